@@ -17,37 +17,20 @@ def finish_trial(trial: TrialState, result: TrainResult) -> TrialFinished | None
     """Return the end of a trial whose process left a result; None if the trial was asked to stop and goes on."""
     if result.stopped_by in ASKED_TO_STOP:
         return None
-    if result.stopped_by is StopReason.VERDICT:
-        last = trial.verdicts[max(trial.verdicts)] if trial.verdicts else None
-        return TrialFinished(
-            number=trial.number,
-            outcome=Outcome.PRUNED,
-            steps=result.steps,
-            best=result.best,
-            folds=result.folds,
-            reason=last.reason if last else "pruned",
-            observed=_observed(result),
-        )
-    if result.value is None or math.isnan(result.value):
-        return TrialFinished(
-            number=trial.number,
-            outcome=Outcome.PRUNED,
-            steps=result.steps,
-            folds=result.folds,
-            reason=f"{FailureKind.NONFINITE}: no validation gave a number",
-            observed=_observed(result),
-        )
-    return TrialFinished(
+    end = TrialFinished(
         number=trial.number,
-        outcome=Outcome.COMPLETE,
-        value=result.value,
-        also=result.also,
-        best=result.best,
-        folds=result.folds,
+        outcome=Outcome.PRUNED,
         steps=result.steps,
-        reason=_why_complete(result),
+        folds=result.folds,
         observed=_observed(result),
     )
+    if result.stopped_by is StopReason.VERDICT:
+        last = trial.verdicts[max(trial.verdicts)] if trial.verdicts else None
+        return end.model_copy(update={"best": result.best, "reason": last.reason if last else "pruned"})
+    if result.value is None or math.isnan(result.value):
+        return end.model_copy(update={"reason": f"{FailureKind.NONFINITE}: no validation gave a number"})
+    scores = {"value": result.value, "also": result.also, "best": result.best}
+    return end.model_copy(update={"outcome": Outcome.COMPLETE, **scores, "reason": _why_complete(result)})
 
 
 def _why_complete(result: TrainResult) -> str:
