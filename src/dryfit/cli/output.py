@@ -130,9 +130,9 @@ def print_table(table: Table) -> None:
     out.print(rich_table)
 
 
-def print_study(state: StudyState, layout: StudyLayout, *, trials: bool) -> None:
-    """Print the outcomes, the best trial, and where the files are; with ``trials``, also a row for each trial."""
-    if trials and state.trials:
+def print_study(state: StudyState, layout: StudyLayout) -> None:
+    """Print the trials, the outcomes, the best trial, and where the files are."""
+    if state.trials:
         print_table(trials_table(state))
         _print("")
     print_table(outcomes_table(state))

@@ -127,7 +127,7 @@ def show(
             "the number of a trial",
             "`dryfit status --json` sums a study up",
         )
-    print_study(api.open_study(study), api.layout_of(study), trials=True)
+    print_study(api.open_study(study), api.layout_of(study))
 
 
 def stop(
@@ -189,7 +189,7 @@ def _finish(result: "TuneResult", *, as_json: bool) -> None:
     if as_json:
         print_json(result.summary)
     else:
-        print_study(api.open_study(result.folder), api.layout_of(result.folder), trials=True)
+        print_study(api.open_study(result.folder), api.layout_of(result.folder))
         print_end(result)
     print_advice(result)
     raise typer.Exit(result.status)

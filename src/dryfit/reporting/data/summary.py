@@ -123,11 +123,7 @@ def summarise(state: StudyState) -> StudySummary:
             used=len(generation.reused),
         ),
         trials=TrialCounts(
-            complete=state.counts[Outcome.COMPLETE],
-            pruned=state.counts[Outcome.PRUNED],
-            refused=state.counts[Outcome.REFUSED],
-            failed=state.counts[Outcome.FAILED],
-            cancelled=state.counts[Outcome.CANCELLED],
+            **{str(outcome): state.counts[outcome] for outcome in Outcome},
             running=sum(trial.outcome is None for trial in state.present),
             total=state.sessions[-1].total if state.sessions else 0,
         ),
