@@ -1,4 +1,4 @@
-"""What several models say together: the mean of their probabilities, where their tokens do not matter.
+"""Averages of several models: the mean of their probabilities.
 
 Dimension suffixes: ``R`` rows, ``C`` classes, ``T`` tokens, ``K`` numbers kept of a row or of a token.
 """
@@ -19,12 +19,12 @@ from dryfit.tasks.tokens.token_set import TokenSet
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputs:
-    """What one model says of some rows.
+    """Outputs of one model for some rows.
 
     Attributes:
-        kept_RK: What :meth:`~dryfit.tasks.base.Task.keep` keeps of each row of tokens, in order, on the CPU.
-        by_token_TK: What :meth:`AveragingTask.keep_tokens` keeps of each token; None where that is nothing.
-        tokens: The rows as this model reads them.
+        kept_RK: :meth:`~dryfit.tasks.base.Task.keep` of each row of tokens, in order, on the CPU.
+        by_token_TK: :meth:`AveragingTask.keep_tokens` of each token; None where it keeps nothing.
+        tokens: The rows as this model's tokenizer made them.
     """
 
     kept_RK: torch.Tensor
@@ -33,39 +33,39 @@ class ModelOutputs:
 
 
 class Answers(Protocol):
-    """What several models say of some rows together."""
+    """Answers to some rows, from one model or the mean of several."""
 
     def fit(self) -> Mapping[str, float]:
-        """What is chosen by it, where the rows are the validation split; may be empty."""
+        """Choose numbers (a threshold) by these answers, where the rows are the validation split; may be empty."""
         ...
 
     def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of the rows; without what is of one model's tokens alone."""
+        """Return the metrics of the rows, without those that need one model's tokens."""
         ...
 
     def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
-        """What is said of each row, in order, as JSON takes it."""
+        """Yield the prediction of each row, in order, as JSON takes it."""
         ...
 
 
 @runtime_checkable
 class AveragingTask(Protocol):
-    """A task that says what the mean of several models is; each may have settings and tokens of its own."""
+    """A task that defines the mean of several models; each may have settings and tokens of its own."""
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
-        """Numbers of each token that the mean is made of, (rows, tokens, K); None: it is made of whole rows."""
+        """Return what the mean needs of each token, (rows, tokens, K); None: nothing, it is one of rows."""
         ...
 
-    def averaged(self, said: Sequence[ModelOutputs]) -> Answers:
-        """What several models of this task say of the same rows together; how it is told is decided by this one."""
+    def averaged(self, outputs: Sequence[ModelOutputs]) -> Answers:
+        """Return the mean answers of several models of this task to the same rows, decoded by this one's settings."""
         ...
 
 
 def averaging(task: Task) -> AveragingTask:
-    """A task as one that can be averaged.
+    """Return the task as one that can be averaged.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: It defines no mean.
     """
     if isinstance(task, AveragingTask):
         return task
@@ -77,14 +77,14 @@ def averaging(task: Task) -> AveragingTask:
 
 
 def mean_scores(scores: Sequence[torch.Tensor], *, multi_label: bool) -> torch.Tensor:
-    """Scores whose probabilities are the mean of those of several models, (R, C), fp64.
+    """Return scores whose probabilities are the mean of several models' probabilities, (R, C), fp64.
 
     The mean is taken of probabilities and not of scores: a linear opinion pool (Genest and Zidek 1986), as deep
     ensembles are averaged (Lakshminarayanan et al. 2017, arXiv:1612.01474, section 2.4).
 
     Args:
         scores: Of each model (R, C), before softmax or sigmoid.
-        multi_label: Each class is for itself: the sigmoid is meant.
+        multi_label: Probabilities are sigmoids, not a softmax.
     """
     doubles = [one.double() for one in scores]
     if not multi_label:

@@ -1,7 +1,7 @@
-"""What a task is to the rest: its rows as tokens, its model, a loss that is a sum, metrics and predictions.
+"""The interface of a task: how rows become tokens, the model, a loss that is a sum, metrics and predictions.
 
-The loop, the planner and the commands know nothing else of a task. :class:`~dryfit.tasks.encoder.EncoderTask` has all
-of it for one encoder with a head; a task of that kind says little more than what its labels, loss and metrics are.
+The training loop, the planner and the commands use nothing else of a task. :class:`~dryfit.tasks.encoder.EncoderTask`
+implements it for one encoder with a head; a task of that kind adds its labels, its loss and its metrics.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,91 +27,90 @@ Batch = dict[str, torch.Tensor]
 """Tensors by name; the first dimension of each is the row."""
 
 Outputs: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
-"""What a model gives: one tensor, or several; the first dimension of each is the row."""
+"""A model's outputs: one tensor, or several; the first dimension of each is the row."""
 
 DTYPES: Final = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
-"""Torch's own name of each number format."""
+"""Torch's dtype of each number format."""
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""What an encoder is called with, as far as it takes it; padded along the second dimension."""
+"""Arguments of an encoder, as far as it takes them; padded along the second dimension."""
 
 
 class Loss(Protocol):
-    """What is minimised. It must be a sum over rows, so that a batch can be cut into micro-batches.
+    """A loss that is a sum over rows, so that a batch can be split into micro-batches.
 
-    A loss of several parts, each with a normaliser of its own, gives both as vectors: what is minimised is the sum of
-    the quotients.
+    A loss of several parts, each with a normaliser of its own, returns vectors: the sum of the quotients is minimised.
     """
 
     inputs: ClassVar[tuple[str, ...]]
-    """Entries of a batch that the model is called with, where they are there."""
+    """Entries of a batch that are passed to the model, where the batch has them."""
     padded: ClassVar[tuple[str, ...]]
-    """Entries that are padded along the second dimension, and can be cut to the longest row by ``attention_mask``."""
+    """Entries padded along the second dimension; micro-batches are cut to their longest row by ``attention_mask``."""
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """What the loss sum of this batch is divided by, above 0; 0-dimensional, or one for each part."""
+        """Return the normaliser of a batch, above 0: 0-dimensional, or one number for each part."""
         ...
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """The batch's loss, summed over its rows; 0-dimensional, or one for each part."""
+        """Return the loss summed over the rows: 0-dimensional, or one number for each part."""
         ...
 
 
 class MakeBase(Protocol):
-    """Makes a pretrained model: with its weights, or for planning and for loading without."""
+    """Makes a pretrained model: with its weights for training, without them for planning and loading."""
 
     def __call__(
         self, source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None
     ) -> PreTrainedModel:
-        """Make one.
+        """Make the model.
 
         Args:
-            source: Which model.
-            kind: What stands on it.
-            part: Folder within a saved model's own that keeps this one's config; empty: the folder itself.
-            dtype: Of its weights where they are not trained; None: fp32.
+            source: Its name and revision.
+            kind: Its head, as the library of pretrained models calls it.
+            part: Subfolder of a saved model that holds this one's config; empty: the folder itself.
+            dtype: Of its weights where they are frozen; None: fp32.
         """
         ...
 
 
 class TaskModel(nn.Module):
-    """What a task trains: pretrained parts, and a head on them."""
+    """The model that a task trains: pretrained parts with a head on them."""
 
     encoder_paths: ClassVar[tuple[str, ...]] = ()
-    """Submodules that are pretrained encoders. What lies outside is the head, where there is any."""
+    """Submodules that are pretrained encoders. All else is the head."""
     drawn: ClassVar[tuple[str, ...]] = ("head.*",)
-    """Patterns of what no file has: it is drawn at random before training."""
+    """Patterns of weights that no file has: they are drawn at random before training."""
     classes: int | None = None
-    """Classes that a row's label is one of, or has any number of; None: labels are something else."""
+    """Number of classes; None: labels are not classes."""
     limits: Mapping[str, int] = MappingProxyType({})
-    """Entries of a batch, beside ids, segments and labels, whose numbers are from 0 to below a limit."""
+    """Exclusive upper limits of further entries of a batch, beside ids, segments and labels; the lower one is 0."""
     takes_types: bool = False
-    """Whether the segment of each token is read."""
+    """Whether the model reads token types (segments)."""
 
     def base(self) -> PreTrainedModel:
-        """The pretrained model that reads ``input_ids``."""
+        """Return the pretrained model that reads ``input_ids``."""
         raise NotImplementedError
 
     def pretrained(self) -> Mapping[str, PreTrainedModel]:
-        """Its pretrained models, by the folder that keeps each one's config within the saved model's own (``""``)."""
+        """Return the pretrained models by the subfolder of a saved model that holds each one's config."""
         return {"": self.base()}
 
     def adapted(self) -> nn.Module | None:
-        """PEFT's model, where adapters alone are trained, and saved; None: all of this is."""
+        """Return PEFT's model where only adapters are trained and saved; None: the whole model is."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What a task is made from.
+    """What a task is made from: the settings of a trial, and facts of its data.
 
     Attributes:
-        settings: What is learned, and how.
-        data: What the rows are like.
-        facts: What is known of their tokens; nothing before they were made.
-        metric: The study's, by which :meth:`Task.fit` chooses; None: whatever the task takes for usual.
-        fitted: What :meth:`Task.fit` has chosen.
-        saved: The folder of the saved model that is used; None: it is still to be trained.
+        settings: The trial's settings.
+        data: The ``[data]`` table.
+        facts: Facts of the tokens; defaults before there are any.
+        metric: The study's metric, by which :meth:`Task.fit` chooses; None: the task's usual one.
+        fitted: Result of :meth:`Task.fit`.
+        saved: Folder of the saved model that is used; None: the model is still to be trained.
     """
 
     settings: TrialSettings
@@ -123,11 +122,11 @@ class TaskContext:
 
     @property
     def own(self) -> Mapping[str, Knob]:
-        """The keys that a task of the user's own declares in ``knobs``: as the study file or the search has them."""
+        """Return the values of ``[own]``: the keys that a task of the user's own declares in ``knobs``."""
         return self.settings.own.knobs
 
     def knowing(self, facts: TokenFacts) -> Self:
-        """The same, with its rows tokenised."""
+        """Return a copy with facts of the tokens."""
         return replace(self, facts=facts)
 
 
@@ -135,31 +134,31 @@ class Task(Loss, Protocol):
     """One kind of learning, made from the settings of one trial."""
 
     kind: ClassVar[Kind]
-    """What stands on its pretrained model."""
+    """Head of the pretrained model."""
     required: ClassVar[frozenset[str]]
-    """Columns that its rows must have beside the text: ``label``, ``evidence``, ``criterion``."""
+    """Columns that rows must have beside the text: ``label``, ``evidence``, ``criterion``."""
     further: ClassVar[tuple[str, ...]]
-    """Columns of the user's own that its rows must have; each row keeps them in ``extra``."""
+    """Further columns that rows must have, by the user's own names; each row keeps them in ``extra``."""
     tables: ClassVar[frozenset[str]] = frozenset()
-    """Tables of a trial's settings that it reads, beside those that the training loop does. Asked of own tasks alone:
-    another table is refused where it is set or searched. ``core/tasks.py`` has those of dryfit's tasks."""
+    """Tables that a task of the user's own reads beside those of the training loop. Another one is refused where it is
+    set or searched. ``core/settings/task_facts.py`` has those of dryfit's tasks."""
     knobs: ClassVar[Mapping[str, Knob]] = MappingProxyType({})
-    """Keys of ``[own]`` with their defaults, for a task of the user's own."""
+    """Keys of ``[own]`` with their defaults."""
     context: TaskContext
 
     @property
     def classes(self) -> int | None:
-        """Classes that a row's label is one of, or has any number of; None: labels are something else."""
+        """Number of classes; None: labels are not classes."""
         ...
 
     def __init__(self, context: TaskContext) -> None: ...
 
     def metric_names(self) -> tuple[str, ...]:
-        """Every metric that :meth:`metrics` gives."""
+        """Return the names of all metrics of :meth:`metrics` and :meth:`measure`."""
         ...
 
     def check_rows(self, splits: Splits) -> None:
-        """Refuse rows from which this cannot be learned.
+        """Refuse rows from which the task cannot be learned.
 
         Raises:
             DataError: The message names a row, or the split.
@@ -167,121 +166,123 @@ class Task(Loss, Protocol):
         ...
 
     def token_key(self) -> str:
-        """What decides the tokens beside rows, model and length, in one word; empty: nothing."""
+        """Return a text that names every setting, beside model and length, on which tokens depend; may be empty."""
         ...
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-        """Make all rows tokens with labels.
+        """Tokenise all rows, with labels.
 
         Raises:
-            DataError: A row has no room.
-            ConfigError: The tokenizer cannot.
+            DataError: A row does not fit into the length.
+            ConfigError: The tokenizer is of the wrong kind.
         """
         ...
 
     def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
-        """Make rows to predict tokens; their labels are not looked at."""
+        """Tokenise rows to predict."""
         ...
 
     @property
     def shared_tokens(self) -> int | None:
-        """Tokens that a row must have room for beside its criterion, and one more: those that two windows share.
+        """Tokens of the text that two windows share: a row must have room for one more of them beside its criterion.
 
-        None: a criterion takes no room of its text.
+        None: the criterion is read apart from the text.
         """
         ...
 
     def sources(self) -> Mapping[str, ModelSettings]:
-        """Which pretrained models it builds on, by the folders of :meth:`TaskModel.pretrained`."""
+        """Return the pretrained models to start from, by the folders of :meth:`TaskModel.pretrained`."""
         ...
 
     def remarks(self, tokens: Tokens) -> tuple[str, ...]:
-        """What whoever made the data should know of its tokens, though training goes on; may be empty."""
+        """Return notes on the data for the user that do not stop training; may be empty."""
         ...
 
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
-        """Rows of the training split that an epoch (from 0) trains on, as many in each; None: all of them.
+        """Return the rows of the training split for an epoch (from 0), as many in each; None: all rows.
 
         A pure function, so that a resumed trial goes on with the same rows.
         """
         ...
 
     def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
-        """Entries that batches of an epoch (from 0) have beside those of :meth:`collate`; for all rows of the split.
+        """Return further entries of an epoch's batches (from 0), beside those of :meth:`collate`, for all rows.
 
-        A pure function, as :meth:`epoch_rows`. Usually there are none.
+        A pure function, as :meth:`epoch_rows`. Usually empty.
         """
         ...
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
-        """The model; what is not pretrained is on the meta device, and drawn by the seed when it is materialised."""
+        """Return the model; what is not pretrained is on the meta device, and drawn by the seed when materialised."""
         ...
 
     def check_model(self, model: TaskModel) -> None:
-        """Refuse a model that has its weights and cannot do what is asked.
+        """Refuse a loaded model that cannot be trained with these settings.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: The model cannot.
         """
         ...
 
     def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        """Make the batch of some rows, labels included."""
+        """Return the batch of some rows, with labels."""
         ...
 
     def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        """Make the batch of some rows to predict."""
+        """Return the batch of some rows to predict."""
         ...
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
-        """The size of each entry of a batch of so many rows of so many tokens; all are int64. For planning.
+        """Return the size of each entry of a batch, all int64, for planning.
 
         Args:
-            segments: Whether the model reads the segment of each token.
+            rows: Rows of the batch.
+            length: Tokens of each.
+            segments: Whether the model reads token types.
         """
         ...
 
     def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """What metrics and predictions need of a batch's outputs: (rows, K), of one width K for all batches."""
+        """Return what metrics and predictions need of a batch's outputs: (rows, K), with one K for all batches."""
         ...
 
     def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
-        """What is chosen by the outputs of the validation split (a threshold), never by another's; may be empty."""
+        """Choose numbers (a threshold) by the outputs of the validation split; may be empty."""
         ...
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
-        """Every metric of a whole split; ``kept`` is (rows, K), in row order, in fp32 on the CPU."""
+        """Return the metrics of a whole split; ``kept`` is (rows, K), in row order, in fp32 on the CPU."""
         ...
 
     def measure(
         self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
     ) -> Mapping[str, float]:
-        """Metrics that need more of the model than one pass over the rows; may be empty.
+        """Return metrics that need more than one pass over the rows (generation); may be empty.
 
         Args:
             model: In eval mode, on its device.
             tokens: A split.
-            batch_rows: Rows of a validation batch; never more at once than :meth:`measured_rows` of it.
-            beat: Called once a batch.
+            batch_rows: Rows of a validation batch; at most :meth:`measured_rows` of it are used at once.
+            beat: Called once a batch, as a sign of life.
         """
         ...
 
     def measured_rows(self, batch_rows: int) -> int:
-        """Rows that :meth:`measure` works on at once, where a validation batch has so many; 0: it does nothing."""
+        """Return how many rows :meth:`measure` works on at once, given those of a validation batch; 0: none."""
         ...
 
     def rehearse_measure(self, model: TaskModel, rows: int, length: int) -> None:
-        """What of :meth:`measure` takes most memory, on tensors without values, for so many rows of so many tokens."""
+        """Run the part of :meth:`measure` that takes most memory, on tensors without values, for planning."""
         ...
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
-        """What is said of each row, in order, as JSON takes it."""
+        """Yield the prediction of each row, in order, as JSON takes it."""
         ...
 
     def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
-        """Rows to predict that the model cannot read, by their index, each with what is wrong."""
+        """Return the error of each row to predict that the model cannot read, by the row's index."""
         ...
 
     def generate(
@@ -293,14 +294,14 @@ class Task(Loss, Protocol):
         batch_rows: int,
         beat: Callable[[], None],
     ) -> Iterator[dict[str, object]] | None:
-        """What a model that writes says of each row; None: :meth:`predictions` says it, after one pass over them.
+        """Generate the predictions of rows; None: :meth:`predictions` makes them, after one pass over the rows.
 
         Args:
             model: In eval mode, on its device.
-            rows: Of which none is unfit.
-            tokenizer: Its tokenizer.
+            rows: None of them in :meth:`unfit`.
+            tokenizer: The model's.
             batch_rows: Rows at once.
-            beat: Called once a batch.
+            beat: Called once a batch, as a sign of life.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The task ``criteria``: (criterion, text), or text alone, to one of several classes or to any number of them.
+"""The task ``criteria``: classify (criterion, text), or text alone, into one class or any number of classes.
 
 Dimension suffixes: ``B`` rows of a batch, ``R`` rows of a split, ``C`` classes.
 """
@@ -38,16 +38,16 @@ class CriteriaTask(EncoderTask):
 
     @property
     def num_outputs(self) -> int:
-        """A score for each class."""
+        """One score for each class."""
         return self.context.data.num_labels
 
     @property
     def classes(self) -> int:
-        """Classes of the data."""
+        """Number of classes of the data."""
         return self.context.data.num_labels
 
     def metric_names(self) -> tuple[str, ...]:
-        """Every metric that such classes have."""
+        """Return the metrics that such classes have."""
         return class_metrics(self.context.data.num_labels, multi_label=self.context.data.multi_label)
 
     def check_rows(self, splits: Splits) -> None:
@@ -55,20 +55,20 @@ class CriteriaTask(EncoderTask):
         check_classes(splits, self.context.data)
 
     def labels(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Each row's class, or for each class whether the row has it."""
+        """Return each row's class, or for each class whether the row has it."""
         return class_labels(rows, self.context.data.num_labels)
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
-        """As of any encoder; with ``multi_label`` a label for each class."""
+        """Return the sizes for any encoder; with ``multi_label`` there is a label for each class."""
         sizes = super().batch_sizes(rows, length, segments=segments)
         return sizes | {"labels": (rows, self.num_outputs)} if self.context.data.multi_label else sizes
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """What the loss sum of this batch is divided by."""
+        """Return the normaliser of a batch."""
         return self._loss.batch_weight(batch)
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """Weighted loss of all rows."""
+        """Return the weighted loss of all rows."""
         assert isinstance(outputs, torch.Tensor)
         return self._loss.loss_sum(outputs, batch)
 
@@ -83,14 +83,14 @@ class CriteriaTask(EncoderTask):
         return self._answers(kept, tokens).predictions(rows, {})
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
-        """The mean is one of rows."""
+        """Return None: the mean is one of rows."""
         del outputs, batch
         return None
 
-    def averaged(self, said: Sequence[ModelOutputs]) -> Answers:
-        """The mean of each row's probabilities."""
-        scores_RC = mean_scores([one.kept_RK for one in said], multi_label=self.context.data.multi_label)
-        return self._answers(scores_RC, said[0].tokens)
+    def averaged(self, outputs: Sequence[ModelOutputs]) -> Answers:
+        """Return the mean of each row's probabilities."""
+        scores_RC = mean_scores([one.kept_RK for one in outputs], multi_label=self.context.data.multi_label)
+        return self._answers(scores_RC, outputs[0].tokens)
 
     def _answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> "ClassAnswers":
         return ClassAnswers(scores_RC, tokens.labels_R, self.context.data.multi_label)
@@ -99,7 +99,7 @@ class CriteriaTask(EncoderTask):
 @final
 @dataclass(frozen=True, slots=True)
 class ClassAnswers:
-    """What one model, or several, say of the classes of rows; an :class:`~dryfit.tasks.averaging.Answers`.
+    """Class scores of rows, of one model or the mean of several; an :class:`~dryfit.tasks.averaging.Answers`.
 
     Attributes:
         scores_RC: Scores before softmax or sigmoid, on the CPU.
@@ -131,7 +131,7 @@ class ClassAnswers:
 
 
 def class_loss(context: TaskContext) -> ScoreLoss:
-    """The loss of classes that a task's settings ask for.
+    """Return the classification loss that the settings ask for.
 
     Raises:
         ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
@@ -140,7 +140,7 @@ def class_loss(context: TaskContext) -> ScoreLoss:
     return make_loss(
         context.settings.loss,
         num_labels=data.num_labels,
-        # Before the rows are known, as for planning, any counts do that every class has some of.
+        # Before the rows are known, as in planning, any counts will do in which every class has a row.
         train_counts=facts.label_counts or dict.fromkeys(range(data.num_labels), 1),
         train_rows=facts.train_rows or data.num_labels + 1,
         multi_label=data.multi_label,

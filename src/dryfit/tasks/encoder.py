@@ -1,4 +1,4 @@
-"""What tasks with one encoder and a head on it have in common. A task of one's own begins here."""
+"""Base class of tasks with one encoder and a head on it; a task of the user's own begins here."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -20,9 +20,9 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class EncoderTask(Task):
-    """Scores for each row, from one encoder's pooled token vectors.
+    """Scores of each row, from one encoder's pooled token vectors.
 
-    A subclass says at least: :attr:`num_outputs`, :meth:`labels`, the loss (:meth:`batch_weight`, :meth:`loss_sum`),
+    A subclass defines at least :attr:`num_outputs`, :meth:`labels`, the loss (:meth:`batch_weight`, :meth:`loss_sum`),
     :meth:`metric_names` and :meth:`metrics`, and :meth:`predictions`.
 
     Args:
@@ -46,23 +46,23 @@ class EncoderTask(Task):
 
     @property
     def classes(self) -> int | None:
-        """Labels are no classes."""
+        """None: labels are not classes."""
         return None
 
     @property
     def num_outputs(self) -> int:
-        """Scores for each row."""
+        """Number of scores of each row."""
         raise NotImplementedError
 
     def labels(self, rows: Sequence[Row]) -> torch.Tensor:
-        """What is to be learned of each row; the first dimension is the row."""
+        """Return the labels of rows; the first dimension is the row."""
         raise NotImplementedError
 
     def check_rows(self, splits: Splits) -> None:
-        """Any rows will do."""
+        """Accept any rows."""
 
     def token_key(self) -> str:
-        """Nothing but rows, model and length decides the tokens."""
+        """Return nothing: tokens depend on rows, model and length alone."""
         return ""
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
@@ -75,31 +75,31 @@ class EncoderTask(Task):
         return token_set(rows, torch.full((len(rows),), -1), tokenizer, self.context.settings.train.max_length)
 
     def sources(self) -> Mapping[str, ModelSettings]:
-        """One encoder."""
+        """Return the one encoder."""
         return {"": self.context.settings.model}
 
     @property
     def shared_tokens(self) -> int | None:
-        """A text is cut, not split into windows."""
+        """0: a text is truncated, not split into windows."""
         return 0
 
     def remarks(self, tokens: Tokens) -> tuple[str, ...]:
-        """Nothing."""
+        """Return no remarks."""
         del tokens
         return ()
 
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
-        """Each epoch trains on all rows."""
+        """Return None: each epoch trains on all rows."""
         del tokens, seed, epoch
         return None
 
     def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
-        """The same batch of rows is the same in each epoch."""
+        """Return nothing: a batch of the same rows is the same in each epoch."""
         del tokens, seed, epoch
         return {}
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
-        """The encoder with its head."""
+        """Return the encoder with its head."""
         settings, facts = self.context.settings, self.context.facts
         encoder = make(settings.model, self.kind)
         spec = HeadSpec(
@@ -108,7 +108,7 @@ class EncoderTask(Task):
         return build(lambda: EncoderWithHead(encoder, spec, classes=self.classes), seed=seed)
 
     def check_model(self, model: TaskModel) -> None:
-        """Any will do."""
+        """Accept any model."""
 
     def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
         """Pad some rows and add their labels."""
@@ -122,45 +122,45 @@ class EncoderTask(Task):
         return pad_rows(tokens, rows, pad_id=self.context.facts.pad_id)
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
-        """Inputs of (rows, length), and a label for each row."""
+        """Return sizes (rows, length) for inputs, and one label for each row."""
         inputs = self.inputs if segments else tuple(name for name in self.inputs if name != "token_type_ids")
         return dict.fromkeys(inputs, (rows, length)) | {"labels": (rows,)}
 
     def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """The scores."""
+        """Keep the scores."""
         del batch
         assert isinstance(outputs, torch.Tensor)
         return outputs
 
     def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
-        """Nothing is chosen."""
+        """Choose nothing."""
         del kept, tokens
         return _NOTHING
 
     def measure(
         self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
     ) -> Mapping[str, float]:
-        """One pass is enough."""
+        """Return no further metrics: one pass is enough."""
         del model, tokens, batch_rows, beat
         return _NOTHING
 
     def measured_rows(self, batch_rows: int) -> int:
-        """None."""
+        """Return 0: nothing is measured beyond one pass."""
         del batch_rows
         return 0
 
     def rehearse_measure(self, model: TaskModel, rows: int, length: int) -> None:
-        """Nothing is done."""
+        """Do nothing."""
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
-        """The scores themselves."""
+        """Yield the scores themselves."""
         del tokens, rows
         yield from ({"scores": scores} for scores in kept.double().tolist())
 
     def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
-        """Rows whose criterion leaves no room for any text."""
+        """Return an error for each row whose criterion leaves no room for any text."""
         if self.shared_tokens is None:
             return {}
         crowded = crowded_criteria(rows, tokenizer, self.context.settings.train.max_length, shared=self.shared_tokens)
@@ -179,6 +179,6 @@ class EncoderTask(Task):
         batch_rows: int,
         beat: Callable[[], None],
     ) -> Iterator[dict[str, object]] | None:
-        """Nothing is written."""
+        """Return None: nothing is generated."""
         del model, rows, tokenizer, batch_rows, beat
         return None

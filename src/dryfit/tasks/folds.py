@@ -1,4 +1,4 @@
-"""Rows of train and validation divided into folds: each is held out once, and the rest trained on."""
+"""k-fold cross-validation: rows of train and validation divided into folds, each held out once."""
 
 from dataclasses import dataclass
 
@@ -28,22 +28,22 @@ class Fold:
 
     @property
     def token_key(self) -> str:
-        """What decides its tokens beside all that decides a study's."""
+        """Return what its tokens depend on beside what a study's do."""
         return f"{self}, seed {self.seed}"
 
 
 def study_folds(data: DataSettings) -> tuple[Fold, ...]:
-    """The folds that a study asks for; none where its trials train once."""
+    """Return the folds of a study; none where its trials train once."""
     if data.folds == 1:
         return ()
     return tuple(Fold(number, data.folds, data.split_seed) for number in range(1, data.folds + 1))
 
 
 def fold_splits(splits: Splits, fold: Fold, data: DataSettings) -> Splits:
-    """The rows that a fold is trained on and validated on, each in the order of train and then validation.
+    """Return the training and validation rows of a fold, each in the study's order, train before validation.
 
     Args:
-        splits: All of the study's; test is left out.
+        splits: The study's; test is left out.
         fold: Which one.
         data: Where the rows are from, for the message.
 
@@ -65,16 +65,16 @@ def fold_splits(splits: Splits, fold: Fold, data: DataSettings) -> Splits:
 
 
 def checked_fold(task: Task, splits: Splits, fold: Fold) -> Splits:
-    """A fold's rows, once it is seen that the task can be learned from them.
+    """Return a fold's rows, checked by the task.
 
     Raises:
         ConfigError: There are fewer groups than folds.
-        DataError: It cannot: the training rows of the fold lack something.
+        DataError: The training rows of the fold lack something that the task needs.
     """
-    found = fold_splits(splits, fold, task.context.data)
+    splits = fold_splits(splits, fold, task.context.data)
     try:
-        task.check_rows(found)
+        task.check_rows(splits)
     except DataError as error:
         hint = "set another data.split_seed or a smaller data.folds, or add rows of other groups that have it"
         raise DataError(f"{fold}: {error.doing}", error.found, error.allowed, hint) from error
-    return found
+    return splits

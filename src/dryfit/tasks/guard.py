@@ -1,9 +1,10 @@
-"""Checks of tokens, batches and outputs on the host, before a device can stumble over them.
+"""Checks of tokens, batches and outputs on the host, before they can break a device.
 
-A token id or label out of range ends a CUDA kernel with a device-side assert, which says neither which row it was nor
-what was wrong. Here every tensor is looked at while it is on the CPU, so no check ever waits for a device. A whole
-split is looked at once, before the first step; each batch again, because a worker or a collation may damage it.
-What was found is told with the ids of its rows, never with their text.
+A token id or label out of range ends a CUDA kernel with a device-side assert, which names neither the row nor the
+problem. Here every tensor is checked while it is on the CPU, so that no check waits for a device. A whole split is
+checked once, before the first step; each batch again, because a worker or the collation may damage it. Messages name
+rows by their ids, never by their text. Labels as they stand in the user's files are checked in
+:mod:`dryfit.tasks.rows.checked_rows`: here they are tensors, which a cache or a worker may have damaged since.
 
 Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows of a split, ``B`` rows of a batch, ``L``
 tokens, ``N`` any.
@@ -32,14 +33,14 @@ _BATCH_HINT = "the tokens it was made of are in order: set execution.loader_work
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a model and its task can take; None: anything.
+    """Limits of the numbers that a model and its task accept; None: no limit.
 
     Attributes:
         tokens: Rows of the model's embedding.
         segments: Rows of its embedding of segments.
         length: Positions it has.
-        labels: Classes; None where labels are something else.
-        entries: Further entries of a batch, each with what its numbers are below.
+        labels: Classes; None where labels are not classes.
+        entries: Exclusive upper limits of further entries of a batch.
     """
 
     tokens: int | None
@@ -50,13 +51,13 @@ class Bounds:
 
 
 def config_bounds(config: PreTrainedConfig) -> Bounds:
-    """What a model can take by its config alone; nothing is known of labels."""
+    """Return the limits that a model's config states; it states none of labels."""
     rows = getattr(config, "vocab_size", None)
     return Bounds(rows if isinstance(rows, int) else None, segments=None, length=most_tokens(config), labels=None)
 
 
 def model_bounds(model: TaskModel) -> Bounds:
-    """What a model can take by the tables that it really has."""
+    """Return the limits of the tables that a model really has."""
     config = model.base().config
     embedding: Any = model.base().get_input_embeddings()
     return Bounds(
@@ -69,14 +70,14 @@ def model_bounds(model: TaskModel) -> Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What is looked at, for messages.
+class _Checker:
+    """Checks of one split or its batches, with what their messages need.
 
     Attributes:
-        doing: What is being done.
+        doing: What is being checked, for messages.
         tokens: The split, which knows the ids of its rows.
-        bounds: What the model can take.
-        hint: What to do about damage.
+        bounds: Limits of the model.
+        hint: What to do about damaged data.
     """
 
     doing: str
@@ -85,27 +86,27 @@ class _Look:
     hint: str
 
     def refuse(self, what: str, rows: Sequence[int], allowed: str, hint: str = "") -> NoReturn:
-        """Tell what was found in some rows of the split."""
+        """Raise a data error about some rows of the split."""
         count = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
         raise DataError(self.doing, f"{what} in {count}: {few(self.tokens.names_of(rows))}", allowed, hint or self.hint)
 
     def refuse_token(self, value: int, rows: Sequence[int]) -> NoReturn:
-        """Tell of a token id without an embedding."""
+        """Raise a data error about a token id without an embedding."""
         limit = self.bounds.tokens or 0
         # Damage gives any number; a tokenizer that was added to goes on where the embedding ends.
         hint = _VOCABULARY_HINT if value >= limit and self.hint != _BATCH_HINT else self.hint
         self.refuse(f"token id {value}", rows, f"0 to {limit - 1}: the model's embedding has {limit} rows", hint)
 
     def refuse_segment(self, value: int, rows: Sequence[int]) -> NoReturn:
-        """Tell of a segment without an embedding."""
+        """Raise a data error about a segment without an embedding."""
         limit = self.bounds.segments or 0
         self.refuse(f"segment {value}", rows, f"0 to {limit - 1}: the model has {limit} token types", _VOCABULARY_HINT)
 
     def check_labels(self, labels_N: NDArray[Any], rows: Callable[[], Sequence[int]]) -> None:
-        """Look at the labels of some rows: a class for each, or for each row and class whether it has it.
+        """Check the labels of some rows: one class, or for each class whether the row has it.
 
         Raises:
-            DataError: There is no such class, or not one entry for each.
+            DataError: A class does not exist, or the shape is wrong.
         """
         classes = self.bounds.labels
         if classes is None:
@@ -119,15 +120,15 @@ class _Look:
             self.refuse(f"label {_worst(labels_N[bad_N])}", _named(rows(), bad_N), allowed)
 
     def check_places(self, places_RN: NDArray[Any], lengths_R: NDArray[Any], rows: Callable[[], Sequence[int]]) -> None:
-        """Look at labels that are places of tokens.
+        """Check labels that are positions of tokens.
 
         Args:
-            places_RN: Places of each row, (rows, any).
+            places_RN: Positions in each row, (rows, any).
             lengths_R: Tokens of each row.
-            rows: Which rows of the split these are; called for a message only.
+            rows: Rows of the split; called for a message only.
 
         Raises:
-            DataError: A row has no such token.
+            DataError: A position is outside its row.
         """
         bad_RN = (places_RN < 0) | (places_RN >= lengths_R[:, None])
         if bad_RN.any():
@@ -135,154 +136,154 @@ class _Look:
 
 
 def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _CACHE_HINT) -> None:
-    """Look at a whole split.
+    """Check a whole split.
 
     Args:
         split: Its name.
         tokens: The split.
-        bounds: What the model can take.
-        hint: What to do about damage.
+        bounds: Limits of the model.
+        hint: What to do about damaged data.
 
     Raises:
-        DataError: A row is empty or too long, or has a token id, segment or label that the model has no place for.
+        DataError: A row is empty or too long, or has a token id, segment or label beyond the model's limits.
     """
-    look = _Look(f"checking the tokens of the split {split}", tokens, bounds, hint)
+    checker = _Checker(f"checking the tokens of the split {split}", tokens, bounds, hint)
     starts_R, lengths_R = tokens.starts_R.numpy(), tokens.lengths_R.numpy()
     sizes = [len(values) for values in (tokens.ids_T, tokens.types_T) if values is not None]
     if len(starts_R) != len(tokens) + 1 or starts_R[0] != 0 or any(size != starts_R[-1] for size in sizes):
         ends = f"{len(lengths_R)} rows that end at {starts_R[-1]}"
         found = f"{len(tokens)} labels, {ends}, {' and '.join(map(str, sizes))} tokens"
-        raise DataError(look.doing, found, "a label for each row, and rows that cover all tokens", hint)
+        raise DataError(checker.doing, found, "a label for each row, and rows that cover all tokens", hint)
     if (lengths_R < 1).any():
-        look.refuse("no token", _at(lengths_R < 1), "at least one token in each row")
+        checker.refuse("no token", _at(lengths_R < 1), "at least one token in each row")
     if bounds.length is not None and (lengths_R > bounds.length).any():
         allowed = f"at most {bounds.length}: the model has no more positions"
-        look.refuse(f"{lengths_R.max()} tokens", _at(lengths_R > bounds.length), allowed)
+        checker.refuse(f"{lengths_R.max()} tokens", _at(lengths_R > bounds.length), allowed)
 
     def rows_of(bad_T: NDArray[np.bool_]) -> list[int]:
         return np.unique(np.searchsorted(starts_R, bad_T.nonzero()[0], side="right") - 1).tolist()
 
     for values, limit, refuse in (
-        (tokens.ids_T, bounds.tokens, look.refuse_token),
-        (tokens.types_T, bounds.segments, look.refuse_segment),
+        (tokens.ids_T, bounds.tokens, checker.refuse_token),
+        (tokens.types_T, bounds.segments, checker.refuse_segment),
     ):
         if values is not None and _outside(values.numpy(), limit):
             bad_T = _bad(values.numpy(), limit)
             refuse(_worst(values.numpy()[bad_T]), rows_of(bad_T))
-    look.check_labels(tokens.labels_R.numpy(), lambda: range(len(tokens)))
+    checker.check_labels(tokens.labels_R.numpy(), lambda: range(len(tokens)))
     if "nulls" in tokens.extra:
         places_RN = np.concatenate([tokens.labels_R.numpy(), tokens.extra["nulls"].numpy()[:, None]], axis=1)
-        look.check_places(places_RN, lengths_R, lambda: range(len(tokens)))
+        checker.check_places(places_RN, lengths_R, lambda: range(len(tokens)))
 
 
 @final
 class BatchGuard:
-    """Looks at the batches of one split, and at what the model makes of them.
+    """Checks the batches of one split, and the model's outputs for them.
 
     Args:
         split: Its name.
-        tokens: The split; in order by :func:`check_tokens`.
-        bounds: What the model can take.
+        tokens: The split, which has passed :func:`check_tokens`.
+        bounds: Limits of the model.
     """
 
     def __init__(self, split: str, tokens: TokenSet, bounds: Bounds) -> None:
-        self._look = _Look(f"checking a batch of the split {split}", tokens, bounds, _BATCH_HINT)
+        self._checker = _Checker(f"checking a batch of the split {split}", tokens, bounds, _BATCH_HINT)
         self._split = split
         self._seen: tuple[Batch, Callable[[], Sequence[int]]] | None = None
 
     def check_batch(self, batch: Batch, rows: Callable[[], Sequence[int]]) -> None:
-        """Look at a batch that is still on the host.
+        """Check a batch that is still on the host.
 
         Args:
             batch: Of rows with labels.
-            rows: Rows of the split it was made of, in order; called for a message only.
+            rows: Rows of the split in the batch, in order; called for a message only.
 
         Raises:
-            DataError: It has other shapes than a batch, an empty row, or values the model has no place for.
+            DataError: A shape is wrong, a row is empty, or a value is beyond the model's limits.
         """
         self._seen = (batch, rows)
-        look, bounds = self._look, self._look.bounds
+        checker, bounds = self._checker, self._checker.bounds
         arrays = {name: values.numpy() for name, values in batch.items()}
         ids_BL, mask_BL, labels_N = arrays["input_ids"], arrays["attention_mask"], arrays["labels"]
         types_BL = arrays.get("token_type_ids", mask_BL)
         if not (mask_BL.shape == ids_BL.shape == types_BL.shape and labels_N.shape[:1] == ids_BL.shape[:1]):
             shapes = ", ".join(f"{name} {tuple(values.shape)}" for name, values in batch.items())
-            look.refuse(shapes, rows(), "(rows, tokens) for all inputs, as many labels")
+            checker.refuse(shapes, rows(), "(rows, tokens) for all inputs, as many labels")
         if bounds.length is not None and ids_BL.shape[1] > bounds.length:
             allowed = f"at most {bounds.length}: the model has no more positions"
-            look.refuse(f"{ids_BL.shape[1]} positions", rows(), allowed)
+            checker.refuse(f"{ids_BL.shape[1]} positions", rows(), allowed)
         if _outside(ids_BL, bounds.tokens):
             bad_BL = _bad(ids_BL, bounds.tokens)
-            look.refuse_token(_worst(ids_BL[bad_BL]), _named(rows(), bad_BL))
+            checker.refuse_token(_worst(ids_BL[bad_BL]), _named(rows(), bad_BL))
         if "token_type_ids" in arrays and _outside(types_BL, bounds.segments):
             bad_BL = _bad(types_BL, bounds.segments)
-            look.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL))
-        look.check_labels(labels_N, rows)
+            checker.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL))
+        checker.check_labels(labels_N, rows)
         for name, limit in bounds.entries.items():
             if name in arrays and _outside(arrays[name], limit):
                 bad_N = _bad(arrays[name], limit)
-                look.refuse(f"{name} {_worst(arrays[name][bad_N])}", _named(rows(), bad_N), f"0 to {limit - 1}")
+                checker.refuse(f"{name} {_worst(arrays[name][bad_N])}", _named(rows(), bad_N), f"0 to {limit - 1}")
         if "nulls" in arrays:
             places_BN = np.concatenate([labels_N, arrays["nulls"][:, None]], axis=1)
-            look.check_places(places_BN, mask_BL.sum(axis=1), rows)
+            checker.check_places(places_BN, mask_BL.sum(axis=1), rows)
         if _outside(mask_BL, 2):
             bad_BL = _bad(mask_BL, 2)
             found = f"attention mask {_worst(mask_BL[bad_BL])}"
-            look.refuse(found, _named(rows(), bad_BL), "1 for tokens, 0 for padding")
+            checker.refuse(found, _named(rows(), bad_BL), "1 for tokens, 0 for padding")
         # Rows are padded on the right, so that the first token tells for nearly all of them.
         if not mask_BL[:, 0].all() and not mask_BL.any(axis=1).all():
             empty = [row for row, mask_L in zip(rows(), mask_BL, strict=False) if not mask_L.any()]
-            look.refuse("an attention mask without a token", empty, "a token in each row")
+            checker.refuse("an attention mask without a token", empty, "a token in each row")
 
     def forget(self) -> None:
-        """The batch looked at last is done with."""
+        """Drop the batch checked last: it has been trained on."""
         self._seen = None
 
     def describe(self, rows_within: slice = slice(None)) -> str:
-        """The batch at hand, for the story of what ends the trial; empty where there is none.
+        """Return a description of the batch at hand for error messages; empty where there is none.
 
         Args:
-            rows_within: The rows of it that are meant.
+            rows_within: Which rows of it.
         """
         if self._seen is None:
             return ""
         batch, rows = self._seen
         part = {name: values[rows_within] for name, values in batch.items()}
-        names = self._look.tokens.names_of(list(rows())[rows_within])
+        names = self._checker.tokens.names_of(list(rows())[rows_within])
         lengths_B = part["attention_mask"].sum(dim=1)
         classes = (
-            f"labels {_range(part['labels'])} of {self._look.bounds.labels} classes, "
-            if self._look.bounds.labels
+            f"labels {_range(part['labels'])} of {self._checker.bounds.labels} classes, "
+            if self._checker.bounds.labels
             else ""
         )
         return (
             f"batch of the split {self._split}: {len(names)} row(s): {few(names, most=_MOST_NAMES)}\n"
-            f"{classes}token ids {_range(part['input_ids'])} of {self._look.bounds.tokens} in the embedding, "
+            f"{classes}token ids {_range(part['input_ids'])} of {self._checker.bounds.tokens} in the embedding, "
             f"{_range(lengths_B)} tokens in a row"
         )
 
     def check_outputs(self, outputs: Outputs, batch_rows: int, rows: Callable[[], Sequence[int]]) -> None:
-        """Look at the shape and the dtype of a model's outputs, which the host knows without waiting.
+        """Check the shape and dtype of a model's outputs, which the host knows without waiting.
 
         Args:
-            outputs: Of the rows, on any device.
-            batch_rows: How many rows the model was given.
+            outputs: Outputs on any device.
+            batch_rows: Rows of the batch.
             rows: These rows; called for a message only.
 
         Raises:
-            ConfigError: They are not one score for each row and class.
+            ConfigError: Outputs are not one score for each row and class.
         """
-        classes = self._look.bounds.labels
-        given = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+        classes = self._checker.bounds.labels
+        tensors = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
         wanted = f"({batch_rows}, ...)" if classes is None else f"({batch_rows}, {classes})"
-        if all(one.is_floating_point() and one.shape[:1] == (batch_rows,) for one in given) and (
-            classes is None or [tuple(one.shape) for one in given] == [(batch_rows, classes)]
+        if all(one.is_floating_point() and one.shape[:1] == (batch_rows,) for one in tensors) and (
+            classes is None or [tuple(one.shape) for one in tensors] == [(batch_rows, classes)]
         ):
             return
-        names = few(self._look.tokens.names_of(rows()))
-        found = " and ".join(f"{tuple(one.shape)} {one.dtype}" for one in given)
+        names = few(self._checker.tokens.names_of(rows()))
+        found = " and ".join(f"{tuple(one.shape)} {one.dtype}" for one in tensors)
         raise ConfigError(
-            self._look.doing,
+            self._checker.doing,
             f"the model gives {found} for {batch_rows} rows: {names}",
             allowed=f"{wanted} of a floating-point dtype: a score for each row" + (" and class" if classes else ""),
             hint="use another model: this one does not keep to (rows, tokens, width)",
@@ -294,7 +295,7 @@ def _range(values_N: torch.Tensor) -> str:
 
 
 def _outside(values_N: NDArray[Any], limit: int | None) -> bool:
-    """Whether any value is below 0, or ``limit`` or more; in one pass, as unsigned numbers have no sign."""
+    """Return whether any value is below 0 or not below ``limit``, in one pass: negative numbers are large unsigned."""
     if limit is None or values_N.size == 0:
         return False
     return bool(values_N.view(f"u{values_N.itemsize}").max() >= limit)
@@ -305,7 +306,7 @@ def _bad(values_N: NDArray[Any], limit: int | None) -> NDArray[np.bool_]:
 
 
 def _worst(bad_N: NDArray[Any]) -> int:
-    """The value that a message names."""
+    """Return the value that a message names."""
     return int(bad_N.max())
 
 
@@ -314,5 +315,5 @@ def _at(bad_R: NDArray[np.bool_]) -> list[int]:
 
 
 def _named(rows: Sequence[int], bad_N: NDArray[Any]) -> list[int]:
-    """The rows that have anything bad; the first dimension is theirs."""
+    """Return the rows with any bad value; the first dimension is the row."""
     return [row for row, bad in zip(rows, bad_N, strict=False) if bad.any()]

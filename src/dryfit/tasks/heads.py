@@ -27,8 +27,8 @@ class HeadSpec:
         settings: The ``[head]`` table.
         num_outputs: Scores per row.
         cls_last: The classification token is each row's last one.
-        multi_label: Each score is of a class for itself: its probability is the score's sigmoid, not a softmax.
-        per_token: The scores are of each token and not of the row: nothing is pooled.
+        multi_label: Probabilities are sigmoids of the scores, not a softmax.
+        per_token: Each token is scored, and nothing is pooled.
     """
 
     settings: HeadSettings
@@ -52,7 +52,7 @@ class AttentionPooling(nn.Module):
         self.query = nn.Linear(width, 1, bias=False)
 
     def forward(self, tokens: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Pool rows.
+        """Return the pooled rows, (B, D).
 
         Args:
             tokens: Their vectors (B, L, D), and the mask (B, L). One argument: it is the first step of a head.
@@ -122,11 +122,11 @@ class EncoderWithHead(EncoderModel):
 
 
 def encode(encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor | bool | None]) -> torch.Tensor:
-    """An encoder's last hidden states, (B, L, D), in its own dtype.
+    """Return an encoder's last hidden states, (B, L, D), in its own dtype.
 
     Args:
         encoder: The encoder.
-        inputs: What it is called with, :func:`unneeded_outputs` among it; what is None is left out.
+        inputs: Its arguments, with those of :func:`unneeded_outputs`; None is left out.
     """
     return encoder(**{name: value for name, value in inputs.items() if value is not None})[0]
 
@@ -134,7 +134,7 @@ def encode(encoder: PreTrainedModel, inputs: Mapping[str, torch.Tensor | bool | 
 def pooled(
     hidden_BLD: torch.Tensor, mask_BL: torch.Tensor, spec: HeadSpec
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What a head starts from: one vector for each row, padding left out, or all where the head itself pools.
+    """Return a head's input: one vector for each row, without padding, or all vectors where the head itself pools.
 
     Args:
         hidden_BLD: Token vectors.
@@ -159,7 +159,7 @@ def pooled(
 
 
 def mean_of_tokens(hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
-    """The mean of each row's token vectors, padding left out, (B, D)."""
+    """Return the mean of each row's token vectors without padding, (B, D)."""
     weights_BL1 = mask_BL.unsqueeze(-1).to(hidden_BLD.dtype)
     return (hidden_BLD * weights_BL1).sum(dim=1) / weights_BL1.sum(dim=1)
 
@@ -171,7 +171,7 @@ _PLACED = {"deberta-v2": {"encoder.LayerNorm.": 0, "encoder.conv.": 1}}
 
 @dataclass(frozen=True, slots=True)
 class EncoderParts:
-    """The layers of an encoder, for settings that treat them differently.
+    """The layers of an encoder, for settings that depend on depth.
 
     Attributes:
         depth: Number of layers.
@@ -187,7 +187,7 @@ def encoder_parts(encoder: PreTrainedModel) -> EncoderParts:
     """Find an encoder's layers.
 
     Raises:
-        ConfigError: It has no list of layers of its own for each depth (ALBERT shares one).
+        ConfigError: It has no list of separate layers (ALBERT shares one).
     """
     depth = encoder.config.num_hidden_layers
     path = next(
@@ -220,10 +220,10 @@ def encoder_parts(encoder: PreTrainedModel) -> EncoderParts:
 
 
 def freeze(model: TaskModel, layers: int) -> None:
-    """Keep the embeddings and the first layers of each encoder as they are; 0 freezes nothing.
+    """Freeze the embeddings and the first layers of each encoder; 0 freezes nothing.
 
     Raises:
-        ConfigError: An encoder has not so many layers.
+        ConfigError: An encoder has fewer layers.
     """
     for path in model.encoder_paths:
         _freeze(cast("PreTrainedModel", model.get_submodule(path)), layers)
@@ -245,36 +245,36 @@ def _freeze(encoder: PreTrainedModel, layers: int) -> None:
 
 
 def _follows_layers(name: str, parts: EncoderParts) -> bool:
-    """Whether a parameter of the last depth stands after the layers (a final norm): never frozen."""
+    """Return whether a parameter comes after the layers (a final norm), and so is never frozen."""
     in_layer = any(part.isdigit() for part in name.split("."))
     return parts.depth_of[name] == parts.depth and not in_layer
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
-    """A context in which everything is computed in the format it is in; autocast knows no meta device."""
+    """Return a context without autocast, which knows no meta device."""
     return torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False)
 
 
 def dtype_of(head: nn.Module) -> torch.dtype:
-    """Number format that a head computes in."""
+    """Return the dtype of a head's weights."""
     return next(head.parameters()).dtype
 
 
 def width_of(encoder: PreTrainedModel) -> int:
-    """Width of its token vectors."""
+    """Return the width of an encoder's token vectors."""
     return encoder.config.hidden_size
 
 
 def takes_types(encoder: PreTrainedModel) -> bool:
-    """Whether an encoder reads the segment of each token."""
+    """Return whether an encoder reads token types (segments)."""
     takes = "token_type_ids" in inspect.signature(encoder.forward).parameters
     return takes and getattr(encoder.config, "type_vocab_size", 2) > 1
 
 
 def unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
-    """Arguments that keep an encoder from returning, and so from holding, what no head reads.
+    """Return arguments that keep an encoder from returning, and so from holding, what no head reads.
 
-    They are given with each call, and the config left as it is: it is saved with the model.
+    They are passed with each call; the config stays as it is, since it is saved with the model.
     """
     parameters = inspect.signature(encoder.forward).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -286,7 +286,7 @@ def unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
 
 
 def make_head(width: int, spec: HeadSpec) -> nn.Sequential:
-    """A head on token vectors of a width; it is given what :func:`pooled` makes of them."""
+    """Make a head on token vectors of a width; its input is what :func:`pooled` returns."""
     settings = spec.settings
     pools = settings.pooling == "attention" and not spec.per_token
     steps: list[nn.Module] = [AttentionPooling(width)] if pools else []

@@ -1,9 +1,8 @@
-"""The losses of classification: cross entropy and focal loss, of one class of several or of each class for itself.
+"""Classification losses: cross entropy and focal loss, for one class of several or for each class by itself.
 
-All are sums, with a normaliser beside them: divided by it they are the weighted mean over a batch. docs/settings.md has
-the formulas.
+Each is a sum with a normaliser: their quotient is the weighted mean over a batch. docs/settings.md has the formulas.
 
-Dimension suffixes: ``B`` rows of a batch, ``C`` classes; ``N`` answers for a class: absent, present.
+Dimension suffixes: ``B`` rows of a batch, ``C`` classes; ``N`` the two cases of a class: absent, present.
 """
 
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ class ClassificationLoss:
         train_counts: Training rows of each class, for ``class_balance``.
 
     Raises:
-        ConfigError: ``alpha`` weighs one class against another, and there are more.
+        ConfigError: ``alpha`` is set, which weighs two classes, and there are more.
     """
 
     def __init__(self, loss: LossSettings, *, num_labels: int, train_counts: Mapping[int, int]) -> None:
@@ -42,25 +41,25 @@ class ClassificationLoss:
         self._weights_C = class_weights(_per_class(train_counts, num_labels), loss)
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """Sum of the rows' class weights, or their number; fp64, the loss rounds it to its own type."""
+        """Return the sum of the rows' class weights, or the number of rows; fp64."""
         labels_B = batch["labels"]
         if self._weights_C is None:
             return torch.tensor(len(labels_B), dtype=torch.float64, device=labels_B.device)
         return self.row_weights(batch).sum()
 
     def row_weights(self, batch: Batch) -> torch.Tensor:
-        """Class weight of each row; 1 without any."""
+        """Return the class weight of each row; 1 without class weights."""
         labels_B = batch["labels"]
         if self._weights_C is None:
             return torch.ones(len(labels_B), dtype=torch.float64, device=labels_B.device)
         return self._weights_C.to(labels_B.device)[labels_B]
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Weighted loss of all rows; divided by the weight it is torch's own weighted mean."""
+        """Return the weighted loss of all rows; divided by the normaliser it is torch's weighted mean."""
         return self.row_losses(outputs, batch).sum()
 
     def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Weighted loss of each row."""
+        """Return the weighted loss of each row."""
         labels_B = batch["labels"]
         weights_C = None if self._weights_C is None else self._weights_C.to(outputs)
         if self._loss.name == "cross_entropy":
@@ -74,7 +73,7 @@ class ClassificationLoss:
 
 @final
 class MultiLabelLoss:
-    """Loss of rows that have any number of classes: each class is a question of its own, answered yes or no.
+    """Loss of rows that have any number of classes: a binary loss for each class.
 
     Args:
         loss: The ``[loss]`` table.
@@ -91,25 +90,25 @@ class MultiLabelLoss:
         self._weights_CN = class_weights(torch.stack([train_rows - present_C, present_C], dim=1), loss)
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """Sum of the weights of all (row, class) pairs, or their number; fp64."""
+        """Return the sum of the weights of all (row, class) pairs, or their number; fp64."""
         labels_BC = batch["labels"]
         if self._weights_CN is None:
             return torch.tensor(labels_BC.numel(), dtype=torch.float64, device=labels_BC.device)
         return self.row_weights(batch).sum()
 
     def row_weights(self, batch: Batch) -> torch.Tensor:
-        """Sum of the weights of each row's classes, or their number."""
+        """Return the sum of the weights of each row's classes, or their number."""
         labels_BC = batch["labels"]
         if self._weights_CN is None:
             return torch.full(labels_BC.shape[:1], labels_BC.shape[1], dtype=torch.float64, device=labels_BC.device)
         return _of_side(self._weights_CN.to(labels_BC.device), labels_BC).sum(dim=1)
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Weighted loss of all (row, class) pairs; divided by the weight it is their mean."""
+        """Return the weighted loss of all (row, class) pairs; divided by the normaliser it is their mean."""
         return self.row_losses(outputs, batch).sum()
 
     def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Weighted loss of each row's classes, summed over them."""
+        """Return the weighted loss of each row, summed over its classes."""
         labels_BC = batch["labels"]
         targets_BC = labels_BC.to(outputs)
         smoothing = self._loss.label_smoothing
@@ -130,7 +129,7 @@ ScoreLoss: TypeAlias = ClassificationLoss | MultiLabelLoss
 def make_loss(
     loss: LossSettings, *, num_labels: int, train_counts: Mapping[int, int], train_rows: int, multi_label: bool
 ) -> ScoreLoss:
-    """The loss that the ``[loss]`` table and the kind of labels ask for.
+    """Return the loss for the ``[loss]`` table and the kind of labels.
 
     Raises:
         ConfigError: ``alpha`` is set and there are more than two classes, of which a row has one.
@@ -141,7 +140,7 @@ def make_loss(
 
 
 def class_weights(counts: torch.Tensor, loss: LossSettings) -> torch.Tensor | None:
-    """Weight of each class, scaled so that an average training row weighs one; None for ``class_balance = "none"``.
+    """Return class weights by which an average training row weighs one; None for ``class_balance = "none"``.
 
     ``weighted``: inverse frequencies, scikit-learn's "balanced" heuristic. ``effective``: inverse effective numbers,
     ``(1 - beta) / (1 - beta**n)`` (Cui et al. 2019, arXiv:1901.05555, equation 2). A class without rows weighs nothing.
@@ -163,23 +162,23 @@ def class_weights(counts: torch.Tensor, loss: LossSettings) -> torch.Tensor | No
 
 
 def focal(log_p: torch.Tensor, labels: torch.Tensor, loss: LossSettings) -> torch.Tensor:
-    """``alpha * (1 - p)**gamma * -log p`` of the truth's probability (Lin et al. 2017, arXiv:1708.02002, equation 5).
+    """Return ``alpha * (1 - p)**gamma * -log p`` for the true label (Lin et al. 2017, arXiv:1708.02002, equation 5).
 
     Args:
-        log_p: Log probability of what is true.
-        labels: 1 where that is class 1, or that a class is present: it weighs ``alpha``, the rest ``1 - alpha``.
+        log_p: Log probability of the true label.
+        labels: 1 for class 1, or for a class that is present: these weigh ``alpha``, others ``1 - alpha``.
         loss: The ``[loss]`` table.
     """
     # -expm1 keeps 1 - p exact for p near 1; the clamp keeps the power's gradient finite at p = 1.
     rest = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
-    found = -(rest**loss.gamma) * log_p
+    losses = -(rest**loss.gamma) * log_p
     if loss.alpha is None:
-        return found
-    return found * (labels.to(log_p.dtype) * (2 * loss.alpha - 1) + (1 - loss.alpha))
+        return losses
+    return losses * (labels.to(log_p.dtype) * (2 * loss.alpha - 1) + (1 - loss.alpha))
 
 
 def _of_side(weights_CN: torch.Tensor, labels_BC: torch.Tensor) -> torch.Tensor:
-    """The weight of each (row, class) pair: that of the class's rows with it, or of those without."""
+    """Return the weight of each (row, class) pair: that of rows with the class, or of rows without."""
     return torch.where(labels_BC > 0, weights_CN[:, 1], weights_CN[:, 0])
 
 

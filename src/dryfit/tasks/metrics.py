@@ -23,7 +23,7 @@ Values = dict[Metric, Any]
 
 
 def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[str, float]:
-    """All metrics where each row has one class.
+    """Return the metrics where each row has one class.
 
     ``loss`` is the plain cross entropy whatever the training loss, so that trials can be compared by it.
 
@@ -56,7 +56,7 @@ def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[
 
 
 def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> dict[str, float]:
-    """All metrics where each class is decided for itself, at a probability of one half.
+    """Return the metrics where each class is decided for itself, at a probability of one half.
 
     Args:
         outputs_RC: Scores before the sigmoid, fp32, on the CPU.
@@ -82,10 +82,10 @@ def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> di
 
 
 def check_metrics(task: Task, asked: Iterable[str]) -> None:
-    """Refuse a metric that a task does not give with these rows.
+    """Refuse metrics that a task does not have with these rows.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: The task lacks one of them.
     """
     known = task.metric_names()
     for metric in asked:
@@ -97,7 +97,7 @@ def check_metrics(task: Task, asked: Iterable[str]) -> None:
 
 
 def sklearn_metrics() -> Any:
-    """scikit-learn's metrics, imported by what evaluates: it takes a second and 100 MB, which loading need not pay."""
+    """Return scikit-learn's metrics, imported late: they take a second and 100 MB, which loading need not pay."""
     from sklearn import metrics
 
     return metrics
@@ -118,14 +118,14 @@ def calibration_error(p_N: NDArray[Any], true_N: NDArray[Any]) -> float:
 
 
 def _counted(truth: np.ndarray, guess: np.ndarray, classes: int) -> Any:
-    """Precision, recall, F1 and support of each class, in one call: its input checks cost more than its sums."""
+    """Return precision, recall, F1 and support of each class, in one call: input checks cost more than sums."""
     nothing = 0  # the score where a class has no row; the default is a warning
     count = sklearn_metrics().precision_recall_fscore_support
     return count(truth, guess, labels=np.arange(classes), average=None, zero_division=nothing)
 
 
 def _auroc(p_RC: torch.Tensor, truth_RC: torch.Tensor, classes: range) -> float:
-    """Mean over the classes that some rows have and some have not; NaN where there is none."""
+    """Return the mean AUROC of the classes that some rows have and some do not; NaN where there is none."""
     rows = len(truth_RC)
     defined = [label for label in classes if 0 < int(truth_RC[:, label].sum()) < rows]
     if not defined:

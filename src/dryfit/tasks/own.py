@@ -1,4 +1,4 @@
-"""Tasks of the user's own: a class found by its name, looked at before it is used, and made with its own settings."""
+"""Tasks of the user's own: a class is imported by name, checked, and made with the keys that it declares."""
 
 import difflib
 import inspect
@@ -22,20 +22,20 @@ _GUIDE: Final = "docs/own-task.md has a whole one"
 _LOOP: Final = frozenset({"model", "train", "optim", "sched", "regularization", OWN_TABLE})
 """Tables that the training loop reads, whatever the task."""
 
-# What EncoderTask leaves to its subclasses, and what of it asks for that.
+# Members that EncoderTask leaves to its subclasses, and the method of it that needs each.
 _LEFT_OPEN: Final = {"num_outputs": "model", "labels": "tokenise"}
 
 
 @cache
 def own_class(name: str) -> Any:
-    """Import a class of the user's own; it is a :class:`~dryfit.tasks.base.Task`.
+    """Import a class of the user's own, a :class:`~dryfit.tasks.base.Task`.
 
     Args:
         name: ``package.module:Class`` or ``file.py:Class``, the folder that it is imported from before it, unless it
             is installed.
 
     Raises:
-        ConfigError: There is no such module, file or class, or it is no task. What the module raises is passed on.
+        ConfigError: There is no such module, file or class, or it is no task. Errors of the module itself pass through.
     """
     parsed = FunctionName.parse(name)
     doing = f"importing the task {parsed.short}"
@@ -47,32 +47,32 @@ def own_class(name: str) -> Any:
     if parsed.folder and not _is_there(Path(module.__file__ or ""), Path(parsed.folder, *parsed.module.split("."))):
         found = f"{parsed.module} is already the module in {module.__file__}, and not the one in {parsed.folder}"
         raise ConfigError(doing, found, "a name that no other module has", "rename the file")
-    found = search.named(module, parsed.place, parsed.qualname)
-    _check_class(found, doing)
-    return found
+    made = search.named(module, parsed.place, parsed.qualname)
+    _check_class(made, doing)
+    return made
 
 
 def _is_there(file: Path, place: Path) -> bool:
-    """Whether a module's file is the one that its name leads to."""
+    """Return whether a module's file is the one that its name points to."""
     wanted = (place.with_name(f"{place.name}.py"), place / "__init__.py")
     return any(one.is_file() and one.samefile(file) for one in wanted)
 
 
 def own_source(made: type) -> str:
-    """Hash of the file that a class of the user's own is from; empty for one of dryfit's."""
+    """Return a hash of the file of a user's class; empty for dryfit's own."""
     return "" if made.__module__.startswith("dryfit.") else source_hash(source_file(made))
 
 
 def saved_name(task: str, folder: Path, *, trust: bool) -> str:
-    """The class of a saved model's task, with the folder that it is imported from.
+    """Return the class name of a saved model's task with the folder to import it from.
 
     Args:
-        task: As the model's folder says, without a folder.
+        task: The name in the model's folder.
         folder: The model's.
-        trust: Whether that code may be run.
+        trust: Whether code that is not dryfit's may be run.
 
     Raises:
-        LoadError: It may not, or its file is nowhere.
+        LoadError: It may not, or the class's file is not found.
     """
     doing = f"loading the model in {folder}"
     if not trust:
@@ -87,10 +87,10 @@ def saved_name(task: str, folder: Path, *, trust: bool) -> str:
 
 
 def made_with_own(made: Any, context: TaskContext) -> Task:
-    """Make a task of the user's own; what the study file leaves unset has the class's own default.
+    """Make a task of the user's own; keys that the study file leaves out have the class's defaults.
 
     Raises:
-        ConfigError: A key is not declared, or has another type; or the class keeps no ``context``.
+        ConfigError: A key is not declared or has another type, or the class keeps no ``context``.
     """
     knobs = _declared(made, context.settings.own.knobs)
     own = OwnSettings.model_validate({**made.knobs, **knobs})
@@ -104,10 +104,10 @@ def made_with_own(made: Any, context: TaskContext) -> Task:
 
 
 def check_settings(made: Any, settings: TrialSettings, searched: Mapping[str, tuple[Scalar, ...]]) -> None:
-    """Refuse settings, or searched keys, that a task of the user's own does not read.
+    """Refuse settings and searched keys that a task of the user's own does not read.
 
     Raises:
-        ConfigError: There is one, or a value of a key that it declares has another type.
+        ConfigError: A key is not read, or a value has another type than its default.
     """
     _declared(made, settings.own.knobs)
     unread = [table for table in TrialSettings.model_fields if table not in _LOOP | made.tables]
@@ -131,9 +131,9 @@ def _not_read(made: Any, found: str) -> ConfigError:
 
 
 def _declared(made: Any, values: Mapping[str, Scalar]) -> dict[str, Knob]:
-    """Values of keys that a class declares, each with its default's type."""
+    """Return the values of ``[own]`` in the types of their defaults; a key that is not declared is an error."""
     doing = f"checking [{OWN_TABLE}]"
-    found: dict[str, Knob] = {}
+    knobs: dict[str, Knob] = {}
     for name, value in values.items():
         if name not in made.knobs:
             allowed = f"what {made.__name__}.knobs declares: {', '.join(made.knobs) or 'nothing'}"
@@ -145,43 +145,42 @@ def _declared(made: Any, values: Mapping[str, Scalar]) -> dict[str, Knob]:
         if taken is None or type(taken) is not type(default):
             allowed = f"{_KINDS[type(default)]}, as its default, {default!r}, is one"
             raise ConfigError(doing, f"{OWN_TABLE}.{name} is {value!r}", allowed)
-        found[name] = taken
-    return found
+        knobs[name] = taken
+    return knobs
 
 
 _KINDS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
-def _check_class(found: object, doing: str) -> None:
-    if not isinstance(found, type):
-        raise ConfigError(doing, f"it is a {type(found).__name__}", _WANTED, _GUIDE)
-    lacks = [name for name in _members() if _lacks(found, name)]
-    if issubclass(found, EncoderTask):
+def _check_class(made: object, doing: str) -> None:
+    if not isinstance(made, type):
+        raise ConfigError(doing, f"it is a {type(made).__name__}", _WANTED, _GUIDE)
+    lacks = [name for name in _members() if _lacks(made, name)]
+    if issubclass(made, EncoderTask):
         lacks += [
             name
             for name, asker in _LEFT_OPEN.items()
-            if _static(found, name) is _static(EncoderTask, name)
-            and _static(found, asker) is _static(EncoderTask, asker)
+            if _static(made, name) is _static(EncoderTask, name) and _static(made, asker) is _static(EncoderTask, asker)
         ]
     if lacks:
-        raise ConfigError(doing, f"{found.__name__} is no Task: it lacks {', '.join(lacks)}", _WANTED, _GUIDE)
-    wrong = {name: default for name, default in getattr(found, "knobs").items() if type(default) not in _KINDS}  # noqa: B009
+        raise ConfigError(doing, f"{made.__name__} is no Task: it lacks {', '.join(lacks)}", _WANTED, _GUIDE)
+    wrong = {name: default for name, default in getattr(made, "knobs").items() if type(default) not in _KINDS}  # noqa: B009
     for name, default in wrong.items():
         kinds = ", ".join(kind.__name__ for kind in _KINDS)
-        raise ConfigError(doing, f"{found.__name__}.knobs has {name} = {default!r}", f"a default that is {kinds}")
+        raise ConfigError(doing, f"{made.__name__}.knobs has {name} = {default!r}", f"a default that is {kinds}")
 
 
 def _members() -> Iterable[str]:
-    """What a task must have on its class."""
+    """Return the names of the members that a task's class must have."""
     names = (name for one in (Loss, Task) for name in (*inspect.get_annotations(one), *vars(one)))
     return dict.fromkeys(name for name in names if not name.startswith("_") and name != "context")
 
 
-def _lacks(found: type, name: str) -> bool:
-    there = _static(found, name)
+def _lacks(made: type, name: str) -> bool:
+    there = _static(made, name)
     stub = callable(there) or isinstance(there, property)  # of the protocol: does nothing
     return there is None or (stub and any(there is vars(one).get(name) for one in (Loss, Task)))
 
 
-def _static(found: type, name: str) -> object:
-    return inspect.getattr_static(found, name, None)
+def _static(made: type, name: str) -> object:
+    return inspect.getattr_static(made, name, None)

@@ -1,4 +1,4 @@
-"""From settings to tokens: read, check and tokenise once, then take from the cache."""
+"""Tokens of a study's data: read, checked and tokenised once, then taken from the cache."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from dryfit.tasks.tokens.token_set import Tokens, load_tokens, save_tokens, toke
 
 
 def checked_splits(task: Task) -> Splits:
-    """The rows that a task reads.
+    """Read and check the rows of a task.
 
     Raises:
-        ConfigError: The sources are not named as they must be.
+        ConfigError: Sources are missing, or named twice.
         DataError: A file, row or value is wrong, or nothing can be learned from them.
     """
     splits = load_splits(task.context.data, task.required, task.further)
@@ -29,35 +29,35 @@ def checked_splits(task: Task) -> Splits:
 def prepared_tokens(
     task: Task, *, cache_dir: Path, data_fingerprint: str, only: tuple[str, ...] | None, fold: Fold | None = None
 ) -> Tokens:
-    """Tokens of a study's data as a task reads them: from the cache, else made again.
+    """Return the tokens of a study's data: from the cache, else made again.
 
     Args:
         only: As in :func:`dryfit.tasks.tokens.token_set.load_tokens`.
         fold: Which rows are train and validation; None: those of the sources.
 
     Raises:
-        DataError: They had to be made again and the data is no longer what the study was checked with.
+        DataError: Tokens had to be made again, and the data has changed since the study was checked.
     """
     tokens = load_tokens(_folder(task, cache_dir, data_fingerprint, fold), only=only)
     if tokens is not None:
         return tokens
     splits = checked_splits(task)
-    found = fingerprint(splits)
-    if found != data_fingerprint:
+    actual = fingerprint(splits)
+    if actual != data_fingerprint:
         raise DataError(
             "preparing the data of a trial",
-            f"the rows have changed: fingerprint {found}",
+            f"the rows have changed: fingerprint {actual}",
             allowed=f"the rows the study was started with: fingerprint {data_fingerprint}",
             hint="restore the data files, or start another study",
         )
     splits = splits if fold is None else checked_fold(task, splits, fold)
-    return cache_tokens(task, splits, cache_dir=cache_dir, data_fingerprint=found, fold=fold)
+    return cache_tokens(task, splits, cache_dir=cache_dir, data_fingerprint=actual, fold=fold)
 
 
 def cache_tokens(
     task: Task, splits: Splits, *, cache_dir: Path, data_fingerprint: str, fold: Fold | None = None
 ) -> Tokens:
-    """Tokenise checked rows and put them into the cache; taken from there if they are already.
+    """Tokenise checked rows into the cache, unless they are there already.
 
     Args:
         task: Reads them.
@@ -67,8 +67,8 @@ def cache_tokens(
         fold: Whose rows they are; None: those of the sources.
 
     Raises:
-        ConfigError: The model has no positions for such a length.
-        DataError: A token has no place in the model's embedding.
+        ConfigError: The model has too few positions for the length.
+        DataError: A token id is beyond the model's embedding.
     """
     model, max_length = task.context.settings.model, task.context.settings.train.max_length
     config = pretrained_config(model, task.kind)

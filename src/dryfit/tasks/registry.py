@@ -1,4 +1,4 @@
-"""Which class is which task."""
+"""The class of each task."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -27,7 +27,7 @@ def task_class(name: TaskName) -> Any:
     """Return the class of a task, to be called with a :class:`~dryfit.tasks.base.TaskContext`.
 
     Raises:
-        ConfigError: It is one of the user's own, and cannot be imported, or is no task.
+        ConfigError: A class of the user's own cannot be imported, or is no task.
     """
     if not isinstance(name, BuiltInTask):
         return own_class(name)
@@ -37,10 +37,10 @@ def task_class(name: TaskName) -> Any:
 
 
 def make_task(name: TaskName, context: TaskContext) -> Task:
-    """A task, made from the settings of one trial.
+    """Make a task from the settings of one trial.
 
     Raises:
-        ConfigError: As :func:`task_class`; or a setting is none that it takes.
+        ConfigError: As :func:`task_class`; or the task refuses a setting.
     """
     made = task_class(name)
     return made(context) if isinstance(name, BuiltInTask) else made_with_own(made, context)

@@ -1,9 +1,9 @@
-"""What the tasks ``share`` and ``joint`` have in common: windows that teach a class and a span at once.
+"""Base class of the tasks ``share`` and ``joint``: a class and a span are learned from the same windows.
 
-All windows of a row have its class. Where a row is scored, the mean of its windows' scores decides: the softmax of a
+All windows of a row have its class. A row's class scores are the mean of its windows' scores: the softmax of a
 mean of scores is the normalised geometric mean of the windows' probabilities, a logarithmic opinion pool with equal
 weights (Genest and Zidek 1986, "Combining Probability Distributions: A Critique and an Annotated Bibliography"). A
-window that is sure counts for more than one that is not, and none decides alone, as it would with a maximum.
+confident window counts for more than an unsure one, and none decides alone, as it would with a maximum.
 
 Dimension suffixes: ``B`` windows of a batch, ``W`` windows of a split, ``R`` rows, ``C`` classes, ``K`` numbers kept of
 a window.
@@ -16,8 +16,7 @@ from typing import ClassVar, final
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dryfit.core.settings.choices import BuiltInTask as TaskName
-from dryfit.core.settings.choices import Metric
+from dryfit.core.settings.choices import BuiltInTask, Metric
 from dryfit.core.settings.task_facts import task_metrics
 from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import MODEL_INPUTS, Batch, Outputs, TaskContext
@@ -34,7 +33,7 @@ from dryfit.tasks.tokens.windows import Windows
 
 
 class ClassAndSpanTask(EncoderTask):
-    """A class and a span for each row. A subclass says what its model is, and what it reads.
+    """A class and a span for each row. A subclass defines the model, and what it reads.
 
     Args:
         context: Settings, rows and tokens.
@@ -54,23 +53,23 @@ class ClassAndSpanTask(EncoderTask):
 
     @property
     def num_outputs(self) -> int:
-        """A score for each class; those of spans are made by a head of their own."""
+        """One score for each class; spans have a head of their own."""
         return self.context.data.num_labels
 
     @property
     def shared_tokens(self) -> int | None:
-        """As of spans alone."""
+        """Tokens that two windows share, as for spans alone."""
         return self.evidence.shared_tokens
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """Classes are from 0 to below their number; where a row may have several, each is 0 or 1."""
+        """Limit of classes: their number, or 2 where each of several is there or not."""
         data = self.context.data
         return {CLASSES: 2 if data.multi_label else data.num_labels}
 
     @property
     def head(self) -> HeadSpec:
-        """The shape of the head for classes."""
+        """Shape of the head for classes."""
         data = self.context.data
         return HeadSpec(
             self.context.settings.head,
@@ -80,8 +79,8 @@ class ClassAndSpanTask(EncoderTask):
         )
 
     def metric_names(self) -> tuple[str, ...]:
-        """Those of classes and of spans, and both in one number."""
-        return task_metrics(TaskName.SHARE, self.context.data.num_labels, multi_label=self.context.data.multi_label)
+        """Return the metrics of classes and of spans, and one that combines both."""
+        return task_metrics(BuiltInTask.SHARE, self.context.data.num_labels, multi_label=self.context.data.multi_label)
 
     def check_rows(self, splits: Splits) -> None:
         """Refuse rows from which classes or spans cannot be learned."""
@@ -89,7 +88,7 @@ class ClassAndSpanTask(EncoderTask):
         self.evidence.check_rows(splits)
 
     def token_key(self) -> str:
-        """Windows, with classes beside them."""
+        """Return what spans depend on, and the number of classes."""
         return f"{self.evidence.token_key()}-classes-{self.context.data.num_labels}"
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
@@ -99,27 +98,27 @@ class ClassAndSpanTask(EncoderTask):
         return replace(tokens, splits=sets)
 
     def with_classes(self, split: TokenSet, rows: Sequence[Row]) -> TokenSet:
-        """Windows of some rows, with the class of its row beside each."""
+        """Return windows of some rows with the class of its row beside each."""
         labels = class_labels(rows, self.context.data.num_labels)[Windows(split).rows_W]
         return replace(split, extra={**split.extra, CLASSES: labels})
 
     def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
-        """Cut texts into windows; they have no classes."""
+        """Cut texts into windows without classes."""
         return self.evidence.tokenise_unlabelled(rows, tokenizer)
 
     def remarks(self, tokens: Tokens) -> tuple[str, ...]:
-        """As of spans alone."""
+        """Return the remarks on spans."""
         return self.evidence.remarks(tokens)
 
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
-        """All windows, but for those that would train nothing."""
+        """Return all windows but those that would train neither head."""
         if self.context.settings.multitask.criteria_share is None:
             return None  # the class is trained by all
         roles = self._roles(tokens, seed=seed, epoch=epoch)
         return (roles.classes_W | roles.spans_W).nonzero()[:, 0]
 
     def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
-        """What each window trains, where not all train both."""
+        """Return which head each window trains, where not all train both."""
         if not self._has_roles:
             return {}
         roles = self._roles(tokens, seed=seed, epoch=epoch)
@@ -149,33 +148,33 @@ class ClassAndSpanTask(EncoderTask):
         return self.evidence.collate_unlabelled(tokens, rows)
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
-        """Those of spans, a class for each window or several, and where windows have roles what each trains."""
+        """Return the sizes of spans, with classes, and where windows have roles the heads that each trains."""
         several = self.context.data.multi_label
         sizes = self.evidence.batch_sizes(rows, length, segments=segments)
         sizes[CLASSES] = (rows, self.num_outputs) if several else (rows,)
         return sizes | (dict.fromkeys((TRAINS_CLASS, TRAINS_SPAN), (rows,)) if self._has_roles else {})
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """What both parts of the loss are divided by."""
+        """Return the normalisers of both parts of the loss, (2,)."""
         return self._loss.batch_weight(batch)
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """The loss of classes and that of spans, each weighted and summed over windows."""
+        """Return the loss of classes and that of spans, each weighted and summed over windows, (2,)."""
         return self._loss.loss_sum(outputs, batch)
 
     def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """Scores of classes, then what decoding needs of spans; fp32."""
+        """Keep the scores of classes, then what decoding needs of spans; fp32."""
         assert isinstance(outputs, tuple)
         return torch.cat([outputs[0].float(), self.evidence.keep(outputs[1], batch)], dim=1)
 
     def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
-        """What is fitted for spans."""
+        """Fit what spans need."""
         return self.evidence.fit(kept[:, self.num_outputs :], tokens)
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of classes and of spans, by row; ``combined`` and ``loss`` have an equal part of each.
+        """Return the metrics of classes and of spans, by row; ``combined`` and ``loss`` are the mean of both.
 
-        They read no weight of the settings: with one that is searched, trials could not be compared by them.
+        No weight of the settings enters: if it is searched, trials could not be compared by these.
         """
         classes = self._class_answers(self._scores(kept, tokens), tokens).metrics(fitted)
         spans = self.evidence.metrics(kept[:, self.num_outputs :], tokens, fitted)
@@ -185,25 +184,25 @@ class ClassAndSpanTask(EncoderTask):
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
-        """What is said of a class, and what is said of a span."""
+        """Yield each row's prediction of a class together with that of a span."""
         classes = self._class_answers(self._scores(kept.float(), tokens), tokens).predictions(rows, {})
         spans = self.evidence.predictions(kept[:, self.num_outputs :], tokens, rows)
         yield from ({**of_class, **of_span} for of_class, of_span in zip(classes, spans, strict=True))
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
-        """What spans need of each token."""
+        """Keep what spans need of each token."""
         assert isinstance(outputs, tuple)
         return self.evidence.keep_tokens(outputs[1], batch)
 
-    def averaged(self, said: Sequence[ModelOutputs]) -> Answers:
-        """The mean of each row's probabilities of classes, and that of its answers' probabilities."""
-        scores = [self._scores(one.kept_RK, one.tokens) for one in said]
+    def averaged(self, outputs: Sequence[ModelOutputs]) -> Answers:
+        """Return the mean of the probabilities of classes and of spans."""
+        scores = [self._scores(one.kept_RK, one.tokens) for one in outputs]
         mean_RC = mean_scores(scores, multi_label=self.context.data.multi_label)
-        spans = self.evidence.averaged([replace(one, kept_RK=one.kept_RK[:, self.num_outputs :]) for one in said])
-        return ClassAndSpanAnswers(self._class_answers(mean_RC, said[0].tokens), spans)
+        spans = self.evidence.averaged([replace(one, kept_RK=one.kept_RK[:, self.num_outputs :]) for one in outputs])
+        return ClassAndSpanAnswers(self._class_answers(mean_RC, outputs[0].tokens), spans)
 
     def _scores(self, kept: torch.Tensor, tokens: TokenSet) -> torch.Tensor:
-        """Scores of the classes of each row."""
+        """Return the class scores of each row."""
         return row_means(kept[:, : self.num_outputs], Windows(tokens).rows_W, tokens.sources)
 
     def _class_answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> ClassAnswers:
@@ -213,33 +212,33 @@ class ClassAndSpanTask(EncoderTask):
 @final
 @dataclass(frozen=True, slots=True)
 class ClassAndSpanAnswers:
-    """What several models say of rows; an :class:`~dryfit.tasks.averaging.Answers`."""
+    """Classes and spans of rows by the mean of several models; an :class:`~dryfit.tasks.averaging.Answers`."""
 
     classes: ClassAnswers
     spans: SpanAnswers
 
     def fit(self) -> Mapping[str, float]:
-        """What is fitted for spans."""
+        """Fit what spans need."""
         return self.spans.fit()
 
     def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
-        """Those of one model but for ``loss``, one half of which is that of one model's windows."""
-        found = _together(self.classes.metrics(fitted), self.spans.metrics(fitted))
-        return {name: value for name, value in found.items() if name != Metric.LOSS}
+        """Return the metrics of one model without ``loss``, half of which is one of that model's windows."""
+        metrics = _together(self.classes.metrics(fitted), self.spans.metrics(fitted))
+        return {name: value for name, value in metrics.items() if name != Metric.LOSS}
 
     def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
-        """As one model's."""
+        """Yield predictions as one model does."""
         both = zip(self.classes.predictions(rows, fitted), self.spans.predictions(rows, fitted), strict=True)
         return ({**of_class, **of_span} for of_class, of_span in both)
 
 
 def _together(classes: Mapping[str, float], spans: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of classes and of spans, and ``combined``, which has an equal part of each."""
+    """Return the metrics of classes and of spans, and ``combined``, the mean of ``f1_macro`` and ``token_f1``."""
     return {**classes, **spans, str(Metric.COMBINED): (classes[Metric.F1_MACRO] + spans[Metric.TOKEN_F1]) / 2}
 
 
 def row_labels(tokens: TokenSet) -> torch.Tensor:
-    """The class, or the classes, of each row of the data; -1 where the rows have none, as those to predict."""
+    """Return the class or classes of each row; -1 for rows to predict."""
     classes_W = tokens.extra.get(CLASSES)
     if classes_W is None:
         return torch.full((tokens.sources,), -1)
@@ -249,6 +248,6 @@ def row_labels(tokens: TokenSet) -> torch.Tensor:
 
 
 def row_means(scores_WC: torch.Tensor, rows_W: torch.Tensor, rows: int) -> torch.Tensor:
-    """The mean of the scores of each row's windows, (R, C); added up in fp64."""
+    """Return the mean scores of each row's windows, (R, C), added up in fp64."""
     sums_RC = torch.zeros((rows, scores_WC.shape[1]), dtype=torch.float64).index_add_(0, rows_W, scores_WC.double())
     return (sums_RC / torch.bincount(rows_W, minlength=rows).unsqueeze(1)).to(scores_WC.dtype)

@@ -1,7 +1,6 @@
-"""The task ``joint``: one encoder reads the criterion, another the text; both together give a class and a span.
+"""The task ``joint``: a class and a span, from one encoder that reads the criterion and one that reads the text.
 
-The text's windows hold the text alone: what a criterion says of them comes in by the fusion, and no window is shorter
-for a long criterion.
+Windows hold the text alone. The criterion comes in by the fusion, so that no window is shorter for a long criterion.
 
 Dimension suffixes: ``B`` windows of a batch, ``R`` rows, ``K`` tokens of a criterion.
 """
@@ -38,25 +37,25 @@ class JointTask(ClassAndSpanTask):
 
     @property
     def shared_tokens(self) -> None:
-        """Criteria are in no window: they take no room there."""
+        """None: criteria are in no window."""
         return None
 
     def sources(self) -> Mapping[str, ModelSettings]:
-        """The model that reads texts, and the one that reads criteria."""
+        """Return the model that reads texts and the one that reads criteria."""
         settings = self.context.settings
         return {"": settings.model, CRITERIA_PART: criteria_source(settings)}
 
     def token_key(self) -> str:
-        """Windows of texts alone, with classes and the criterion's own tokens beside them."""
+        """Return what windows, classes and the criterion's own tokens depend on."""
         settings = self.context.settings
         criteria = f"{model_identity(criteria_source(settings))}-{settings.joint.criterion_length}"
         return f"{super().token_key()}-alone-{criteria}"
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-        """Cut all texts into windows; beside them stand the tokens of each row's criterion.
+        """Cut all texts into windows, with the tokens of each row's criterion beside them.
 
         Raises:
-            ConfigError: The criterion's model has not so many positions, or its tokenizer has no padding token.
+            ConfigError: The criterion's model has too few positions, or its tokenizer has no padding token.
         """
         self._check_length()
         criteria = self._criteria_tokenizer()
@@ -66,13 +65,13 @@ class JointTask(ClassAndSpanTask):
         return replace(tokens, splits=sets, pairs=True)
 
     def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
-        """Cut texts into windows; beside them stand the tokens of each row's criterion."""
+        """Cut texts into windows, with the tokens of each row's criterion beside them."""
         alone = [UnlabelledRow(id=None, text=row.text, criterion=None, place="") for row in rows]
         split = super().tokenise_unlabelled(alone, tokenizer)
         return self._with_criteria(split, rows, self._criteria_tokenizer())
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
-        """Both encoders, their fusion and two heads."""
+        """Return both encoders with their fusion and two heads."""
         settings = self.context.settings
         encoder = make(settings.model, self.kind)
         criteria = make(criteria_source(settings), self.kind, part=CRITERIA_PART)
@@ -82,7 +81,7 @@ class JointTask(ClassAndSpanTask):
         )
 
     def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        """Pad some windows, and the criteria of their rows."""
+        """Pad some windows and the criteria of their rows."""
         sources_B = Windows(tokens).rows_W[list(rows)]
         lengths_B = tokens.extra[_LENGTHS][sources_B]
         places_K = torch.arange(int(lengths_B.max()))
@@ -92,7 +91,7 @@ class JointTask(ClassAndSpanTask):
         }
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
-        """As with one encoder; beside that criteria of the longest that may be."""
+        """Return the sizes for one encoder, with criteria of the greatest length."""
         criterion = dict.fromkeys((CRITERION_IDS, CRITERION_MASK), (rows, self.context.settings.joint.criterion_length))
         return super().batch_sizes(rows, length, segments=segments) | criterion
 
@@ -105,7 +104,7 @@ class JointTask(ClassAndSpanTask):
     def _with_criteria(
         self, split: TokenSet, rows: Sequence[Row | Readable], tokenizer: PreTrainedTokenizerBase
     ) -> TokenSet:
-        """Windows of some rows, with the tokens of each row's criterion: padded ids (R, K), and how many there are."""
+        """Add the tokens of each row's criterion to its windows: padded ids (R, K), and their number (R,)."""
         pad_id, length = tokenizer.pad_token_id, self.context.settings.joint.criterion_length
         if not isinstance(pad_id, int):
             raise ConfigError(
@@ -136,7 +135,7 @@ class JointTask(ClassAndSpanTask):
 
 
 def criteria_source(settings: TrialSettings) -> ModelSettings:
-    """Which model reads criteria; ``model.revision`` is of the one that reads texts."""
+    """Return the model that reads criteria; ``model.revision`` is of the one that reads texts."""
     name = settings.joint.criteria_model
     if name is None:
         return settings.model

@@ -1,4 +1,4 @@
-"""The task ``share``: one encoder reads (criterion, text), or text alone; two heads give a class and a span."""
+"""The task ``share``: a class and a span by two heads on one encoder of (criterion, text), or text alone."""
 
 from typing import final
 
@@ -13,7 +13,7 @@ class ShareTask(ClassAndSpanTask):
     """A class and a span of each row, from windows that one encoder reads."""
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
-        """The encoder with its two heads."""
+        """Return the encoder with its two heads."""
         settings = self.context.settings
         encoder = make(settings.model, self.kind)
         weighting = settings.multitask.weighting

@@ -1,4 +1,4 @@
-"""Two encoders: one reads the criterion, the other the text; the first is brought into the token vectors of the second.
+"""Two encoders: the criterion's vectors are fused into the token vectors of the text, and two heads score them.
 
 Dimension suffixes: ``B`` windows, ``L`` tokens of a window, ``K`` tokens of a criterion, ``D`` width of token
 vectors of the text, ``C`` classes.
@@ -30,12 +30,12 @@ from dryfit.tasks.joint.two_heads import TwoHeads
 CRITERION_IDS: Final = "criterion_ids"
 CRITERION_MASK: Final = "criterion_mask"
 CRITERIA_PART: Final = "criteria"
-"""Folder within a saved model's own that keeps what belongs to the criterion's encoder."""
+"""Subfolder of a saved model with the files of the criterion's encoder."""
 
 
 @final
 class CriterionFusion(nn.Module):
-    """Brings a criterion into each token vector of a text.
+    """Fuses a criterion into each token vector of a text.
 
     ``add``, ``concat`` and ``gate`` take the mean of the criterion's token vectors, projected to the text's width where
     it differs: ``h + c``, ``W [h; c] + b``, and ``g * h + (1 - g) * c`` with ``g = sigmoid(W [h; c] + b)`` for each
@@ -44,7 +44,7 @@ class CriterionFusion(nn.Module):
     3.2.3; as many heads as the text's encoder has, if its width can be divided by them).
 
     Args:
-        kind: Which of them.
+        kind: Which fusion.
         text: The text's encoder.
         criteria: The criterion's encoder.
         dropout: Of attention probabilities.
@@ -67,7 +67,7 @@ class CriterionFusion(nn.Module):
     def forward(
         self, hidden_BLD: torch.Tensor, criterion_BKD: torch.Tensor, criterion_mask_BK: torch.Tensor
     ) -> torch.Tensor:
-        """Fuse; (B, L, D).
+        """Return the fused token vectors, (B, L, D).
 
         Args:
             hidden_BLD: Token vectors of the text.
@@ -75,11 +75,11 @@ class CriterionFusion(nn.Module):
             criterion_mask_BK: 1 for tokens, 0 for padding.
         """
         if self.kind is Fusion.ATTENTION:
-            barred_BK = criterion_mask_BK == 0
-            found_BLD, _ = self.attention(
-                hidden_BLD, criterion_BKD, criterion_BKD, key_padding_mask=barred_BK, need_weights=False
+            padding_BK = criterion_mask_BK == 0
+            attended_BLD, _ = self.attention(
+                hidden_BLD, criterion_BKD, criterion_BKD, key_padding_mask=padding_BK, need_weights=False
             )
-            return hidden_BLD + found_BLD
+            return hidden_BLD + attended_BLD
         mean_BD = self.project(mean_of_tokens(criterion_BKD, criterion_mask_BK))
         mean_BLD = mean_BD.unsqueeze(1).expand_as(hidden_BLD)
         if self.kind is Fusion.ADD:
@@ -100,11 +100,11 @@ class TwoEncoders(EncoderModel):
         encoder_of_criteria: Of criteria; its first layers may be those of the other.
         joint: The ``[joint]`` table.
         spec: The shape of the head for classes.
-        weighting: How the losses of the two heads are weighed.
+        weighting: How the losses of the two heads are weighted.
         limits: As in :class:`~dryfit.tasks.base.TaskModel`.
 
     Raises:
-        ConfigError: Layers are to be shared, and the encoders are not of one model, or have no layers of their own.
+        ConfigError: Layers are to be shared, and the encoders are of different models, or have no list of layers.
     """
 
     encoder_paths = ("encoder", "encoder_of_criteria")
@@ -130,7 +130,7 @@ class TwoEncoders(EncoderModel):
         self._unneeded_of_criteria = unneeded_outputs(encoder_of_criteria)
 
     def pretrained(self) -> Mapping[str, PreTrainedModel]:
-        """Both encoders."""
+        """Return both encoders."""
         return {"": self.encoder, CRITERIA_PART: self.encoder_of_criteria}
 
     def forward(
@@ -160,15 +160,15 @@ class TwoEncoders(EncoderModel):
 
 
 def share_layers(first: PreTrainedModel, second: PreTrainedModel, joint: JointSettings) -> None:
-    """Give the second encoder the embeddings and the first layers of the first one: the same parameters, not copies.
+    """Share the embeddings and first layers of one encoder with another: the same parameters, not copies.
 
     Args:
-        first: Keeps what it has.
-        second: Of the same model; changed in place.
-        joint: Says which share of the layers, rounded to whole ones; at 0 not even the embeddings.
+        first: Stays as it is.
+        second: An encoder of the same model; changed in place.
+        joint: Its ``share_ratio`` of the layers, rounded, is shared; at 0 not even the embeddings are.
 
     Raises:
-        ConfigError: They are not of one model, or it has no list of layers.
+        ConfigError: The encoders are of different models, or have no list of layers.
     """
     if joint.share_ratio == 0:
         return

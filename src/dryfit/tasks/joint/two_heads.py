@@ -1,4 +1,4 @@
-"""Two heads on the same token vectors: one gives a row's class, the other where its evidence starts and ends.
+"""Two heads on the same token vectors: one for the row's class, one for the start and end of its evidence.
 
 Dimension suffixes: ``B`` windows, ``L`` tokens, ``D`` width of token vectors, ``C`` classes, ``2`` two parts.
 """
@@ -17,12 +17,12 @@ from dryfit.tasks.heads import EncoderModel, HeadSpec, dtype_of, make_head, pool
 
 @final
 class TwoHeads(nn.Module):
-    """A head for classes and a head for spans; with uncertainty weighting, the two variances that weigh their losses.
+    """A head for classes and a head for spans; with uncertainty weighting also the variances that weight their losses.
 
     Args:
         width: Of the token vectors.
-        spec: The shape of the head for classes; that for spans has the same hidden layers.
-        weighting: How the two losses are weighed.
+        spec: The shape of the head for classes; the one for spans has the same hidden layers.
+        weighting: How the two losses are weighted.
     """
 
     def __init__(self, width: int, spec: HeadSpec, weighting: Weighting) -> None:
@@ -35,7 +35,7 @@ class TwoHeads(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format that it computes in."""
+        """Dtype of the weights."""
         return dtype_of(self.spans)
 
     def forward(self, hidden_BLD: torch.Tensor, mask_BL: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -63,7 +63,7 @@ class SharedEncoder(EncoderModel):
     Args:
         encoder: The encoder.
         spec: The shape of the head for classes.
-        weighting: How the losses of the two heads are weighed.
+        weighting: How the losses of the two heads are weighted.
         limits: As in :class:`~dryfit.tasks.base.TaskModel`.
     """
 

@@ -1,4 +1,4 @@
-"""The losses of a class and of a span as one: two parts, each with a normaliser of its own.
+"""The loss of a class and a span: two parts, each with a normaliser of its own.
 
 Dimension suffixes: ``B`` windows of a batch, ``2`` the two parts: class, span.
 """
@@ -16,7 +16,7 @@ from dryfit.tasks.tokens.token_set import CLASSES
 
 TRAINS_CLASS: Final = "trains_class"
 TRAINS_SPAN: Final = "trains_span"
-"""Entries of a batch: 1 for windows that train this part, 0 for others. Without them every window trains both."""
+"""Entries of a batch: 1 for windows that train this part, else 0. Without them every window trains both."""
 
 
 @final
@@ -30,7 +30,7 @@ class TwoLosses:
     Args:
         settings: The ``[multitask]`` table.
         classes: The loss of classes.
-        loss: The ``[loss]`` table; its ``alpha`` weighs classes and no positions.
+        loss: The ``[loss]`` table; its ``alpha`` applies to classes only.
     """
 
     def __init__(self, settings: MultitaskSettings, classes: ScoreLoss, loss: LossSettings) -> None:
@@ -39,12 +39,12 @@ class TwoLosses:
         self._spans = SpanLoss(loss.model_copy(update={"alpha": None}))
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """What both parts are divided by, (2,), fp64; 1 where no window of the batch trains a part."""
+        """Return the normalisers of both parts, (2,), fp64; 1 where no window of the batch trains a part."""
         weights_2 = self._weights(batch)
         return torch.where(weights_2 > 0, weights_2, 1)
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """Both parts, summed over the windows that train each, (2,)."""
+        """Return both parts, summed over the windows that train each, (2,)."""
         assert isinstance(outputs, tuple)
         classes_BC, spans_BL2 = outputs[:2]
         rows_B = self._classes.row_losses(classes_BC, {"labels": batch[CLASSES]})
@@ -56,7 +56,7 @@ class TwoLosses:
             weight = self._settings.criteria_weight
             return parts_2 * parts_2.new_tensor([weight, 1 - weight])
         logs_2 = outputs[2][0]
-        # s / 2 is there once for a batch: its micro-batches share it by their weights.
+        # s / 2 counts once for a batch: its micro-batches share it by their weights.
         return parts_2 * torch.exp(-logs_2) + self._weights(batch).to(parts_2) * logs_2 / 2
 
     def _weights(self, batch: Batch) -> torch.Tensor:

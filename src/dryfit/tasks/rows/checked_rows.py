@@ -1,4 +1,8 @@
-"""Checked rows and splits: every bad input is named with its file, row and value before any trial starts."""
+"""Checked rows and splits of a data set; errors name file, row and value before any trial starts.
+
+Labels are checked here as the user's files have them. :mod:`dryfit.tasks.guard` checks them again as tensors, in tokens
+and batches, which a cache or a worker may have damaged.
+"""
 
 import json
 import re
@@ -16,7 +20,7 @@ from dryfit.core.settings.tables import DataSettings
 from dryfit.tasks.rows.sources import RawRow, read_rows
 
 _OPTIONAL: Final = ("id", "criterion", "group", "evidence")
-"""Columns that are read where they are there."""
+"""Columns that are read where the source has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,10 @@ class Row:
 
     Attributes:
         id: Unique over all splits.
-        criterion: What the text is asked for; None where the data set has text alone.
-        label: Its class, or with ``data.multi_label`` the classes it has, in order; it may have none. None where the
-            task reads no label.
-        group: What may not cross splits; the row's own id where the data set has no groups.
+        criterion: The question about the text; None where the data set has text alone.
+        label: Its class, or with ``data.multi_label`` all its classes in order, which may be none. None where the task
+            reads no label.
+        group: Rows of one group stay in one split; the row's own id where the data set has no groups.
         evidence: Spans [start, end) of characters of the text.
         place: Where the row came from, for messages.
     """
@@ -41,12 +45,12 @@ class Row:
     evidence: tuple[tuple[int, int], ...]
     place: str
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Columns that the task asked for, as they stand in the source."""
+    """Columns that the task asks for, as they stand in the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnlabelledRow:
-    """One row to predict: what the model reads of it, and what it is called by. See :class:`Row`."""
+    """One row to predict. See :class:`Row`."""
 
     id: str | None
     text: str
@@ -55,7 +59,7 @@ class UnlabelledRow:
 
 
 class Readable(Protocol):
-    """What a model reads of a row."""
+    """A row that a model can read."""
 
     @property
     def text(self) -> str:
@@ -64,7 +68,7 @@ class Readable(Protocol):
 
     @property
     def criterion(self) -> str | None:
-        """What the text is asked for."""
+        """The question about the text."""
         ...
 
 
@@ -73,7 +77,7 @@ Splits = dict[str, tuple[Row, ...]]
 
 
 LABELLED: Final = frozenset({"label"})
-"""What a row must have where nothing else is said."""
+"""Columns that a row must have by default."""
 
 
 def load_splits(data: DataSettings, required: Set[str] = LABELLED, further: tuple[str, ...] = ()) -> Splits:
@@ -81,12 +85,12 @@ def load_splits(data: DataSettings, required: Set[str] = LABELLED, further: tupl
 
     Args:
         data: Where they are.
-        required: What each row must have beside its text: ``label``, ``evidence``, ``criterion``. The names are keys
-            of ``[data]``; their values name the columns.
+        required: What each row must have beside its text: ``label``, ``evidence``, ``criterion``. These are keys of
+            ``[data]``, whose values name the columns.
         further: Columns that each row must have and keeps in ``extra``.
 
     Raises:
-        ConfigError: The sources are not named as they must be.
+        ConfigError: Sources are missing, or named twice.
         DataError: A file, row or value is wrong.
     """
     named = {TRAIN: data.train, VALIDATION: data.validation, TEST: data.test}
@@ -111,7 +115,7 @@ def load_splits(data: DataSettings, required: Set[str] = LABELLED, further: tupl
 
 
 def split_by_group(rows: tuple[Row, ...], data: DataSettings) -> Splits:
-    """Cut one source into splits so that no group is in two; see :func:`dryfit.core.settings.splits.split_groups`."""
+    """Divide one source into splits, no group in two of them; see :func:`dryfit.core.settings.splits.split_groups`."""
     rule = SplitRule(data.validation_fraction, data.test_fraction, data.split_seed)
     of_group = split_groups(
         (row.group for row in rows),
@@ -130,7 +134,7 @@ def split_by_group(rows: tuple[Row, ...], data: DataSettings) -> Splits:
 
 
 def fingerprint(splits: Splits) -> str:
-    """Hash of all prepared rows, in order."""
+    """Return a hash of all prepared rows, in order."""
     state = xxhash.xxh3_128()
     for name in sorted(splits):
         state.update(f"\x1d{name}\x1d{len(splits[name])}".encode())
@@ -142,7 +146,7 @@ def fingerprint(splits: Splits) -> str:
 
 
 def label_counts(rows: tuple[Row, ...]) -> dict[int, int]:
-    """Rows per label; a row that has several counts for each of them."""
+    """Return the number of rows of each label; a row with several labels counts for each."""
     return dict(sorted(Counter(label for row in rows for label in _labels_of(row)).items()))
 
 
@@ -153,7 +157,7 @@ def _labels_of(row: Row) -> tuple[int, ...]:
 
 
 def unlabelled_row(raw: RawRow, *, text: str, criterion: str | None, row_id: str) -> UnlabelledRow:
-    """Check a row to predict; columns that the model does not read are not looked at.
+    """Check a row to predict; columns that the model does not read are ignored.
 
     Args:
         raw: The row.
@@ -162,7 +166,7 @@ def unlabelled_row(raw: RawRow, *, text: str, criterion: str | None, row_id: str
         row_id: Column with the row's id, which may be absent.
 
     Raises:
-        DataError: A column is missing, or a text is none.
+        DataError: A column is missing, or a text is empty or no text.
     """
     for column in (text, criterion):
         if column is not None and column not in raw.values:
@@ -188,13 +192,13 @@ def _checked(source: str, data: DataSettings, required: Set[str], further: tuple
 
 
 def _row(raw: RawRow, data: DataSettings, has: Mapping[str, bool], further: tuple[str, ...]) -> Row:
-    # A label that the task does not read may stand there or not.
-    looked_at = {name: wanted for name, wanted in has.items() if wanted or name != "label"}
-    columns = {data.text: True, **{getattr(data, name): wanted for name, wanted in looked_at.items()}}
+    # A label that the task does not read may be there or not.
+    expected = {name: wanted for name, wanted in has.items() if wanted or name != "label"}
+    columns = {data.text: True, **{getattr(data, name): wanted for name, wanted in expected.items()}}
     for column, wanted in (columns | dict.fromkeys(further, True)).items():
         if wanted != (column in raw.values):
-            found = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"
-            raise _error(raw, found, allowed=f"columns of this row: {', '.join(map(str, raw.values))}")
+            problem = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"
+            raise _error(raw, problem, allowed=f"columns of this row: {', '.join(map(str, raw.values))}")
     text = _text(raw, data.text)
     class_of = _several_labels if data.multi_label else _label
     row_id = _name(raw, data.id) if has["id"] else f"{raw.source}:{raw.number}"
@@ -230,7 +234,7 @@ def _label(raw: RawRow, data: DataSettings) -> int:
     value = raw.values[data.label]
     allowed = f"an integer from 0 to {data.num_labels - 1} (data.num_labels = {data.num_labels})"
     if isinstance(value, str) and raw.source.endswith(".csv") and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
-        value = int(value)  # CSV knows text alone
+        value = int(value)  # CSV has text alone
     if isinstance(value, bool) or not isinstance(value, int):
         raise _error(raw, f"{data.label} is {value!r}, not an integer", allowed=allowed)
     if not 0 <= value < data.num_labels:
@@ -253,7 +257,7 @@ def _several_labels(raw: RawRow, data: DataSettings) -> tuple[int, ...]:
 
 
 def _from_csv(raw: RawRow, value: Any, *, empty: str = "") -> Any:
-    """What a cell means: CSV knows text alone, so a list stands there as JSON."""
+    """Return the value of a cell: CSV has text alone, so that a list stands there as JSON."""
     if isinstance(value, str) and raw.source.endswith(".csv"):
         with suppress(json.JSONDecodeError):  # refused by the caller, with its value
             return json.loads(value or empty)
@@ -280,7 +284,7 @@ def _error(raw: RawRow, found: str, *, allowed: str, hint: str = "") -> DataErro
 
 
 def _check_across(splits: Splits, data: DataSettings) -> None:
-    """What no row shows alone: repeated ids, groups in two splits, absent classes, mixed text-alone rows."""
+    """Refuse what no row shows alone: repeated ids, groups in two splits, criteria in some splits only."""
     seen: dict[str, str] = {}
     split_of: dict[str, tuple[str, Row]] = {}
     with_criterion = splits[TRAIN][0].criterion is not None if splits[TRAIN] else True
@@ -310,10 +314,10 @@ def _check_across(splits: Splits, data: DataSettings) -> None:
 
 
 def check_classes(splits: Splits, data: DataSettings) -> None:
-    """Refuse classes from which nothing is learned: no training row has them, or every one where each is for itself.
+    """Refuse classes that cannot be learned: no training row has them, or with ``multi_label`` every row.
 
     Raises:
-        DataError: There is one.
+        DataError: There is such a class.
     """
     rows = splits[TRAIN]
     counts = label_counts(rows)

@@ -1,4 +1,4 @@
-"""Read raw rows from JSONL, CSV, Parquet and hub data sets, each with the place it came from."""
+"""Read raw rows from JSONL, CSV, Parquet and hub data sets, each with its place in the source."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ class RawRow:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be read, where the rows after it can.
+    """A row that cannot be read, while the rows after it can.
 
     Attributes:
         number: As of a :class:`RawRow`.
@@ -56,7 +56,7 @@ def read_rows(source: str) -> list[RawRow]:
         source: A ``.jsonl``, ``.csv`` or ``.parquet`` file, or ``hub:NAME[:SPLIT[:CONFIG]]``.
 
     Raises:
-        DataError: The source is absent, of another kind, not UTF-8, or a line is no object.
+        DataError: The source is missing, of another kind or not UTF-8, or a line is not a JSON object.
     """
     return list(_all_good(stream_rows(source)))
 
@@ -68,10 +68,10 @@ def stream_rows(source: str) -> Iterator[RawRow | BadRow]:
         source: As for :func:`read_rows`.
 
     Yields:
-        Each row, or what is wrong with it where the next one can still be told.
+        Each row, or its error where the next row can still be read.
 
     Raises:
-        DataError: The source is absent, of another kind, or cannot be read any further. Absence is told at once.
+        DataError: The source cannot be read any further; or at once, where it is missing or of another kind.
     """
     if source.startswith(HUB_PREFIX):
         return _hub(source)

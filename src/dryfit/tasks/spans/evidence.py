@@ -1,4 +1,4 @@
-"""The task ``evidence``: (criterion, text), or text alone, to the span of the text that shows it, or to none.
+"""The task ``evidence``: find the span of a text that shows a criterion, or none (extractive question answering).
 
 Dimension suffixes: ``W`` windows of a split, ``R`` rows, ``K`` numbers kept of a window.
 """
@@ -28,12 +28,12 @@ from dryfit.tasks.tokens.token_set import Tokens, TokenSet, check_room, tokens_o
 from dryfit.tasks.tokens.windows import Cut, Spans, Windows, cut_into_windows
 
 _BLANK = "blank"
-"""In ``TokenSet.extra``: how many spans of white space alone each row of the data has."""
+"""Entry of ``TokenSet.extra``: the number of spans of white space alone in each row of the data."""
 
 
 @final
 class EvidenceTask(EncoderTask):
-    """Start and end scores of each token of each window; decoding makes one span of a row's windows, or none.
+    """Start and end scores of each token of each window, decoded to one span of the row, or none.
 
     Args:
         context: Settings, rows and tokens.
@@ -54,11 +54,11 @@ class EvidenceTask(EncoderTask):
 
     @property
     def shared_tokens(self) -> int:
-        """Windows next to each other have this many tokens of the text in common."""
+        """Tokens of the text that two neighbouring windows share."""
         return self._span.doc_stride
 
     def metric_names(self) -> tuple[str, ...]:
-        """Every metric of spans, and the plain cross entropy of the windows."""
+        """Return the metrics of spans, and the plain cross entropy of windows."""
         return (*SPAN_METRICS, Metric.LOSS)
 
     def check_rows(self, splits: Splits) -> None:
@@ -85,21 +85,21 @@ class EvidenceTask(EncoderTask):
         return tokens_of(sets, tokenizer, pairs=splits[TRAIN][0].criterion is not None)
 
     def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
-        """Cut texts into windows; no row has a gold span."""
+        """Cut texts into windows without gold spans."""
         return cut_into_windows(rows, [()] * len(rows), tokenizer, self._cut).tokens
 
     def remarks(self, tokens: Tokens) -> tuple[str, ...]:
-        """Rows whose evidence is in no window, or longer than any answer."""
+        """Return remarks on rows whose evidence is in no window, or longer than any answer."""
         return tuple(text for name, split in tokens.splits.items() for text in span_remarks(name, split, self.context))
 
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
-        """All windows with a span, and as many others as ``span.negatives`` asks for."""
+        """Return all windows with a span, and as many others as ``span.negatives`` asks for."""
         if self._span.negatives is None:
             return None
         return epoch_windows(Windows(tokens).has_span_W, self._span.negatives, seed=seed, epoch=epoch)
 
     def model(self, make: MakeBase, *, seed: int = 0) -> TaskModel:
-        """The encoder with a head on each token."""
+        """Return the encoder with a head on each token."""
         settings = self.context.settings
         encoder = make(settings.model, self.kind)
         spec = HeadSpec(settings.head, self.num_outputs, cls_last=self.context.facts.cls_last, per_token=True)
@@ -110,51 +110,51 @@ class EvidenceTask(EncoderTask):
         return collate_windows(tokens, rows, pad_id=self.context.facts.pad_id)
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
-        """Inputs and the text's mask of (rows, length), two labels and a null position for each window."""
+        """Return sizes (rows, length) for inputs and the text's mask; two labels and a null position a window."""
         sizes = super().batch_sizes(rows, length, segments=segments)
         return sizes | {"text_mask": (rows, length), "nulls": (rows,), "labels": (rows, 2)}
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """Windows of the batch."""
+        """Return the number of windows."""
         return self._loss.batch_weight(batch)
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """Mean of start's and end's loss, summed over windows."""
+        """Return the mean of the start's and the end's loss, summed over windows."""
         assert isinstance(outputs, torch.Tensor)
         return self._loss.loss_sum(outputs, batch)
 
     def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """The best candidates of each window, and what stands against them."""
+        """Keep the best candidates of each window, and the scores of no span."""
         assert isinstance(outputs, torch.Tensor)
         return pack(outputs, batch, self._span)
 
     def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
-        """The threshold of null that is the best by the study's metric, where it is asked for."""
+        """Return the null threshold that is best by the study's metric, with ``null_policy = "calibrated"``."""
         if self._span.null_policy != "calibrated":
-            return super().fit(kept, tokens)  # nothing, and that without decoding
+            return super().fit(kept, tokens)  # without decoding
         return self._answers(kept, tokens).fit()
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
-        """All metrics of a split's answers, and the plain cross entropy of its windows."""
+        """Return the metrics of a split's answers, and the plain cross entropy of its windows."""
         loss = float(window_losses(kept).double().mean())
         return self._answers(kept, tokens).metrics(fitted) | {str(Metric.LOSS): loss}
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
-        """The span with its text and score, or none; beside it null's score and all candidates."""
+        """Yield the span with its text and score, or none, with null's score and all candidates."""
         return self._answers(kept, tokens).predictions(rows, self.context.fitted)
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
-        """The scores of each token: other models' candidates are looked up in them."""
+        """Keep the scores of each token, to look up other models' candidates in them."""
         del batch
         assert isinstance(outputs, torch.Tensor)
         return token_scores(outputs)
 
-    def averaged(self, said: Sequence[ModelOutputs]) -> SpanAnswers:
-        """The mean of the probabilities that each answer has; see :mod:`dryfit.tasks.spans.span_average`."""
-        windows = Windows(said[0].tokens)
-        return SpanAnswers(mean_decoded(said, self._span), windows, self._span, self.context.metric)
+    def averaged(self, outputs: Sequence[ModelOutputs]) -> SpanAnswers:
+        """Return the mean of the probabilities of each answer; see :mod:`dryfit.tasks.spans.span_average`."""
+        windows = Windows(outputs[0].tokens)
+        return SpanAnswers(mean_decoded(outputs, self._span), windows, self._span, self.context.metric)
 
     def _answers(self, kept: torch.Tensor, tokens: TokenSet) -> SpanAnswers:
         windows = Windows(tokens)
@@ -174,17 +174,17 @@ class EvidenceTask(EncoderTask):
 
 
 def spans_with_text(row: Row) -> Spans:
-    """A row's gold spans but those of white space alone, which cutting a text into passages leaves behind."""
+    """Return a row's gold spans without those of white space alone, which cutting a text into passages leaves."""
     return tuple((start, end) for start, end in row.evidence if row.text[start:end].strip())
 
 
 def span_remarks(split: str, tokens: TokenSet, context: TaskContext) -> Iterator[str]:
-    """What of a split's gold spans cannot be learned, or cannot be answered; only what there is.
+    """Yield remarks on gold spans of a split that cannot be learned, or cannot be answered.
 
     Args:
         split: Its name.
         tokens: Its windows.
-        context: The settings they were cut by.
+        context: The settings that they were cut by.
     """
     windows, span = Windows(tokens), context.settings.span
     unfit, has = int(windows.unfit_R.sum()), int((windows.golds.counts_R > 0).sum())
@@ -207,7 +207,7 @@ def span_remarks(split: str, tokens: TokenSet, context: TaskContext) -> Iterator
 
 
 def collate_windows(tokens: TokenSet, rows: Sequence[int], *, pad_id: int) -> Batch:
-    """Make the batch of some windows: inputs, which tokens are the text's, null positions and labels."""
+    """Return the batch of some windows: inputs, the text's mask, null positions and labels."""
     windows, batch = Windows(tokens), pad_rows(tokens, rows, pad_id=pad_id)
     text_mask = padded(windows.offsets_T2[:, 1], tokens, rows) > 0
     picked = list(rows)

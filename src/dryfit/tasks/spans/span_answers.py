@@ -1,4 +1,4 @@
-"""Spans that were decoded, as answers: a threshold of null fitted, metrics, and what is said of each row.
+"""Answers from decoded spans: the fitted null threshold, metrics and predictions.
 
 Dimension suffixes: ``R`` rows, ``K`` candidates of a row, ``2`` start and end.
 """
@@ -17,19 +17,19 @@ from dryfit.tasks.spans.span_metrics import row_scores, span_metrics
 from dryfit.tasks.tokens.windows import Windows
 
 NULL_THRESHOLD: Final = "null_threshold"
-"""What ``null_policy = "calibrated"`` fits."""
+"""Name of the fitted threshold of ``null_policy = "calibrated"``."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SpanAnswers:
-    """What one model, or several, say of the spans of rows; an :class:`~dryfit.tasks.averaging.Answers`.
+    """Spans of rows, of one model or the mean of several; an :class:`~dryfit.tasks.averaging.Answers`.
 
     Attributes:
         decoded: The best spans of each row.
-        windows: Of these rows; their gold spans and words are read.
+        windows: Of these rows, with their gold spans and words.
         settings: The ``[span]`` table.
-        metric: The study's; None: nothing is chosen by it.
+        metric: The study's metric, by which the threshold is chosen; None: by ``token_f1``.
     """
 
     decoded: Decoded
@@ -38,11 +38,11 @@ class SpanAnswers:
     metric: MetricName | None = None
 
     def fit(self) -> Mapping[str, float]:
-        """The threshold of null that is the best by the study's metric, where it is asked for.
+        """Return the null threshold that is best by the study's metric, with ``null_policy = "calibrated"``.
 
-        By any but the means over all rows (``exact_match``, ``span_iou``) it is that with the best ``token_f1``: most
-        others do not depend on it, and the best by ``null_recall``, ``null_precision`` or ``token_f1_has`` alone would
-        answer nearly all rows with none, or nearly none.
+        For metrics other than means over all rows (``exact_match``, ``span_iou``) it is the best by ``token_f1``: most
+        of them do not depend on the threshold, and the best by ``null_recall``, ``null_precision`` or ``token_f1_has``
+        alone would answer nearly all rows with none, or nearly none.
         """
         if self.settings.null_policy != "calibrated":
             return {}
@@ -54,25 +54,25 @@ class SpanAnswers:
         return {NULL_THRESHOLD: fit_threshold(self.decoded.differences_R, with_span, without)}
 
     def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
-        """All metrics of the answers."""
+        """Return the metrics of the answers."""
         answers_R2 = self.decoded.answers(rows_without(self.decoded, self.settings, fitted.get(NULL_THRESHOLD, 0.0)))
         return span_metrics(answers_R2, self.windows.golds, self.windows.words)
 
     def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
-        """The span with its text and score, or none; beside it null's score and all candidates."""
+        """Yield the span with its text and score, or none, with null's score and all candidates."""
         without_R = rows_without(self.decoded, self.settings, fitted.get(NULL_THRESHOLD, 0.0))
         for row, one in enumerate(rows):
-            yield _said(self.decoded, row, one.text, without=bool(without_R[row]))
+            yield _prediction(self.decoded, row, one.text, without=bool(without_R[row]))
 
 
-def _said(decoded: Decoded, row: int, text: str, *, without: bool) -> dict[str, object]:
-    """What a prediction says of a row's span.
+def _prediction(decoded: Decoded, row: int, text: str, *, without: bool) -> dict[str, object]:
+    """Return the prediction of a row's span.
 
     Args:
         decoded: The candidates of all rows.
         row: Which row.
         text: Its text.
-        without: It shall have no span.
+        without: Whether it is answered with no span.
     """
     candidates = [
         {"span": [start, end], "score": score}
