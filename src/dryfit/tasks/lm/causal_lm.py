@@ -1,4 +1,4 @@
-"""The task ``causal-lm``: each token from those before it, of a text, or of the answer to a prompt.
+"""The task ``causal-lm``: next-token prediction, of a text or of the answer to a prompt.
 
 Dimension suffixes: ``B`` sequences, ``L`` tokens, ``V`` words of the vocabulary, ``N`` tokens of all sequences, ``R``
 rows of a split.
@@ -38,7 +38,7 @@ _ADAPTERS = ("*lora_*",)
 
 @final
 class CausalLm(TaskModel):
-    """Scores of the next token; no cache of keys and values is kept.
+    """Scores of the next token, without a cache of keys and values.
 
     Args:
         decoder: A causal language model, or PEFT's model around one.
@@ -51,16 +51,16 @@ class CausalLm(TaskModel):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters are trained beside frozen weights."""
+        """Whether adapters are trained on frozen weights."""
         return hasattr(self.decoder, "peft_config")
 
     def base(self) -> PreTrainedModel:
-        """The language model, under its adapters."""
+        """Return the language model without the wrapper of its adapters."""
         decoder: Any = self.decoder
         return cast("PreTrainedModel", decoder.get_base_model() if self.has_adapters else decoder)
 
     def adapted(self) -> nn.Module | None:
-        """PEFT's model, of which adapters alone are saved."""
+        """Return PEFT's model, of which only adapters are saved; None without adapters."""
         return self.decoder if self.has_adapters else None
 
     def forward(
@@ -84,7 +84,7 @@ class CausalLm(TaskModel):
 
 @final
 class CausalLmTask(EncoderTask):
-    """Cross entropy of each token that is learned, given those before it.
+    """Cross entropy of each learned token, given those before it.
 
     Args:
         context: Settings, rows and tokens.
@@ -103,24 +103,24 @@ class CausalLmTask(EncoderTask):
         self._mix = self._lm.mix if self._lm.format == "both" else None
 
     def with_token_loss(self, token_loss: TokenLoss) -> "CausalLmTask":
-        """See :class:`~dryfit.tasks.lm.token_loss.OverTokens`."""
+        """Return the task with another sum of token losses; see :class:`~dryfit.tasks.lm.token_loss.OverTokens`."""
         return CausalLmTask(self.context, token_loss)
 
     @property
     def required(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]  # here it depends
-        """Columns that the prompts and answers are made of."""
+        """Columns that prompts and answers are made of."""
         parts = parts_of(self._lm)
         columns = {PromptPart.CRITERIA: "label", PromptPart.EVIDENCE: "evidence"}
         wanted = {columns[part] for part in parts if part in columns}
         return frozenset(wanted | ({"criterion"} if self._lm.format == "instruction" else set[str]()))
 
     def metric_names(self) -> tuple[str, ...]:
-        """The held-out loss of a token of the answers; where answers are generated, how many are exactly right."""
+        """Return the loss of a token of the answers; where answers are generated, also their exact match."""
         generated = self._lm.format != "text" and self._lm.generate_rows > 0
         return (Metric.LOSS, *((Metric.EXACT_MATCH,) if generated else ()))
 
     def check_rows(self, splits: Splits) -> None:
-        """Refuse rows without any evidence where it is what is asked for.
+        """Refuse rows without any evidence where prompts ask for it.
 
         Raises:
             DataError: No training row has evidence.
@@ -134,12 +134,12 @@ class CausalLmTask(EncoderTask):
             )
 
     def token_key(self) -> str:
-        """The keys that prompts and answers are made by, and whether several share a sequence."""
+        """Return the keys that prompts and answers depend on, and whether examples share a sequence."""
         decides = {"format", "criteria_prompt", "evidence_prompt", "answers", "no_evidence", "chat", "packing"}
         return f"causal-lm {canonical_json(self._lm.model_dump(mode='json', include=decides))}"
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-        """Prompts and answers of all rows; those of the training rows share sequences if that is asked for."""
+        """Tokenise prompts and answers of all rows; with ``lm.packing`` training examples share sequences."""
         most = self.context.settings.train.max_length
         prompts = PromptTokenizer(tokenizer, self._lm, most)
         words = (
@@ -154,7 +154,7 @@ class CausalLmTask(EncoderTask):
         return Tokens(sets, pad_id=prompts.pad_id, cls_last=False, pairs=splits[TRAIN][0].criterion is not None)
 
     def model(self, make: MakeBase, *, seed: int = 0) -> CausalLm:
-        """The language model; with adapters, which the seed draws, its weights are frozen, in their own format."""
+        """Return the language model; with adapters, which the seed draws, its weights are frozen in ``lora.base``."""
         model, lora = self.context.settings.model, self._lora
         if lora.r == 0:
             decoder = make(model, self.kind)
@@ -168,7 +168,7 @@ class CausalLmTask(EncoderTask):
         return build(lambda: CausalLm(adapted))
 
     def check_model(self, model: TaskModel) -> None:
-        """Refuse to pack sequences for a model in which one example would see another.
+        """Refuse packing for a model in which one example would see another.
 
         Raises:
             ConfigError: It would.
@@ -177,7 +177,7 @@ class CausalLmTask(EncoderTask):
             check_packing(model)
 
     def collate(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        """Pad some sequences, and say what is learned of them."""
+        """Pad some sequences, with labels."""
         return labelled(
             tokens,
             rows,
@@ -188,22 +188,22 @@ class CausalLmTask(EncoderTask):
         )
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
-        """All of (rows, length): each token has a label."""
+        """Return (rows, length) for every entry: each token has a label."""
         del segments
         names = entries(learn_prompt=self._lm.learn_prompt, packing=self._lm.packing, mix=self._mix is not None)
         return dict.fromkeys(names, (rows, length))
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """Weights of the tokens that are learned, together; their number where they weigh the same."""
+        """Return the summed weights of the learned tokens; their number where all weigh the same."""
         learned_BL = batch["labels"][:, 1:] != IGNORED
         if "weights" in batch:
             return batch["weights"][:, 1:].masked_fill(~learned_BL, 0).sum()
         return learned_BL.sum()
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """Summed over tokens, in fp32 or better.
+        """Return the loss summed over tokens, in fp32 or better.
 
-        Labels are shifted and not the scores: a shifted view of them would be copied.
+        Labels are shifted and not scores: a shifted view of scores would be copied.
         """
         assert isinstance(outputs, torch.Tensor)
         next_N = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).flatten()
@@ -211,10 +211,10 @@ class CausalLmTask(EncoderTask):
         return self._token_loss(outputs.flatten(0, 1), next_N, weights_N)
 
     def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """For each row, the loss of its answers' tokens, summed, and how many these are; all tokens weigh the same.
+        """Keep for each row the summed loss and the number of its answers' tokens; all tokens weigh the same.
 
-        So a loss compares trials with other weights of the parts, or that learn prompts too. Row by row, as the
-        scores of many are large.
+        So the loss compares trials with other weights of the parts, or that learn prompts too. It is computed row by
+        row, since the scores of many are large.
         """
         assert isinstance(outputs, torch.Tensor)
         answers_BL = batch.get("answers", batch["labels"])
@@ -226,7 +226,7 @@ class CausalLmTask(EncoderTask):
         return torch.stack(rows)
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
-        """The mean loss of a token."""
+        """Return the mean loss of a token."""
         del tokens, fitted
         lost, count = kept.double().sum(dim=0).tolist()
         return {Metric.LOSS: lost / count if count else math.nan}
@@ -234,7 +234,7 @@ class CausalLmTask(EncoderTask):
     def measure(
         self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
     ) -> Mapping[str, float]:
-        """How many answers to a fixed sample of the rows are exactly right."""
+        """Return the share of exactly right answers to a fixed sample of the rows."""
         assert isinstance(model, CausalLm)
         if Metric.EXACT_MATCH not in self.metric_names():
             return {}
@@ -252,24 +252,24 @@ class CausalLmTask(EncoderTask):
         return {Metric.EXACT_MATCH: share}
 
     def measured_rows(self, batch_rows: int) -> int:
-        """Prompts that are answered at once."""
+        """Return how many prompts are answered at once."""
         if Metric.EXACT_MATCH not in self.metric_names():
             return 0
         return min(PROMPTS_AT_ONCE, batch_rows, self._lm.generate_rows)
 
     def rehearse_measure(self, model: TaskModel, rows: int, length: int) -> None:
-        """Answer prompts as long as whole rows, without values."""
+        """Answer prompts as long as whole rows, on tensors without values."""
         rehearse(model.base(), rows, length, max_new_tokens=self._lm.max_new_tokens)
 
     def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
-        """Rows to predict whose prompt has no room even without its text, or that lack a criterion."""
-        prompts, found = self._prompts(tokenizer), dict[int, DataError]()
+        """Return an error for each row whose prompt does not fit even without its text, or that lacks a criterion."""
+        prompts, errors = self._prompts(tokenizer), dict[int, DataError]()
         for index, row in enumerate(rows):
             try:
                 self._asked(row, prompts)
             except DataError as error:
-                found[index] = error
-        return found
+                errors[index] = error
+        return errors
 
     def generate(
         self,
@@ -280,7 +280,7 @@ class CausalLmTask(EncoderTask):
         batch_rows: int,
         beat: Callable[[], None],
     ) -> Iterator[dict[str, object]]:
-        """The answer to each row's prompts; of a plain text, how it goes on."""
+        """Yield the answers to each row's prompts; of a plain text, its continuation."""
         assert isinstance(model, CausalLm)
         prompts = self._prompts(tokenizer)
         asked = [self._asked(cast("UnlabelledRow", row), prompts) for row in rows]
@@ -295,22 +295,23 @@ class CausalLmTask(EncoderTask):
             )
         )
         for _ in rows:
-            found = {part: next(texts).strip() for part in parts_of(self._lm)}
-            yield {"text": found[PromptPart.WHOLE]} if PromptPart.WHOLE in found else dict(self._said(found))
+            parts = {part: next(texts).strip() for part in parts_of(self._lm)}
+            yield {"text": parts[PromptPart.WHOLE]} if PromptPart.WHOLE in parts else dict(self._prediction(parts))
 
-    def _said(self, found: Mapping[PromptPart, str]) -> Iterator[tuple[str, object]]:
-        if PromptPart.CRITERIA in found:
+    def _prediction(self, answers: Mapping[PromptPart, str]) -> Iterator[tuple[str, object]]:
+        if PromptPart.CRITERIA in answers:
             words = answer_words(self._lm, self.context.data.num_labels)
-            yield "answer", found[PromptPart.CRITERIA]
-            yield "label", words.index(found[PromptPart.CRITERIA]) if found[PromptPart.CRITERIA] in words else None
-        if PromptPart.EVIDENCE in found:
-            evidence = found[PromptPart.EVIDENCE]
+            word = answers[PromptPart.CRITERIA]
+            yield "answer", word
+            yield "label", words.index(word) if word in words else None
+        if PromptPart.EVIDENCE in answers:
+            evidence = answers[PromptPart.EVIDENCE]
             yield "evidence", None if evidence == self._lm.no_evidence.strip() else evidence
 
     def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> PromptTokenizer:
         return PromptTokenizer(tokenizer, self._lm, self.context.settings.train.max_length)
 
     def _asked(self, row: UnlabelledRow, prompts: PromptTokenizer) -> list[list[int]]:
-        """The ids of a row's prompts, with room behind them for an answer."""
+        """Return the ids of a row's prompts, which leave room for an answer."""
         room = min(self._lm.max_new_tokens, self.context.settings.train.max_length // 2)
         return [prompts.question(one, room=room)[0] for one in questions(row, self._lm)]

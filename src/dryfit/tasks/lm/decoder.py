@@ -1,4 +1,4 @@
-"""What the task ``causal-lm`` asks of its pretrained model beyond loading it: frozen weights in 8 bits, and packing."""
+"""Checks and formats of the pretrained decoder of ``causal-lm``: packing, and frozen weights in 8 bits."""
 
 import inspect
 from importlib.util import find_spec
@@ -19,20 +19,20 @@ BASE_DTYPES: Final = {
     BaseFormat.BF16: torch.bfloat16,
     BaseFormat.INT8: torch.int8,
 }
-"""Torch's own name of each format of frozen weights."""
+"""Torch's dtype of each format of frozen weights."""
 
 _SAME: Final = 1e-6
-"""Of the largest score: what masked tokens may add. It is nothing: their weights are zero."""
+"""Share of the largest score that masked tokens may change: only rounding, since their weights are zero."""
 
 _CLOSE: Final = 2e-2
-"""Of the largest score: what other shapes may round to in half precision."""
+"""Share of the largest score that other shapes may change by rounding in half precision."""
 
 
 def check_base(base: BaseFormat, precision: Precision) -> None:
-    """Refuse frozen weights in fp16 without mixed precision: gradients would pass through them in fp16, unscaled.
+    """Refuse frozen weights in fp16 without mixed precision: gradients would pass through them unscaled.
 
     Raises:
-        ConfigError: They are.
+        ConfigError: The combination is refused.
     """
     if base in (BaseFormat.FP16, BaseFormat.INT8) and precision is Precision.FP32:
         raise ConfigError(
@@ -44,10 +44,10 @@ def check_base(base: BaseFormat, precision: Precision) -> None:
 
 
 def check_packing(model: TaskModel) -> None:
-    """Refuse sequences of several examples for a decoder in which one would change another.
+    """Refuse packing for a decoder in which one example would change another's scores.
 
-    The decoder is asked: a second example is scored behind two different first ones, and alone. It does not matter what
-    its weights are, or how it comes that it sees what it should not.
+    The decoder is tried: a second example is scored behind two different first ones, and alone. The test holds for any
+    weights, and whatever the cause.
 
     Raises:
         ConfigError: The second example's scores are not its own.
@@ -76,10 +76,10 @@ def check_packing(model: TaskModel) -> None:
 
 
 def frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Give a model without data the number format its weights are frozen in, for planning.
+    """Cast a model without data to the dtype of its frozen weights, for planning.
 
     Raises:
-        TraceError: The format is of 8 bits, whose kernels are not modelled.
+        TraceError: The format has 8 bits, whose kernels are not modelled.
     """
     if dtype is torch.int8:
         raise TraceError("planning frozen weights", 'lora.base is "int8"', '"fp32", "fp16" or "bf16"')
@@ -89,10 +89,10 @@ def frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def load_int8(source: ModelSource, config: PreTrainedConfig, device: torch.device | str) -> PreTrainedModel:
-    """Load a decoder through transformers, which quantises each weight as it reads it; the rest is in fp16.
+    """Load a decoder by transformers, which quantises weights while it reads them; the rest is in fp16.
 
     Raises:
-        MachineError: bitsandbytes or a CUDA device is absent.
+        MachineError: bitsandbytes or a CUDA device is missing.
         LoadError: transformers found weights that are missing, stray or of another shape.
     """
     doing, allowed = 'loading a base in 8 bits (lora.base = "int8")', "a CUDA device and bitsandbytes"
@@ -100,7 +100,7 @@ def load_int8(source: ModelSource, config: PreTrainedConfig, device: torch.devic
         raise MachineError(doing, f"the device is {device}", allowed, 'lora.base = "bf16" runs anywhere')
     if find_spec("bitsandbytes") is None:
         raise MachineError(doing, "bitsandbytes is not installed", allowed, "pip install 'dryfit[8bit]'")
-    found: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         weights_folder(source),
         config=config,
         dtype=torch.float16,
@@ -109,8 +109,8 @@ def load_int8(source: ModelSource, config: PreTrainedConfig, device: torch.devic
         trust_remote_code=source.trust_remote_code,
         output_loading_info=True,
     )
-    decoder, told = found
-    wrong = {name: sorted(map(str, keys)) for name, keys in told.items() if keys}
+    decoder, problems = loaded
+    wrong = {name: sorted(map(str, keys)) for name, keys in problems.items() if keys}
     if wrong:
         said = "; ".join(f"{name}: {few(keys)}" for name, keys in wrong.items())
         raise LoadError(f"loading {source.name} in 8 bits", said, allowed="every weight once, in its own shape")

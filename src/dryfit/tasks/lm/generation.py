@@ -1,4 +1,4 @@
-"""Answers that a causal language model generates: the likeliest token each time, until it ends or has no room.
+"""Greedy generation of answers by a causal language model.
 
 Dimension suffixes: ``B`` prompts, ``L`` tokens.
 """
@@ -21,7 +21,7 @@ PROMPTS_AT_ONCE: Final = 8
 
 
 def sampled(count: int, wanted: int, seed: int) -> list[int]:
-    """Some of so many examples, in order: the same ones for the same arguments."""
+    """Return the indices of a fixed random sample of examples, ascending."""
     if wanted >= count:
         return list(range(count))
     generator = torch.Generator().manual_seed(derive_seed(seed, "generate"))
@@ -29,7 +29,7 @@ def sampled(count: int, wanted: int, seed: int) -> list[int]:
 
 
 def exact_match(generated: Sequence[str], wanted: Sequence[str]) -> float:
-    """Share of the answers that are as they should be; white space around them is not looked at."""
+    """Return the share of answers that equal the wanted ones, apart from white space around them."""
     same = [one.strip() == other.strip() for one, other in zip(generated, wanted, strict=True)]
     return sum(same) / len(same)
 
@@ -44,13 +44,13 @@ def matches(
     batch_rows: int,
     beat: Callable[[], None],
 ) -> float:
-    """Exact match of the answers to some examples of a split.
+    """Return the exact match of the answers to some examples of a split.
 
     Args:
         decoder: On its device, in eval mode; see :func:`answer`.
         tokens: The split; each row is one example.
         examples: Which ones.
-        prompts: Makes text of ids.
+        prompts: Decodes ids.
         max_new_tokens: Longest answer that is generated.
         batch_rows: Prompts at once.
         beat: Called once a batch, as a sign of life.
@@ -63,8 +63,8 @@ def matches(
         answer_at = first + int(answered_T.int().argmax())
         asked.append(tokens.ids_T[first:answer_at].tolist())
         wanted.append(prompts.text_of(tokens.ids_T[answer_at:end].tolist()))
-    found = answer(decoder, asked, prompts, max_new_tokens=max_new_tokens, batch_rows=batch_rows, beat=beat)
-    return exact_match(found, wanted)
+    answers = answer(decoder, asked, prompts, max_new_tokens=max_new_tokens, batch_rows=batch_rows, beat=beat)
+    return exact_match(answers, wanted)
 
 
 def answer(
@@ -76,18 +76,18 @@ def answer(
     batch_rows: int,
     beat: Callable[[], None],
 ) -> list[str]:
-    """What a model answers to some prompts, in their order. Draws no random number.
+    """Return a model's answers to some prompts, in their order. Draws no random number.
 
     Args:
         decoder: A causal language model in eval mode, with or without adapters.
         asked: The ids of each prompt, one at least.
-        prompts: Makes text of ids.
+        prompts: Decodes ids.
         max_new_tokens: Longest answer.
         batch_rows: Prompts at once, those of similar length together.
         beat: Called once a batch, as a sign of life.
     """
     model: Any = decoder
-    # What comes with a model (a temperature, a penalty of repetition) would fill what this leaves open.
+    # A model's own generation config (temperature, repetition penalty) would fill what is left open here.
     model.generation_config = GenerationConfig()
     limit = most_tokens(model.config)
     device = next(decoder.parameters()).device
@@ -105,17 +105,17 @@ def answer(
                 eos_token_id=prompts.end_id,
                 pad_token_id=prompts.pad_id,
             )
-            found_BL = model.generate(
+            answers_BL = model.generate(
                 input_ids=ids_BL.to(device), attention_mask=mask_BL.to(device), generation_config=greedy
             )
-            for row, ids in zip(rows, found_BL[:, ids_BL.shape[1] :].tolist(), strict=True):
+            for row, ids in zip(rows, answers_BL[:, ids_BL.shape[1] :].tolist(), strict=True):
                 texts[row] = prompts.text_of(_until(ids, prompts.end_id))
             beat()
     return texts
 
 
 def rehearse(base: PreTrainedModel, rows: int, length: int, *, max_new_tokens: int) -> None:
-    """What of :func:`answer` takes most memory: reading the prompts, and the last token.
+    """Run the parts of :func:`answer` that take most memory: reading the prompts, and the last token.
 
     The loop is that of ``GenerationMixin._sample`` in transformers: keys and values of all tokens are kept, each new
     token makes a layer's grow by a copy, and the scores of the last position are copied in fp32.
@@ -135,7 +135,7 @@ def rehearse(base: PreTrainedModel, rows: int, length: int, *, max_new_tokens: i
             return
         for layer in cache.layers:
             if all(isinstance(getattr(layer, name, None), torch.Tensor) for name in ("keys", "values")):
-                # No name for what is there: its copy takes its place.
+                # Bound to no name: the copy replaces the old tensor.
                 layer.update(_more_of(layer.keys, new - 2), _more_of(layer.values, new - 2))  # pyright: ignore
         _next_token(base, cache, torch.zeros((rows, 1), dtype=torch.int64, device=device))
 
@@ -143,20 +143,20 @@ def rehearse(base: PreTrainedModel, rows: int, length: int, *, max_new_tokens: i
 def _next_token(base: PreTrainedModel, cache: DynamicCache, ids_BL: torch.Tensor) -> None:
     rows, known = ids_BL.shape[0], cache.get_seq_length()
     mask_BL = torch.ones((rows, known + ids_BL.shape[1]), dtype=torch.int64, device=ids_BL.device)
-    places_BL = mask_BL.cumsum(dim=-1)[:, known:] - 1  # of each row: padding on the left moves them
-    given = {"position_ids": places_BL, "logits_to_keep": 1}
-    taken = {name: given[name] for name in given if name in signature(base.forward).parameters}
+    places_BL = mask_BL.cumsum(dim=-1)[:, known:] - 1  # of each row: padding on the left shifts them
+    options = {"position_ids": places_BL, "logits_to_keep": 1}
+    taken = {name: options[name] for name in options if name in signature(base.forward).parameters}
     outputs = base(input_ids=ids_BL, attention_mask=mask_BL, past_key_values=cache, use_cache=True, **taken)
     outputs.logits[:, -1].to(copy=True, dtype=torch.float32).argmax(dim=-1)
 
 
 def _more_of(kept: torch.Tensor, count: int) -> torch.Tensor:
-    """Keys or values of so many further tokens, in the memory of one; the tokens are the last dimension but one."""
+    """Return keys or values of further tokens in the memory of one; tokens are the last dimension but one."""
     return kept.new_empty((*kept.shape[:-2], 1, kept.shape[-1])).expand(*kept.shape[:-2], count, kept.shape[-1])
 
 
 def _room(wanted: int, width: int, limit: int | None) -> int:
-    """Tokens that an answer may have; each but the last needs a position of its own."""
+    """Return how many tokens an answer may have; each but the last needs a position."""
     return wanted if limit is None else min(wanted, max(1, limit - width + 1))
 
 
@@ -171,5 +171,5 @@ def _padded_left(asked: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Ten
 
 
 def _until(ids: Sequence[int], end_id: int) -> Sequence[int]:
-    """What comes before the end; rows that ended early are padded behind it."""
+    """Return the ids before the end token; rows that ended early are padded behind it."""
     return ids[: ids.index(end_id)] if end_id in ids else ids

@@ -1,4 +1,4 @@
-"""Batches of a causal language model: sequences of one or several examples, with what is learned of them.
+"""Batches of a causal language model: sequences of one or several examples, with labels.
 
 Dimension suffixes: ``B`` sequences, ``L`` tokens, ``T`` the tokens of one of them.
 """
@@ -20,7 +20,7 @@ PADDED: Final = (*INPUTS, "labels", "answers", "weights")
 
 
 def entries(*, learn_prompt: bool, packing: bool, mix: bool) -> tuple[str, ...]:
-    """What a batch has, each of (B, L)."""
+    """Return the names of a batch's entries, each (B, L)."""
     wanted = {"position_ids": packing, "answers": learn_prompt, "weights": mix}
     return tuple(name for name in PADDED if wanted.get(name, True))
 
@@ -28,14 +28,14 @@ def entries(*, learn_prompt: bool, packing: bool, mix: bool) -> tuple[str, ...]:
 def labelled(
     tokens: TokenSet, rows: Sequence[int], *, pad_id: int, learn_prompt: bool, packing: bool, mix: float | None
 ) -> Batch:
-    """The batch of some sequences, padded on the right to the longest of them.
+    """Return the batch of some sequences, padded on the right to the longest of them.
 
     Args:
         tokens: See :func:`dryfit.tasks.tokens.prompt_tokens.sequences`.
         rows: Which sequences.
         pad_id: Token that pads them.
         learn_prompt: Learn prompts too; ``answers`` then has the labels without them.
-        packing: Say positions, each example's from 0, and the padding's.
+        packing: Add positions, which start at 0 in each example and in the padding.
         mix: Weight of a token of a criteria answer, ``1 - mix`` for any other; None: all weigh the same.
 
     Returns:
@@ -60,7 +60,7 @@ def labelled(
 
 
 def _positions(roles_BL: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
-    """Each token's place in its example; those of the padding count from 0 too, as of an example of its own."""
+    """Return each token's position in its example; the padding counts from 0 as an example of its own."""
     places_L = torch.arange(roles_BL.shape[1])
     begins_BL = roles_BL & TokenRole.FIRST != 0
     padding_begins = mask_BL.sum(dim=1, keepdim=True)

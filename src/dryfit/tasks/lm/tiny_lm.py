@@ -1,4 +1,4 @@
-"""A causal language model to try things with: tiny, random, with a tokenizer that was trained on some texts."""
+"""A tiny random causal language model for first trials, with a tokenizer trained on the example texts."""
 
 import json
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ _MOST_TOKENS = 800
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer (as Qwen2 and GPT-2 have): every text of any script has tokens, and is their text.
+    """Train a byte-level BPE tokenizer (as of Qwen2 and GPT-2), which encodes any text without loss.
 
     Args:
-        texts: What merges are learned from.
-        vocab_size: Most tokens; 256 bytes and the special ones are always there.
+        texts: Texts to learn merges from.
+        vocab_size: Most tokens; 256 bytes and the special tokens are always included.
     """
     core = Tokenizer(BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -49,13 +49,13 @@ def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: 
     """Write a Qwen2 of random weights and its tokenizer into a folder.
 
     Args:
-        folder: Where to; made if absent.
-        texts: What the tokenizer is trained on.
-        vocab_size: Most tokens it has.
+        folder: Target; made if absent.
+        texts: Texts that the tokenizer is trained on.
+        vocab_size: Most tokens.
         seed: Of the weights.
 
     Returns:
-        How many weights the model has, and how many tokens the tokenizer.
+        The number of weights, and the number of tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
@@ -82,7 +82,7 @@ def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: 
 
 
 def write(body: TinyLmRequest, channel: ChildChannel) -> ChildResult:
-    """Child job TINY_LM: what ``init --task causal-lm`` writes beside the data."""
+    """Child job TINY_LM: write the model of ``init --task causal-lm``."""
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
     rows = [json.loads(line) for line in Path(body.source).read_text(encoding="utf-8").splitlines()]

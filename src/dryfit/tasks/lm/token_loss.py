@@ -1,4 +1,4 @@
-"""Cross entropies of tokens, summed: of scores of a whole vocabulary, or computed by somebody who has parts of them.
+"""Summed cross entropies of tokens, over a whole vocabulary or over shards of it on several ranks.
 
 Dimension suffixes: ``N`` tokens of all sequences, ``V`` words of the vocabulary.
 """
@@ -18,10 +18,10 @@ class TokenLoss(Protocol):
     def __call__(
         self, scores: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The sum, 0-dimensional, in fp32 or better.
+        """Return the sum, 0-dimensional, in fp32 or better.
 
         Args:
-            scores: (N, V), of all words, or of those that are this process's.
+            scores: (N, V), of all words, or of this rank's.
             targets: (N,), words; :data:`~dryfit.tasks.lm.lm_batch.IGNORED` for a token that is not learned.
             weights: (N,), of each token; None: all weigh the same.
         """
@@ -30,23 +30,23 @@ class TokenLoss(Protocol):
 
 @runtime_checkable
 class OverTokens(Protocol):
-    """A task that needs scores of words for nothing but such a sum, in its loss and in what it keeps."""
+    """A task that uses scores of words only for such sums, in its loss and in what it keeps."""
 
     def with_token_loss(self, token_loss: TokenLoss) -> Task:
-        """The same task, with the sum computed so."""
+        """Return the task with another way to compute the sum."""
         ...
 
 
 def over_tokens(task: Task) -> OverTokens | None:
-    """A task as one that needs no more than such a sum; None: it needs all scores, for all that is known.
+    """Return the task as one that needs such sums only; None: it may need all scores.
 
-    What a class derived from such a task does with scores, only that class can say, by a method of its own.
+    A class derived from such a task may use scores in other ways, and so must define the method itself.
     """
     return task if isinstance(task, OverTokens) and "with_token_loss" in vars(type(task)) else None
 
 
 def whole_token_loss(scores: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """The sum where all scores are here; see :class:`TokenLoss`."""
+    """Return the sum from scores of the whole vocabulary; see :class:`TokenLoss`."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if weights is None:
         return F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")

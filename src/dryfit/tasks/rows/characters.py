@@ -1,4 +1,4 @@
-"""White space, words and stray characters of a text, as positions: what spans are made of, without the text.
+"""Positions of white space, words and untokenised characters of a text, for spans without the text itself.
 
 Dimension suffixes: ``N`` characters, ``T`` tokens, ``W`` words.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Flags = NDArray[np.bool_]
 Positions = NDArray[np.int32]
 
-# What str.isspace says; Unicode has none above.
+# The white space of str.isspace; Unicode has none above.
 _SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32)
 # Scripts that write no spaces between words: ideographs (the blocks of BERT's BasicTokenizer), and kana.
 _ONE_BY_ONE = (
@@ -27,12 +27,12 @@ _ONE_BY_ONE = (
 
 
 def space_flags(text: str) -> Flags:
-    """Which characters are white space, (N,)."""
+    """Return which characters are white space, (N,)."""
     return np.isin(_codes(text), _SPACES)
 
 
 def word_spans(text: str) -> Positions:
-    """Words of a text: runs of characters without white space; ideographs and kana are words of their own.
+    """Return the words of a text: runs without white space; each ideograph and kana is a word.
 
     Returns:
         Start and end of each, (W, 2).
@@ -52,7 +52,7 @@ def word_spans(text: str) -> Positions:
 
 
 def covered(characters: int, spans_T2: Positions) -> Flags:
-    """Which characters of a text are in any of some spans, (N,)."""
+    """Return which characters of a text are in any of some spans, (N,)."""
     edges_N = np.zeros(characters + 1, dtype=np.int64)
     np.add.at(edges_N, spans_T2[:, 0], 1)
     np.add.at(edges_N, spans_T2[:, 1], -1)
@@ -62,11 +62,11 @@ def covered(characters: int, spans_T2: Positions) -> Flags:
 @final
 @dataclass(frozen=True, slots=True)
 class Trimmer:
-    """Spans of one text without the white space at their ends.
+    """Trims white space from the ends of spans of one text.
 
     Attributes:
-        next_N: The first character from each position on that is no white space; one more entry for the end.
-        last_N: One after the last character before each position that is no white space.
+        next_N: First character at or after each position that is not white space; one more entry for the end.
+        last_N: One after the last character before each position that is not white space.
     """
 
     next_N: Positions
@@ -74,11 +74,11 @@ class Trimmer:
 
     @classmethod
     def of(cls, space_N: Flags) -> "Trimmer":
-        """The trimmer of a text with this white space."""
+        """Make the trimmer of a text with this white space."""
         return cls(_next(~space_N), _after_last(~space_N))
 
     def trimmed(self, spans_T2: NDArray[Any]) -> Positions:
-        """The spans without white space at their ends; (0, 0) where nothing is left.
+        """Return the spans without white space at their ends; (0, 0) where nothing is left.
 
         Args:
             spans_T2: Starts and ends, within the text.
@@ -90,14 +90,14 @@ class Trimmer:
 @final
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Which token a character belongs to that no token stands for: an accent, a mark of no width.
+    """Assigns characters that tokenizers drop (accents, zero-width marks) to neighbouring tokens.
 
-    Tokenizers drop such characters. Each belongs to the token right before it, or right after it where it begins a
-    word: so the tokens of a word cover it, and a span of whole words is one of whole tokens.
+    Each belongs to the token right before it, or right after it at the beginning of a word: so the tokens of a word
+    cover it, and a span of whole words is one of whole tokens.
 
     Attributes:
-        starts_N: Where a token really starts that says it starts there; one more entry for the end.
-        ends_N: The same of ends.
+        starts_N: Extended start of a token by its own start; one more entry for the end.
+        ends_N: The same for ends.
     """
 
     starts_N: Positions
@@ -105,7 +105,7 @@ class Owners:
 
     @classmethod
     def of(cls, space_N: Flags, tokens_T2: Positions) -> "Owners":
-        """Look at a whole text.
+        """Assign the characters of a whole text.
 
         Args:
             space_N: Its white space.
@@ -120,23 +120,23 @@ class Owners:
         return cls(np.where(taken_N, positions_N, begins_N), _next(~stray_N))
 
     def extended(self, tokens_T2: Positions) -> Positions:
-        """Tokens with the stray characters that belong to them."""
-        found_T2 = np.stack([self.starts_N[tokens_T2[:, 0]], self.ends_N[tokens_T2[:, 1]]], axis=1)
-        return np.where((tokens_T2[:, 0] < tokens_T2[:, 1])[:, None], found_T2, 0).astype(np.int32)
+        """Return tokens with the dropped characters that belong to them."""
+        extended_T2 = np.stack([self.starts_N[tokens_T2[:, 0]], self.ends_N[tokens_T2[:, 1]]], axis=1)
+        return np.where((tokens_T2[:, 0] < tokens_T2[:, 1])[:, None], extended_T2, 0).astype(np.int32)
 
 
 def _codes(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
 
 
-def _next(found_N: Flags) -> Positions:
-    """The first position from each one on that was found, or the end; one more entry than flags."""
-    count = len(found_N)
-    positions = np.where(np.append(found_N, True), np.arange(count + 1), count)
+def _next(flags_N: Flags) -> Positions:
+    """Return the first set position at or after each one, or the end; one more entry than flags."""
+    count = len(flags_N)
+    positions = np.where(np.append(flags_N, True), np.arange(count + 1), count)
     return np.minimum.accumulate(positions[::-1])[::-1].astype(np.int32)
 
 
-def _after_last(found_N: Flags) -> Positions:
-    """One after the last position before each one that was found, or 0; one more entry than flags."""
-    positions = np.concatenate([[0], np.where(found_N, np.arange(1, len(found_N) + 1), 0)])
+def _after_last(flags_N: Flags) -> Positions:
+    """Return one after the last set position before each one, or 0; one more entry than flags."""
+    positions = np.concatenate([[0], np.where(flags_N, np.arange(1, len(flags_N) + 1), 0)])
     return np.maximum.accumulate(positions).astype(np.int32)

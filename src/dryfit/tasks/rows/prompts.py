@@ -1,4 +1,4 @@
-"""What a causal language model is shown of a row, and what it shall answer."""
+"""Prompts and wanted answers of a causal language model, made from rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from dryfit.tasks.rows.checked_rows import Row, UnlabelledRow
 
 
 class PromptPart(IntEnum):
-    """What of a row is asked for."""
+    """What a prompt asks for."""
 
     WHOLE = 0
-    """All there is: a text as it is, or the answer to an instruction."""
+    """A plain text, or the answer to an instruction."""
     CRITERIA = 1
     EVIDENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A prompt and its answer.
+    """A prompt with its answer.
 
     Attributes:
         name: The row's id, with the part where a row has two prompts.
-        template: The prompt, with ``{criterion}`` and ``{text}``; None: there is none.
-        criterion: What stands for the first; None where the rows have none.
-        text: What stands for the second: what of the prompt may be cut.
-        answer: What is learned.
-        part: What is asked for.
+        template: The prompt with ``{criterion}`` and ``{text}``; None: there is no prompt.
+        criterion: Value of the first; None where rows have no criterion.
+        text: Value of the second, the only part of a prompt that may be cut.
+        answer: The text to learn.
+        part: What the prompt asks for.
         place: Where the row came from, for messages.
     """
 
@@ -41,17 +41,17 @@ class Exchange:
     place: str
 
     def prompt(self, characters: int | None = None) -> str:
-        """The prompt, with so many characters of the text; None: with all of it."""
+        """Return the prompt with the first characters of the text; None: with all of them."""
         if self.template is None:
             return ""
         return self.template.format(criterion=self.criterion, text=self.text[:characters])
 
 
 def answer_words(lm: LmSettings, num_labels: int) -> tuple[str, ...]:
-    """The word of each label.
+    """Return the word of each label.
 
     Raises:
-        ConfigError: There is not one for each, or two are the same.
+        ConfigError: There is not one word for each label, or two are the same.
     """
     words = tuple(word.strip() for word in lm.answers.split(","))
     if len(words) != num_labels or not all(words) or len(set(words)) < len(words):
@@ -65,12 +65,12 @@ def answer_words(lm: LmSettings, num_labels: int) -> tuple[str, ...]:
 
 
 def exchanges(row: Row, lm: LmSettings, words: Sequence[str]) -> tuple[Exchange, ...]:
-    """The prompts of a row with their answers.
+    """Return the prompts of a row with their answers.
 
     Args:
         row: A checked row.
         lm: The ``[lm]`` table.
-        words: Of the labels; read where the format asks for them.
+        words: Of the labels; used where the format asks for them.
 
     Raises:
         DataError: The row has no criterion, and a prompt asks for it.
@@ -87,7 +87,7 @@ def exchanges(row: Row, lm: LmSettings, words: Sequence[str]) -> tuple[Exchange,
 
 
 def questions(row: UnlabelledRow, lm: LmSettings) -> tuple[Exchange, ...]:
-    """The prompts of a row to predict, whose answers nobody knows; in the format ``text`` its text goes on.
+    """Return the prompts of a row to predict, without answers; in the format ``text`` the text is continued.
 
     Raises:
         DataError: The row has no criterion, and a prompt asks for it.
@@ -98,7 +98,7 @@ def questions(row: UnlabelledRow, lm: LmSettings) -> tuple[Exchange, ...]:
 
 
 def parts_of(lm: LmSettings) -> tuple[PromptPart, ...]:
-    """What each row is asked for."""
+    """Return the parts that each row is asked for."""
     match lm.format:
         case "text" | "instruction":
             return (PromptPart.WHOLE,)

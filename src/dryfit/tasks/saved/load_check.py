@@ -1,4 +1,4 @@
-"""What :func:`dryfit.tasks.saved.saved_model.load` would make of a folder, said without loading it."""
+"""Check whether :func:`dryfit.tasks.saved.saved_model.load` could load a folder, without loading it."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ _CONFIG_FILE = "config.json"
 
 
 def folder_health(source: str, task: str | None = None, *, trust: bool = False) -> Health:
-    """Look at a folder.
+    """Return the health of a model's folder.
 
     Args:
-        source: A trial's folder, any other model's, an adapter's, or ``minilm``.
+        source: Folder of a trial, of any other model or of an adapter, or ``minilm``.
         task: As in ``dryfit.load``; None: a trial's encoder with its head, else what the folder's config names.
         trust: Run code that comes with the model.
 
@@ -30,8 +30,8 @@ def folder_health(source: str, task: str | None = None, *, trust: bool = False) 
         ConfigError: There is no such task, the architecture has no such head, or its code is not trusted.
     """
     kind = kind_of(task) if task is not None else None
-    found = FolderSource(source, trust_remote_code=trust)
-    folder = local_folder(found)
+    model = FolderSource(source, trust_remote_code=trust)
+    folder = local_folder(model)
     if folder is None:
         raise LoadError(
             f"looking at {source}", "there is no such folder", allowed="a model's folder; nothing is downloaded"
@@ -46,11 +46,11 @@ def folder_health(source: str, task: str | None = None, *, trust: bool = False) 
                 f"looking at the adapter in {folder}", f"the task {task!r} was asked for", allowed="no task"
             )
         return adapter_health(folder)
-    return health(folder, Subject.MODEL, lambda: pretrained_candidate(found, kind))
+    return health(folder, Subject.MODEL, lambda: pretrained_candidate(model, kind))
 
 
 def _ensemble(folder: Path, *, trust: bool) -> Health:
-    """Every member's health; members that do not belong together, or one that is not there, are a finding."""
+    """Return every member's health; missing members, or some that do not belong together, are an error in it."""
     try:
         folders = read_ensemble(folder, trust=trust).folders
     except LoadError as error:

@@ -1,4 +1,4 @@
-"""What a trained model needs to know of the rows it was trained on, kept in its ``dryfit.json``."""
+"""Input format of a trained model (columns, length, labels, settings), kept in its ``dryfit.json``."""
 
 import json
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ MEMBERS = "members"
 BASE = "base"
 """Key of :data:`DRYFIT_FILE`: the path from the folder to the base of the adapters in it, if that is a folder."""
 FORMAT = 2
-"""Of :data:`DRYFIT_FILE`. Format 1 knew the task ``criteria`` alone, and said of it only what its head needs."""
+"""Format of :data:`DRYFIT_FILE`. Format 1 had only the task ``criteria``, and the shape of its head."""
 ENSEMBLE_FORMAT = 3
-"""The same of a folder with several models in it: an earlier dryfit says that it knows no such format."""
+"""Format of a folder with several models: an earlier dryfit refuses it as unknown."""
 
 
 class ModelInput(Settings):
-    """From a row to what the model reads, and from what it gives to what is said of the row.
+    """How a row becomes a model's input, and the model's output a prediction.
 
     Attributes:
-        task: What it learned; a class of the user's own without the folder it lies in.
+        task: Its task; a class of the user's own without the folder it lies in.
         id: Column with the row's id.
         text: Column with the text.
         criterion: Column with the criterion; None: the model reads text alone.
@@ -39,8 +39,8 @@ class ModelInput(Settings):
         num_labels: Classes of the data it was trained on.
         multi_label: Each class has a probability of its own.
         cls_last: The classification token is each row's last one.
-        settings: What it was trained with; of a model's folder only the last part of its path.
-        fitted: What was chosen on the validation rows.
+        settings: Settings of the training; of a model's folder only the last part of its path.
+        fitted: Numbers chosen on the validation rows.
     """
 
     task: TaskName = BuiltInTask.CRITERIA
@@ -56,14 +56,14 @@ class ModelInput(Settings):
     fitted: dict[str, float] = Field(default_factory=dict[str, float])
 
     def found(self, folder: Path, *, trust: bool) -> Self:
-        """The same, with the folder that a class of the user's own is imported from.
+        """Return a copy whose task has the folder that a class of the user's own is imported from.
 
         Args:
             folder: The model's.
             trust: Whether code that is not dryfit's may be run.
 
         Raises:
-            LoadError: It may not, or it is nowhere.
+            LoadError: It may not, or the class's file is not found.
         """
         if not is_own(self.task):
             return self
@@ -71,7 +71,7 @@ class ModelInput(Settings):
 
     @property
     def context(self) -> TaskContext:
-        """What the task is made from to use the model."""
+        """Return the context to make the task with."""
         train = self.settings.train.model_copy(update={"max_length": self.max_length})
         data = DataSettings(id=self.id, text=self.text, num_labels=self.num_labels, multi_label=self.multi_label)
         return TaskContext(
@@ -83,11 +83,11 @@ class ModelInput(Settings):
 
 
 def model_input(task: TaskName, context: TaskContext) -> ModelInput:
-    """What a model trained so needs to know."""
+    """Return the input format of a model that was trained in this context."""
     data, facts, model = context.data, context.facts, context.settings.model
     joint = context.settings.joint
     criteria = None if joint.criteria_model is None else _without_path(joint.criteria_model)
-    told = {
+    shortened = {
         "model": model.model_copy(update={"name": _without_path(model.name)}),
         "joint": joint.model_copy(update={"criteria_model": criteria}),
     }
@@ -101,7 +101,7 @@ def model_input(task: TaskName, context: TaskContext) -> ModelInput:
         num_labels=data.num_labels,
         multi_label=data.multi_label,
         cls_last=facts.cls_last,
-        settings=context.settings.model_copy(update=told),
+        settings=context.settings.model_copy(update=shortened),
         fitted=dict(context.fitted),
     )
 
@@ -111,20 +111,20 @@ def _without_path(name: str) -> str:
 
 
 def _instructs(task: TaskName, context: TaskContext) -> bool:
-    """Whether the text is an answer: rows to predict have the instruction alone."""
+    """Return whether the text is an answer: rows to predict have only the instruction."""
     return task is BuiltInTask.CAUSAL_LM and context.settings.lm.format == "instruction"
 
 
 def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:
-    """Read it from a model's folder.
+    """Read the input format from a model's folder.
 
     Args:
         folder: The model's.
         doing: For messages.
-        to_load: What the rows are like need not be known.
+        to_load: The format of rows may be missing, as for loading weights alone.
 
     Raises:
-        LoadError: The folder holds no model that dryfit trained, or one that does not say.
+        LoadError: The folder holds no model of dryfit's, or its format of rows is missing.
     """
     doing = doing or f"reading {folder / DRYFIT_FILE}"
     allowed = "a folder that `dryfit train` wrote, or a trial's best weights"
@@ -144,20 +144,20 @@ def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) ->
 
 
 def read_base(folder: Path) -> str | None:
-    """Return what :data:`BASE` is in a model's folder; None where it is not there.
+    """Return the value of :data:`BASE` in a model's folder; None where it is missing.
 
     Raises:
         LoadError: The file cannot be read.
     """
-    said = read_dryfit_file(folder, f"reading {folder / DRYFIT_FILE}", "a folder that dryfit saved").get(BASE)
-    return said if isinstance(said, str) else None
+    base = read_dryfit_file(folder, f"reading {folder / DRYFIT_FILE}", "a folder that dryfit saved").get(BASE)
+    return base if isinstance(base, str) else None
 
 
 def read_dryfit_file(folder: Path, doing: str, allowed: str) -> dict[str, Any]:
-    """What a saved folder says of itself.
+    """Return the content of ``dryfit.json``.
 
     Raises:
-        LoadError: It says nothing, or nothing that can be read.
+        LoadError: The file is missing or damaged.
     """
     try:
         meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""Several trained models in one folder: written by ``dryfit train``, loaded by anyone.
+"""Ensembles: several trained models in one folder, written by ``dryfit train``.
 
-``dryfit.json`` (format 3) names the members, each a saved model of its own in a folder below. So the whole can be
-copied, and a member can be used alone.
+``dryfit.json`` (format 3) names the members, each a saved model in a subfolder. So the whole can be copied, and a
+member can be used alone.
 """
 
 import json
@@ -37,11 +37,11 @@ _WHOLE: Final = "the whole folder, as `dryfit train --trial topK` wrote it"
 
 
 class Membership(Settings):
-    """What ``dryfit.json`` says of an ensemble that is needed to use it.
+    """Members of an ensemble, as in its ``dryfit.json``.
 
     Attributes:
-        members: Their folders within the ensemble's own; the first decides how a mean becomes an answer.
-        fitted: What was chosen by their mean on the validation rows.
+        members: Their subfolders; the first one's settings decode the mean into an answer.
+        fitted: Numbers chosen by their mean on the validation rows.
     """
 
     members: tuple[str, ...] = Field(min_length=2)
@@ -61,11 +61,11 @@ class Membership(Settings):
 
 @dataclass(frozen=True, slots=True)
 class EnsembleFolder:
-    """An ensemble's folder, looked at: its members are there and belong together.
+    """A checked folder of an ensemble: its members exist and belong together.
 
     Attributes:
         folders: Of the members.
-        reads: What each of them reads.
+        reads: Input format of each.
         fitted: As in :class:`Membership`.
     """
 
@@ -75,12 +75,12 @@ class EnsembleFolder:
 
     @property
     def task(self) -> AveragingTask:
-        """The first member's task, which makes one answer of all."""
+        """Return the first member's task, which averages all of them."""
         return averaging(make_task(self.reads[0].task, self.reads[0].context))
 
 
 def is_ensemble(folder: Path) -> bool:
-    """Whether a folder's ``dryfit.json`` speaks of several models; one that cannot be read does not."""
+    """Return whether a folder's ``dryfit.json`` is one of several models; False where it cannot be read."""
     try:
         meta = json.loads((folder / DRYFIT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -89,41 +89,41 @@ def is_ensemble(folder: Path) -> bool:
 
 
 def read_ensemble(folder: Path, *, trust: bool = False) -> EnsembleFolder:
-    """Look at an ensemble's folder; no weight is read.
+    """Check an ensemble's folder, without reading any weights.
 
     Args:
         folder: The ensemble's.
         trust: Run code that comes with a model.
 
     Raises:
-        LoadError: It is damaged, a member is not there, or members do not belong together.
+        LoadError: The folder is damaged, a member is missing, or members do not belong together.
         ConfigError: The members' task has no mean.
     """
     doing = f"reading the ensemble in {folder}"
     meta = read_dryfit_file(folder, doing, _WHOLE)
     try:
-        said = Membership.model_validate_json(json.dumps(meta.get("ensemble")))
+        membership = Membership.model_validate_json(json.dumps(meta.get("ensemble")))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(("ensemble", *map(str, first["loc"])))
         raise LoadError(doing, f"{where}: {first['msg']}", _WHOLE, "the folder is damaged") from error
-    folders = tuple(folder / name for name in said.members)
-    for member, name in zip(folders, said.members, strict=True):
+    folders = tuple(folder / name for name in membership.members)
+    for member, name in zip(folders, membership.members, strict=True):
         if not (member / DRYFIT_FILE).is_file():
             found = f"its member {name} is not there" if not member.is_dir() else f"{name} has no {DRYFIT_FILE}"
             raise LoadError(doing, found, _WHOLE, "copy the folder again, or repeat `dryfit train`")
     reads = tuple(read_model_input(member).found(member, trust=trust) for member in folders)
-    _check_agreement(doing, dict(zip(said.members, reads, strict=True)))
-    ensemble = EnsembleFolder(folders, reads, said.fitted)
+    _check_agreement(doing, dict(zip(membership.members, reads, strict=True)))
+    ensemble = EnsembleFolder(folders, reads, membership.fitted)
     _ = ensemble.task  # raises where there is no mean
     return ensemble
 
 
 def _check_agreement(doing: str, members: Mapping[str, ModelInput]) -> None:
-    """Refuse members that read other rows, or say something else of them.
+    """Refuse members with other tasks, columns or labels.
 
     Raises:
-        LoadError: There are some.
+        LoadError: Two members differ.
     """
     (first, read), *others = members.items()
     wanted = dict(_common(read))
@@ -149,9 +149,9 @@ def _common(read: ModelInput) -> Iterator[tuple[str, object]]:
 
 @final
 class Ensemble(nn.Module):
-    """The models of an ensemble, in order; ``dryfit predict`` averages what they say.
+    """The models of an ensemble, in order; ``dryfit predict`` averages their answers.
 
-    Each reads tokens of its own: call it with what its own tokenizer made of a row. ``members[0]`` is the first.
+    Each reads tokens of its own tokenizer. ``members[0]`` is the first.
 
     Args:
         members: At least two, in eval mode.
@@ -162,13 +162,13 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, inputs: Sequence[Mapping[str, torch.Tensor]]) -> tuple[Outputs, ...]:
-        """What each member says of its own inputs; nothing is averaged.
+        """Return each member's outputs for its own inputs; nothing is averaged.
 
         Args:
-            inputs: The keywords that each member is called with.
+            inputs: Keyword arguments of each member.
 
         Raises:
-            ConfigError: There are not as many as members.
+            ConfigError: There is not one for each member.
         """
         if len(inputs) != len(self.members):
             raise ConfigError(
@@ -188,20 +188,20 @@ def save_ensemble(
     facts: Mapping[str, Any],
     texts: Mapping[str, str],
 ) -> None:
-    """Put saved models into one folder, which appears by one rename and is on the disk when this returns.
+    """Put saved models into one folder, which appears by one rename and is on disk when this returns.
 
     Weights are linked where the file system can (a saved model's file is replaced, never written into), else copied.
 
     Args:
-        folder: Where to.
+        folder: Target.
         models: Folders of the members, the best first.
-        fitted: What was chosen by their mean.
-        facts: What ``dryfit.json`` shall say beside what is needed to use it.
+        fitted: Numbers chosen by their mean.
+        facts: Further entries of ``dryfit.json``.
         texts: Further files, by name.
     """
     names = tuple(f"{MEMBERS}/{place}" for place in range(1, len(models) + 1))
-    said = Membership(members=names, fitted=dict(fitted)).model_dump(mode="json")
-    text = canonical_json({"format": ENSEMBLE_FORMAT, **facts, "ensemble": said})
+    membership = Membership(members=names, fitted=dict(fitted)).model_dump(mode="json")
+    text = canonical_json({"format": ENSEMBLE_FORMAT, **facts, "ensemble": membership})
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     for name, model in zip(names, models, strict=True):

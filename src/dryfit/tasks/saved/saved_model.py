@@ -1,4 +1,4 @@
-"""A trained model as a folder: written by a trial, loaded by anyone."""
+"""Saved models: write a trained model into a folder, and load any model (``dryfit.load``)."""
 
 import os
 import shutil
@@ -98,9 +98,9 @@ def load(
         restore(trained, folder, LoadOptions(torch.device(device), dtype, missing, mode=mode))
         model = trained
     else:
-        found = FolderSource(str(source), trust_remote_code=trust)
+        pretrained = FolderSource(str(source), trust_remote_code=trust)
         kind = Kind.ENCODER if task is None else kind_of(task)
-        model, _ = load_pretrained(found, kind, device=device, dtype=dtype, missing=missing, mode=mode)
+        model, _ = load_pretrained(pretrained, kind, device=device, dtype=dtype, missing=missing, mode=mode)
     return model if attach is None else attach_adapter(model, Path(attach), device=device)
 
 
@@ -112,7 +112,7 @@ def _refuse_for_ensemble(folder: Path, asked: Mapping[str, object]) -> None:
 
 
 def kind_of(task: str) -> Kind:
-    """The kind that a task's word stands for.
+    """Return the kind of pretrained model that a word names.
 
     Raises:
         ConfigError: There is no such task.
@@ -133,15 +133,15 @@ def save_trained(
     """Save a model so that :func:`load` can build it again; atomic, also over an earlier one.
 
     A new folder appears by one rename. In a folder that is already there only the weights and ``dryfit.json`` change,
-    each by one rename, weights first: at every moment the folder can be loaded. It is on the disk when this returns:
-    what is told of it afterwards stays true over a power cut.
+    each by one rename, weights first: at every moment the folder can be loaded. It is on disk when this returns:
+    a later record of it holds even over a power cut.
 
     Args:
-        folder: Where to.
-        model: The model; its weights are written in their own dtype.
+        folder: Target.
+        model: The model; weights are written in their own dtype.
         tokenizer_folders: Where to copy each pretrained model's tokenizer from, and the code that comes with it; by
             folder, as :meth:`~dryfit.tasks.base.TaskModel.pretrained`.
-        facts: What ``dryfit.json`` shall say; its ``input`` is a :class:`~dryfit.tasks.saved.model_input.ModelInput`,
+        facts: Entries of ``dryfit.json``; its ``input`` is a :class:`~dryfit.tasks.saved.model_input.ModelInput`,
             by which the model is built again.
         texts: Further files of a new folder, by name.
     """
@@ -180,12 +180,12 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def weights_file(model: TaskModel) -> str:
-    """The file that a model's weights are saved to: what is trained, so of a model with adapters these alone."""
+    """Return the name of the file of a model's trained weights; of a model with adapters, of these alone."""
     return WEIGHTS_FILE if model.adapted() is None else ADAPTER_WEIGHTS
 
 
 def save_weights(model: TaskModel, path: Path) -> None:
-    """Write what :func:`restore` reads."""
+    """Write the trained weights, as :func:`restore` reads them."""
     adapted = model.adapted()
     if adapted is None:
         save_model(model, str(path), metadata={"format": "pt"})
@@ -194,7 +194,7 @@ def save_weights(model: TaskModel, path: Path) -> None:
 
 
 def restore(model: TaskModel, folder: Path, options: LoadOptions) -> None:
-    """Fill a model with weights that a trial saved; every tensor of the file must have its place.
+    """Fill a model with weights that a trial saved; every tensor of the file must be used.
 
     Raises:
         LoadError: A weight is missing, has no place or another shape, or the file is damaged.
@@ -214,13 +214,13 @@ def _revision(facts: Mapping[str, Any]) -> str | None:
 def trained_model(
     folder: Path, *, trust: bool, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> TaskModel:
-    """The model of a trial's folder, without what was trained.
+    """Return the model of a trial's folder, without its trained weights.
 
     Args:
         folder: The trial's.
         trust: Run code that comes with the model.
-        dtype: Of weights that were frozen; None: what they had in training.
-        device: Where these go.
+        dtype: Of frozen weights; None: that of the training.
+        device: Of frozen weights.
 
     Raises:
         LoadError: ``dryfit.json`` or a config is damaged, or of a later dryfit; or frozen weights are not where they

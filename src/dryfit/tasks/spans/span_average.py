@@ -1,12 +1,12 @@
-"""Spans of several models: the mean of the probabilities that they give to each answer.
+"""The mean of several models' spans: the mean of the probabilities that they give to each answer.
 
-An answer is a span of characters, or none. At that level models agree whose tokens and windows differ, and so it is
-there that probabilities are averaged: a mixture of the models' distributions over answers. Starts and ends are not
-averaged apart, as that would put one model's start beside another's end.
+An answer is a span of characters, or none. Models with different tokens and windows have these in common, and so
+probabilities are averaged there: a mixture of the models' distributions over answers. Starts and ends are not averaged
+separately, which would put one model's start beside another's end.
 
-What one model gives to a span is what it would be taught if the span were a gold one: the probability of the first of
-the fewest tokens that cover it as a start, times that of the last as an end, in the best window that holds it; nothing
-where no window does. Candidates are those of every model, and every model is asked for each.
+A model's probability of a span is that of the labels which the span would have as a gold one: of the first of the
+fewest tokens that cover it as a start, times that of the last as an end, in the best window that holds it; 0 where no
+window does. Candidates are those of every model, and each model scores all of them.
 
 Dimension suffixes: ``W`` windows of a split, ``T`` tokens of a split, ``R`` rows, ``N`` spans of all rows, ``L`` tokens
 of a window, ``K`` numbers kept of a window or of a span, ``2`` start and end.
@@ -20,7 +20,7 @@ import numpy as np
 from dryfit.core.settings.tables import SpanSettings
 from dryfit.tasks.averaging import ModelOutputs
 from dryfit.tasks.rows.characters import Positions, Trimmer, covered
-from dryfit.tasks.spans.span_decoding import Candidates, Decoded, Floats, Ints, log_normalisers, opinion, ranked
+from dryfit.tasks.spans.span_decoding import Candidates, Decoded, Floats, Ints, log_normalisers, ranked, row_candidates
 from dryfit.tasks.tokens.windows import Windows, covering_tokens
 
 
@@ -32,21 +32,21 @@ def mean_decoded(outputs: Sequence[ModelOutputs], settings: SpanSettings) -> Dec
             each token's scores as a start and as an end.
         settings: The ``[span]`` table by which the mean becomes an answer.
     """
-    opinions = [opinion(one.kept_RK, Windows(one.tokens), normalised=True) for one in outputs]
-    keys_NK, places = _distinct([candidates for candidates, _ in opinions])
+    models = [row_candidates(one.kept_RK, Windows(one.tokens), normalised=True) for one in outputs]
+    keys_NK, places = _distinct([candidates for candidates, _ in models])
     rows_N, spans_N2 = keys_NK[:, 0], keys_NK[:, 1:]
     by_model: list[Floats] = []
-    for one, (candidates, _), own in zip(outputs, opinions, places, strict=True):
+    for one, (candidates, _), own in zip(outputs, models, places, strict=True):
         logs_N = span_logs(one, rows_N, spans_N2)
         # Of several pairs of tokens with the same characters it is the likeliest that a model answers with.
         np.maximum.at(logs_N, own, candidates.logs_N)
         by_model.append(logs_N)
     mean = Candidates.of(rows_N, spans_N2, log_mean(by_model))
-    return ranked(mean, log_mean([nulls_R for _, nulls_R in opinions]), settings)
+    return ranked(mean, log_mean([nulls_R for _, nulls_R in models]), settings)
 
 
 def log_mean(logs: Sequence[Floats]) -> Floats:
-    """The log of the mean of several probabilities, from their logs."""
+    """Return the log of the mean of probabilities that are given by their logs."""
     return np.logaddexp.reduce(np.stack(logs), axis=0) - math.log(len(logs))
 
 
@@ -79,20 +79,20 @@ def span_logs(outputs: ModelOutputs, rows_N: Ints, spans_N2: Ints) -> Floats:
 
 
 def _reached(offsets_L2: Positions, spans_N2: Ints) -> Ints:
-    """Spans without what no token of their row stands for at their ends, as gold spans are learned."""
+    """Return spans without characters at their ends that no token covers, as gold spans are learned."""
     characters = int(max(offsets_L2.max(), spans_N2.max()))
     return Trimmer.of(~covered(characters, offsets_L2)).trimmed(spans_N2).astype(np.int64)
 
 
 def _runs(rows_N: Ints) -> Iterator[tuple[int, int, int]]:
-    """Each row that is there, with where its spans begin and end."""
+    """Yield each row with the range of its spans."""
     rows, firsts = np.unique(rows_N, return_index=True)
     yield from zip(rows.tolist(), firsts.tolist(), np.append(firsts, len(rows_N))[1:].tolist(), strict=True)
 
 
-def _distinct(found: Sequence[Candidates]) -> tuple[Ints, list[Ints]]:
-    """The different spans of several models (row, start and end), and the place there of each model's candidates."""
-    keys_NK = np.concatenate([np.column_stack([one.rows_N, one.spans_N2]) for one in found])
+def _distinct(models: Sequence[Candidates]) -> tuple[Ints, list[Ints]]:
+    """Return the distinct spans (row, start, end) of several models, and the indices of each one's candidates."""
+    keys_NK = np.concatenate([np.column_stack([one.rows_N, one.spans_N2]) for one in models])
     distinct_NK, places_N = np.unique(keys_NK, axis=0, return_inverse=True)
-    ends = np.cumsum([len(one.rows_N) for one in found])[:-1]
+    ends = np.cumsum([len(one.rows_N) for one in models])[:-1]
     return distinct_NK, np.split(places_N.reshape(-1), ends)  # numpy 2.0 gives a column

@@ -1,6 +1,6 @@
-"""From the scores of windows to one span of each row, or none.
+"""Decoding: from the scores of windows to one span of each row, or none.
 
-What a model gives is packed on its device into a few numbers of each window; all else is done on the host for a whole
+A model's outputs are packed on its device into a few numbers of each window; the rest is done on the host for a whole
 split at once. docs/tasks.md has the formulas.
 
 Dimension suffixes: ``B`` windows of a batch, ``L`` tokens, ``W`` windows of a split, ``R`` rows, ``N`` candidates of
@@ -28,20 +28,20 @@ _LOSS: Final = 4
 _FIELDS: Final = 4
 """Columns of each candidate: first and last token, their scores."""
 _ROUNDING: Final = 1e-5
-"""Differences of scores that are closer than this share of their usual size may be equal but for fp32's rounding."""
+"""Differences of scores that are closer than this share of their usual size are taken as equal: fp32 rounds."""
 _ALONE: Final = 1.0
-"""How far a threshold lies from the differences of all rows where these are equal."""
+"""Distance of a threshold from the differences of all rows where these are equal."""
 _LARGEST: Final = 1e30
-"""Scores beyond are taken for this: a sum of two stays finite, and a model that broke decodes to something."""
+"""Scores are clamped to this: a sum of two stays finite, and a broken model still decodes."""
 
 
 def answerable(batch: Batch) -> torch.Tensor:
-    """Which tokens a span may begin or end with: those of the text, and the null position, (B, L)."""
+    """Return which tokens a span may begin or end with: those of the text, and the null position, (B, L)."""
     return (batch["text_mask"] != 0).scatter(1, batch["nulls"].unsqueeze(1), value=True)
 
 
 def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.Tensor:
-    """Keep what decoding needs of windows: their best candidates and what stands against them.
+    """Pack what decoding needs of windows: their best candidates, null's scores and log normalisers.
 
     Candidates are all pairs of the ``topk`` best starts and ends, with the end not before the start and at most
     ``max_answer_len`` tokens; the ``topk`` best pairs stay.
@@ -57,8 +57,8 @@ def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.T
     text_BL = batch["text_mask"] != 0
     raw_BL2 = outputs.float()
     scores_BL2 = token_scores(outputs)
-    barred_BL = ~answerable(batch)
-    logs_B2 = scores_BL2.masked_fill(barred_BL.unsqueeze(-1), -math.inf).logsumexp(dim=1)
+    excluded_BL = ~answerable(batch)
+    logs_B2 = scores_BL2.masked_fill(excluded_BL.unsqueeze(-1), -math.inf).logsumexp(dim=1)
     nulls_B2 = _at(scores_BL2, batch["nulls"].unsqueeze(1).expand(-1, 2))
     text_scores_BL2 = scores_BL2.masked_fill(~text_BL.unsqueeze(-1), -math.inf)
     count = min(settings.topk, text_BL.shape[1])
@@ -70,41 +70,41 @@ def pack(outputs: torch.Tensor, batch: Batch, settings: SpanSettings) -> torch.T
     best_BK, pairs_BK = sums_BKK.flatten(1).topk(kept, dim=1)
     starts_BK, ends_BK = pairs_BK // count, pairs_BK % count
     candidates = [places_BK2[..., 0].gather(1, starts_BK), places_BK2[..., 1].gather(1, ends_BK)]
-    found = [tops_BK2[..., 0].gather(1, starts_BK), tops_BK2[..., 1].gather(1, ends_BK)]
-    # A pair that is none keeps no score: its two scores may be finite, and only their order or distance is wrong.
-    found = [scores_BK.masked_fill(best_BK == -math.inf, -math.inf) for scores_BK in found]
-    kept_BK4 = torch.stack([*candidates, *found], dim=-1).float()
+    scores = [tops_BK2[..., 0].gather(1, starts_BK), tops_BK2[..., 1].gather(1, ends_BK)]
+    # An invalid pair keeps no score: both its scores may be finite, with only the order or distance wrong.
+    scores = [scores_BK.masked_fill(best_BK == -math.inf, -math.inf) for scores_BK in scores]
+    kept_BK4 = torch.stack([*candidates, *scores], dim=-1).float()
     kept_BK4 = torch.nn.functional.pad(kept_BK4, (0, 0, 0, settings.topk - kept), value=-math.inf)
     losses_B = (logs_B2 - _at(raw_BL2, batch["labels"])).mean(dim=1)
     return torch.cat([nulls_B2, logs_B2, losses_B.unsqueeze(1), kept_BK4.flatten(1)], dim=1)
 
 
 def token_scores(outputs: torch.Tensor) -> torch.Tensor:
-    """Scores of each token as a start and as an end, in fp32, all of them finite."""
+    """Return the scores of each token as a start and as an end, finite and in fp32."""
     return outputs.float().nan_to_num(nan=-_LARGEST).clamp(-_LARGEST, _LARGEST)
 
 
 def window_losses(packed_WK: torch.Tensor) -> torch.Tensor:
-    """The plain cross entropy of each window, the mean of its start's and its end's, (W,)."""
+    """Return the plain cross entropy of each window, the mean of its start's and its end's, (W,)."""
     return packed_WK[:, _LOSS]
 
 
 def _at(scores_BL2: torch.Tensor, places_B2: torch.Tensor) -> torch.Tensor:
-    """Start score at the first place and end score at the second, (B, 2)."""
+    """Return the start score at the first place and the end score at the second, (B, 2)."""
     return scores_BL2.gather(1, places_B2.unsqueeze(1)).squeeze(1)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The best spans of each row, and how null compares with the best of them.
+    """The best spans of each row, and how null (no span) compares with the best.
 
     Attributes:
         spans_RK2: Characters of the best spans of each row, the best first; (0, 0) where there are fewer.
         scores_RK: Their scores by the reranker; ``-inf`` where there are fewer.
         nulls_R: The score of no span at all.
-        differences_R: That less the best span's score; ``inf`` where there is no span.
-        log_ratios_R: Log of how many times as probable no span is as the best one; ``inf`` where there is none.
+        differences_R: ``nulls_R`` minus the best span's score; ``inf`` without any span.
+        log_ratios_R: Log of the ratio of null's probability to the best span's; ``inf`` without any span.
     """
 
     spans_RK2: Ints
@@ -114,36 +114,36 @@ class Decoded:
     log_ratios_R: Floats
 
     def answers(self, without_R: NDArray[np.bool_]) -> Ints:
-        """One span of each row, (R, 2); (0, 0) for none.
+        """Return one span of each row, (R, 2); (0, 0) for none.
 
         Args:
-            without_R: Rows that shall have none.
+            without_R: Rows that are answered with none.
         """
         return np.where(without_R[:, None], 0, self.spans_RK2[:, 0])
 
 
 def decode(packed_WK: torch.Tensor, windows: Windows, settings: SpanSettings) -> Decoded:
-    """Merge the candidates of each row's windows.
+    """Merge the candidates of each row's windows into its best spans.
 
-    The score of no span at all is the smallest that any window of a row gives it: a window without the evidence has
-    every reason to say that there is none. So does ``run_qa`` of transformers (examples/pytorch/question-answering/
+    The score of no span is the smallest of a row's windows: a window without the evidence rightly prefers none. So
+    does ``run_qa`` of transformers (examples/pytorch/question-answering/
     utils_qa.py), after BERT's ``run_squad.py``.
 
     Args:
-        packed_WK: What :func:`pack` kept of each window, in order, on the CPU.
+        packed_WK: :func:`pack` of each window, in order, on the CPU.
         windows: The windows.
         settings: The ``[span]`` table.
     """
-    return ranked(*opinion(packed_WK, windows, normalised=settings.reranker == "product"), settings)
+    return ranked(*row_candidates(packed_WK, windows, normalised=settings.reranker == "product"), settings)
 
 
-def opinion(packed_WK: torch.Tensor, windows: Windows, *, normalised: bool) -> tuple["Candidates", Floats]:
-    """What windows say of their rows: the candidates of all of them, and the score of no span at all, (R,).
+def row_candidates(packed_WK: torch.Tensor, windows: Windows, *, normalised: bool) -> tuple["Candidates", Floats]:
+    """Return the candidates of all rows, and each row's score of no span, (R,).
 
     Args:
-        packed_WK: What :func:`pack` kept of each window, in order, on the CPU.
+        packed_WK: :func:`pack` of each window, in order, on the CPU.
         windows: The windows.
-        normalised: Scores are logs of probabilities, of the softmax over the window's text and its null position.
+        normalised: Return log probabilities, of the softmax over the window's text and its null position.
     """
     facts_WK = packed_WK.double().numpy()
     norms_W = facts_WK[:, 2] + facts_WK[:, 3] if normalised else np.zeros(len(facts_WK))
@@ -153,29 +153,29 @@ def opinion(packed_WK: torch.Tensor, windows: Windows, *, normalised: bool) -> t
 
 
 def log_normalisers(packed_WK: torch.Tensor) -> torch.Tensor:
-    """What makes logs of probabilities of the scores of a window's starts and ends, taken from them; (W, 2), fp64."""
+    """Return the log normalisers of each window's starts and ends, (W, 2), fp64."""
     return packed_WK[:, 2:4].double()
 
 
-def ranked(found: "Candidates", nulls_R: Floats, settings: SpanSettings) -> Decoded:
+def ranked(candidates: "Candidates", nulls_R: Floats, settings: SpanSettings) -> Decoded:
     """Choose the best of each row's candidates.
 
     Args:
-        found: The candidates, each row's best first.
+        candidates: Of all rows, each row's best first.
         nulls_R: The score of no span at all.
         settings: The ``[span]`` table.
     """
-    spans_RK2, logs_RK = _suppressed(found, len(nulls_R), settings)
+    spans_RK2, logs_RK = _suppressed(candidates, len(nulls_R), settings)
     best_R = logs_RK[:, 0]
     with np.errstate(over="ignore"):
         scores_RK, null_scores_R = _scores(logs_RK, nulls_R, settings)
-    found_R = best_R > -np.inf
-    best_scores_R = np.where(found_R, scores_RK[:, 0], 0)
+    has_span_R = best_R > -np.inf
+    best_scores_R = np.where(has_span_R, scores_RK[:, 0], 0)
     return Decoded(
         spans_RK2=spans_RK2,
         scores_RK=scores_RK,
         nulls_R=null_scores_R,
-        differences_R=np.where(found_R, null_scores_R - best_scores_R, np.inf),
+        differences_R=np.where(has_span_R, null_scores_R - best_scores_R, np.inf),
         log_ratios_R=nulls_R - best_R,
     )
 
@@ -190,19 +190,19 @@ class Candidates:
 
     @classmethod
     def of(cls, rows_N: Ints, spans_N2: Ints, logs_N: Floats) -> "Candidates":
-        """Put spans in order; of equals of a row the first to begin comes first, then the first to end."""
+        """Sort spans by row and score; of equals the one that begins, then the one that ends first comes first."""
         return cls(rows_N, spans_N2, logs_N).only(np.lexsort((spans_N2[:, 1], spans_N2[:, 0], -logs_N, rows_N)))
 
     def only(self, kept: NDArray[Any]) -> "Candidates":
-        """Some of them: a mask, or their places."""
+        """Return some of them, by a mask or by indices."""
         return Candidates(self.rows_N[kept], self.spans_N2[kept], self.logs_N[kept])
 
 
 def _candidates(facts_WK: Floats, norms_W: Floats, windows: Windows) -> Candidates:
     kept_WK4 = facts_WK[:, _FACTS:].reshape(len(facts_WK), -1, _FIELDS)
-    given_WK = kept_WK4[..., 2] > -np.inf
-    windows_N, _ = np.nonzero(given_WK)
-    kept_N4 = kept_WK4[given_WK]
+    valid_WK = kept_WK4[..., 2] > -np.inf
+    windows_N, _ = np.nonzero(valid_WK)
+    kept_N4 = kept_WK4[valid_WK]
     begins_N = windows.tokens.starts_R.numpy()[windows_N]
     offsets_T2 = windows.offsets_T2.numpy()
     spans_N2 = np.stack(
@@ -216,27 +216,27 @@ def _candidates(facts_WK: Floats, norms_W: Floats, windows: Windows) -> Candidat
     return Candidates.of(windows.rows_W.numpy()[windows_N], spans_N2, logs_N)
 
 
-def _suppressed(found: Candidates, rows: int, settings: SpanSettings) -> tuple[Ints, Floats]:
-    """Spans and logs of the best ``topk`` of each row of which no two overlap by ``nms_iou`` or more.
+def _suppressed(candidates: Candidates, rows: int, settings: SpanSettings) -> tuple[Ints, Floats]:
+    """Return spans and logs of each row's best ``topk`` candidates that overlap by less than ``nms_iou``.
 
     Greedy non-maximum suppression, all rows at once: the best of each is taken, and what overlaps it is dropped.
     """
     spans_RK2 = np.zeros((rows, settings.topk, 2), dtype=np.int64)
     logs_RK = np.full((rows, settings.topk), -np.inf)
     for rank in range(settings.topk):
-        if len(found.rows_N) == 0:
+        if len(candidates.rows_N) == 0:
             break
-        first_N = np.concatenate([[True], found.rows_N[1:] != found.rows_N[:-1]])
-        best = found.only(first_N)
+        first_N = np.concatenate([[True], candidates.rows_N[1:] != candidates.rows_N[:-1]])
+        best = candidates.only(first_N)
         spans_RK2[best.rows_N, rank] = best.spans_N2
         logs_RK[best.rows_N, rank] = best.logs_N
-        overlaps_N = span_iou(found.spans_N2, best.spans_N2[first_N.cumsum() - 1])
-        found = found.only(overlaps_N < settings.nms_iou)
+        overlaps_N = span_iou(candidates.spans_N2, best.spans_N2[first_N.cumsum() - 1])
+        candidates = candidates.only(overlaps_N < settings.nms_iou)
     return spans_RK2, logs_RK
 
 
 def _scores(logs_RK: Floats, nulls_R: Floats, settings: SpanSettings) -> tuple[Floats, Floats]:
-    """Scores of spans and of null by the reranker."""
+    """Return the scores of spans and of null by the reranker."""
     match settings.reranker:
         case "sum":
             return logs_RK, nulls_R
@@ -250,7 +250,7 @@ def _scores(logs_RK: Floats, nulls_R: Floats, settings: SpanSettings) -> tuple[F
 
 
 def span_iou(first_N2: Ints, second_N2: Ints) -> Floats:
-    """Characters that two spans share, by those that either has; 0 for spans that hold none."""
+    """Return the intersection over union of the characters of two spans; 0 for empty ones."""
     shared_N = np.minimum(first_N2[:, 1], second_N2[:, 1]) - np.maximum(first_N2[:, 0], second_N2[:, 0])
     shared_N = np.maximum(shared_N, 0)
     either_N = (first_N2[:, 1] - first_N2[:, 0]) + (second_N2[:, 1] - second_N2[:, 0]) - shared_N
@@ -258,7 +258,7 @@ def span_iou(first_N2: Ints, second_N2: Ints) -> Floats:
 
 
 def rows_without(decoded: Decoded, settings: SpanSettings, fitted: float | None) -> NDArray[np.bool_]:
-    """Rows that have no span by the null policy; (R,). A row without candidates never has one.
+    """Return which rows are answered with no span by the null policy, (R,); so is any row without candidates.
 
     Args:
         decoded: The candidates.
@@ -278,17 +278,17 @@ def rows_without(decoded: Decoded, settings: SpanSettings, fitted: float | None)
 
 
 def fit_threshold(differences_R: Floats, with_span_R: Floats, without_R: Floats) -> float:
-    """The threshold with the best mean value: a row has no span where null is better by more than it.
+    """Return the threshold with the best mean value: a row has no span where null is better by more than it.
 
-    Every threshold that decides differently is looked at, as in the sweep of SQuAD 2.0's ``evaluate-v2.0.py``. It lies
+    Every threshold that decides differently is tried, as in the sweep of SQuAD 2.0's ``evaluate-v2.0.py``. It lies
     in the middle between two differences, and at the ends as far away as differences usually do, so that rounding
-    changes no decision on these rows; differences that only rounding may tell apart are taken for one. Of equally good
+    changes no decision on these rows; differences that only rounding may separate count as one. Of equally good
     thresholds the nearest to 0 is taken, then the smaller.
 
     Args:
-        differences_R: Null's score less the best span's.
-        with_span_R: Value of each row if it gets its best span.
-        without_R: Value of each row if it gets none.
+        differences_R: Null's score minus the best span's.
+        with_span_R: Value of each row if answered with its best span.
+        without_R: Value of each row if answered with none.
 
     Returns:
         The threshold; 0 where no row has a candidate.

@@ -1,4 +1,4 @@
-"""The losses of spans: where one starts and where it ends, each a choice among the tokens that it may be.
+"""The loss of spans: the start and the end are each classified among the tokens that they may be.
 
 Dimension suffixes: ``B`` windows of a batch, ``L`` tokens, ``2`` start and end.
 """
@@ -16,10 +16,10 @@ from dryfit.tasks.spans.span_decoding import answerable
 
 @final
 class SpanLoss:
-    """Mean of the losses of a window's start and end; a window without a gold span starts and ends at its null token.
+    """Mean of the losses of a window's start and end; both are the null token in a window without a gold span.
 
-    The softmax goes over the text's tokens and the null token alone: no probability is spent on padding, on the
-    criterion or on separators, and label smoothing gives them none.
+    The softmax is over the text's tokens and the null token alone: padding, criterion and separators get no
+    probability, also by label smoothing.
 
     Args:
         loss: The ``[loss]`` table.
@@ -29,16 +29,16 @@ class SpanLoss:
         self._loss = loss
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
-        """Windows of the batch, fp64."""
+        """Return the number of windows, fp64."""
         labels_B2 = batch["labels"]
         return torch.tensor(len(labels_B2), dtype=torch.float64, device=labels_B2.device)
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Summed over windows; see :meth:`row_losses`."""
+        """Return the loss summed over windows; see :meth:`row_losses`."""
         return self.row_losses(outputs, batch).sum()
 
     def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The loss of each window, (B,).
+        """Return the loss of each window, (B,).
 
         Args:
             outputs: Scores of each token as a start and as an end, (B, L, 2).

@@ -22,12 +22,12 @@ _ROW: Final = 1 << 32
 @final
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """How well the answer of each row agrees with its best gold span; 1 where both are none, 0 where one is.
+    """Agreement of each row's answer with its best-matching gold span; 1 where both are none, 0 where one is.
 
     Attributes:
-        exact_R: 1 where it is one of them.
-        f1_R: F1 of its words.
-        iou_R: Intersection over union of its characters.
+        exact_R: 1 for an exact match.
+        f1_R: F1 of the words.
+        iou_R: Intersection over union of the characters.
     """
 
     exact_R: Floats
@@ -35,7 +35,7 @@ class RowScores:
     iou_R: Floats
 
     def by(self, metric: MetricName | None) -> Floats:
-        """What a metric is the mean of; of one that is no such mean, or of None, the F1 of words."""
+        """Return the values whose mean is the metric; the F1 of words for any other metric, and for None."""
         match metric:
             case Metric.EXACT_MATCH:
                 return self.exact_R
@@ -46,10 +46,10 @@ class RowScores:
 
 
 def row_scores(answers_R2: Ints, golds: Ragged, words: Ragged) -> RowScores:
-    """Score one answer for each row.
+    """Score one answer of each row.
 
-    F1 is that of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250), but of words by their position, not by their
-    letters: saying the right word at the wrong place does not count. A word that a span cuts counts for it.
+    F1 is that of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250), but words are compared by position, not by
+    their letters: the right word at the wrong place does not count. A word that a span touches in part counts.
 
     Args:
         answers_R2: Characters of each answer; (0, 0) for none.
@@ -59,10 +59,10 @@ def row_scores(answers_R2: Ints, golds: Ragged, words: Ragged) -> RowScores:
     rows_N = np.repeat(np.arange(len(golds)), golds.counts_R.numpy())
     golds_N2 = golds.spans_N2.numpy().astype(np.int64)
     answers_N2 = answers_R2[rows_N]
-    given_N2 = _word_ranges(answers_N2, rows_N, words)
+    answered_N2 = _word_ranges(answers_N2, rows_N, words)
     wanted_N2 = _word_ranges(golds_N2, rows_N, words)
-    shared_N = np.minimum(given_N2[:, 1], wanted_N2[:, 1]) - np.maximum(given_N2[:, 0], wanted_N2[:, 0])
-    total_N = (given_N2[:, 1] - given_N2[:, 0]) + (wanted_N2[:, 1] - wanted_N2[:, 0])
+    shared_N = np.minimum(answered_N2[:, 1], wanted_N2[:, 1]) - np.maximum(answered_N2[:, 0], wanted_N2[:, 0])
+    total_N = (answered_N2[:, 1] - answered_N2[:, 0]) + (wanted_N2[:, 1] - wanted_N2[:, 0])
     both_none_R = (golds.counts_R.numpy() == 0) & (answers_R2[:, 1] == 0)
 
     def best(values_N: Floats) -> Floats:
@@ -78,7 +78,7 @@ def row_scores(answers_R2: Ints, golds: Ragged, words: Ragged) -> RowScores:
 
 
 def span_metrics(answers_R2: Ints, golds: Ragged, words: Ragged) -> dict[str, float]:
-    """All metrics of a split's answers.
+    """Return the metrics of a split's answers.
 
     ``null_precision`` is 0 where no row is answered with none; ``null_recall`` is undefined (NaN) where every row has
     evidence, ``token_f1_has`` where none has.
@@ -107,7 +107,7 @@ def span_metrics(answers_R2: Ints, golds: Ragged, words: Ragged) -> dict[str, fl
 
 
 def _word_ranges(spans_N2: Ints, rows_N: Ints, words: Ragged) -> Ints:
-    """First word, and one after the last one, that each span touches."""
+    """Return the range of words that each span touches: the first, and one after the last."""
     of_N = np.repeat(np.arange(len(words)), words.counts_R.numpy())
     keys_N2 = words.spans_N2.numpy().astype(np.int64) + of_N[:, None] * _ROW
     asked_N2 = spans_N2 + rows_N[:, None] * _ROW

@@ -1,4 +1,4 @@
-"""Several examples in one sequence: which ones, as a pure function of (lengths, capacity, seed)."""
+"""Packing: which examples share a sequence, as a pure function of (lengths, capacity, seed)."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -11,7 +11,7 @@ from dryfit.core.seeds import derive_seed
 
 
 def pack(lengths: Sequence[int], capacity: int, *, seed: int) -> list[list[int]]:
-    """The examples of each sequence: best fit, decreasing; chance decides among examples of one length.
+    """Return the examples of each sequence, by best fit decreasing; the seed decides among equal lengths.
 
     It needs at most 11/9 of the fewest sequences possible, and one more (Johnson et al. 1974, SIAM J. Comput. 3(4)).
 
@@ -26,7 +26,7 @@ def pack(lengths: Sequence[int], capacity: int, *, seed: int) -> list[list[int]]
     mixed = torch.randperm(len(lengths), generator=generator).tolist()
     packs: list[list[int]] = []
     with_room: dict[int, list[int]] = defaultdict(list)
-    rooms: list[int] = []  # keys of `with_room` that have a sequence, in order
+    rooms: list[int] = []  # keys of `with_room` with a sequence, ascending
     for example in sorted(mixed, key=lambda one: -lengths[one]):
         index = bisect_left(rooms, lengths[example])
         if index == len(rooms):

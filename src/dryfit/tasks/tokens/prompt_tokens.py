@@ -1,6 +1,6 @@
-"""Prompts and answers as token ids: the answer is never cut, the prompt's text is where both do not fit.
+"""Prompts and answers as token ids; where both do not fit, the prompt's text is cut, never the answer.
 
-Prompt and answer are tokenised each for itself, so that what is learned is what is generated after the prompt.
+Prompt and answer are tokenised separately, so that the learned tokens are those generated after the prompt.
 
 Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` examples: prompts with their answers.
 """
@@ -19,11 +19,11 @@ from dryfit.tasks.rows.prompts import Exchange, PromptPart
 from dryfit.tasks.tokens.token_set import TokenSet
 
 ROLES: Final = "roles"
-"""What each token of a split is: its entry of ``TokenSet.extra``, uint8."""
+"""Entry of ``TokenSet.extra`` with the role of each token, uint8."""
 
 
 class TokenRole(IntFlag):
-    """What a token is."""
+    """Role of a token; flags."""
 
     FIRST = 1
     """It begins an example."""
@@ -44,9 +44,9 @@ class Example:
     Attributes:
         name: Of the exchange.
         ids: Of prompt and answer, with the token that ends the answer.
-        prompt_tokens: How many of them are the prompt's.
-        part: What is asked for.
-        cut: Characters of the text that had no room.
+        prompt_tokens: Tokens of the prompt.
+        part: What the prompt asks for.
+        cut: Characters of the text that were cut.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Example:
 
 @final
 class PromptTokenizer:
-    """Makes examples of exchanges.
+    """Tokenises exchanges into examples.
 
     Args:
         tokenizer: The model's.
@@ -77,7 +77,7 @@ class PromptTokenizer:
             )
         self.end_id = end
         self.pad_id = tokenizer.pad_token_id if isinstance(tokenizer.pad_token_id, int) else end
-        self._tokenizer: Any = tokenizer  # its annotations leave open what is given back
+        self._tokenizer: Any = tokenizer  # its annotations are incomplete
         self._chat = _chats(tokenizer, lm)
         self._max_length = max_length
         alone = tokenizer("", add_special_tokens=True)["input_ids"]
@@ -85,10 +85,10 @@ class PromptTokenizer:
         self._start = [begin] if isinstance(begin, int) and alone[:1] == [begin] else []
 
     def examples(self, exchanges: Iterable[Exchange]) -> Iterator[Example]:
-        """One example of each exchange; of one without a prompt as many as its text needs.
+        """Yield one example of each exchange; of one without a prompt as many as its text needs.
 
         Raises:
-            DataError: An answer, or a prompt without its text, has no room.
+            DataError: An answer, or a prompt without its text, does not fit.
         """
         for exchange in exchanges:
             if exchange.template is None:
@@ -97,19 +97,19 @@ class PromptTokenizer:
                 yield self._asked(exchange)
 
     def question(self, exchange: Exchange, *, room: int) -> tuple[list[int], int]:
-        """The ids of a prompt that is to be answered, and how many characters of its text had no room.
+        """Return the ids of a prompt to be answered, and how many characters of its text were cut.
 
         Args:
-            exchange: Its answer is not looked at.
-            room: Tokens that are kept free for the answer.
+            exchange: Its answer is ignored.
+            room: Tokens reserved for the answer.
 
         Raises:
-            DataError: The prompt has no room even without its text.
+            DataError: The prompt does not fit even without its text.
         """
         return self._cut_to(exchange, self._max_length - room, f"{room} tokens are kept for the answer")
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text of an answer's ids, without the token that ends it."""
+        """Return the text of an answer's ids, without the token that ends it."""
         kept = [one for one in ids if one != self.end_id]
         return str(self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
@@ -119,7 +119,7 @@ class PromptTokenizer:
         return Example(exchange.name, (*prompt, *answer), len(prompt), exchange.part, cut)
 
     def _pieces(self, exchange: Exchange) -> Iterator[Example]:
-        """A text as it is; what is too long for one example goes on in the next."""
+        """Yield a plain text; what is too long for one example continues in the next."""
         ids = [*self._plain(exchange.answer), self.end_id]
         room = self._max_length - len(self._start)
         for number, first in enumerate(range(0, len(ids), room)):
@@ -127,34 +127,34 @@ class PromptTokenizer:
             yield Example(name, (*self._start, *ids[first : first + room]), len(self._start), exchange.part)
 
     def _cut_to(self, exchange: Exchange, room: int, why: str) -> tuple[list[int], int]:
-        """The longest prompt found that has room: its text is cut at its end.
+        """Return the longest prompt that fits, with its text cut at the end, by interpolation search.
 
-        How many tokens a text takes is about linear in its characters, so the next cut is guessed from the last two.
+        The number of tokens is about linear in that of characters, so the next cut is guessed from the last two.
         """
         whole = len(exchange.text)
         ids = self._prompt(exchange, whole)
         if len(ids) <= room:
             return ids, 0
         high, high_tokens = whole, len(ids)
-        low, found = 0, self._prompt(exchange, 0)
-        if len(found) > room:
+        low, fitting = 0, self._prompt(exchange, 0)
+        if len(fitting) > room:
             raise DataError(
                 f"tokenising {exchange.place}",
-                f"its prompt has {len(found)} tokens without its text, and {why}",
+                f"its prompt has {len(fitting)} tokens without its text, and {why}",
                 allowed=f"{self._max_length} tokens together (train.max_length)",
                 hint="raise train.max_length, or shorten the criterion, the prompt or the answer",
             )
         for _ in range(_MOST_CUTS):
-            if high - low <= 1 or room - len(found) <= _FEW_SPARE:
+            if high - low <= 1 or room - len(fitting) <= _FEW_SPARE:
                 break
-            share = (room - len(found)) / max(1, high_tokens - len(found))
+            share = (room - len(fitting)) / max(1, high_tokens - len(fitting))
             middle = min(max(low + int((high - low) * share), low + 1), high - 1)
             ids = self._prompt(exchange, middle)
             if len(ids) <= room:
-                low, found = middle, ids
+                low, fitting = middle, ids
             else:
                 high, high_tokens = middle, len(ids)
-        return found, whole - low
+        return fitting, whole - low
 
     def _prompt(self, exchange: Exchange, characters: int) -> list[int]:
         prompt = exchange.prompt(characters)
@@ -165,15 +165,15 @@ class PromptTokenizer:
         return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def _plain(self, text: str) -> list[int]:
-        """Its ids; a word in it that looks like a special token is read as any other."""
+        """Return the ids of a text; a word that looks like a special token is read as any other."""
         encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
         return encoded["input_ids"]
 
 
 def sequences(examples: Sequence[Example], packs: Iterable[Sequence[int]] | None = None) -> TokenSet:
-    """Examples as the rows of one split, each alone or several one behind the other.
+    """Return examples as the rows of one split, each alone or several concatenated.
 
-    What each token is stands in ``extra`` (:class:`TokenRole`). A row's label says how many examples it has.
+    Roles of tokens (:class:`TokenRole`) are in ``extra``. A row's label is its number of examples.
 
     Args:
         examples: One at least.

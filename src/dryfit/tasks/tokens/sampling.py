@@ -1,4 +1,4 @@
-"""Which windows an epoch trains on, and which of a model's two heads each of them trains.
+"""Sampling of windows for an epoch, and of the heads that each window trains.
 
 Dimension suffix: ``W`` windows.
 """
@@ -11,13 +11,13 @@ from dryfit.core.seeds import derive_seed
 
 
 def epoch_windows(has_span_W: torch.Tensor, negatives: float, *, seed: int, epoch: int) -> torch.Tensor:
-    """Windows of one epoch, ascending: all with a span, and some of the others, drawn anew for each epoch.
+    """Return the windows of one epoch, ascending: all with a span, and others drawn anew for each epoch.
 
-    A pure function, so that a resumed trial goes on with the same windows; every epoch has as many.
+    A pure function, so that a resumed trial continues with the same windows; every epoch has as many.
 
     Args:
         has_span_W: Which windows have a gold span.
-        negatives: Windows without one for each with one, as far as there are so many.
+        negatives: Windows without a span for each with one, as far as there are enough.
         seed: Seed of the trial's batch order.
         epoch: From 0.
     """
@@ -29,7 +29,7 @@ def epoch_windows(has_span_W: torch.Tensor, negatives: float, *, seed: int, epoc
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What each window trains in an epoch: the head of classes, that of spans, both, or none.
+    """The heads that each window trains in an epoch: of classes, of spans, both, or none.
 
     Attributes:
         classes_W: Which windows train the class.
@@ -43,15 +43,15 @@ class Roles:
 def epoch_roles(
     has_span_W: torch.Tensor, *, criteria_share: float | None, negatives: float | None, seed: int, epoch: int
 ) -> Roles:
-    """Draw what each window trains, anew for each epoch.
+    """Draw which heads each window trains, anew for each epoch.
 
-    Windows with a gold span and those without are divided alike. Where there are two or more of a kind, each head gets
-    some. A pure function, so that a resumed trial goes on with the same; every epoch has as many of each.
+    Windows with a gold span and those without are divided separately. Of two or more windows of a kind, each head gets
+    some. A pure function, so that a resumed trial continues with the same; every epoch has as many of each.
 
     Args:
         has_span_W: Which windows have a gold span.
         criteria_share: Share of the windows that train the class; the others train the span. None: all train both.
-        negatives: Windows without a span that train the span for each with one that does, as far as there are so many;
+        negatives: Windows without a span that train the span, for each with one that does, as far as there are enough;
             None: all.
         seed: Seed of the trial's batch order.
         epoch: From 0.
@@ -71,5 +71,5 @@ def epoch_roles(
 
 
 def _cut(count: int, share: float) -> int:
-    """That share of so many, but neither none nor all of them where there are two or more."""
+    """Return that share of a count; of two or more neither none nor all."""
     return min(max(round(share * count), 1), count - 1) if count > 1 else round(share * count)

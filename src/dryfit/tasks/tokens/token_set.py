@@ -1,4 +1,4 @@
-"""Rows as token ids: made once for each (data, model, length), then shared by all trials. No text is kept.
+"""Tokenised rows: made once for each (data, model, length), then shared by all trials. No text is kept.
 
 Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows.
 """
@@ -25,24 +25,25 @@ _META_FILE = "tokens.json"
 _EXTRA = "extra."
 CLASSES: Final = "classes"
 """Name in :attr:`TokenSet.extra`, and in a batch, of each row's class or classes where its label is something else."""
-# transformers 5 no longer has these number the segments, which their models were pretrained with.
+# With transformers 5 these return no token types by default, with which their models were pretrained.
 _SEGMENTED = frozenset({"AlbertTokenizer", "XLNetTokenizer"})
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSet:
-    """One split, tokenised. What is a row here may be a window of a row of the data.
+    """One tokenised split. A row here may be a window of a row of the data.
 
     Attributes:
         ids_T: Token ids of all rows, int32.
         types_T: Segment of each token, uint8; None where the tokenizer has no segments.
         starts_R: Where each row begins, int64, and a last entry where the last one ends.
-        labels_R: Label of each row, as its task makes them. Of ``criteria``: int64; where a row may have any number of
-            them (rows, classes), uint8, 1 for each that it has.
-        row_ids: ``id`` of each row, or the file that has them: only a message about some rows needs it.
-        extra: What else a task keeps, by name. Two splits are joined by putting one behind the other, so nothing in
-            here may count from the split's beginning.
-        source_R: Where rows are windows: which row of the data each is of, int64, from 0, ascending. None: its own.
+        labels_R: Label of each row, as its task makes them. Of ``criteria``: int64; with ``multi_label`` (rows,
+            classes), uint8, 1 for each class of the row.
+        row_ids: ``id`` of each row, or the file that has them: only messages need them.
+        extra: Further tensors of a task, by name. Two splits are joined by concatenation, so that nothing in here may
+            count from the split's beginning.
+        source_R: Where rows are windows: the row of the data that each is of, int64, from 0, ascending. None: rows are
+            no windows.
     """
 
     ids_T: torch.Tensor
@@ -57,13 +58,13 @@ class TokenSet:
         return len(self.labels_R)
 
     def names_of(self, rows: Sequence[int]) -> tuple[str, ...]:
-        """Ids of some rows, for messages; ``row 7`` (from 0) where the ids are not to be had."""
+        """Return the ids of some rows, for messages; ``row 7`` (from 0) where ids are missing."""
         ids = _read_row_ids(self.row_ids) if isinstance(self.row_ids, Path) else self.row_ids
         return tuple(ids[row] if 0 <= row < len(ids) else f"row {row}" for row in rows)
 
     @property
     def sources(self) -> int:
-        """Rows of the data."""
+        """Number of rows of the data."""
         return len(self) if self.source_R is None else int(self.source_R[-1]) + 1
 
     @property
@@ -72,7 +73,7 @@ class TokenSet:
         return self.starts_R[1:] - self.starts_R[:-1]
 
     def label_counts(self, num_labels: int) -> dict[int, int]:
-        """Rows that have each of some classes; empty where labels are no classes, and none stand beside them."""
+        """Return the number of rows of each class; empty without any classes."""
         labels = self.extra.get(CLASSES, self.labels_R)
         has_several = labels.ndim > 1
         if labels.is_floating_point() or (has_several and labels.dtype != torch.uint8):
@@ -85,7 +86,7 @@ class TokenSet:
 
 @dataclass(frozen=True, slots=True)
 class TokenFacts:
-    """What a task knows of the tokens of its data, beside the tokens themselves; by default, before there are any.
+    """Facts of the tokens of a task's data; the defaults hold before there are any.
 
     Attributes:
         pad_id: The token rows are padded with.
@@ -103,7 +104,7 @@ class TokenFacts:
 
 
 NOT_TOKENISED: Final = TokenFacts()
-"""Nothing is known of the tokens: there are none yet, or none are needed."""
+"""Facts where there are no tokens yet, or none are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Tokens:
     pairs: bool
 
     def facts(self, num_labels: int) -> TokenFacts:
-        """What a task knows of them."""
+        """Return what a task needs to know of these tokens."""
         train = self.splits.get(TRAIN)
         return TokenFacts(
             pad_id=self.pad_id,
@@ -134,7 +135,7 @@ class Tokens:
 
 
 def token_folder(cache_dir: Path, *, data_fingerprint: str, identity: str, max_length: int, task: str = "") -> Path:
-    """Where the tokens of one (data, model, length, and what a task adds to these) are cached."""
+    """Return the cache folder of the tokens of one (data, model, length, task's token key)."""
     parts = "\x1f".join((str(_FORMAT), data_fingerprint, identity, str(max_length), *((task,) if task else ())))
     return cache_dir / xxhash.xxh3_128_hexdigest(parts.encode())
 
@@ -142,7 +143,7 @@ def token_folder(cache_dir: Path, *, data_fingerprint: str, identity: str, max_l
 def tokenise(
     splits: Splits, labels: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> Tokens:
-    """Tokenise (criterion, text), or text alone, cutting only the text.
+    """Tokenise (criterion, text), or text alone, truncating only the text.
 
     Args:
         splits: Rows by split.
@@ -163,7 +164,7 @@ def tokenise(
 
 
 def tokens_of(sets: Mapping[str, TokenSet], tokenizer: PreTrainedTokenizerBase, *, pairs: bool) -> Tokens:
-    """Tokenised splits, with what the tokenizer says of them.
+    """Return tokenised splits with the facts that the tokenizer states.
 
     Raises:
         ConfigError: The tokenizer has no padding token.
@@ -182,7 +183,7 @@ def cls_is_last(first: int, last: int, tokenizer: PreTrainedTokenizerBase) -> bo
 
 
 def joined(first: TokenSet, second: TokenSet) -> TokenSet:
-    """The rows of two splits of one data set as one split."""
+    """Concatenate two splits of one data set."""
     types = [one.types_T for one in (first, second) if one.types_T is not None]
     sources_R = None
     if first.source_R is not None and second.source_R is not None:
@@ -198,7 +199,7 @@ def joined(first: TokenSet, second: TokenSet) -> TokenSet:
 
 
 def save_tokens(folder: Path, tokens: Tokens) -> None:
-    """Write tokens so that neither a kill nor another process writing the same can harm them."""
+    """Write tokens by one rename, safe against a kill and against another process that writes the same."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -228,7 +229,7 @@ def save_tokens(folder: Path, tokens: Tokens) -> None:
 
 
 def load_tokens(folder: Path, *, only: tuple[str, ...] | None = None) -> Tokens | None:
-    """Read cached tokens; None where they were never made (or were removed).
+    """Read cached tokens; None where there are none.
 
     Args:
         only: Splits to read; None reads all.
@@ -266,10 +267,10 @@ def _read_row_ids(path: Path) -> tuple[str, ...]:
 
 
 def check_room(rows: Iterable[Row], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Refuse the first criterion that leaves no room for any text.
+    """Refuse criteria that leave no room for any text.
 
     Raises:
-        DataError: There is one.
+        DataError: The first such criterion.
     """
     for error in crowded_criteria(rows, tokenizer, max_length).values():
         raise error
@@ -278,13 +279,13 @@ def check_room(rows: Iterable[Row], tokenizer: PreTrainedTokenizerBase, max_leng
 def crowded_criteria(
     rows: Iterable[Row | UnlabelledRow], tokenizer: PreTrainedTokenizerBase, max_length: int, *, shared: int = 0
 ) -> dict[str, DataError]:
-    """Criteria that leave no room for any text, each with what to say of it: the first row that has it is named.
+    """Return an error for each criterion that leaves no room for any text; it names the first row with it.
 
     Args:
         rows: The rows.
         tokenizer: The model's.
         max_length: Tokens of a row.
-        shared: Tokens of the text there must be room for, and one more.
+        shared: Tokens of the text that must fit beside it, with one more.
     """
     places: dict[str, str] = {}
     for row in rows:
@@ -308,29 +309,29 @@ def crowded_criteria(
 
 
 def numbers_segments(tokenizer: PreTrainedTokenizerBase) -> bool | None:
-    """Whether a tokenizer must be asked for segments; None: it knows by itself."""
+    """Return True where a tokenizer must be asked for token types; None: its own default."""
     return True if type(tokenizer).__name__ in _SEGMENTED else None
 
 
 def class_labels(rows: Sequence[Row], num_labels: int) -> torch.Tensor:
-    """Each row's class (rows,), int64; lists of classes as (rows, classes), uint8, 1 for each that the row has."""
+    """Return each row's class, (rows,), int64; or lists of classes as (rows, classes), uint8, 1 for each present."""
     several = [row.label for row in rows if isinstance(row.label, tuple)]
     if not several:
         return torch.tensor([row.label for row in rows], dtype=torch.int64)
-    found = torch.zeros((len(rows), num_labels), dtype=torch.uint8)
+    has_RC = torch.zeros((len(rows), num_labels), dtype=torch.uint8)
     for row, labels in enumerate(several):
-        found[row, list(labels)] = 1
-    return found
+        has_RC[row, list(labels)] = 1
+    return has_RC
 
 
 def token_set(
     rows: Sequence[Readable], labels_R: torch.Tensor, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> TokenSet:
-    """Tokenise rows, cutting only the text.
+    """Tokenise rows, truncating only the text.
 
     Args:
         rows: At least one; all with a criterion, or none.
-        labels_R: As in :class:`TokenSet`; what stands there is not looked at.
+        labels_R: As in :class:`TokenSet`; passed through.
         tokenizer: The model's.
         max_length: Tokens a row is cut to.
     """

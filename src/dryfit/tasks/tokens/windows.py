@@ -1,4 +1,4 @@
-"""Long texts as overlapping windows: each token knows its characters, each window its gold span, and no text is kept.
+"""Long texts as overlapping windows, with the characters of each token and the gold span of each window.
 
 Dimension suffixes: ``T`` all tokens of a split one after another, ``L`` tokens of a window, ``W`` windows, ``R`` rows,
 ``N`` spans or words of all rows, ``2`` start and end.
@@ -26,11 +26,11 @@ Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How texts are cut.
+    """How texts are cut into windows.
 
     Attributes:
         max_length: Tokens of a window, the criterion and special tokens included.
-        doc_stride: Tokens of the text that two windows next to each other share.
+        doc_stride: Tokens of the text that two neighbouring windows share.
     """
 
     max_length: int
@@ -39,11 +39,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Spans of all rows, one row after another.
+    """Spans of all rows, concatenated.
 
     Attributes:
         spans_N2: Characters [start, end), int32.
-        counts_R: How many each row has, int64.
+        counts_R: Number of spans of each row, int64.
     """
 
     spans_N2: torch.Tensor
@@ -51,7 +51,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Positions]) -> "Ragged":
-        """Put the spans of rows one after another, each (any, 2)."""
+        """Concatenate the spans of rows, each (any, 2)."""
         counts_R = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         return cls(torch.from_numpy(np.concatenate([np.zeros((0, 2), dtype=np.int32), *rows])), counts_R)
 
@@ -66,8 +66,8 @@ class Windows:
 
     Attributes:
         tokens: The windows as rows of tokens. Their labels are the first and the last token of the gold span, (W, 2),
-            within the window; both are its null position where no gold span lies wholly in it. All else is in their
-            ``extra``, so that it is cached with them.
+            within the window; both are its null position where no gold span lies wholly in it. The rest is in their
+            ``extra``, and so cached with them.
     """
 
     tokens: TokenSet
@@ -77,13 +77,13 @@ class Windows:
 
     @property
     def rows_W(self) -> torch.Tensor:
-        """Row of each window, int64; ascending, and in a row from its start to its end."""
+        """Row of each window, int64, ascending; windows of a row are in the order of its text."""
         assert self.tokens.source_R is not None
         return self.tokens.source_R
 
     @property
     def offsets_T2(self) -> torch.Tensor:
-        """Characters of each token in its text, int32; (0, 0) of what is not the text's, or only white space."""
+        """Characters of each token in its text, int32; (0, 0) for other tokens and for white space."""
         return self.tokens.extra["offsets"]
 
     @property
@@ -116,7 +116,7 @@ class Windows:
 
 
 def extras(offsets_T2: torch.Tensor, nulls_W: torch.Tensor, golds: Ragged, words: Ragged) -> dict[str, torch.Tensor]:
-    """What :class:`Windows` reads of the ``extra`` of its tokens."""
+    """Return the entries of ``TokenSet.extra`` that :class:`Windows` reads."""
     return {
         "offsets": offsets_T2,
         "nulls": nulls_W,
@@ -130,17 +130,17 @@ def extras(offsets_T2: torch.Tensor, nulls_W: torch.Tensor, golds: Ragged, words
 def cut_into_windows(
     rows: Sequence[Readable], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
 ) -> Windows:
-    """Tokenise (criterion, text), or text alone, so that every token of a text is in some window.
+    """Tokenise (criterion, text), or text alone, into windows that together hold every token of a text.
 
     Args:
         rows: At least one; all with a criterion, or none. No criterion fills a window alone.
-        golds: Gold spans of each row, none of white space alone; the first that lies in a window is learned of it.
+        golds: Gold spans of each row, none of white space alone; a window learns the first that lies in it.
         tokenizer: The model's.
-        cut: Into what.
+        cut: Length and overlap of windows.
 
     Raises:
-        ConfigError: The tokenizer does not say where its tokens stand, or puts none before or after the text; or
-            windows share so many tokens that the next one has nothing new.
+        ConfigError: The tokenizer has no offsets, or puts no token before or after the text; or windows share so many
+            tokens that the next one has nothing new.
     """
     if not tokenizer.is_fast:
         raise ConfigError(
@@ -180,7 +180,7 @@ def cut_into_windows(
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """One window as the tokenizer gives it; ``own_L``: which tokens are the text's."""
+    """One window as the tokenizer returns it; ``own_L``: which tokens are the text's."""
 
     ids_L: NDArray[np.int32]
     types_L: NDArray[np.uint8] | None
@@ -208,8 +208,8 @@ class _RowWindows:
 def _encoded(
     rows: Sequence[Readable], golds: Sequence[Spans], tokenizer: PreTrainedTokenizerBase, cut: Cut
 ) -> Iterator[tuple[Readable, Spans, list[_Encoded]]]:
-    """Each row with its gold spans and its windows."""
-    wishes: dict[str, Any] = {
+    """Yield each row with its gold spans and its windows."""
+    options: dict[str, Any] = {
         "truncation": True if rows[0].criterion is None else "only_second",
         "max_length": cut.max_length,
         "stride": cut.doc_stride,
@@ -222,9 +222,9 @@ def _encoded(
         chunk = rows[start : start + _CHUNK_ROWS]
         criteria = [row.criterion for row in chunk if row.criterion is not None]
         texts = [row.text for row in chunk]
-        encoded: Any = tokenizer(criteria or texts, texts if criteria else None, **wishes)
+        encoded: Any = tokenizer(criteria or texts, texts if criteria else None, **options)
         own = 1 if criteria else 0
-        found: list[list[_Encoded]] = [[] for _ in chunk]
+        windows: list[list[_Encoded]] = [[] for _ in chunk]
         types = encoded.get("token_type_ids")
         for index, row in enumerate(encoded["overflow_to_sample_mapping"]):
             window = _Encoded(
@@ -233,8 +233,8 @@ def _encoded(
                 np.array(encoded["offset_mapping"][index], dtype=np.int32),
                 np.array([part == own for part in encoded.sequence_ids(index)]),
             )
-            found[row].append(window)
-        yield from zip(chunk, golds[start : start + _CHUNK_ROWS], found, strict=True)
+            windows[row].append(window)
+        yield from zip(chunk, golds[start : start + _CHUNK_ROWS], windows, strict=True)
 
 
 def _row_windows(row: Readable, spans: Spans, encoded: Sequence[_Encoded]) -> _RowWindows:
@@ -244,28 +244,28 @@ def _row_windows(row: Readable, spans: Spans, encoded: Sequence[_Encoded]) -> _R
     own = [trimmer.trimmed(window.offsets_L2 * window.own_L[:, None]) for window in encoded]
     owners = Owners.of(space_N, np.concatenate(own))
     offsets = [owners.extended(tokens_L2) for tokens_L2 in own]
-    # What no token stands for cannot be found: a gold span is learned without such words at its ends.
+    # Characters that no token covers cannot be answered: a gold span is learned without them at its ends.
     reached_N2 = Trimmer.of(~covered(len(space_N), np.concatenate(offsets))).trimmed(golds_N2)
     windows: list[_Window] = []
     for window, offsets_L2 in zip(encoded, offsets, strict=True):
-        found = [(first, last) for first, last in covering_tokens(offsets_L2, reached_N2).tolist() if first >= 0]
-        windows.append(_Window(window.ids_L, window.types_L, offsets_L2, found[0] if found else None))
+        inside = [(first, last) for first, last in covering_tokens(offsets_L2, reached_N2).tolist() if first >= 0]
+        windows.append(_Window(window.ids_L, window.types_L, offsets_L2, inside[0] if inside else None))
     return _RowWindows(windows, golds_N2, word_spans(row.text))
 
 
 def covering_tokens(offsets_L2: Positions, spans_N2: NDArray[Any]) -> NDArray[np.int64]:
-    """First and last token of the shortest run of a window's tokens that covers each span, (N, 2); -1 where none does.
+    """Return the first and last token of the shortest run that covers each span, (N, 2); -1 where none does.
 
-    Several tokens may stand for one character (its bytes, or a mark that a word begins): all of them are taken.
+    Several tokens may stand for one character (its bytes, or a word-boundary mark): all of them are taken.
 
     Args:
-        offsets_L2: Characters of each token; (0, 0) of what is not the text's.
+        offsets_L2: Characters of each token of a window; (0, 0) for tokens that are not the text's.
         spans_N2: Characters of each span; (0, 0) is none.
     """
-    found_N2 = np.full((len(spans_N2), 2), -1, dtype=np.int64)
+    tokens_N2 = np.full((len(spans_N2), 2), -1, dtype=np.int64)
     (text,) = np.nonzero(offsets_L2[:, 0] < offsets_L2[:, 1])
     if len(text) == 0 or len(spans_N2) == 0:
-        return found_N2
+        return tokens_N2
     starts, ends = offsets_L2[text].T
     lefts, first_of = np.unique(starts, return_index=True)
     rights, last_of = np.unique(ends[::-1], return_index=True)
@@ -277,8 +277,8 @@ def covering_tokens(offsets_L2: Positions, spans_N2: NDArray[Any]) -> NDArray[np
     for place in np.flatnonzero(first_N > last_N):  # tokens that overlap in part, each of which covers it
         both = range(last_N[place], first_N[place] + 1)
         first_N[place] = last_N[place] = min(both, key=lambda token: int(ends[token] - starts[token]))
-    found_N2[fits_N] = np.stack([text[first_N], text[last_N]], axis=1)
-    return found_N2
+    tokens_N2[fits_N] = np.stack([text[first_N], text[last_N]], axis=1)
+    return tokens_N2
 
 
 def _check_stride(rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase, cut: Cut) -> None:
