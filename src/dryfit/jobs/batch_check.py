@@ -1,7 +1,7 @@
-"""Child job BATCH_CHECK: one model's batches, all of them, and one step on the largest, as its trials would do it.
+"""Child job BATCH_CHECK: check all batches of a model, and do one training step on the largest.
 
-A model that cannot be trained is what is looked for, so its errors are part of the answer. Only what ends the process
-is left to the control process.
+The job looks for models that cannot be trained, so their errors are part of the answer. Only what ends the process is
+left to the control process.
 """
 
 import os
@@ -52,43 +52,43 @@ _FP16_SCALE = 1024.0
 
 
 def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
-    """Walk through every batch, then load the model and do one step of its largest batch and of each point."""
+    """Check every batch, then load the model and do one step of its largest batch and of each point."""
     trial = body.trial
     torch.set_num_threads(trial.plan.threads)
-    found = _Findings()
-    with found.stage("device"):
+    findings = _Findings()
+    with findings.stage("device"):
         for note in prepare_device(trial.plan, os.environ).notes:
             channel.send(Note(text=note))
-    if found.stumbles:
-        return ChildResult(batch_check=found.result(), error=None)
+    if findings.stumbles:
+        return ChildResult(batch_check=findings.result(), error=None)
     channel.send(Phase(name="load"))
     tokens: Tokens | None = None
     for length in body.lengths:
-        with found.stage(f"tokens, train.max_length = {length}"):
+        with findings.stage(f"tokens, train.max_length = {length}"):
             made = _tokens(trial, length)
             encoder = encoder_config(trial.config.settings.model)
-            found.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
-            found.remarks += trial_task(_of_length(trial.config, length)).remarks(made)
+            findings.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
+            findings.remarks += trial_task(_of_length(trial.config, length)).remarks(made)
             if length == trial.config.settings.train.max_length:
                 tokens = made
     model: TaskModel | None = None
-    with found.stage("weights"):
+    with findings.stage("weights"):
         model = build_model(trial, trial_task(trial.config, tokens))
     # A batch that is wrong would end the step in an error that says less.
-    if tokens is not None and model is not None and not any(walk.faults for walk in found.walks):
+    if tokens is not None and model is not None and not any(walk.faults for walk in findings.walks):
         channel.send(Phase(name="train"))
-        with found.stage("step"):
+        with findings.stage("step"):
             check_effect(trial.config)
             batches = _Largest(trial.config, tokens)
-            found.step = _step(trial, model, tokens, (batches.longest, batches.median), channel.beat)
+            findings.step = _step(trial, model, tokens, (batches.longest, batches.median), channel.beat)
         del model  # the points build their own
         for point in body.points:
-            found.points.append(_point(trial, point, channel.beat))
-    return ChildResult(batch_check=found.result(), error=None)
+            findings.points.append(_point(trial, point, channel.beat))
+    return ChildResult(batch_check=findings.result(), error=None)
 
 
 class _Findings:
-    """What was found so far."""
+    """The answer so far."""
 
     def __init__(self) -> None:
         self.walks: list[BatchWalk] = []
@@ -116,7 +116,7 @@ class _Findings:
 
 
 def _tokens(trial: TrainRequest, max_length: int) -> Tokens:
-    """All splits, from the cache or made now."""
+    """Read the tokens of all splits, from the cache or made now."""
     return read_tokens(trial.model_copy(update={"config": _of_length(trial.config, max_length)}), only=None)
 
 
@@ -135,7 +135,7 @@ def walk_batches(
         trial: Its seed and batch size decide which rows meet.
         tokens: The rows.
         config: The encoder's, which says what it has embeddings for.
-        max_length: What the rows were cut to.
+        max_length: What the rows were truncated to.
         beat: Called for each batch.
     """
     task = trial_task(trial, tokens)
@@ -172,13 +172,13 @@ def walk_batches(
 
 
 def _segments(config: PreTrainedConfig) -> int | None:
-    """Segments an encoder tells apart; None where it is not given them."""
+    """Return how many segments an encoder tells apart; None where it takes no segments."""
     count = getattr(config, "type_vocab_size", None)
     return count if isinstance(count, int) and count > 1 else None
 
 
 class _Largest:
-    """Rows of a trial's largest batch, and of a middling one."""
+    """The rows of a trial's largest batch, and of one of median length."""
 
     def __init__(self, trial: TrialConfig, tokens: Tokens) -> None:
         lengths_R = tokens.splits[TRAIN].lengths_R
@@ -196,7 +196,7 @@ def _step(
     batches: tuple[list[int], list[int] | None],
     beat: Callable[[], None],
 ) -> StepFacts:
-    """Forward, loss and backward of some rows, and a look at the gradients; the optimizer is made, and not run.
+    """Run forward, loss and backward on some rows and check the gradients; the optimizer is made, and not run.
 
     Args:
         batches: Rows of the training split; and of another batch whose step is only timed, None: no such batch.
@@ -235,7 +235,7 @@ def _batch(task: Task, split: TokenSet, rows: list[int], model: nn.Module) -> Ba
 
 
 def _with_rows(trial: TrainRequest, micro_batch: int) -> TrainRequest:
-    """The request with so many rows in memory at once."""
+    """Return the request with another number of rows in memory at once."""
     accumulation = -(-trial.plan.effective_batch // micro_batch)
     plan = trial.plan.model_copy(update={"micro_batch": micro_batch, "accumulation": accumulation})
     return trial.model_copy(update={"plan": plan})
@@ -244,7 +244,7 @@ def _with_rows(trial: TrainRequest, micro_batch: int) -> TrainRequest:
 def _backward(
     trial: TrainRequest, model: nn.Module, task: Task, batch: Batch, beat: Callable[[], None]
 ) -> tuple[int, float, float]:
-    """One backward pass; where the device has no room for the rows at once, of half as many, and so on.
+    """Do one backward pass; where the rows do not fit into memory at once, with half as many, and so on.
 
     Returns:
         Rows in memory at once, the loss and seconds.
@@ -263,8 +263,8 @@ def _backward(
     while True:
         began_s = time.perf_counter()
         try:
-            found = backward_batch(model, batch, task, micro_batch=rows, backward=backward, autocast=autocast)
-            loss = float(found.loss)
+            step = backward_batch(model, batch, task, micro_batch=rows, backward=backward, autocast=autocast)
+            loss = float(step.loss)
             if trial.plan.device is DeviceKind.CUDA:
                 torch.cuda.synchronize()
             return rows, loss, time.perf_counter() - began_s
@@ -277,7 +277,7 @@ def _backward(
 
 
 def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) -> PointFacts:
-    """One small step of a trial that the space can ask for."""
+    """Do one small step of a trial that the space can ask for."""
     plan = trial.plan.model_copy(update={"effective_batch": _POINT_ROWS, "micro_batch": _POINT_ROWS, "accumulation": 1})
     asked = trial.model_copy(update={"config": point, "plan": plan})
     try:

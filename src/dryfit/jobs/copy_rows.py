@@ -1,4 +1,4 @@
-"""Child job ROWS: the rows of a source as JSON lines, for a process that must not import what reads them."""
+"""Child job ROWS: write the rows of a source as JSON lines, for a process that must not import the readers."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,14 @@ from dryfit.core.text.words import few
 from dryfit.core.wire import Phase, Progress
 from dryfit.tasks.rows.sources import BadRow, RawRow, stream_rows
 
-_TOLD_EVERY = 10_000
+_PROGRESS_EVERY = 10_000
 
 
 def copy_rows(body: RowsRequest, channel: ChildChannel) -> ChildResult:
     """Write a line for each row, in order.
 
     Raises:
-        DataError: The source is absent, or cannot be read to its end; or its first row has not the columns.
+        DataError: The source is absent, or cannot be read to its end; or its first row lacks a column.
     """
     channel.send(Phase(name="load"))
     count = 0
@@ -25,15 +25,15 @@ def copy_rows(body: RowsRequest, channel: ChildChannel) -> ChildResult:
         for row in stream_rows(body.source):
             if isinstance(row, RawRow) and count == 0:
                 _check_columns(row, body)
-            file.write(json.dumps({"row": row.number, **_told(row, body.columns)}) + "\n")
+            file.write(json.dumps({"row": row.number, **_line(row, body.columns)}) + "\n")
             count += 1
             channel.beat()
-            if count % _TOLD_EVERY == 0:
+            if count % _PROGRESS_EVERY == 0:
                 channel.send(Progress(step=count, total_steps=0, epoch=0.0))
     return ChildResult(rows=RowsResult(rows=count))
 
 
-def _told(row: RawRow | BadRow, columns: tuple[str, ...]) -> dict[str, object]:
+def _line(row: RawRow | BadRow, columns: tuple[str, ...]) -> dict[str, object]:
     if isinstance(row, BadRow):
         return {"error": f"{row.error.found}"}
     absent = [column for column in columns if column not in row.values]

@@ -1,7 +1,7 @@
-"""Child job ENSEMBLE: several trained models evaluated together and put into one folder; and how that folder predicts.
+"""Child job ENSEMBLE: evaluate several trained models together and put them into one folder; and predict with it.
 
-The models take turns: one is in memory at a time, and on the device. What each says of the rows is kept on the host
-until the last has spoken.
+The models take turns: one is in memory at a time, and on the device. The outputs of each are kept on the host until the
+last has run.
 """
 
 import os
@@ -50,7 +50,7 @@ def said_by(
     beat: Callable[[], None],
     guard: BatchGuard | None = None,
 ) -> ModelOutputs:
-    """What a model says of rows, as far as a mean needs it.
+    """Run a model on rows, and return the outputs that a mean of models needs.
 
     Args:
         model: In eval mode, on its device.
@@ -59,7 +59,7 @@ def said_by(
         collate: Makes the batch of some rows.
         batch_rows: Rows at once.
         beat: Called once a batch, as a sign of life.
-        guard: Looks at each batch and at its outputs.
+        guard: Checks each batch and its outputs.
 
     Raises:
         DataError: A batch is one that the model has no place for.
@@ -71,8 +71,8 @@ def said_by(
     def after(rows: Sequence[int], outputs: Outputs, batch: Batch) -> None:
         of_tokens = meaning.keep_tokens(outputs, batch)
         if of_tokens is not None:
-            found = of_tokens.cpu()
-            by_token.update((row, found[place, : int(tokens.lengths_R[row])]) for place, row in enumerate(rows))
+            tokens_BLK = of_tokens.cpu()
+            by_token.update((row, tokens_BLK[index, : int(tokens.lengths_R[row])]) for index, row in enumerate(rows))
         beat()
 
     kept_RK = kept_in_order(model, tokens, task, collate, batch_rows=batch_rows, after=after, guard=guard)
@@ -98,9 +98,9 @@ def ensemble(body: EnsembleRequest, channel: ChildChannel) -> ChildResult:
     for note in prepare_device(first.plan, os.environ).notes:
         channel.send(Note(text=note))
     task = averaging(trial_task(first.config))
-    found = _all_said(body, channel)
-    rows = {name: said[0].tokens.sources for name, said in found.items()}
-    means = {name: task.averaged(said) for name, said in found.items()}
+    outputs = _all_outputs(body, channel)
+    rows = {name: said[0].tokens.sources for name, said in outputs.items()}
+    means = {name: task.averaged(said) for name, said in outputs.items()}
     fitted = dict(means[VALIDATION].fit()) if VALIDATION in means else {}
     result = EnsembleResult(
         validation=_metrics(means.get(VALIDATION), fitted),
@@ -114,16 +114,16 @@ def ensemble(body: EnsembleRequest, channel: ChildChannel) -> ChildResult:
     return ChildResult(ensemble=result, error=None)
 
 
-def _all_said(body: EnsembleRequest, channel: ChildChannel) -> dict[str, list[ModelOutputs]]:
-    """What each model says of each split that may be looked at."""
+def _all_outputs(body: EnsembleRequest, channel: ChildChannel) -> dict[str, list[ModelOutputs]]:
+    """Return the outputs of each model for each split that may be evaluated."""
     names = (TEST,) if body.with_validation else (VALIDATION, TEST)
-    found = defaultdict[str, list[ModelOutputs]](list)
+    outputs = defaultdict[str, list[ModelOutputs]](list)
     for number, member in enumerate(body.members, start=1):
         channel.send(Phase(name="load"))
         channel.send(Note(text=f"model {number} of {len(body.members)}: trial {member.training.config.number}"))
         for name, said in _said_of_splits(member, names, channel):
-            found[name].append(said)
-    return found
+            outputs[name].append(said)
+    return outputs
 
 
 def _said_of_splits(
@@ -187,17 +187,17 @@ def _save(body: EnsembleRequest, result: EnsembleResult, fitted: Mapping[str, fl
 
 @dataclass(frozen=True, slots=True)
 class EnsemblePredictor:
-    """An ensemble with all that is needed to predict rows.
+    """An ensemble, ready to predict rows.
 
     Attributes:
-        found: Its folder.
+        ensemble: Its folder.
         tokenizers: Of the members.
         device: Where each member takes its turn.
         batch_rows: Rows at once.
         trust: Run code that comes with a model.
     """
 
-    found: EnsembleFolder
+    ensemble: EnsembleFolder
     tokenizers: tuple[PreTrainedTokenizerBase, ...]
     device: DeviceKind
     batch_rows: int
@@ -205,27 +205,28 @@ class EnsemblePredictor:
 
     @classmethod
     def of(cls, folder: Path, device: DeviceKind, *, batch_rows: int, trust: bool = False) -> "EnsemblePredictor":
-        """Look at an ensemble's folder; models are loaded when rows are predicted.
+        """Read an ensemble's folder; its models are loaded when rows are predicted.
 
         Raises:
             LoadError: It is damaged, or its members do not belong together.
         """
-        found = read_ensemble(folder, trust=trust)
-        tokenizers = tuple(load_tokenizer(FolderSource(str(one), trust_remote_code=trust)) for one in found.folders)
-        return cls(found, tokenizers, device, batch_rows, trust)
+        ensemble = read_ensemble(folder, trust=trust)
+        sources = [FolderSource(str(folder), trust_remote_code=trust) for folder in ensemble.folders]
+        tokenizers = tuple(map(load_tokenizer, sources))
+        return cls(ensemble, tokenizers, device, batch_rows, trust)
 
     @property
     def model_input(self) -> ModelInput:
-        """What the first member reads; the others have the same columns."""
-        return self.found.reads[0]
+        """The input of the first member; the others have the same columns."""
+        return self.ensemble.reads[0]
 
     @property
     def models(self) -> int:
-        """How many models speak of each row."""
-        return len(self.found.folders)
+        """How many models predict each row."""
+        return len(self.ensemble.folders)
 
     def unfit(self, rows: Sequence[UnlabelledRow]) -> Mapping[int, DataError]:
-        """Rows that a member cannot read, by their index, each with what is wrong."""
+        """Return the rows that a member cannot read, by index, each with its error."""
         bad: dict[int, DataError] = {}
         for task, tokenizer in zip(self._tasks, self.tokenizers, strict=True):
             bad = {**task.unfit(rows, tokenizer), **bad}
@@ -234,7 +235,7 @@ class EnsemblePredictor:
     def predict(
         self, rows: Sequence[UnlabelledRow], beat: Callable[[], None] = lambda: None
     ) -> Iterator[dict[str, object]]:
-        """What all members say of each row together, in order.
+        """Predict each row by the mean of all members, in order.
 
         Args:
             rows: At least one; none is unfit.
@@ -246,9 +247,9 @@ class EnsemblePredictor:
         """
         said = [
             self._said(rows, folder, task, tokenizer, beat)
-            for folder, task, tokenizer in zip(self.found.folders, self._tasks, self.tokenizers, strict=True)
+            for folder, task, tokenizer in zip(self.ensemble.folders, self._tasks, self.tokenizers, strict=True)
         ]
-        return self.found.task.averaged(said).predictions(rows, self.found.fitted)
+        return self.ensemble.task.averaged(said).predictions(rows, self.ensemble.fitted)
 
     def _said(
         self,
@@ -267,6 +268,6 @@ class EnsemblePredictor:
 
     @property
     def _tasks(self) -> list[Task]:
-        both = zip(self.found.folders, self.found.reads, strict=True)
+        both = zip(self.ensemble.folders, self.ensemble.reads, strict=True)
         sources = ((FolderSource(str(folder), trust_remote_code=self.trust), read) for folder, read in both)
         return [make_task(read.task, replace(read.context, saved=source)) for source, read in sources]

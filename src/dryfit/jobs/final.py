@@ -1,4 +1,4 @@
-"""Child job FINAL: a configuration trained once more, evaluated once on test, and saved to be used."""
+"""Child job FINAL: train a configuration once more, evaluate it once on test, and save the model."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -83,19 +83,19 @@ def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> Ch
 
 
 def _chosen_before(body: FinalRequest, channel: ChildChannel) -> dict[str, float]:
-    """What was chosen for the configuration while it had validation; nothing where that is gone."""
+    """Return what an earlier model of the configuration fitted on validation; nothing where that is gone."""
     for folder in map(Path, body.chosen_dirs):
         if (folder / DRYFIT_FILE).is_file():
             return read_model_input(folder).fitted
     config = body.training.config
     if not is_own(config.task) and reads(config.task, "span") and config.settings.span.null_policy == "calibrated":
-        found = f"no model of trial {config.number} has a threshold of null that was fitted on validation: it is 0"
-        channel.send(Note(text=f"{found}. Train the trial once without --with-validation before, and its own is taken"))
+        text = f"no model of trial {config.number} has a threshold of null that was fitted on validation: it is 0"
+        channel.send(Note(text=f"{text}. Train the trial once without --with-validation before, and its own is taken"))
     return {}
 
 
 def _schedule_steps(body: FinalRequest, epoch_rows: int) -> int:
-    """Steps of the trial's own schedule: those of its training rows alone."""
+    """Return the steps of the trial's own schedule: those of its training rows alone."""
     return -(-epoch_rows // body.training.plan.effective_batch) * body.training.config.settings.train.epochs
 
 
@@ -117,7 +117,7 @@ def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoin
 
 
 def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, float]) -> dict[str, float] | None:
-    """Metrics on test, which nothing before has read; None where the data has no such split."""
+    """Compute the metrics on test, which nothing has read before; None where the data has no such split."""
     if TEST not in tokens.splits:
         return None
     parts.channel.send(Phase(name="evaluate", step=step))
@@ -127,8 +127,8 @@ def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, f
     at = ErrorContext(parts, guard)
     at.step = step
     with at:
-        found = evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard, fitted=fitted)
-    return found.metrics
+        scores = evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard, fitted=fitted)
+    return scores.metrics
 
 
 def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Train one configuration in this very process, so that ``breakpoint()`` and a debugger work.
+"""Train one configuration in this process, so that ``breakpoint()`` and a debugger work.
 
 ``python -m dryfit.jobs.in_process REQUEST.json``: what ``dryfit train --in-process`` puts in its own place. Nobody
 supervises it: it is not resumed, writes no checkpoint, and a crash is a crash. Test is not read.
@@ -18,7 +18,7 @@ _NEVER_S = 1e12
 
 
 class TerminalChannel(ChildChannel):
-    """Tells the terminal what a child tells the control process; every report is answered with go on."""
+    """Prints the messages of a child to the terminal; every report is answered with go on."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, wakeup_fifo=None, placed_at_s=0.0)

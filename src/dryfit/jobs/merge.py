@@ -1,4 +1,4 @@
-"""Child job MERGE: a base and its adapters as one model, which needs neither dryfit nor PEFT."""
+"""Child job MERGE: save a base model and its adapters as one model, which needs neither dryfit nor PEFT."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from dryfit.tasks.saved.saved_model import copy_tokenizer, load
 def merge(body: MergeRequest, channel: ChildChannel) -> ChildResult:
     """Merge a saved model's adapters into its base, in fp32, and save it in the format its base had.
 
-    Of a base that was read in 8 bits the weights of its files are taken, in fp16.
+    Where the base was read in 8 bits, the weights of its files are taken, in fp16.
 
     Raises:
         LoadError: The folder is not one that dryfit saved, or the base is no longer where it was.

@@ -1,4 +1,4 @@
-"""Child jobs IMPORT and OBJECTIVE: look whether a function of the user's own can be called, and call it for a trial."""
+"""Child jobs IMPORT and OBJECTIVE: check that the user's own function can be called, and call it for a trial."""
 
 import importlib
 import os
@@ -39,8 +39,8 @@ def check(body: ImportRequest, channel: ChildChannel) -> ChildResult:
         function = import_function(body.objective)
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
         versions = {"python": platform.python_version(), **_versions(new | {"dryfit", *body.objective.preload})}
-    found = ImportResult(source_hash=source_hash(source_file(function)), versions=versions)
-    return ChildResult(imported=found)
+    source = source_hash(source_file(function))
+    return ChildResult(imported=ImportResult(source_hash=source, versions=versions))
 
 
 def run(body: ObjectiveRequest, channel: ChildChannel) -> ChildResult:
@@ -75,7 +75,7 @@ def seed_libraries(seed: int) -> None:
 
 @contextmanager
 def _beating(channel: ChildChannel) -> Iterator[None]:
-    """Give signs of life: nobody but the user knows how often a function should, so the process alone is watched."""
+    """Send a heartbeat every second: how often the function could send one, only the user knows."""
     ended = threading.Event()
 
     def beat() -> None:
@@ -93,7 +93,7 @@ def _beating(channel: ChildChannel) -> Iterator[None]:
 
 
 def _use_threads(count: int) -> None:
-    """Take back the one thread that children are born with: libraries that are imported from here on read it."""
+    """Replace the limit of one thread that children start with, for libraries that are imported from here on."""
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(count)
     torch: Any = sys.modules.get("torch")
@@ -109,10 +109,10 @@ def _import_preloaded(name: str) -> None:
 
 
 def _versions(modules: set[str]) -> dict[str, str]:
-    """Versions of the packages that some top-level modules are from."""
-    found: dict[str, str] = {}
+    """Return the versions of the packages that top-level modules belong to."""
+    versions: dict[str, str] = {}
     owners = packages_distributions()
     for package in sorted({owner for name in modules for owner in owners.get(name.partition(".")[0], ())}):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

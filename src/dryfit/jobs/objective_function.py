@@ -1,4 +1,4 @@
-"""Finding a function by its name, in a process that did not define it."""
+"""Import a study's function by its name, in a process that did not define it."""
 
 import importlib.util
 import inspect
@@ -27,9 +27,9 @@ def import_function(objective: ObjectiveSettings) -> Callable[[object], object]:
     search = Search(doing, ObjectiveError, objective.paths, "add its folder to objective.paths")
     search.add_paths()
     module = _run_script(name.place, search) if name.in_script else search.module(name.place)
-    found = search.named(module, name.place, name.qualname)
-    check_callable(found, doing)
-    return found  # pyright: ignore[reportReturnType]  # check_callable has looked
+    function = search.named(module, name.place, name.qualname)
+    check_callable(function, doing)
+    return function  # pyright: ignore[reportReturnType]  # check_callable has looked
 
 
 def check_callable(function: object, doing: str) -> None:
@@ -39,8 +39,8 @@ def check_callable(function: object, doing: str) -> None:
         ObjectiveError: Says what it is instead.
     """
     if not callable(function) or isinstance(function, type):
-        found = f"it is a {type(function).__name__}" if not isinstance(function, type) else "it is a class"
-        raise ObjectiveError(doing, found, "a function that takes a trial and returns a number")
+        kind = f"it is a {type(function).__name__}" if not isinstance(function, type) else "it is a class"
+        raise ObjectiveError(doing, kind, "a function that takes a trial and returns a number")
     try:
         signature = inspect.signature(function)
     except ValueError:  # a built-in that does not tell

@@ -19,7 +19,7 @@ _A_NUMBER = "a number"
 
 @final
 class Trial:
-    """What an objective is called with. Only dryfit makes one.
+    """The argument of an objective. Only dryfit makes one.
 
     Attributes:
         params: The searched values, by the names of the space.
@@ -105,7 +105,7 @@ class Trial:
             self._channel.send(Checkpointed(step=at))
 
     def result(self, returned: object) -> TrainResult:
-        """What the trial has come to, now that the function has returned.
+        """Return the trial's result from what the function has returned.
 
         Raises:
             ObjectiveError: It did not return one number for each goal.
@@ -118,7 +118,7 @@ class Trial:
         return TrainResult(value=values[0], also=values[1:], best=None, steps=steps, peak_rss_bytes=peak_rss_bytes())
 
     def _index(self, step: int) -> int | None:
-        """The number of the report of a step; None where an earlier attempt has passed it without one."""
+        """Return the number of a step's report; None where an earlier attempt has passed the step without one."""
         if step in self._reported:
             return self._reported.index(step)
         if self._reported and step < self._reported[-1]:
@@ -137,7 +137,7 @@ class Trial:
 
 
 def as_number(value: object, doing: str) -> float:
-    """A number of Python, or of a library that can say what its scalar is.
+    """Return a number as a float; scalars of libraries are converted by their ``item`` method.
 
     Raises:
         ObjectiveError: It is something else.
@@ -154,7 +154,7 @@ def as_number(value: object, doing: str) -> float:
 
 
 def as_values(returned: object, goals: tuple[str, ...]) -> tuple[float, ...]:
-    """What an objective returned, one number for each goal.
+    """Return what an objective returned as one number for each goal.
 
     Raises:
         ObjectiveError: It is something else.

@@ -1,8 +1,8 @@
-"""Child job PREDICT: what a trained model says of rows.
+"""Child job PREDICT: predict rows with a trained model.
 
 Rows are read, tokenised and predicted some thousands at a time, so memory does not grow with the file. Within such a
 chunk, rows of similar length are batched together; they are written in the order they were read. A chunk of an ensemble
-is as many times smaller as it has members, so that what they say takes no more memory than what one says.
+is smaller by the number of its members, so that their outputs take no more memory than those of one model.
 """
 
 import json
@@ -42,7 +42,7 @@ _MOST_NOTES = 20
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """A model with all that is needed to predict rows.
+    """A model, ready to predict rows.
 
     Attributes:
         model: In eval mode, on its device.
@@ -60,23 +60,23 @@ class Predictor:
 
     @property
     def models(self) -> int:
-        """How many models speak of each row."""
+        """How many models predict each row."""
         return 1
 
     @property
     def task(self) -> Task:
-        """What the model learned."""
+        """The task that the model was trained on."""
         context = replace(self.model_input.context, saved=self.source)
         return make_task(self.model_input.task, context)
 
     def unfit(self, rows: Sequence[UnlabelledRow]) -> Mapping[int, DataError]:
-        """Rows that the model cannot read, by their index, each with what is wrong."""
+        """Return the rows that the model cannot read, by index, each with its error."""
         return self.task.unfit(rows, self.tokenizer)
 
     def predict(
         self, rows: list[UnlabelledRow], beat: Callable[[], None] = lambda: None
     ) -> Iterator[dict[str, object]]:
-        """What is said of each row, in order.
+        """Predict each row, in order.
 
         Args:
             rows: At least one.
@@ -108,7 +108,7 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
     torch.set_num_threads(body.threads)
     channel.send(Phase(name="load"))
     device, _ = find_device(body.device)
-    rows = stream_rows(body.source)  # absent sources are told before the model is loaded
+    rows = stream_rows(body.source)  # absent sources are refused before the model is loaded
     predictor = _predictor(body, device)
     channel.send(Phase(name="evaluate"))
     with Path(body.temporary).open("w", encoding="utf-8") as file:
@@ -121,7 +121,7 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
 
 
 def _predictor(body: PredictRequest, device: DeviceKind) -> Predictor | EnsemblePredictor:
-    """What a folder predicts with.
+    """Load the predictor of a folder.
 
     Raises:
         LoadError: The folder is not one that dryfit saved.
@@ -142,7 +142,7 @@ def _predictor(body: PredictRequest, device: DeviceKind) -> Predictor | Ensemble
 
 @dataclass(slots=True)
 class Counts:
-    """How many rows were seen, and how many of them could not be predicted."""
+    """The number of rows read, and of those that could not be predicted."""
 
     rows: int = 0
     bad: int = 0
@@ -151,23 +151,23 @@ class Counts:
 def predict_rows(
     predictor: Predictor | EnsemblePredictor, rows: Iterator[RawRow | BadRow], file: TextIO, channel: ChildChannel
 ) -> Counts:
-    """Write one line for each row, in order: a prediction, or what is wrong with the row."""
+    """Write one line for each row, in order: a prediction or an error."""
     counts = Counts()
     while chunk := list(islice(rows, max(1, CHUNK_ROWS // predictor.models))):
         checked = _checked(chunk, predictor)
         good = [row for row in checked if isinstance(row, UnlabelledRow)]
-        said = predictor.predict(good, channel.beat) if good else iter(())
+        predictions = predictor.predict(good, channel.beat) if good else iter(())
         for raw, row in zip(chunk, checked, strict=True):
             if isinstance(row, DataError):
                 counts.bad += 1
-                _tell(row, counts.bad, channel)
+                _send_note(row, counts.bad, channel)
                 line: dict[str, Any] = {
                     "row": raw.number,
                     "id": _id_of(raw, predictor.model_input),
-                    "error": _said(row),
+                    "error": _error_text(row),
                 }
             else:
-                line = {"row": raw.number, "id": row.id, **next(said)}
+                line = {"row": raw.number, "id": row.id, **next(predictions)}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
         counts.rows += len(chunk)
         channel.send(Progress(step=counts.rows, total_steps=0, epoch=0.0))
@@ -177,35 +177,35 @@ def predict_rows(
 
 
 def _checked(chunk: list[RawRow | BadRow], predictor: Predictor | EnsemblePredictor) -> list[UnlabelledRow | DataError]:
-    """Each row as the model reads it, or what is wrong with it."""
+    """Return each row as the model reads it, or its error."""
     read = predictor.model_input
-    found: list[UnlabelledRow | DataError] = []
+    checked: list[UnlabelledRow | DataError] = []
     for raw in chunk:
         try:
-            found.append(
+            checked.append(
                 raw.error
                 if isinstance(raw, BadRow)
                 else unlabelled_row(raw, text=read.text, criterion=read.criterion, row_id=read.id)
             )
         except DataError as error:
-            found.append(error)
-    places = [index for index, row in enumerate(found) if isinstance(row, UnlabelledRow)]
-    rows = [row for row in found if isinstance(row, UnlabelledRow)]
+            checked.append(error)
+    readable = [index for index, row in enumerate(checked) if isinstance(row, UnlabelledRow)]
+    rows = [row for row in checked if isinstance(row, UnlabelledRow)]
     for index, error in (predictor.unfit(rows) if rows else {}).items():
-        found[places[index]] = error
-    return found
+        checked[readable[index]] = error
+    return checked
 
 
 def _id_of(raw: RawRow | BadRow, read: ModelInput) -> str | None:
-    """The id of a row that cannot be predicted, if it has one that can be told."""
+    """Return the id of a row that cannot be predicted, if it has one."""
     value = raw.values.get(read.id) if isinstance(raw, RawRow) else None
     return str(value) if isinstance(value, str | int) else None
 
 
-def _said(error: DataError) -> str:
+def _error_text(error: DataError) -> str:
     return f"{error.doing}: {error.found}"
 
 
-def _tell(error: DataError, number: int, channel: ChildChannel) -> None:
+def _send_note(error: DataError, number: int, channel: ChildChannel) -> None:
     if number <= _MOST_NOTES:
-        channel.send(Note(text=_said(error)))
+        channel.send(Note(text=_error_text(error)))

@@ -1,4 +1,4 @@
-"""Child jobs that look and train nothing: RESOLVE, all a study needs before its first trial, CHECK and PROBE."""
+"""Child jobs that train nothing: RESOLVE prepares a study, CHECK checks a checkpoint, PROBE checks the devices."""
 
 import platform
 from functools import partial
@@ -44,7 +44,7 @@ _VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers"
 
 
 def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
-    """Check all data, tokenise it for every (model, length), look at the machine.
+    """Check all data, tokenise it for every (model, length), and describe the machine.
 
     Raises:
         DryfitError: A row, a model, a precision or the device is not what the study needs.
@@ -62,7 +62,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     splits = checked_splits(task)
     folds = {fold: checked_fold(task, splits, fold) for fold in study_folds(body.data)}
     channel.beat()
-    found = fingerprint(splits)
+    data_fingerprint = fingerprint(splits)
     source = own_source(type(task))
     revisions = {task_word(body.task): source} if source else {}
     weights_bytes: dict[str, int] = {}
@@ -71,7 +71,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         train = body.settings.train.model_copy(update={"max_length": max_length})
         settings = body.settings.model_copy(update={"model": model, "train": train})
         task = make_task(body.task, TaskContext(settings, body.data))
-        cache = partial(cache_tokens, task, cache_dir=Path(body.cache_dir), data_fingerprint=found)
+        cache = partial(cache_tokens, task, cache_dir=Path(body.cache_dir), data_fingerprint=data_fingerprint)
         remarks += task.remarks(cache(splits))
         for fold, rows in folds.items():
             cache(rows, fold=fold)
@@ -84,7 +84,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         channel.beat()
     facts = {name: _facts(rows, task) for name, rows in splits.items()}
     result = ResolveResult(
-        data_fingerprint=found,
+        data_fingerprint=data_fingerprint,
         splits=facts,
         fold_rows=tuple(len(rows[VALIDATION]) for rows in folds.values()),
         revisions=revisions,
@@ -100,7 +100,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
 
 
 def saved_bytes(task: Task) -> int:
-    """What a trial's weights take on disk: those of its pretrained models, or of its adapters alone."""
+    """Return the bytes of a trial's weights on disk: those of its pretrained models, or of its adapters alone."""
     settings = task.context.settings
     if task.kind is not Kind.CAUSAL_LM or settings.lora.r == 0:
         return sum(stack_bytes(source, task.kind) for source in task.sources().values())
@@ -110,8 +110,8 @@ def saved_bytes(task: Task) -> int:
         config = pretrained_config(source, kind)
         return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
 
-    learned = [one for one in task.model(make).parameters() if one.requires_grad]
-    return sum(one.numel() * one.element_size() for one in learned)
+    trained = [parameter for parameter in task.model(make).parameters() if parameter.requires_grad]
+    return sum(parameter.numel() * parameter.element_size() for parameter in trained)
 
 
 def _facts(rows: tuple[Row, ...], task: Task) -> SplitFacts:
@@ -120,7 +120,7 @@ def _facts(rows: tuple[Row, ...], task: Task) -> SplitFacts:
 
 
 def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:
-    """Look at a checkpoint without loading it.
+    """Check a checkpoint without loading it.
 
     Raises:
         DryfitError: There is no such folder or task, or the model needs code that is not trusted.
@@ -131,19 +131,19 @@ def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:
 
 
 def probe(body: ProbeRequest, channel: ChildChannel) -> ChildResult:
-    """Let each CUDA device add eight numbers: a driver that is too old, or a build without its kernels, shows here."""
+    """Add eight numbers on each CUDA device: a driver that is too old, or a build without its kernels, fails here."""
     del body
     channel.send(Phase(name="load"))
     devices: list[DeviceSpec] = []
     trouble = ""
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         try:
-            found = float(torch.ones(8, device=f"cuda:{index}").sum())
+            total = float(torch.ones(8, device=f"cuda:{index}").sum())
         except RuntimeError as error:
             trouble = f"cuda:{index}: {str(error).splitlines()[0]}"
             continue
-        if found != 8:
-            trouble = f"cuda:{index} says that eight ones are {found}"
+        if total != 8:
+            trouble = f"cuda:{index} says that eight ones are {total}"
             continue
         devices.append(_spec(torch.cuda.get_device_properties(index)))
     result = ProbeResult(
@@ -157,17 +157,17 @@ def probe(body: ProbeRequest, channel: ChildChannel) -> ChildResult:
 
 
 def smallest_device(count: int) -> DeviceSpec:
-    """The CUDA device with the least memory, the first of equals: a trial may be given any of them.
+    """Return the CUDA device with the least memory, the first of equals: a trial may get any of them.
 
     Args:
         count: Devices that are there, at least one.
     """
-    found = [torch.cuda.get_device_properties(index) for index in range(count)]
-    return _spec(min(found, key=lambda properties: properties.total_memory))
+    devices = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return _spec(min(devices, key=lambda properties: properties.total_memory))
 
 
 def device_uuids(count: int) -> tuple[str, ...]:
-    """What tells the CUDA devices apart, in the order in which CUDA counts them; the driver has one of its own."""
+    """Return the UUIDs of the CUDA devices in CUDA's order, which may differ from the driver's."""
     return tuple(str(torch.cuda.get_device_properties(index).uuid) for index in range(count))
 
 

@@ -1,7 +1,7 @@
-"""Resumable checkpoints: complete or not there, whatever is killed when.
+"""Resumable checkpoints, complete or absent, whenever the process is killed.
 
 A folder is written under a temporary name, made durable, and gets its name by one rename. Its manifest has a hash of
-each file and of itself: 128 bits of xxh3, which no accident gets past and which costs a tenth of SHA-256; nobody but
+each file and of itself: 128 bits of xxh3, which detect every accident and cost a tenth of SHA-256; nobody but
 chance is to be kept out.
 """
 
@@ -117,21 +117,21 @@ def save_checkpoint(
             shutil.rmtree(final)
         temporary.rename(final)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs its room back
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs its space back
     sync_path(directory)
     _remove_others(directory, final)
     return final
 
 
 def newest_good(
-    directory: Path, fingerprint: str, told: Callable[[str], None] = lambda _: None, *, computed: str = ""
+    directory: Path, fingerprint: str, send: Callable[[str], None] = lambda _: None, *, computed: str = ""
 ) -> Checkpoint | None:
-    """The newest checkpoint whose files are all as they were written; None where there is none.
+    """Return the newest checkpoint whose files are all as they were written; None where there is none.
 
     Args:
         directory: All checkpoints of the trial.
         fingerprint: What identifies the trial.
-        told: Hears of each that is damaged, and what is done without it.
+        send: Called with a text for each damaged checkpoint, and what is done without it.
         computed: What its configuration is hashed to now. dryfit 0.1.0 wrote that of its own time into checkpoints,
             whatever the trial was recorded with; where they are equal, all that is learned is.
 
@@ -154,11 +154,11 @@ def newest_good(
             )
         points = tuple(MetricPoint(**point) for point in manifest["points"])
         for text in damaged:
-            told(f"{text}: going on from step {manifest['step']}, the one before")
+            send(f"{text}: going on from step {manifest['step']}, the one before")
         folds = tuple(FoldScore.from_json(fold) for fold in manifest.get("folds", ()))  # none before there were some
         return Checkpoint(folder=folder, step=manifest["step"], points=points, folds=folds)
     for text in damaged:
-        told(f"{text}, and there is no good one before: beginning anew")
+        send(f"{text}, and there is no good one before: beginning anew")
     return None
 
 
@@ -189,8 +189,7 @@ def save_between_folds(request: TrainRequest, channel: ChildChannel, position: F
 
 @final
 class Reading(AbstractContextManager[None]):
-    """Reads part of a verified checkpoint; where that cannot be done, it is set aside, so that the next attempt does
-    without it.
+    """Guards the reading of a verified checkpoint: one that cannot be read is set aside for the next attempt.
 
     Args:
         folder: The checkpoint; None: nothing is read.
@@ -200,7 +199,7 @@ class Reading(AbstractContextManager[None]):
         self._folder = None if folder is None else Path(folder)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Turn what reading raised into what it means.
+        """Turn an error of reading into one that says that the checkpoint is damaged.
 
         Raises:
             CorruptCheckpointError: It cannot be read.
@@ -221,18 +220,18 @@ class Reading(AbstractContextManager[None]):
 
 
 def _folders(directory: Path) -> list[Path]:
-    """All checkpoints, newest first, verified or not."""
+    """Return all checkpoints, newest first, verified or not."""
     if not directory.is_dir():
         return []
     return sorted((path for path in directory.iterdir() if path.name.startswith(_PREFIX)), reverse=True)
 
 
 class _DamagedError(Exception):
-    """A checkpoint is not as it was written; says what is wrong."""
+    """A checkpoint is not as it was written."""
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, once it and all files it names are seen to be as they were written.
+    """Read the manifest of a checkpoint, and check that it and all files it names are as they were written.
 
     Raises:
         _DamagedError: They are not.
@@ -245,10 +244,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
         if manifest["format"] != _FORMAT:
             raise _DamagedError(f"format {manifest['format']}, not {_FORMAT}")
         for name, facts in manifest["files"].items():
-            found = _facts(folder / name)
-            if found["size"] != facts["size"]:
-                raise _DamagedError(f"{name}: {found['size']} bytes, not {facts['size']}")
-            if found != facts:
+            facts_now = _facts(folder / name)
+            if facts_now["size"] != facts["size"]:
+                raise _DamagedError(f"{name}: {facts_now['size']} bytes, not {facts['size']}")
+            if facts_now != facts:
                 raise _DamagedError(f"{name}: its hash is another")
     except OSError as error:
         name = Path(str(error.filename)).name

@@ -1,4 +1,4 @@
-"""What a trial's process does to its device before anything is put there, and what it has used of it in the end."""
+"""Set up a trial's device before its first allocation, and measure the memory used in the end."""
 
 import gc
 import sys
@@ -26,7 +26,7 @@ _DEVICE = 0  # a trial sees one device
 
 
 class Cuda(Protocol):
-    """What is used of ``torch.cuda``."""
+    """The functions of ``torch.cuda`` that are used."""
 
     def device_memory_used(self, device: Any = None) -> int:
         """Bytes in use on the whole device, by NVML."""
@@ -47,11 +47,11 @@ class Cuda(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was done.
+    """A device that was set up.
 
     Attributes:
         allocator_bytes: Most that the caching allocator may take; None: no limit.
-        notes: What a person may want to read.
+        notes: Remarks for the user.
     """
 
     allocator_bytes: int | None = None
@@ -92,8 +92,8 @@ def prepare_device(
     """
     limit_bytes = plan.memory_limit_bytes
     if plan.device is not DeviceKind.CUDA:
-        told = "execution.memory_limit bound the planner alone: memory of the CPU has no limit of its own"
-        return Prepared(notes=() if limit_bytes is None else (told,))
+        note = "execution.memory_limit bound the planner alone: memory of the CPU has no limit of its own"
+        return Prepared(notes=() if limit_bytes is None else (note,))
     notes: list[str] = []
     name = next((name for name in _ALLOCATOR_VARIABLES if environment.get(name)), None)
     if name is None:
@@ -112,7 +112,7 @@ def prepare_device(
 
 
 def _without_context(limit_bytes: int, cuda: Cuda, notes: list[str]) -> int:
-    """What a limit leaves to the allocator."""
+    """Return what a limit leaves to the allocator, without the CUDA context."""
     context_bytes = _context_bytes(cuda)
     if context_bytes is None:
         context_bytes = CONTEXT_BYTES
@@ -128,7 +128,7 @@ def _without_context(limit_bytes: int, cuda: Cuda, notes: list[str]) -> int:
 
 
 def find_device(wish: str) -> tuple[DeviceKind, int]:
-    """Where trials can run, and on how many devices.
+    """Return where trials run, and on how many devices.
 
     Args:
         wish: ``auto``, ``cpu`` or ``cuda``.
@@ -162,7 +162,7 @@ def observed_memory(device: DeviceKind) -> ObservedMemory:
 
 
 def taken_of_device(device: DeviceKind) -> int | None:
-    """What the allocator holds of the device now; None on the CPU. The host counts it: no wait for the device."""
+    """Return the bytes the allocator holds of the device now; None on the CPU. The host counts them: no wait."""
     return torch.cuda.memory_reserved(_DEVICE) if device is DeviceKind.CUDA else None
 
 
@@ -174,7 +174,7 @@ def release_memory(device: DeviceKind) -> None:
 
 
 def _context_bytes(cuda: Cuda) -> int | None:
-    """What making the context adds to the device's memory; None where nobody counts it.
+    """Make the context and return the bytes it takes; None where they cannot be measured.
 
     Another process that allocates in the same moment is counted too, up to a bound.
     """
@@ -188,6 +188,6 @@ def _context_bytes(cuda: Cuda) -> int | None:
 
 
 def _nvml_errors() -> tuple[type[Exception], ...]:
-    """What NVML raises, where torch has found its bindings; they are no dependency."""
+    """Return NVML's errors, where torch has imported its bindings; they are no dependency."""
     bindings = sys.modules.get("pynvml")
     return () if bindings is None else (bindings.NVMLError,)

@@ -1,4 +1,4 @@
-"""What training is at, told with whatever ends it: the step, the rows, the configuration. Never a row's text."""
+"""The note added to an error that ends training: its step, rows and configuration, and never a row's text."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
@@ -12,13 +12,13 @@ from dryfit.train.run import TrialParts
 
 @final
 class ErrorContext(AbstractContextManager[None]):
-    """A run's place, kept up to date as it goes; an exception that leaves the block takes it along as a note.
+    """Keeps track of where a run is, and adds that as a note to an exception that leaves the block.
 
-    The batch is kept on the host, so telling of it never asks a device, which may be dead by then.
+    The batch is kept on the host, so the note never asks a device, which may be dead by then.
 
     Args:
         parts: The run.
-        guards: Of its splits: each knows the batch it looked at last.
+        guards: Of its splits: each knows the batch it checked last.
     """
 
     def __init__(self, parts: TrialParts, *guards: BatchGuard) -> None:
@@ -37,7 +37,7 @@ class ErrorContext(AbstractContextManager[None]):
         self._micro = 0
 
     def end_batch(self) -> None:
-        """No batch is at hand."""
+        """Forget the batch."""
         self._micro = 0
         for guard in self._guards:
             guard.forget()
@@ -50,12 +50,12 @@ class ErrorContext(AbstractContextManager[None]):
         """Add the note; the exception goes on."""
         if error is not None:
             with suppress(OSError, RuntimeError, ValueError, LookupError):  # it must not take the error's place
-                error.add_note(self.tell())
+                error.add_note(self.text())
 
-    def tell(self) -> str:
-        """The place in words."""
+    def text(self) -> str:
+        """Return where the run is, in words."""
         config, plan = self._parts.request.config, self._parts.request.plan
-        batches = [text for text in (guard.describe(self._at_hand()) for guard in self._guards) if text]
+        batches = [text for text in (guard.describe(self._current_rows()) for guard in self._guards) if text]
         searched = ", ".join(f"{key} = {value}" for key, value in config.params.items())
         micro = f", micro-batch {self._micro} of {len(self._portions)}" if self._exact and self._micro else ""
         place = (
@@ -70,8 +70,8 @@ class ErrorContext(AbstractContextManager[None]):
         """Whether the host is where the device is: elsewhere it may be some micro-batches ahead."""
         return self._parts.request.plan.device is DeviceKind.CPU or self._parts.request.diagnostic
 
-    def _at_hand(self) -> slice:
-        """The rows of the batch that are meant."""
+    def _current_rows(self) -> slice:
+        """Return the rows of the current micro-batch, or of the whole batch where that is not known."""
         if not (self._exact and self._micro):
             return slice(None)
         portion = self._portions[self._micro - 1]

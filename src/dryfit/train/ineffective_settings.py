@@ -1,4 +1,4 @@
-"""Settings that would change nothing are errors, not silence."""
+"""Refuse settings that would have no effect."""
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.switches import TRIAL_NEEDS

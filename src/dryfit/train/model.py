@@ -46,7 +46,7 @@ def trial_parts(
         channel: How to report, and to hear verdicts and stop requests.
         tokens: The rows, of which train and validation are those of the position.
         length: None: all epochs, validated on the way.
-        position: Which of the trial's trainings it is.
+        position: Which of the trial's folds is trained.
         group: The processes that train it.
     """
     channel.beat()

@@ -1,4 +1,4 @@
-"""Where a loss or a gradient stopped being a number: told once, after it happened, so that no step pays for it."""
+"""Find where a loss or a gradient stopped being finite, after it happened, so that no step pays for it."""
 
 from contextlib import suppress
 from functools import partial
@@ -27,7 +27,7 @@ def non_finite(
     scale: float | None,
     origin: str = "",
 ) -> NonFiniteError:
-    """The error that says where it began.
+    """Return the error of a loss or gradient that is not finite, with where it began.
 
     Args:
         doing: Which step of how many.
@@ -36,7 +36,7 @@ def non_finite(
         loss: The step's.
         norm: Of all gradients.
         scale: fp16's loss scale; None in other precisions.
-        origin: Where the loss stopped being finite, as far as it was found.
+        origin: Where the loss stopped being finite, as far as it is known.
     """
     rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
     named = list(model.named_parameters())
@@ -50,17 +50,17 @@ def non_finite(
         with_gradient = sum(parameter.grad is not None for _, parameter in named)
         where = f"; of {with_gradient} tensors {len(bad)} have such a gradient, {name} the nearest to the loss"
     scaled = f", loss scale {scale:g}" if scale is not None else ""
-    found = f"loss {loss}, gradient norm {norm}, learning rate {rate:.3g}{scaled}{where}"
-    return NonFiniteError(doing, found, hint=_HINT)
+    problem = f"loss {loss}, gradient norm {norm}, learning rate {rate:.3g}{scaled}{where}"
+    return NonFiniteError(doing, problem, hint=_HINT)
 
 
 def loss_origin(model: nn.Module, batch: Batch, task: Loss, micro_batch: int) -> str:
-    """Where a forward pass without dropout stops being finite; empty where it does not, or cannot be repeated.
+    """Return where a forward pass without dropout stops being finite; empty where it does not, or cannot be repeated.
 
     Args:
         model: As it was when the loss was computed.
         batch: Of the step, on the model's device.
-        task: Says what the model is given.
+        task: Names the model's inputs.
         micro_batch: Rows at once.
     """
     weight = next((name for name, parameter in model.named_parameters() if _not_finite(parameter)), None)
@@ -79,25 +79,25 @@ def loss_origin(model: nn.Module, batch: Batch, task: Loss, micro_batch: int) ->
 
 
 def _first_bad_output(model: nn.Module, inputs: Batch) -> str | None:
-    found: list[str] = []
+    bad: list[str] = []
 
     def look(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        if not found and any(_not_finite(tensor) for tensor in floats_of(output)):
-            found.append(name)
+        if not bad and any(_not_finite(tensor) for tensor in floats_of(output)):
+            bad.append(name)
 
     handles = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()]
     try:
-        # The trial is over: another pass that fails, as on a device without room for it, must not become its reason.
+        # The trial is over: another pass that fails, as on a device without memory for it, must not become its reason.
         with torch.no_grad(), suppress(RuntimeError, LookupError, ValueError, TypeError):
             model(**inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else None
+    return bad[0] if bad else None
 
 
 def _not_finite(tensor: torch.Tensor | None) -> bool:
-    """Whether any number of a tensor is infinite or NaN; of a divided one on any process, all of which must ask."""
+    """Return whether a tensor has an infinite or NaN value; for an FSDP shard, on any rank: all must call it."""
     if tensor is None or not tensor.is_floating_point():
         return False
     if not isinstance(tensor, DTensor):

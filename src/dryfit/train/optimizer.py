@@ -47,7 +47,7 @@ _RECTIFIED_AFTER_STEPS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class OptimizerPlan:
-    """How an optimizer's work is done; the part of an execution plan that it reads.
+    """The part of an execution plan that an optimizer reads.
 
     Attributes:
         impl: How its arithmetic is done.
@@ -64,7 +64,7 @@ class OptimizerPlan:
 
 
 def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
-    """What an optimizer reads of a trial's plan."""
+    """Return the part of a trial's plan that an optimizer reads."""
     return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer, divided=plan.dp > 1)
 
 
@@ -73,7 +73,7 @@ _ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
 
 
 def moments_of(optim: OptimSettings) -> int:
-    """Tensors of a parameter's shape that an optimizer keeps for it; of those that :func:`check_divided` lets pass."""
+    """Return how many tensors of a parameter's shape an optimizer keeps, if :func:`check_divided` allows it."""
     if optim.name == "sgd":
         return int(optim.beta1 > 0)
     return 1 if optim.name == "lion" else 2
@@ -90,17 +90,17 @@ def check_divided(settings: TrialSettings, plan: ExecutionPlan | ExecutionSettin
         return
     doing = f"training a trial on {plan.processes} processes"
     if settings.optim.name not in _ELEMENT_BY_ELEMENT:
-        found = f"{settings.optim.name} computes with whole parameters, and each process has a part"
-        raise ConfigError(doing, found, allowed=", ".join(_ELEMENT_BY_ELEMENT), hint="set optim.name to one of them")
+        problem = f"{settings.optim.name} computes with whole parameters, and each process has a part"
+        raise ConfigError(doing, problem, allowed=", ".join(_ELEMENT_BY_ELEMENT), hint="set optim.name to one of them")
     if plan.offload_optimizer:
         raise ConfigError(doing, "execution.offload_optimizer is true", allowed="false: each process has a part of it")
     if settings.train.precision is Precision.FP16:
-        found = 'train.precision is "fp16", whose loss scale each process would choose by itself'
-        raise ConfigError(doing, found, allowed="fp32 or bf16")
+        problem = 'train.precision is "fp16", whose loss scale each process would choose by itself'
+        raise ConfigError(doing, problem, allowed="fp32 or bf16")
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """Trainable parameters by learning rate and weight decay.
+    """Return the trainable parameters by learning rate and weight decay.
 
     What is not pretrained, the head, has ``lr * head_lr_factor``; with depth ``n``, layer ``i`` (from 1) has
     ``lr * layer_decay**(n + 1 - i)`` and the embeddings ``lr * layer_decay**(n + 1)`` (ELECTRA's rule, Clark et al.
@@ -136,7 +136,7 @@ def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, A
 def make_optimizer(
     model: nn.Module, optim: OptimSettings, plan: OptimizerPlan = OptimizerPlan()
 ) -> torch.optim.Optimizer:
-    """The optimizer of a trial, over :func:`parameter_groups`.
+    """Return the optimizer of a trial, over :func:`parameter_groups`.
 
     Args:
         model: On its device, which may be a pretended one.
@@ -162,7 +162,7 @@ def make_optimizer(
 
 
 def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKind) -> None:
-    """Refuse a way to run an optimizer that it has not.
+    """Refuse an implementation that an optimizer does not have.
 
     Raises:
         ConfigError: It is not implemented so, or its state cannot lie in host memory.
@@ -185,7 +185,7 @@ def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKin
 
 
 def cannot_offload(optim: OptimSettings, device: DeviceKind, *, processes: int = 1) -> str | None:
-    """Why an optimizer's state cannot lie in host memory; None where it can."""
+    """Return why an optimizer's state cannot lie in host memory; None where it can."""
     if processes > 1:
         return "each process of a trial has a part of it, on its own device"
     if device is not DeviceKind.CUDA:
@@ -249,7 +249,7 @@ def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> S
 
 
 def _chosen(name: str, impl: OptimizerImpl, device: str, *, divided: bool = False) -> OptimizerImpl:
-    """What ``auto`` stands for: the fastest there is on this device."""
+    """Return what ``auto`` stands for: the fastest implementation on this device."""
     if impl is not OptimizerImpl.AUTO:
         return impl
     has = _has(name, divided=divided)
@@ -264,13 +264,13 @@ def _has(name: str, *, divided: bool) -> tuple[OptimizerImpl, ...]:
 
 
 def implementations(name: str, device: DeviceKind) -> tuple[OptimizerImpl, ...]:
-    """What an optimizer has on a device; what ``auto`` stands for comes first."""
+    """Return an optimizer's implementations on a device; what ``auto`` stands for comes first."""
     first = _chosen(name, OptimizerImpl.AUTO, device)
     return (first, *(other for other in IMPLEMENTATIONS[name] if other is not first))
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, sched: SchedSettings, total_steps: int) -> LRScheduler:
-    """The learning rate over a trial's steps; each group keeps its share of it.
+    """Return the schedule of the learning rate over a trial's steps; each group keeps its share of it.
 
     ``one_cycle`` leaves the optimizer's momentum as the study has it.
     """

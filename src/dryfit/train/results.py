@@ -1,4 +1,4 @@
-"""The last step of a training process: what its run has come to, as the control process hears it."""
+"""The last step of a training process: turn its run into the result for the control process."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What one training run is made of, and what it has come to."""
+"""The parts of one training run, its position among a trial's folds, and its state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -31,12 +31,12 @@ class FixedLength:
 
 @dataclass(frozen=True, slots=True)
 class FoldPosition:
-    """Which of its trial's trainings a run is.
+    """The position of a run among its trial's folds.
 
     Attributes:
         folds: How many there are; 1: the trial trains once, and this is it.
-        done: What those before this one have come to.
-        reports: Numbers that each has for its reports.
+        done: The scores of those before this one.
+        reports: How many report numbers each has.
     """
 
     folds: int = 1
@@ -44,7 +44,7 @@ class FoldPosition:
     reports: int = 1
 
     def __str__(self) -> str:
-        """Behind what is said of a step."""
+        """Return the words behind a step; empty where the trial trains once."""
         return f" of fold {self.number} of {self.folds}" if self.number else ""
 
     @classmethod
@@ -71,24 +71,24 @@ class FoldPosition:
 
     @property
     def number(self) -> int:
-        """From 1; 0 where the trial trains once."""
+        """The fold's number from 1; 0 where the trial trains once."""
         return len(self.done) + 1 if self.folds > 1 else 0
 
     @property
     def steps_before(self) -> int:
-        """Optimizer steps that were done before it."""
+        """Optimizer steps of the folds that are done."""
         return sum(fold.steps for fold in self.done)
 
     def total_steps(self, own: int) -> int:
-        """Optimizer steps of the whole trial as far as they are known: of those to come, as many as of this one."""
+        """Return the optimizer steps of the whole trial; folds to come are taken to have as many as this one."""
         return self.steps_before + own * (self.folds - len(self.done))
 
     def reported(self, point: MetricPoint, best: float | None) -> MetricPoint:
-        """A validation as the control process hears of it.
+        """Return a validation as it is reported to the control process.
 
         Trials are compared by reports of one number, so a number must mean the same in each. Every fold has as many,
         whatever it needs; its last validation has the last of them, after however many epochs that is. The value is
-        what the trial has come to: the mean of the folds before and of this one, which stands at its present value, and
+        the trial's so far: the mean of the folds before and of this one, which stands at its present value, and
         in the end at its best.
 
         Args:
@@ -119,14 +119,14 @@ ALONE = FoldPosition()
 
 @dataclass(frozen=True, slots=True)
 class TrialParts:
-    """All that one training run is made of.
+    """The parts of one training run.
 
     Attributes:
         request: What was asked; with folds the seed in it is the fold's own.
         tokenizer_folders: Of each pretrained model, by the folder that keeps it in a saved model's own.
         epoch_rows: Rows of the training split that each epoch trains on.
         length: None: all epochs, validated on the way.
-        position: Which of the trial's trainings it is.
+        position: Its position among the trial's folds.
         layout: How the model lies on the processes that train it.
     """
 
@@ -167,7 +167,7 @@ class TrialParts:
 
 @dataclass(slots=True)
 class RunState:
-    """What a run has come to; all is counted from its own beginning.
+    """The state of a run, counted from its own beginning.
 
     Attributes:
         points: Validations so far, those before the checkpoint it went on from included.

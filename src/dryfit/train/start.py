@@ -1,4 +1,4 @@
-"""The first step of a training process: its device is made ready and its settings are checked."""
+"""The first step of a training process: set up its device and check its settings."""
 
 import os
 

@@ -13,7 +13,7 @@ from dryfit.tasks.base import Batch, Loss, Outputs
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """What a backward pass over one effective batch gave.
+    """The loss of a backward pass over one effective batch.
 
     Attributes:
         loss: The batch's mean loss, detached, 0-dimensional.
@@ -66,7 +66,7 @@ def backward_batch(
 
 
 def micro_batches(batch: Batch, rows: int | Sequence[Portion], padded: Sequence[str]) -> Iterator[Batch]:
-    """Cut a batch into micro-batches; the last one may be short.
+    """Split a batch into micro-batches; the last one may be short.
 
     Args:
         batch: The effective batch.

@@ -1,4 +1,4 @@
-"""The training loop: Hugging Face's Trainer with our step, our batches and our way to stop and go on."""
+"""The training loop: Hugging Face's Trainer with our step, our batches, and our way to stop and resume."""
 
 import math
 from contextlib import AbstractContextManager
@@ -35,7 +35,7 @@ from dryfit.train.trial_callback import TrialCallback
 class TrialTrainer(StateTrainer):
     """The Trainer of one trial.
 
-    It sees effective batches only (``gradient_accumulation_steps=1``); :func:`backward_batch` cuts them. Clipping,
+    It sees effective batches only (``gradient_accumulation_steps=1``); :func:`backward_batch` splits them. Clipping,
     the optimizer call and mixed precision stay the Trainer's and Accelerate's.
     """
 
@@ -52,7 +52,7 @@ class TrialTrainer(StateTrainer):
         self._dataset = dataset
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Our loader as it is: Accelerate's wrapper would draw from the global random state."""
+        """Return our loader as it is: Accelerate's wrapper would draw from the global random state."""
         config = self._parts.request.config
         workers = self._parts.request.plan.loader_workers
         return train_loader(self._dataset, self._sampler, workers=workers, seed=derive_seed(config.seed, "loader"))
@@ -84,7 +84,7 @@ class TrialTrainer(StateTrainer):
     def training_step(
         self, model: nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Gradients of one effective batch."""
+        """Compute the gradients of one effective batch."""
         model.train()
         layout, plan = self._parts.layout, self._parts.request.plan
         here = layout.portions(len(inputs["attention_mask"]), plan.micro_batch)
@@ -92,7 +92,7 @@ class TrialTrainer(StateTrainer):
         self._guard.check_batch(inputs, self._rows)
         self._batch = inputs
         with layout.drawing(self.args.device):
-            found = backward_batch(
+            step = backward_batch(
                 model,
                 {name: values.to(self.args.device) for name, values in inputs.items()},
                 self._parts.task,
@@ -102,7 +102,7 @@ class TrialTrainer(StateTrainer):
                 check=self._check_outputs,
             )
         self._at.end_micro_batches()
-        self.step_loss = layout.batch_loss(found.loss)
+        self.step_loss = layout.batch_loss(step.loss)
         return self.step_loss
 
     def _around_forward(self) -> AbstractContextManager[object]:
@@ -111,14 +111,14 @@ class TrialTrainer(StateTrainer):
         return self.compute_loss_context_manager()
 
     def _rows(self) -> list[int]:
-        """Rows of the batch of this step: the sampler says them again."""
+        """Return the rows of this step's batch, from the sampler."""
         return list(self._sampler)[self.state.global_step % self._parts.steps_per_epoch]
 
     def _check_outputs(self, outputs: Outputs, first: int, count: int) -> None:
         self._guard.check_outputs(outputs, count, lambda: self._rows()[first : first + count])
 
     def clip(self, model: nn.Module, most: float | None) -> float:
-        """What Accelerate does for one device, with a look at the norm before gradients are multiplied by it."""
+        """Clip the gradients as Accelerate does for one device, and check their norm before it is used."""
         self.accelerator.unscale_gradients()
         total = self._parts.layout.gradient_norm(model)
         norm = float(total)  # the one wait for the device in a step, as the Trainer has it a moment later
@@ -127,7 +127,7 @@ class TrialTrainer(StateTrainer):
         return norm
 
     def _refuse_non_finite(self, model: nn.Module, norm: float, loss: float) -> None:
-        """End the trial before the optimizer spreads what is no number.
+        """End the trial before the optimizer applies a loss or gradient that is not finite.
 
         Raises:
             NonFiniteError: The loss or a gradient is infinite or NaN.
@@ -146,16 +146,16 @@ class TrialTrainer(StateTrainer):
         raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)
 
     def load_weights(self, folder: Path) -> None:
-        """Strictly: the Trainer's own loading goes on with missing weights."""
+        """Load weights strictly: the Trainer's own loading goes on with missing ones."""
         with Reading(folder):
             self._parts.layout.restore(self._parts.model, folder)
 
     def reading(self, folder: str | None) -> AbstractContextManager[object]:
-        """A torn file is told from other faults."""
+        """Return the context in which the Trainer reads a checkpoint: a damaged file gets an error of its own."""
         return Reading(folder)
 
     def write_state(self, folder: Path) -> None:
-        """Write all the Trainer needs to go on from here, in its own files; rank 0's part of it."""
+        """Write all the Trainer needs to resume, in its own files; called on rank 0."""
         whole = self._parts.layout.whole(self._parts.model)
         assert whole is not None  # on rank 0 it is
         save_weights(whole, folder / weights_file(whole))
@@ -163,7 +163,7 @@ class TrialTrainer(StateTrainer):
         self.state.save_to_json(str(folder / "trainer_state.json"))
 
     def help_write_state(self) -> None:
-        """Another rank's part: what it holds of the model and of the optimizer's state."""
+        """Give rank 0 what another rank holds of the model and of the optimizer's state."""
         self._parts.layout.whole(self._parts.model)
         self.optimizer.state_dict()
 

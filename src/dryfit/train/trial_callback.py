@@ -1,4 +1,4 @@
-"""What happens between two steps of a trial: sign of life, validation, report, checkpoint, and whether to stop."""
+"""The work between two steps of a trial: sign of life, validation, report, checkpoint, and whether to stop."""
 
 import math
 import time
@@ -27,7 +27,7 @@ _PROGRESS_EVERY_S = 0.25
 
 
 class Training(Protocol):
-    """What is asked of the Trainer between two steps."""
+    """The part of the Trainer that is used between two steps."""
 
     step_loss: torch.Tensor
 
@@ -51,9 +51,9 @@ class TrialCallback(TrainerCallback):
     Args:
         parts: What is trained.
         run: What the run has come to; kept up to date.
-        trainer: Told which epoch begins; its state is written.
-        guard: Looks at the batches of the validation split.
-        at: Told what is worked on.
+        trainer: Begins epochs and writes its state.
+        guard: Checks the batches of the validation split.
+        at: Keeps track of the step and batch, for errors.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TrialCallback(TrainerCallback):
         self._trainer.begin_epoch(state.global_step // self._parts.steps_per_epoch)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """All that happens between two steps."""
+        """Do all that happens between two steps."""
         step = state.global_step
         self._run.step = step
         self._at.end_batch()
@@ -105,7 +105,7 @@ class TrialCallback(TrainerCallback):
             control.should_training_stop = True
 
     def _is_checkpoint_due(self) -> bool:
-        """By the clock of rank 0: others' may be a moment behind."""
+        """Return whether a checkpoint is due by the clock of rank 0: others' may be a moment behind."""
         due = time.monotonic() - self._checkpointed_s >= self._parts.request.checkpoint_every_s
         return self._parts.layout.group.share(due)
 
@@ -132,7 +132,7 @@ class TrialCallback(TrainerCallback):
         parts, run = self._parts, self._run
         config = parts.request.config
         parts.channel.send(Phase(name="evaluate", step=self._of_trial(step)))
-        found = evaluate(
+        evaluated = evaluate(
             parts.model,
             parts.validation,
             parts.task,
@@ -141,38 +141,38 @@ class TrialCallback(TrainerCallback):
             guard=self._guard,
         )
         self._at.end_batch()
-        found = parts.layout.group.share(found)  # one number decides on all ranks
-        found.require((config.metric, *config.also), parts.task)
+        evaluated = parts.layout.group.share(evaluated)  # one number decides on all ranks
+        evaluated.require((config.metric, *config.also), parts.task)
         check_process(f"validating after step {step}")  # what is reported is never taken back
         point = MetricPoint(
             n=len(run.points),
             step=step,
             epoch=step / parts.steps_per_epoch,
-            value=found.metrics[config.metric],
-            metrics=found.metrics,
+            value=evaluated.metrics[config.metric],
+            metrics=evaluated.metrics,
         )
         before = best_value(run.points, config.direction)
         run.points = (*run.points, point)
         # A fold's weights are nobody's: the others' are as good, and none has seen all rows.
         if not parts.position.number and better(point.value, before, config.direction):
-            self._save_best(point, found)  # before the report: what the ledger knows of can be loaded
+            self._save_best(point, evaluated)  # before the report: what the ledger knows of can be loaded
         patience = config.settings.train.early_stopping
         stalls = stopped_early(run.points, patience=patience, direction=config.direction)
         is_last = stalls or step == parts.last_step
-        told = parts.position.reported(point, best_value(run.points, config.direction) if is_last else None)
-        proceed = parts.channel.report(told, timeout_s=parts.request.verdict_timeout_s)
+        report = parts.position.reported(point, best_value(run.points, config.direction) if is_last else None)
+        proceed = parts.channel.report(report, timeout_s=parts.request.verdict_timeout_s)
         parts.channel.send(Phase(name="train", step=self._of_trial(step)))
         if not proceed:
             return StopReason.VERDICT
         return StopReason.EARLY_STOPPING if stalls and step < parts.total_steps else None
 
     def _of_trial(self, step: int) -> int:
-        """A step of this run, counted over all of the trial's."""
+        """Return a step of this run, counted over all steps of the trial."""
         return self._parts.position.steps_before + step
 
-    def _save_best(self, point: MetricPoint, found: Evaluated) -> None:
+    def _save_best(self, point: MetricPoint, evaluated: Evaluated) -> None:
         config = self._parts.request.config
-        context = replace(self._parts.task.context, fitted=found.fitted)
+        context = replace(self._parts.task.context, fitted=evaluated.fitted)
         self._parts.channel.send(Phase(name="save", step=point.step))
         whole = self._parts.layout.whole(self._parts.model)
         if whole is None:

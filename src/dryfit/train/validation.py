@@ -1,4 +1,4 @@
-"""Validation: when, over which batches, and what follows from its history."""
+"""Validation: its steps, its batches, its metrics, and early stopping."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _ROWS_PER_TRAINING_ROW = 4
 
 
 def evaluation_steps(*, steps_per_epoch: int, evals_per_epoch: int, epochs: int) -> frozenset[int]:
-    """Optimizer steps (counted from 1) after which to validate: evenly spaced, the last at each epoch's end.
+    """Return the optimizer steps (counted from 1) after which to validate: evenly spaced, the last at each epoch's end.
 
     Raises:
         ConfigError: More validations than steps are asked for.
@@ -36,17 +36,17 @@ def evaluation_steps(*, steps_per_epoch: int, evals_per_epoch: int, epochs: int)
 
 
 def evaluation_rows(micro_batch: int) -> int:
-    """Rows validated at once: several times the training rows, as no activation is kept for a backward pass."""
+    """Return how many rows are validated at once: several training micro-batches, as there is no backward pass."""
     return min(_MOST_ROWS, _ROWS_PER_TRAINING_ROW * micro_batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What an evaluation gave.
+    """The result of an evaluation.
 
     Attributes:
         metrics: Of the split.
-        fitted: What the task chose by it, or was given.
+        fitted: What the task fitted on it, or got from the validation split.
     """
 
     metrics: dict[str, float]
@@ -86,7 +86,7 @@ def evaluate(
         task: Makes batches and computes metrics.
         batch_rows: Rows at once.
         beat: Called once a batch, as a sign of life.
-        guard: Looks at each batch and at its outputs.
+        guard: Checks each batch and its outputs.
         fitted: What was chosen on the validation split; None: this is that split, choose now.
 
     Raises:
@@ -99,8 +99,8 @@ def evaluate(
         model, tokens, task, collate, batch_rows=batch_rows, after=lambda *_: beat(), guard=guard
     ).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
-    found = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, batch_rows=batch_rows, beat=beat)}
-    return Evaluated({name: float(value) for name, value in found.items()}, dict(fitted))
+    metrics = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, batch_rows=batch_rows, beat=beat)}
+    return Evaluated({name: float(value) for name, value in metrics.items()}, dict(fitted))
 
 
 def kept_in_order(
@@ -113,16 +113,16 @@ def kept_in_order(
     after: Callable[[Sequence[int], Outputs, Batch], None],
     guard: BatchGuard | None = None,
 ) -> torch.Tensor:
-    """What a task keeps of a model's outputs for every row, with rows of similar length batched together.
+    """Return what a task keeps of a model's outputs for every row; rows of similar length are batched together.
 
     Args:
         model: On its device, in eval mode.
         tokens: The rows.
-        task: Says what the model is called with, and what is kept.
+        task: Names the model's inputs, and what is kept.
         collate: Makes the batch of some rows.
         batch_rows: Rows at once.
-        after: Called once a batch, with its rows, what the model says of them, and the batch on the model's device.
-        guard: Looks at each batch and at its outputs.
+        after: Called once a batch, with its rows, the outputs, and the batch on the model's device.
+        guard: Checks each batch and its outputs.
 
     Returns:
         (rows, K), in the order of the rows, in the model's own number format, on the CPU.
@@ -151,22 +151,22 @@ def kept_in_order(
     return in_order
 
 
-def _kept(found: torch.Tensor, rows: int, before: Sequence[torch.Tensor], task: Task) -> torch.Tensor:
-    """What a task keeps of a batch, once it is seen to be as wide as what it kept of the others.
+def _kept(kept: torch.Tensor, rows: int, before: Sequence[torch.Tensor], task: Task) -> torch.Tensor:
+    """Check that what a task keeps of a batch is as wide as of the others, and return it.
 
     Raises:
         ConfigError: It is not.
     """
     width = before[0].shape[1] if before else None
-    if found.ndim != 2 or len(found) != rows or width not in (None, found.shape[1]):
+    if kept.ndim != 2 or len(kept) != rows or width not in (None, kept.shape[1]):
         allowed = f"({rows}, K), with one K for all batches" if width is None else f"({rows}, {width}), as before"
         hint = "what is kept may not depend on the batch's longest row"
-        raise ConfigError("validating", f"{type(task).__name__}.keep gave {tuple(found.shape)}", allowed, hint)
-    return found
+        raise ConfigError("validating", f"{type(task).__name__}.keep gave {tuple(kept.shape)}", allowed, hint)
+    return kept
 
 
 def stopped_early(points: tuple[MetricPoint, ...], *, patience: int, direction: Direction) -> bool:
-    """Whether the last ``patience`` validations brought nothing better; 0 never stops."""
+    """Return whether the last ``patience`` validations brought nothing better; 0 never stops."""
     if patience == 0:
         return False
     best = best_point(points, direction)
