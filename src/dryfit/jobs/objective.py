@@ -75,7 +75,7 @@ def seed_libraries(seed: int) -> None:
 
 @contextmanager
 def _beating(channel: ChildChannel) -> Iterator[None]:
-    """Send a heartbeat every second: how often the function could send one, only the user knows."""
+    """Send a heartbeat every second: the process is watched, as only the user knows the pace of the function."""
     ended = threading.Event()
 
     def beat() -> None:

@@ -1,8 +1,8 @@
 """Resumable checkpoints, complete or absent, whenever the process is killed.
 
 A folder is written under a temporary name, made durable, and gets its name by one rename. Its manifest has a hash of
-each file and of itself: 128 bits of xxh3, which detect every accident and cost a tenth of SHA-256; nobody but
-chance is to be kept out.
+each file and of itself: 128 bits of xxh3, which detect every accident and cost a tenth of SHA-256. They are
+no protection against intent.
 """
 
 import json
