@@ -167,8 +167,8 @@ class Supervisor:
         sweep(self._settings.marker)
 
     def _launch(self, attempt: Attempt) -> None:
-        if self._suspect and not any(one.fresh is None for one in self._attempts.values() if one is not attempt):
-            self._close_link()  # nobody depends on it any more: the next one imports everything anew
+        if self._suspect and not any(other.fresh is None for other in self._attempts.values() if other is not attempt):
+            self._close_link()  # no child depends on it any more: the next server imports everything anew
         if not self._forks or (self._suspect and self._settings.isolation is Isolation.AUTO):
             self._launch_fresh(attempt)
             return
@@ -198,7 +198,7 @@ class Supervisor:
     def _look(self) -> None:
         """Read all messages and ends, and kill what is overdue."""
         now_s = time.monotonic()
-        # Time in which we did not run (stopped, suspended, a busy machine) is nobody's silence.
+        # Time in which this process did not run (stopped, suspended, a busy machine) is no child's silence.
         self._clock_s += min(now_s - self._looked_s, _TICK_MAX_S)
         self._looked_s = now_s
         self._read_server()
@@ -238,7 +238,7 @@ class Supervisor:
                 if attempt.pid is None:
                     attempt.begun_s = self._clock_s
             return
-        attempt = next((one for one in self._attempts.values() if one.token == message.key), None)
+        attempt = next((child for child in self._attempts.values() if child.token == message.key), None)
         if attempt is None:
             if isinstance(message, Forked):  # killed before it was made
                 kill_session(message.pid, self._settings.marker)

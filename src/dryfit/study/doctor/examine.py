@@ -133,7 +133,7 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
         space=study.space,
         fingerprint=resolved.data_fingerprint,
         device=resolved.device,
-        # Too few devices have been told of: a rehearsal makes do with what is there.
+        # Too few devices are a finding of their own; a rehearsal uses those that there are.
         visible_device=choose_device(resolved, (), processes=min(config.execution.processes, resolved.device_count)),
         cores=cores,
         parallel=parallelism(config, resolved, cores).most,

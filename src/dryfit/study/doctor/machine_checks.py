@@ -49,24 +49,24 @@ def _packages(packages: tuple[Package, ...]) -> Iterator[Finding]:
         return
     wrong = [package for package in needed if not package.allowed]
     if wrong:
-        fix = "pip install " + " ".join(f"'{one.name}{one.wanted}'" for one in wrong)
-        yield failed(ABOUT, "libraries", "; ".join(_version(one) for one in wrong), fix)
+        fix = "pip install " + " ".join(f"'{package.name}{package.wanted}'" for package in wrong)
+        yield failed(ABOUT, "libraries", "; ".join(_version(package) for package in wrong), fix)
     else:
-        yield passed(ABOUT, "libraries", ", ".join(f"{one.name} {one.found}" for one in needed))
-    for one in packages:
-        if not one.extras:
+        yield passed(ABOUT, "libraries", ", ".join(f"{package.name} {package.found}" for package in needed))
+    for package in packages:
+        if not package.extras:
             continue
-        check = f"extra {', '.join(one.extras)}"
-        if one.found is None:
-            yield passed(ABOUT, check, f"{one.name} is not installed (only what names it needs it)")
-        elif one.allowed:
-            yield passed(ABOUT, check, f"{one.name} {one.found}")
+        check = f"extra {', '.join(package.extras)}"
+        if package.found is None:
+            yield passed(ABOUT, check, f"{package.name} is not installed (only what names it needs it)")
+        elif package.allowed:
+            yield passed(ABOUT, check, f"{package.name} {package.found}")
         else:
-            yield warned(ABOUT, check, _version(one), f"pip install '{one.name}{one.wanted}'")
+            yield warned(ABOUT, check, _version(package), f"pip install '{package.name}{package.wanted}'")
 
 
-def _version(one: Package) -> str:
-    return f"{one.name} is {one.found or 'not installed'}, wanted: {one.wanted or 'any'}"
+def _version(package: Package) -> str:
+    return f"{package.name} is {package.found or 'not installed'}, wanted: {package.wanted or 'any'}"
 
 
 def _cores(facts: MachineFacts) -> Finding:
@@ -157,12 +157,12 @@ def _round_trip(trip: RoundTrip, open_files: int) -> Finding:
 
 def _gpu(facts: MachineFacts, probe: ProbeResult | None) -> Finding:
     seen = facts.driver
-    names = ", ".join(f"{one.name} ({gib(one.total_bytes)}, {gib(one.used_bytes)} in use)" for one in seen.gpus)
+    names = ", ".join(f"{gpu.name} ({gib(gpu.total_bytes)}, {gib(gpu.used_bytes)} in use)" for gpu in seen.gpus)
     said = f"driver {seen.version} (CUDA {seen.cuda}): {names or 'no GPU'}" if seen.version else seen.trouble
     if probe is None:
         return warned(ABOUT, "GPU", f"{said}; no child could be asked what torch can use", "see the checks above")
     if probe.devices and not probe.trouble:
-        usable = ", ".join(f"{one.name} ({gib(one.capacity_bytes)})" for one in probe.devices)
+        usable = ", ".join(f"{gpu.name} ({gib(gpu.capacity_bytes)})" for gpu in probe.devices)
         return passed(ABOUT, "GPU", f"torch {probe.torch} can use {usable}; {said}")
     if probe.trouble:
         return failed(ABOUT, "GPU", f"torch {probe.torch}: {probe.trouble}; {said}", _newer(probe, seen))

@@ -110,7 +110,7 @@ class _JobQueue:
     waiting: deque[_Try]
     most: int = 1
     on_done: Callable[[int], None] = _ignore
-    heard: OnMessage = _ignore
+    say: OnMessage = _ignore
     answers: dict[int, ChildResult | ChildError] = field(default_factory=dict[int, ChildResult | ChildError])
     running: dict[str, _Try] = field(default_factory=dict[str, _Try])
 
@@ -131,7 +131,7 @@ class _JobQueue:
         self.waiting.clear()
 
     def on_message(self, child: _Try, event: ChildMessage) -> None:
-        self.heard(event.message)
+        self.say(event.message)
 
     def on_exit(self, child: _Try, event: ChildExited) -> None:
         del self.running[event.key]
@@ -172,7 +172,7 @@ def run_side_by_side(
     *,
     most: int,
     on_done: Callable[[int], None],
-    heard: OnMessage = _ignore,
+    on_message: OnMessage = _ignore,
 ) -> list[ChildResult | ChildError]:
     """Run several jobs, each in a folder of its own name.
 
@@ -181,7 +181,7 @@ def run_side_by_side(
         supervisor: Starts their children.
         most: How many run at once.
         on_done: Called with the index of a job that has its answer.
-        heard: Called with each message of a child.
+        on_message: Called with each message of a child.
 
     Returns:
         The answer of each; an error where its child died, which does not end the others.
@@ -189,12 +189,12 @@ def run_side_by_side(
     Raises:
         DryfitError: A child raised it.
     """
-    queue = _JobQueue(supervisor, deque(map(_Try.first, count(), jobs)), most, on_done, heard)
+    queue = _JobQueue(supervisor, deque(map(_Try.first, count(), jobs)), most, on_done, on_message)
     drive(queue, supervisor)
     return [queue.answers[index] for index in range(len(jobs))]
 
 
-def run_alone(doing: str, body: Body, heard: OnMessage = _ignore) -> ChildResult:
+def run_alone(doing: str, body: Body, on_message: OnMessage = _ignore) -> ChildResult:
     """Run a job that belongs to no study, in a fresh interpreter and a temporary folder.
 
     The folder stays if the child left no answer: its log is in there.
@@ -202,13 +202,13 @@ def run_alone(doing: str, body: Body, heard: OnMessage = _ignore) -> ChildResult
     Args:
         doing: As in :class:`ChildJob`.
         body: The job; its paths must be absolute.
-        heard: As in :func:`run_side_by_side`.
+        on_message: As in :func:`run_side_by_side`.
 
     Raises:
         DryfitError: What the child raised.
         ChildError: The child failed in another way, or died several times.
     """
-    (answer,) = run_all_alone(doing, (body,), heard=heard)
+    (answer,) = run_all_alone(doing, (body,), on_message=on_message)
     if isinstance(answer, ChildError):
         raise answer
     return answer
@@ -221,7 +221,7 @@ def run_all_alone(
     most: int = 1,
     preload: tuple[str, ...] = (),
     on_done: Callable[[int], None] = _ignore,
-    heard: OnMessage = _ignore,
+    on_message: OnMessage = _ignore,
 ) -> list[ChildResult | ChildError]:
     """Run jobs as :func:`run_alone` does, several at once.
 
@@ -231,7 +231,7 @@ def run_all_alone(
         most: As in :func:`run_side_by_side`.
         preload: Modules that a fork server imports once for all jobs; none: each gets a fresh interpreter.
         on_done: As in :func:`run_side_by_side`.
-        heard: As in :func:`run_side_by_side`.
+        on_message: As in :func:`run_side_by_side`.
 
     Raises:
         DryfitError: What a child raised.
@@ -248,7 +248,7 @@ def run_all_alone(
     keep = False
     try:
         with Supervisor(settings) as supervisor:
-            answers = run_side_by_side(jobs, supervisor, most=most, on_done=on_done, heard=heard)
+            answers = run_side_by_side(jobs, supervisor, most=most, on_done=on_done, on_message=on_message)
         keep = any(isinstance(answer, ChildError) for answer in answers)
     finally:
         if not keep:

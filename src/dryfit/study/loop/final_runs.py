@@ -136,7 +136,10 @@ def _chosen_dirs(study: StudySnapshot, run: FinalRun) -> tuple[str, ...]:
         return ()
     seeds = dict.fromkeys((run.trial.seed, run.seed))
     later = [final_run(run.trial, seed=seed, with_validation=False) for seed in seeds]
-    return (str(study.layout.trial(run.trial.number).best), *(str(study.layout.final(one.name).model) for one in later))
+    return (
+        str(study.layout.trial(run.trial.number).best),
+        *(str(study.layout.final(other.name).model) for other in later),
+    )
 
 
 def _train_request(study: StudySnapshot, run: FinalRun, paths: FinalLayout, placement: Placement) -> TrainRequest:

@@ -59,14 +59,14 @@ def next_generation(state: StudyState, new: ComparabilityKey) -> StudyRevised | 
 def _generation(state: StudyState, number: int, new: ComparabilityKey, change: Change) -> GenerationBegan:
     assert state.created is not None
     possible = PossibleTrials(new)
-    told = tuple(trial.number for trial in state.trials if _still_counts(state, trial, possible))
-    known = any(state.trials[number].outcome is Outcome.COMPLETE for number in told)
+    reused = tuple(trial.number for trial in state.trials if _still_counts(state, trial, possible))
+    known = any(state.trials[number].outcome is Outcome.COMPLETE for number in reused)
     return GenerationBegan(
         generation=number,
         name=f"{state.created.name}-g{number}",
         comparability=new,
         reasons=change.reasons or ("what had changed was changed back",),
-        reused=told,
+        reused=reused,
         points=() if known else _points_again(state, number - 1, possible),
     )
 

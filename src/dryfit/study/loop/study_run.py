@@ -51,12 +51,12 @@ class StudyRun:
     """Runs a study to its end, or to the request to stop.
 
     Args:
-        study: What to run.
-        supervisor: Where children come from.
+        study: The study.
+        supervisor: Starts children.
         stops: Requests to stop.
-        observers: Who is told.
+        observers: Watch the study.
         clock: Unix time in seconds.
-        machine: What can be seen of this machine.
+        machine: The ways to look at this machine.
     """
 
     def __init__(

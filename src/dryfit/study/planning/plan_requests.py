@@ -121,7 +121,7 @@ def plan_trial(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> Pl
         asked: What is asked about.
         on_note: Hears what is being done.
         ladder: Price every change, also where none is needed: it takes several times as long. What does not fit is
-            always told every change.
+            always priced with every change.
 
     Raises:
         DryfitError: The data, the model or a size is wrong.
@@ -155,14 +155,14 @@ def plan_combinations(asked: PlanInput, on_note: OnNote) -> SpacePlan:
     kept, points = _points(asked)
     base = apply_params(asked.config.trial_settings, kept)
     settings = [apply_params(base, point) for point in points]
-    pairs = dict.fromkeys((one.model, one.train.max_length) for one in settings)
+    pairs = dict.fromkeys((tables.model, tables.train.max_length) for tables in settings)
     tokens = _tokens(asked, tuple(pairs), on_note)
 
     wish = asked.config.execution
     choices = (False, True) if wish.checkpointing is None else (wish.checkpointing,)
     groups = [
-        (choice, [index for index, one in enumerate(settings) if one.model == model])
-        for model in dict.fromkeys(one.model for one in settings)
+        (choice, [index for index, tables in enumerate(settings) if tables.model == model])
+        for model in dict.fromkeys(tables.model for tables in settings)
         for choice in choices
     ]
     requests = [

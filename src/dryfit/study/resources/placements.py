@@ -80,7 +80,7 @@ class Placements:
     _bypassed: dict[int, int] = field(default_factory=dict[int, int])
     _host_bytes: int = 0
     _idle_since_s: float | None = None
-    _told: tuple[int, Limit] | None = None
+    _reported: tuple[int, Limit] | None = None
 
     def __post_init__(self) -> None:
         self._leftovers = Leftovers(self.machine.devices)
@@ -90,7 +90,7 @@ class Placements:
         observed = (trial.observed for trial in self.study.state.trials if trial.observed is not None)
         self._host_bytes = max((peaks.rss_bytes or 0 for peaks in observed), default=0)
         if not self._auto:
-            self._told = self.study.parallelism.most, Limit.ASKED
+            self._reported = self.study.parallelism.most, Limit.ASKED
         self._tell_left_over(())
 
     @property
@@ -113,8 +113,8 @@ class Placements:
     def cluster(self) -> Cluster:
         """Return where trials can run now, and what runs there; looks again for memory that was not given back."""
         allocations = [
-            Allocation(one.number, one.device, one.need.shared_bytes, one.need.exclusive)
-            for one in self.running.values()
+            Allocation(child.number, child.device, child.need.shared_bytes, child.need.exclusive)
+            for child in self.running.values()
         ]
         set_aside = self.study.state.sessions[-1].set_aside
         capacities, other_places = self._capacities() if self._names else ([CPU], {})
@@ -135,9 +135,9 @@ class Placements:
 
     def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
         """Return what every open trial without a process asks for."""
-        busy = {one.number for one in self.running.values()}
+        busy = {child.number for child in self.running.values()}
         idle = [trial for trial in self.study.state.open_trials if trial.number not in busy]
-        return {one.number: self._need(one, readiness.get(one.number, Readiness.PLANNED)) for one in idle}
+        return {trial.number: self._need(trial, readiness.get(trial.number, Readiness.PLANNED)) for trial in idle}
 
     def _need(self, trial: TrialState, readiness: Readiness) -> Need:
         unplanned = self._auto and bool(self._names) and trial.plan is None
@@ -165,14 +165,14 @@ class Placements:
         """Return the host's free memory, if that decides how many trials run; else None."""
         if not self._auto or not self.running:
             return None
-        attempts = {one.number: self.study.state.trials[one.number].attempts[-1] for one in self.running.values()}
-        look = self.machine.host([one.pid for one in attempts.values() if one.pid is not None])
+        attempts = {child.number: self.study.state.trials[child.number].attempts[-1] for child in self.running.values()}
+        look = self.machine.host([attempt.pid for attempt in attempts.values() if attempt.pid is not None])
         own = self.study.config.objective is not None  # its steps are not known
-        grown = [one.pid for one in attempts.values() if own or one.first_step_ms is not None]
+        grown = [attempt.pid for attempt in attempts.values() if own or attempt.first_step_ms is not None]
         self._host_bytes = max([self._host_bytes, *(look.rss_bytes.get(pid or 0, 0) for pid in grown)])
         expected: dict[int, int] = {}
-        for one in self.running.values():  # one whose process is not known yet has taken nothing
-            expected[attempts[one.number].pid or -1 - one.number] = one.need.host_bytes or self._host_bytes
+        for child in self.running.values():  # a child whose process is not known yet has taken nothing
+            expected[attempts[child.number].pid or -1 - child.number] = child.need.host_bytes or self._host_bytes
         return look.available_bytes(expected)
 
     def _capacities(self) -> tuple[list[DeviceCapacity], dict[int, list[DeviceCapacity]]]:
@@ -192,12 +192,12 @@ class Placements:
         usual, other_places = capacities.pop(self._default_processes), capacities
         if self._default_processes > 1:
             return usual, other_places  # what is left of a group that lost a device is blocked until the next division
-        return [one for one in usual if one.device not in set_aside], other_places  # one may just have been set aside
+        return [place for place in usual if place.device not in set_aside], other_places  # it may just have changed
 
     def _places(self, size: int) -> list[str]:
         """Return the places of ``size`` devices; those where trials of that size run stay as they are."""
         set_aside = self.study.state.sessions[-1].set_aside
-        taken = [one.device for one in self.running.values() if one.device is not None]
+        taken = [child.device for child in self.running.values() if child.device is not None]
         own = [place for place in taken if len(devices_of(place)) == size]
         return places_of(self._names, size, set_aside=set_aside, taken=own)
 
@@ -213,7 +213,7 @@ class Placements:
         planned_for = spec.capacity_bytes if spec is not None else None
         if look is None:
             return DeviceCapacity(name, planned_for, 0, blocked)
-        planned_bytes = sum(one.need.shared_bytes or 0 for one in there)
+        planned_bytes = sum(child.need.shared_bytes or 0 for child in there)
         # The driver and torch may count a few MiB differently: what was planned for is there.
         capacity_bytes = max(look.total_bytes, planned_for or 0)
         return DeviceCapacity(name, capacity_bytes, look.neighbour_bytes(planned_bytes, ours=bool(there)), blocked)
@@ -224,7 +224,7 @@ class Placements:
         return min(max(LOOK_EVERY_S, waited_s / 10), LOOK_BUSY_EVERY_S)
 
     def _on(self, name: str) -> list[RunningAttempt]:
-        return [one for one in self.running.values() if overlap(one.device, name)]
+        return [child for child in self.running.values() if overlap(child.device, name)]
 
     def fence(self, trial: TrialState, need: Need, device: str | None) -> float | None:
         """Return the share of its device that a trial's allocator may take; None: all.
@@ -307,7 +307,7 @@ class Placements:
         elif self._idle_since_s is None:
             self._idle_since_s = now_s
         most = self.study.parallelism
-        told = (most.most, Limit.ASKED) if why is None else (len(self.running), why.limit)
-        if told != self._told:
-            self._told = told
-            self.write(ParallelSet(parallel=told[0], reason=most.reason if why is None else why.text))
+        reached = (most.most, Limit.ASKED) if why is None else (len(self.running), why.limit)
+        if reached != self._reported:
+            self._reported = reached
+            self.write(ParallelSet(parallel=reached[0], reason=most.reason if why is None else why.text))
