@@ -129,7 +129,7 @@ def _predictor(body: PredictRequest, device: DeviceKind) -> Predictor | Ensemble
     folder = Path(body.model_dir)
     if is_ensemble(folder):
         return EnsemblePredictor.of(folder, device, batch_rows=body.batch_rows, trust=body.trust)
-    model_input = read_model_input(folder).found(folder, trust=body.trust)
+    model_input = read_model_input(folder).with_task_folder(folder, trust=body.trust)
     source = FolderSource(str(folder), trust_remote_code=body.trust)
     return Predictor(
         model=cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=body.trust)),

@@ -125,7 +125,7 @@ class TaskContext:
         """Return the values of ``[own]``: the keys that a task of the user's own declares in ``knobs``."""
         return self.settings.own.knobs
 
-    def knowing(self, facts: TokenFacts) -> Self:
+    def with_facts(self, facts: TokenFacts) -> Self:
         """Return a copy with facts of the tokens."""
         return replace(self, facts=facts)
 

@@ -152,8 +152,8 @@ def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _C
     sizes = [len(values) for values in (tokens.ids_T, tokens.types_T) if values is not None]
     if len(starts_R) != len(tokens) + 1 or starts_R[0] != 0 or any(size != starts_R[-1] for size in sizes):
         ends = f"{len(lengths_R)} rows that end at {starts_R[-1]}"
-        found = f"{len(tokens)} labels, {ends}, {' and '.join(map(str, sizes))} tokens"
-        raise DataError(checker.doing, found, "a label for each row, and rows that cover all tokens", hint)
+        problem = f"{len(tokens)} labels, {ends}, {' and '.join(map(str, sizes))} tokens"
+        raise DataError(checker.doing, problem, "a label for each row, and rows that cover all tokens", hint)
     if (lengths_R < 1).any():
         checker.refuse("no token", _at(lengths_R < 1), "at least one token in each row")
     if bounds.length is not None and (lengths_R > bounds.length).any():
@@ -228,8 +228,8 @@ class BatchGuard:
             checker.check_places(places_BN, mask_BL.sum(axis=1), rows)
         if _outside(mask_BL, 2):
             bad_BL = _bad(mask_BL, 2)
-            found = f"attention mask {_worst(mask_BL[bad_BL])}"
-            checker.refuse(found, _named(rows(), bad_BL), "1 for tokens, 0 for padding")
+            problem = f"attention mask {_worst(mask_BL[bad_BL])}"
+            checker.refuse(problem, _named(rows(), bad_BL), "1 for tokens, 0 for padding")
         # Rows are padded on the right, so that the first token tells for nearly all of them.
         if not mask_BL[:, 0].all() and not mask_BL.any(axis=1).all():
             empty = [row for row, mask_L in zip(rows(), mask_BL, strict=False) if not mask_L.any()]
@@ -281,10 +281,10 @@ class BatchGuard:
         ):
             return
         names = few(self._checker.tokens.names_of(rows()))
-        found = " and ".join(f"{tuple(one.shape)} {one.dtype}" for one in tensors)
+        shapes = " and ".join(f"{tuple(one.shape)} {one.dtype}" for one in tensors)
         raise ConfigError(
             self._checker.doing,
-            f"the model gives {found} for {batch_rows} rows: {names}",
+            f"the model gives {shapes} for {batch_rows} rows: {names}",
             allowed=f"{wanted} of a floating-point dtype: a score for each row" + (" and class" if classes else ""),
             hint="use another model: this one does not keep to (rows, tokens, width)",
         )

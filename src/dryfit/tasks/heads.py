@@ -225,23 +225,18 @@ def freeze(model: TaskModel, layers: int) -> None:
     Raises:
         ConfigError: An encoder has fewer layers.
     """
-    for path in model.encoder_paths:
-        _freeze(cast("PreTrainedModel", model.get_submodule(path)), layers)
-
-
-def _freeze(encoder: PreTrainedModel, layers: int) -> None:
-    if layers == 0:
-        return
-    parts = encoder_parts(encoder)
-    if layers > parts.depth:
-        raise ConfigError(
-            f"freezing the first {layers} layers",
-            f"the encoder has {parts.depth}",
-            allowed=f"regularization.freeze_layers from 0 to {parts.depth}",
-        )
-    for name, parameter in encoder.named_parameters():
-        if parts.depth_of[name] <= layers and not _follows_layers(name, parts):
-            parameter.requires_grad_(False)
+    for path in model.encoder_paths if layers else ():
+        encoder = cast("PreTrainedModel", model.get_submodule(path))
+        parts = encoder_parts(encoder)
+        if layers > parts.depth:
+            raise ConfigError(
+                f"freezing the first {layers} layers",
+                f"the encoder has {parts.depth}",
+                allowed=f"regularization.freeze_layers from 0 to {parts.depth}",
+            )
+        for name, parameter in encoder.named_parameters():
+            if parts.depth_of[name] <= layers and not _follows_layers(name, parts):
+                parameter.requires_grad_(False)
 
 
 def _follows_layers(name: str, parts: EncoderParts) -> bool:

@@ -45,8 +45,8 @@ def own_class(name: str) -> Any:
     search = Search(doing, ConfigError, [parsed.folder] if parsed.folder else [], hint)
     module = search.module(parsed.module)
     if parsed.folder and not _is_there(Path(module.__file__ or ""), Path(parsed.folder, *parsed.module.split("."))):
-        found = f"{parsed.module} is already the module in {module.__file__}, and not the one in {parsed.folder}"
-        raise ConfigError(doing, found, "a name that no other module has", "rename the file")
+        problem = f"{parsed.module} is already the module in {module.__file__}, and not the one in {parsed.folder}"
+        raise ConfigError(doing, problem, "a name that no other module has", "rename the file")
     made = search.named(module, parsed.place, parsed.qualname)
     _check_class(made, doing)
     return made
@@ -76,13 +76,13 @@ def saved_name(task: str, folder: Path, *, trust: bool) -> str:
     """
     doing = f"loading the model in {folder}"
     if not trust:
-        found = f"its task is {task}, which is no code of dryfit's"
-        raise LoadError(doing, found, "trust=True, or --trust, for code that you know")
+        problem = f"its task is {task}, which is no code of dryfit's"
+        raise LoadError(doing, problem, "trust=True, or --trust, for code that you know")
     around = (Path.cwd(), *folder.resolve().parents)
     name = FunctionName.parse(task).within(around)
     if name.in_script and not name.folder:
-        found = f"its task is {task}, and that file is neither in the current folder nor in one above the model's"
-        raise LoadError(doing, found, f"the file {name.place} in one of these", "copy it there, or go to its folder")
+        problem = f"its task is {task}, and that file is neither in the current folder nor in one above the model's"
+        raise LoadError(doing, problem, f"the file {name.place} in one of these", "copy it there, or go to its folder")
     return str(name)
 
 
@@ -124,10 +124,10 @@ def check_settings(made: Any, settings: TrialSettings, searched: Mapping[str, tu
             raise _not_read(made, f"[{table}] is set")
 
 
-def _not_read(made: Any, found: str) -> ConfigError:
+def _not_read(made: Any, problem: str) -> ConfigError:
     read = ", ".join(sorted(_LOOP | made.tables))
     hint = f"remove it; or where {made.__name__} reads the table, add it to {made.__name__}.tables"
-    return ConfigError("checking the study's settings", f"{found}, and {made.__name__} does not read it", read, hint)
+    return ConfigError("checking the study's settings", f"{problem}, and {made.__name__} does not read it", read, hint)
 
 
 def _declared(made: Any, values: Mapping[str, Scalar]) -> dict[str, Knob]:

@@ -21,7 +21,7 @@ def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
         tokens: Its data, from which the task takes facts such as the number of classes; None: before it was read.
     """
     context = TaskContext(config.settings, config.data, metric=config.metric)
-    context = context if tokens is None else context.knowing(tokens.facts(config.data.num_labels))
+    context = context if tokens is None else context.with_facts(tokens.facts(config.data.num_labels))
     return make_task(config.task, context)
 
 

@@ -27,7 +27,7 @@ from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
 from dryfit.tasks.spans.evidence import EvidenceTask
 from dryfit.tasks.spans.span_answers import SpanAnswers
-from dryfit.tasks.tokens.sampling import Roles, epoch_roles
+from dryfit.tasks.tokens.sampling import epoch_roles
 from dryfit.tasks.tokens.token_set import CLASSES, Tokens, TokenSet, class_labels
 from dryfit.tasks.tokens.windows import Windows
 
@@ -114,22 +114,22 @@ class ClassAndSpanTask(EncoderTask):
         """Return all windows but those that would train neither head."""
         if self.context.settings.multitask.criteria_share is None:
             return None  # the class is trained by all
-        roles = self._roles(tokens, seed=seed, epoch=epoch)
-        return (roles.classes_W | roles.spans_W).nonzero()[:, 0]
+        classes_W, spans_W = self._roles(tokens, seed=seed, epoch=epoch)
+        return (classes_W | spans_W).nonzero()[:, 0]
 
     def epoch_entries(self, tokens: TokenSet, *, seed: int, epoch: int) -> Batch:
         """Return which head each window trains, where not all train both."""
         if not self._has_roles:
             return {}
-        roles = self._roles(tokens, seed=seed, epoch=epoch)
-        return {TRAINS_CLASS: roles.classes_W.long(), TRAINS_SPAN: roles.spans_W.long()}
+        classes_W, spans_W = self._roles(tokens, seed=seed, epoch=epoch)
+        return {TRAINS_CLASS: classes_W.long(), TRAINS_SPAN: spans_W.long()}
 
     @property
     def _has_roles(self) -> bool:
         settings = self.context.settings
         return settings.multitask.criteria_share is not None or settings.span.negatives is not None
 
-    def _roles(self, tokens: TokenSet, *, seed: int, epoch: int) -> Roles:
+    def _roles(self, tokens: TokenSet, *, seed: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         settings = self.context.settings
         return epoch_roles(
             Windows(tokens).has_span_W,

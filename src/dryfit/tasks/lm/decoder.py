@@ -71,8 +71,8 @@ def check_packing(model: TaskModel) -> None:
     seen = float((packed_BLV[0] - packed_BLV[1]).abs().max())
     moved = float((packed_BLV[0] - alone_LV).abs().max())
     if not (seen <= _SAME * size and moved <= _CLOSE * size):
-        found = f"examples in one sequence see each other in {name}: scores change by {max(seen, moved):.2g}"
-        raise ConfigError(doing, f"{found} of {size:.2g}", allowed)
+        problem = f"examples in one sequence see each other in {name}: scores change by {max(seen, moved):.2g}"
+        raise ConfigError(doing, f"{problem} of {size:.2g}", allowed)
 
 
 def frozen_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

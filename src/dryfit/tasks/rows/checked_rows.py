@@ -279,8 +279,8 @@ def _spans(raw: RawRow, column: str, text: str) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def _error(raw: RawRow, found: str, *, allowed: str, hint: str = "") -> DataError:
-    return DataError(f"reading {raw.place}", found, allowed=allowed, hint=hint)
+def _error(raw: RawRow, problem: str, *, allowed: str, hint: str = "") -> DataError:
+    return DataError(f"reading {raw.place}", problem, allowed=allowed, hint=hint)
 
 
 def _check_across(splits: Splits, data: DataSettings) -> None:

@@ -58,7 +58,12 @@ def read_rows(source: str) -> list[RawRow]:
     Raises:
         DataError: The source is missing, of another kind or not UTF-8, or a line is not a JSON object.
     """
-    return list(_all_good(stream_rows(source)))
+    rows: list[RawRow] = []
+    for row in stream_rows(source):
+        if isinstance(row, BadRow):
+            raise row.error
+        rows.append(row)
+    return rows
 
 
 def stream_rows(source: str) -> Iterator[RawRow | BadRow]:
@@ -87,13 +92,6 @@ def stream_rows(source: str) -> Iterator[RawRow | BadRow]:
             raise DataError(f"reading {source}", f"files of kind {suffix!r} are not read", allowed=", ".join(_READERS))
 
 
-def _all_good(rows: Iterator[RawRow | BadRow]) -> Iterator[RawRow]:
-    for row in rows:
-        if isinstance(row, BadRow):
-            raise row.error
-        yield row
-
-
 def _jsonl(path: Path, source: str) -> Iterator[RawRow | BadRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -108,11 +106,11 @@ def _json_row(line: bytes, source: str, number: int) -> RawRow | BadRow:
     except DataError as error:
         return BadRow(number, error)
     except json.JSONDecodeError as error:
-        found = f"not JSON: {error.msg} at column {error.colno}"
-        return BadRow(number, DataError(where, found, allowed="one JSON object a line"))
+        problem = f"not JSON: {error.msg} at column {error.colno}"
+        return BadRow(number, DataError(where, problem, allowed="one JSON object a line"))
     if not isinstance(values, dict):
-        found = f"{line[:60].decode(errors='replace')!r} is no object"
-        return BadRow(number, DataError(where, found, allowed="one JSON object a line"))
+        problem = f"{line[:60].decode(errors='replace')!r} is no object"
+        return BadRow(number, DataError(where, problem, allowed="one JSON object a line"))
     return RawRow(values, source, number)
 
 
@@ -125,9 +123,9 @@ def _csv(path: Path, source: str) -> Iterator[RawRow | BadRow]:
                 number = reader.line_num
                 if None in values or None in values.values():
                     width = len(reader.fieldnames or ())
-                    found = f"the row has not {width} columns like the header"
+                    problem = f"the row has not {width} columns like the header"
                     where = f"reading {source}, line {number}"
-                    yield BadRow(number, DataError(where, found, hint="check the quoting"))
+                    yield BadRow(number, DataError(where, problem, hint="check the quoting"))
                 else:
                     yield RawRow(dict(values), source, number)
         except csv.Error as error:

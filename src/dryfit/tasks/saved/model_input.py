@@ -55,7 +55,7 @@ class ModelInput(Settings):
     settings: TrialSettings = TrialSettings()
     fitted: dict[str, float] = Field(default_factory=dict[str, float])
 
-    def found(self, folder: Path, *, trust: bool) -> Self:
+    def with_task_folder(self, folder: Path, *, trust: bool) -> Self:
         """Return a copy whose task has the folder that a class of the user's own is imported from.
 
         Args:

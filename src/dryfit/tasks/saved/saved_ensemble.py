@@ -110,9 +110,9 @@ def read_ensemble(folder: Path, *, trust: bool = False) -> EnsembleFolder:
     folders = tuple(folder / name for name in membership.members)
     for member, name in zip(folders, membership.members, strict=True):
         if not (member / DRYFIT_FILE).is_file():
-            found = f"its member {name} is not there" if not member.is_dir() else f"{name} has no {DRYFIT_FILE}"
-            raise LoadError(doing, found, _WHOLE, "copy the folder again, or repeat `dryfit train`")
-    reads = tuple(read_model_input(member).found(member, trust=trust) for member in folders)
+            problem = f"its member {name} is not there" if not member.is_dir() else f"{name} has no {DRYFIT_FILE}"
+            raise LoadError(doing, problem, _WHOLE, "copy the folder again, or repeat `dryfit train`")
+    reads = tuple(read_model_input(member).with_task_folder(member, trust=trust) for member in folders)
     _check_agreement(doing, dict(zip(membership.members, reads, strict=True)))
     ensemble = EnsembleFolder(folders, reads, membership.fitted)
     _ = ensemble.task  # raises where there is no mean

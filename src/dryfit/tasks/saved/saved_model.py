@@ -88,7 +88,10 @@ def load(
     mode = ReadMode.MAPPED if mapped else ReadMode.PRIVATE
     model: nn.Module
     if is_ensemble(folder):
-        _refuse_for_ensemble(folder, {"task": task, "attach": attach})
+        for name, value in {"task": task, "attach": attach}.items():
+            if value is not None:
+                allowed = f"no {name}: an ensemble is loaded as it was saved"
+                raise ConfigError(f"loading the ensemble in {folder}", f"{name} is {value!r}", allowed, "load a member")
         members = read_ensemble(folder, trust=trust).folders
         return Ensemble(
             [load(one, device=device, dtype=dtype, trust=trust, missing=missing, mapped=mapped) for one in members]
@@ -102,13 +105,6 @@ def load(
         kind = Kind.ENCODER if task is None else kind_of(task)
         model, _ = load_pretrained(pretrained, kind, device=device, dtype=dtype, missing=missing, mode=mode)
     return model if attach is None else attach_adapter(model, Path(attach), device=device)
-
-
-def _refuse_for_ensemble(folder: Path, asked: Mapping[str, object]) -> None:
-    for name, value in asked.items():
-        if value is not None:
-            allowed = f"no {name}: an ensemble is loaded as it was saved"
-            raise ConfigError(f"loading the ensemble in {folder}", f"{name} is {value!r}", allowed, "load a member")
 
 
 def kind_of(task: str) -> Kind:
@@ -227,7 +223,7 @@ def trained_model(
             were in training.
     """
     read = read_model_input(folder, doing=f"loading the trained model in {folder}", to_load=True)
-    read = read.found(folder, trust=trust)
+    read = read.with_task_folder(folder, trust=trust)
     base = base_of_adapter(folder, trust=trust, relative=read_base(folder))
 
     def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:

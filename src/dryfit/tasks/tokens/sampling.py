@@ -3,8 +3,6 @@
 Dimension suffix: ``W`` windows.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from dryfit.core.seeds import derive_seed
@@ -27,22 +25,9 @@ def epoch_windows(has_span_W: torch.Tensor, negatives: float, *, seed: int, epoc
     return torch.cat([with_span, without[drawn]]).sort().values
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """The heads that each window trains in an epoch: of classes, of spans, both, or none.
-
-    Attributes:
-        classes_W: Which windows train the class.
-        spans_W: Which train the span.
-    """
-
-    classes_W: torch.Tensor
-    spans_W: torch.Tensor
-
-
 def epoch_roles(
     has_span_W: torch.Tensor, *, criteria_share: float | None, negatives: float | None, seed: int, epoch: int
-) -> Roles:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw which heads each window trains, anew for each epoch.
 
     Windows with a gold span and those without are divided separately. Of two or more windows of a kind, each head gets
@@ -55,6 +40,9 @@ def epoch_roles(
             None: all.
         seed: Seed of the trial's batch order.
         epoch: From 0.
+
+    Returns:
+        Which windows train the class, and which the span; both, or none, are possible.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "roles", epoch))
     classes_W, spans_W = torch.zeros_like(has_span_W), torch.zeros_like(has_span_W)
@@ -67,7 +55,7 @@ def epoch_roles(
     with_span, without = of_spans
     kept = without if negatives is None else without[: round(negatives * len(with_span))]
     spans_W[torch.cat([with_span, kept])] = True
-    return Roles(classes_W, spans_W)
+    return classes_W, spans_W
 
 
 def _cut(count: int, share: float) -> int:
