@@ -23,11 +23,11 @@ from dryfit.core.text.units import parse_bytes
 
 
 class Use(Enum):
-    """What a study file is read for."""
+    """The purpose of reading a study file."""
 
     TRAIN = auto()
     PLAN = auto()
-    """Its memory is asked about: no rows are needed, and no metric."""
+    """To plan memory: no rows and no metric are needed."""
 
 
 _NEEDS: Final = (
@@ -43,13 +43,13 @@ _NEEDS: Final = (
     Needs("search.min_delta", "search.pruner", ("patient",)),
     Needs("runtime.keep", "data.folds", (1,)),  # a trial of several folds leaves no weights
 )
-# What a patient pruner does not read: the numbers of the pruner it does not ask.
+# Keys that a patient pruner does not read, by the pruner behind it.
 _UNREAD_BY_PATIENT: Final = {PatientOf.MEDIAN: "reduction", PatientOf.ASHA: "pruner_startup_trials"}
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
-    """Everything that is wrong between the keys of a config whose single values are legal."""
+    """Return all problems between keys of a configuration whose single values are valid."""
     if config.study.task is BuiltInTask.OBJECTIVE:
         own = objective_problems(config, planned=use is Use.PLAN)
         return [*own, *_unread(config), *_unread_by_patient(config)]
@@ -61,7 +61,7 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
 
 
 def _task(config: StudyConfig) -> list[Problem]:
-    """Tables that the task does not read."""
+    """Return the keys that are set and that the task does not read."""
     task = task_word(config.study.task)
     if config.objective is not None:
         found = f"is read only with study.task = {BuiltInTask.OBJECTIVE}, and it is {task}"
@@ -74,7 +74,7 @@ def _task(config: StudyConfig) -> list[Problem]:
 
 
 def _plannable(config: StudyConfig) -> list[Problem]:
-    """Sizes that contradict each other. A study that is trained may search the batch below its micro-batch."""
+    """Refuse a micro-batch above the batch; a study that is trained may search smaller batches."""
     rows, batch = config.execution.micro_batch, config.train.batch_size
     if rows is None or rows <= batch or "train.batch_size" in config.space:
         return []
@@ -112,7 +112,7 @@ def _data(config: StudyConfig, use: Use) -> list[Problem]:
 
 
 def _classes(config: StudyConfig) -> list[Problem]:
-    """Settings that need another number of classes."""
+    """Return settings that need another number of classes."""
     data = config.data
     if data.multi_label:
         return []
@@ -132,7 +132,7 @@ def _metric(config: StudyConfig) -> list[Problem]:
     data = config.data
     task = config.study.task
     if is_own(task):
-        return []  # its metrics are asked of its class
+        return []  # its class checks its metrics
     known = task_metrics(task, data.num_labels, multi_label=data.multi_label)
     classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
     given = classes if task is BuiltInTask.CRITERIA else f"study.task is {task}"
@@ -151,7 +151,7 @@ def _nearest(metric: str, known: Sequence[str]) -> str:
 
 
 def _goals(config: StudyConfig) -> list[Problem]:
-    """What several goals ask of each other and of the search."""
+    """Return contradictions between several goals, and between goals and pruner."""
     study, problems = config.study, list[Problem]()
     metrics = (study.metric, *study.also)
     repeated = [metric for index, metric in enumerate(metrics) if metric in metrics[:index]]
@@ -188,7 +188,7 @@ def _limit(config: StudyConfig) -> list[Problem]:
 
 
 def _mirror(config: StudyConfig) -> list[Problem]:
-    """A password in a study file would be copied into frozen.toml, and from there into reports."""
+    """Refuse a password in the mirror's URL: it would be copied into frozen.toml and into reports."""
     mirror = config.search.mirror
     if redacted(mirror, {}) != mirror:
         hint = 'put the URL into a variable, such as DRYFIT_STORAGE, and write mirror = "env:DRYFIT_STORAGE"'
@@ -219,5 +219,5 @@ def _unread_by_patient(config: StudyConfig) -> list[Problem]:
     if search.pruner is not PrunerName.PATIENT or not config.is_changed(f"search.{key}"):
         return []
     found = f"is {shown(config.value(f'search.{key}'))}, but search.patient_of = {search.patient_of} does not read it"
-    other = next(one for one, unread in _UNREAD_BY_PATIENT.items() if unread != key)
+    other = next(pruner for pruner, unread in _UNREAD_BY_PATIENT.items() if unread != key)
     return [Problem(("search", key), found, f"with search.patient_of = {other}")]

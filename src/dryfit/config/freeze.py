@@ -1,4 +1,4 @@
-"""A resolved config as TOML."""
+"""Writing of a resolved study configuration as TOML."""
 
 import json
 import os
@@ -14,12 +14,11 @@ _SOURCES: Final = ("train", "validation", "test", "file")
 
 
 def dump_toml(config: StudyConfig, folder: Path | None = None) -> str:
-    """Write a config as a full TOML document; loading it again gives the same config.
+    """Return a configuration as a complete TOML document, which loads as the same configuration.
 
     Args:
-        config: What to write, defaults included. Unset keys are left out, as TOML has no null.
-        folder: Where the text will be kept: files and models below it are written relative to it, so that the
-            folder can be moved.
+        config: The configuration, written with defaults. Unset keys are left out, as TOML has no null.
+        folder: The folder of the document: paths below it are written relative to it, so that it can be moved.
     """
     document = _document(config)
     if folder is not None:
@@ -52,7 +51,7 @@ def _key(key: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A basic string. JSON's escapes are TOML's too, but TOML wants DEL escaped as well."""
+    """Return a basic string. JSON's escapes are valid TOML, which needs DEL escaped as well."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -72,7 +71,7 @@ def _value(value: object) -> str:
 
 
 def _document(config: StudyConfig) -> dict[str, dict[str, Any]]:
-    """Every table that is there, and that the study's task reads."""
+    """Return the tables that are set and that the study's task reads."""
     tables = {table: keys for table, keys in config.model_dump(mode="json").items() if keys is not None}
     if config.study.task is not BuiltInTask.OBJECTIVE:
         return tables

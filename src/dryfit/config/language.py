@@ -1,4 +1,4 @@
-"""Checks between keys of a study file of the task ``causal-lm``."""
+"""Checks between keys of a study file with the task ``causal-lm``."""
 
 from dryfit.config.problems import Problem
 from dryfit.config.schema import StudyConfig
@@ -10,14 +10,14 @@ _ASKS_LABELS = ("criteria", "both")
 
 
 def language_problems(config: StudyConfig) -> list[Problem]:
-    """What contradicts each other; values that are searched are looked at in each trial."""
+    """Return all contradictions between keys; searched values are checked in each trial."""
     if config.study.task is not BuiltInTask.CAUSAL_LM:
         return []
     return [*_searched(config), *_base(config), *_answers(config), *_generated(config)]
 
 
 def _searched(config: StudyConfig) -> list[Problem]:
-    """The format says which columns rows must have, and what a loss is of."""
+    """Refuse a searched format: it decides which columns rows must have, and what the loss is."""
     if "lm.format" not in config.space:
         return []
     found = "is searched, and losses of different formats do not compare"
@@ -54,7 +54,7 @@ def _answers(config: StudyConfig) -> list[Problem]:
 
 
 def _generated(config: StudyConfig) -> list[Problem]:
-    """The exact match of answers is a goal, and none are generated."""
+    """Refuse exact match as a goal if no answers are generated."""
     lm, goals = config.lm, (config.study.metric, *config.study.also)
     if Metric.EXACT_MATCH not in goals or (lm.format != "text" and lm.generate_rows):
         return []

@@ -1,9 +1,9 @@
-"""Reading a study file: TOML and ``--set`` become a checked :class:`StudyConfig`, and every value knows its origin.
+"""Loading of a study file: TOML and ``--set`` become a checked :class:`StudyConfig` with the origin of every value.
 
 ``[space]`` takes dotted names quoted (``"optim.lr" = [...]``) or bare (``optim.lr = [...]``). On the command line
 ``--set space.optim.lr=[1e-5,1e-4]`` and ``--set 'space."optim.lr"=[1e-5,1e-4]'`` both name that key, and
-``--set space.optim.lr.low=1e-5`` changes one key of its only case. A value is read as TOML; what is no TOML is
-taken as text, so that ``--set data.train=posts.jsonl`` needs no quotes.
+``--set space.optim.lr.low=1e-5`` changes one key of its only case. A value is parsed as TOML; anything else is text,
+so that ``--set data.train=posts.jsonl`` needs no quotes.
 """
 
 import json
@@ -35,7 +35,7 @@ DEFAULT_ORIGIN: Final = "default"
 SET_ORIGIN: Final = "--set"
 _SOURCES: Final = ("train", "validation", "test", "file")
 _MODELS: Final = ("model.name", "joint.criteria_model")
-"""Keys whose values may be folders of models."""
+"""Keys whose values may be model folders."""
 
 Document = dict[str, Any]
 
@@ -45,9 +45,9 @@ class LoadedStudy:
     """A study file that was read and checked.
 
     Attributes:
-        config: What the file and the overrides say, relative paths made absolute.
-        origins: For every dotted key ``study.toml:12``, ``--set`` or ``default``.
-        folder: The folder the file is in.
+        config: The configuration, with absolute paths.
+        origins: The origin of every dotted key: ``study.toml:12``, ``--set`` or ``default``.
+        folder: The file's folder.
         path: The file.
     """
 
@@ -64,7 +64,7 @@ def load_study_file(path: Path, overrides: Sequence[str] = (), use: Use = Use.TR
         path: A study file, or a folder with a ``study.toml``.
         overrides: ``a.b=c`` texts, applied in order on top of the file. Relative paths in them are relative to the
             current directory, those in the file to the file's folder.
-        use: What it is read for; it decides what must be there.
+        use: The purpose, which decides what is required.
 
     Raises:
         ConfigError: The file cannot be read, or something in it or in the overrides is wrong; all problems at once.
@@ -78,9 +78,9 @@ def load_study_text(text: str, path: Path, overrides: Sequence[str] = (), use: U
 
     Args:
         text: The file's content.
-        path: Where it is from, or would lie: relative paths in it start at its folder, and messages name it.
+        path: The path of the file, existing or not: relative paths start at its folder, and messages name it.
         overrides: As in :func:`load_study_file`.
-        use: What it is read for.
+        use: The purpose.
 
     Raises:
         ConfigError: Something in it or in the overrides is wrong; all problems at once.
@@ -100,13 +100,13 @@ def load_document(
     *,
     places: dict[KeyPath, str] | None = None,
 ) -> LoadedStudy:
-    """Check a study file that has been parsed already, or was never written.
+    """Check the document of a study file, parsed or made in memory.
 
     Args:
-        document: Its tables; they are changed.
+        document: Its tables; changed in place.
         path: As in :func:`load_study_text`.
         overrides: As in :func:`load_study_file`.
-        use: What it is read for.
+        use: The purpose.
         places: Where each key was written, ``line 12``.
 
     Raises:
@@ -149,20 +149,20 @@ def _parse(path: Path, text: str) -> Document:
 
 
 def _table(document: Document, name: str) -> Document:
-    """Return a table of the document; an empty one where there is none, or something that is no table."""
+    """Return a table of the document; an empty one if it is missing or not a table."""
     value = document.get(name)
     return cast("Document", value) if isinstance(value, dict) else {}
 
 
 def _rename_old_keys(document: Document) -> None:
-    """Rename keys that an earlier dryfit froze: nobody wrote that file, so nobody can correct it."""
+    """Rename keys of a file that an earlier dryfit wrote, as its user cannot be asked to do so."""
     runtime = _table(document, "runtime")
     if "keep_best" in runtime:
         runtime["keep"] = f"best:{runtime.pop('keep_best')}"
 
 
 def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None:
-    """Bring ``optim.lr = ...`` in ``[space]``, which TOML reads as a table in a table, to the one key it means."""
+    """Replace nested tables in ``[space]``, as TOML reads ``optim.lr = ...``, by the one key that is meant."""
     space = _table(document, "space")
     joined: Document = {}
     for name, value in space.items():
@@ -178,7 +178,7 @@ def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None
 
 
 def _join_enqueued_names(places: dict[KeyPath, str]) -> None:
-    """Let ``optim.lr = ...`` in ``[[search.enqueue]]`` be found as the one key that the schema makes of it."""
+    """Add places for ``optim.lr = ...`` in ``[[search.enqueue]]`` under the one key that the schema makes of it."""
     for place, line in list(places.items()):
         if place[:2] == ("search", "enqueue") and len(place) > 4:
             places.setdefault((*place[:3], ".".join(map(str, place[3:]))), line)
@@ -206,7 +206,7 @@ def _leaves(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, objec
 
 
 def _apply(document: Document, override: str, places: dict[KeyPath, str]) -> None:
-    """Write one ``a.b=c`` into the document."""
+    """Apply one ``a.b=c`` to the document."""
     doing = f"reading --set {override}"
     try:
         parts, end = parse_key(override)
@@ -232,7 +232,7 @@ def _apply(document: Document, override: str, places: dict[KeyPath, str]) -> Non
 
 
 def _override_value(text: str) -> Any:
-    """A TOML value, or else the text as it stands."""
+    """Parse a TOML value; anything else is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -247,7 +247,7 @@ def _has_own_function(document: Document) -> bool:
 
 
 def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:
-    """Make relative paths of rows, models and functions absolute, each from where it was written."""
+    """Make relative paths of rows, models and functions absolute, from the place where each was written."""
 
     def base(place: KeyPath) -> Path:
         return Path.cwd() if places.get(place) == SET_ORIGIN else folder
@@ -269,7 +269,7 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
         if isinstance(model := _table(document, table).get(key), str):
             document[table][key] = _model(model, base((table, key)))
     if _has_own_function(document):
-        return  # its names are the user's own: none of them is a model
+        return  # its searched keys are the user's own: none is a model
     if isinstance(points := search.get("enqueue"), list):
         search["enqueue"] = [_enqueued_model(point, base(("search", "enqueue"))) for point in cast("list[Any]", points)]
     for key, value in space.items():
@@ -277,7 +277,7 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
 
 
 def _searched_models(key: str, value: object, base: Path) -> object:
-    """The cases of one searched key, with folders of models made absolute in choices and conditions."""
+    """Return the cases of a searched key, with absolute model folders in choices and conditions."""
     if isinstance(value, list):
         return [_searched_models(key, item, base) for item in cast("list[object]", value)]
     if isinstance(value, str):
@@ -293,28 +293,28 @@ def _searched_models(key: str, value: object, base: Path) -> object:
 
 
 def _enqueued_model(point: object, base: Path) -> object:
-    """A known point under dotted names, with the folders of its models made absolute."""
+    """Return an enqueued point with dotted names and absolute model folders."""
     table = dotted(point)
     if not isinstance(table, dict):
         return table
     names = cast("Document", table)
-    given = {key: names.get(key) for key in _MODELS}
-    return names | {key: _model(name, base) for key, name in given.items() if isinstance(name, str)}
+    models = {key: names.get(key) for key in _MODELS}
+    return names | {key: _model(name, base) for key, name in models.items() if isinstance(name, str)}
 
 
 def _model(name: str, base: Path) -> str:
-    """A folder as an absolute path; any other name (a hub id, a packaged model) as it stands."""
+    """Return a folder as an absolute path; any other name (a hub id, the packaged model) unchanged."""
     looks_like_path = name.startswith((".", "/", "~"))
     return _absolute(name, base) if looks_like_path or (base / name).is_dir() else name
 
 
 def _own_task(task: str, folder: Path, base: Path) -> str:
-    """The name of a class with the folder that its file or its module lies in, if it is here; else installed."""
+    """Return a class's name with the folder of its file or module; unchanged if the module is installed."""
     name = FunctionName.parse(task)
     if name.folder:
         return str(replace(name, place=_absolute(name.place, base)))
-    found = name.within(dict.fromkeys((base, folder, Path.cwd())))
-    return str(found if found.folder or not name.in_script else replace(name, place=_absolute(name.place, base)))
+    located = name.within(dict.fromkeys((base, folder, Path.cwd())))
+    return str(located if located.folder or not name.in_script else replace(name, place=_absolute(name.place, base)))
 
 
 def _absolute(path: str, base: Path) -> str:
@@ -337,7 +337,7 @@ def _checked(path: Path, document: Document, places: Mapping[KeyPath, str], use:
 
 
 def _place(path: KeyPath, places: Mapping[KeyPath, str]) -> str:
-    """Where a path was written, or else what is around it. A lone case has no list around it in the file."""
+    """Return where a path, or else its nearest parent, was written. A single case has no list in the file."""
     short = tuple(part for part in path if part != 0)
     around = [way[:size] for size in range(len(path), 0, -1) for way in (path, short) if size <= len(way)]
     return next((places[candidate] for candidate in around if candidate in places), "")

@@ -1,7 +1,7 @@
-"""Where the keys of a TOML text stand.
+"""Line numbers of the keys in a TOML text, for error messages.
 
-The standard library's parser keeps no line numbers, and an error without one sends its reader searching. This
-scanner assumes text that ``tomllib`` has already accepted, so it only has to find the keys, not to judge them.
+The standard library's parser keeps no line numbers. This scanner expects text that ``tomllib`` has accepted, so it
+only has to find the keys, not to validate them.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ _HEX_DIGITS: Final = {"u": 4, "U": 8, "x": 2}
 
 
 def locate_keys(text: str) -> dict[KeyPath, int]:
-    """Find the line of every table, key and array element of a TOML document.
+    """Return the line of every table, key and array element of a TOML document.
 
     Args:
         text: A document that ``tomllib.loads`` accepts.
@@ -31,7 +31,7 @@ def locate_keys(text: str) -> dict[KeyPath, int]:
 
 
 def parse_key(text: str) -> tuple[tuple[str, ...], int]:
-    """Read a dotted key, quoted parts included, from the start of ``text``.
+    """Parse a dotted key, with quoted parts, at the start of ``text``.
 
     Returns:
         The parts, and where the key ends.
@@ -97,7 +97,7 @@ class _Scanner:
         return self.text[start : self.at]
 
     def _skip_blank_and_comments(self) -> bool:
-        """Move to the next thing that counts; False at the end."""
+        """Move to the next token; False at the end."""
         self.skip(_BLANK)
         while self.text.startswith("#", self.at):
             end = self.text.find("\n", self.at)
@@ -125,7 +125,7 @@ class _Scanner:
         return (*path, index)
 
     def _inside(self, path: KeyPath, part: str, start: int) -> KeyPath:
-        """One step down; into the newest table where the step names an array of tables."""
+        """Return the path one step down: of an array of tables, that of its newest table."""
         path = (*path, part)
         self._mark(path, start)
         count = self.tables_in_array.get(path)
@@ -179,7 +179,7 @@ class _Scanner:
             self._skip_blank_and_comments()
 
     def _string(self) -> str:
-        """Read any of the four kinds of string. The value of a multi-line one matters to nobody here."""
+        """Read any of the four kinds of string. The value of a multi-line one is not needed."""
         quote = self.text[self.at]
         if self.text.startswith(quote * 3, self.at):
             self._multi_line_string(quote)

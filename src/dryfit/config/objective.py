@@ -1,4 +1,4 @@
-"""What may stand in the study file of a user's own function: everything about the model stays out of it."""
+"""Checks of a study file with a user's own function, which reads no key about models or training."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from dryfit.config.schema import PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.settings.choices import BuiltInTask
 
-# Tables, and where it is not all of them their keys, that such a study reads; a key that is not here is an error.
+# The tables that such a study reads, with the keys if not all are read; any other key is an error.
 _READ: Final[dict[str, tuple[str, ...] | None]] = {
     "study": ("name", "task", "trials", "seed", "max_hours", "patience"),
     "objective": None,
@@ -39,7 +39,7 @@ _ELSEWHERE: Final = {
 
 
 def is_read(table: str, key: str) -> bool:
-    """Whether a study of a user's own function reads a key."""
+    """Whether a study with a user's own function reads a key."""
     if table not in _READ or (table == "search" and key in _UNREAD_SEARCH):
         return False
     keys = _READ[table]
@@ -47,10 +47,10 @@ def is_read(table: str, key: str) -> bool:
 
 
 def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
-    """Everything that is wrong between the keys of a study of the task ``objective``.
+    """Return all problems between keys of a study with the task ``objective``.
 
     Args:
-        planned: It is read for its memory, which nobody can tell.
+        planned: The study file is read to plan memory, which is not possible for a function.
     """
     if planned:
         found = f"is {BuiltInTask.OBJECTIVE}: what your own function takes of a device cannot be planned"
@@ -80,9 +80,9 @@ def objective_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
 
 
 def _unread(config: StudyConfig) -> list[Problem]:
-    """Keys that are set and that such a study does not read.
+    """Return the keys that are set and that such a study does not read.
 
-    A frozen study file spells out the defaults too, so only a value that differs from its default was set by somebody.
+    A frozen study file has the defaults too, so only a value that differs from its default was set by the user.
     """
     found = f"is not read by study.task = {BuiltInTask.OBJECTIVE}"
     keys = [(table, key) for table, names in TABLES.items() for key in names if not is_read(table, key)]

@@ -1,4 +1,4 @@
-"""What may stand in the study file of a task of the user's own, as far as that can be said without its class."""
+"""Checks of a study file with a user's own task, as far as they do not need its class."""
 
 from dryfit.config.problems import Problem
 from dryfit.config.schema import StudyConfig
@@ -9,7 +9,7 @@ _DIRECTIONS = " or ".join(Direction)
 
 
 def own_task_problems(config: StudyConfig) -> list[Problem]:
-    """Everything that is wrong between the keys of such a study; what only its class knows is asked of that."""
+    """Return all problems between keys of such a study; its class checks the rest."""
     study = config.study
     problems: list[Problem] = []
     if not isinstance(study.metric, Metric) and study.direction is None:
@@ -25,7 +25,7 @@ def own_task_problems(config: StudyConfig) -> list[Problem]:
 
 
 def unread_own(config: StudyConfig) -> list[Problem]:
-    """Keys that only a task of the user's own reads, where there is none."""
+    """Return the keys that only a user's own task reads, in a study of a built-in task."""
     task = config.study.task
     if is_own(task):
         return []

@@ -1,4 +1,4 @@
-"""What is wrong in a study file, in the words of its writer: key, value, what is legal, the nearest legal key."""
+"""Problems of a study file for error messages: key, value, what is allowed, the nearest key."""
 
 import difflib
 import json
@@ -17,7 +17,7 @@ from dryfit.core.settings.task_facts import is_own_key
 SEARCHABLE: Final[tuple[str, ...]] = tuple(
     f"{table}.{key}" for table in TrialSettings.model_fields for key in TABLES[table]
 )
-"""Every dotted name that may stand in ``[space]``."""
+"""Every dotted name that is allowed in ``[space]``."""
 
 _ALL_KEYS: Final = tuple(f"{table}.{key}" for table, keys in TABLES.items() for key in keys)
 _SHOWN_CHARS: Final = 60
@@ -26,17 +26,17 @@ _MISSING: Final = object()
 _RENAMED: Final[dict[tuple[str, ...], tuple[str, str]]] = {
     ("runtime", "keep_best"): ("best:K, all or none", 'write keep = "best:3" for keep_best = 3')
 }
-"""Keys of earlier versions: what is legal now, and what to write."""
+"""Keys of earlier versions: what is allowed now, and what to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of a study file.
 
     Attributes:
-        path: Where, from the top of the document down; a searched key is one part, ``("space", "optim.lr", 0)``.
-        found: What was found there, a sentence without the key's name.
-        allowed: What would be legal; may be empty.
+        path: Its path from the top of the document; a searched key is one part, ``("space", "optim.lr", 0)``.
+        found: What was found, a sentence without the key's name.
+        allowed: What is allowed; may be empty.
         hint: What to do; may be empty.
     """
 
@@ -47,21 +47,21 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """The path as a person would write it."""
+        """The path as a dotted key."""
         return ".".join(str(part) for part in self.path if isinstance(part, str))
 
 
 def shown(value: object) -> str:
-    """A value as TOML or JSON would write it, cut where it is long."""
+    """Return a value as JSON, truncated if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 
 
 def explain(error: ValidationError, document: Mapping[str, Any]) -> list[Problem]:
-    """Turn the validator's findings into problems, one for each place.
+    """Turn a validation error into problems, one for each path.
 
     Args:
-        error: What validating ``document`` raised.
+        error: The error of validating ``document``.
         document: The parsed study file, searched keys by dotted name.
     """
     problems: dict[KeyPath, Problem] = {}
@@ -74,7 +74,7 @@ def explain(error: ValidationError, document: Mapping[str, Any]) -> list[Problem
 
 
 def unknown_searched_keys(keys: Iterable[str]) -> list[Problem]:
-    """Problems of the names in ``[space]`` that are no key of a trial."""
+    """Return problems of the names in ``[space]`` that are no key of a trial."""
     return [
         Problem(
             ("space", key),
@@ -88,7 +88,7 @@ def unknown_searched_keys(keys: Iterable[str]) -> list[Problem]:
 
 
 def _own_path(loc: Sequence[str | int]) -> KeyPath:
-    """The part of the validator's location that the document has, without the names of union members."""
+    """Return the validator's location as a path of the document, without the names of union members."""
     if loc[:2] == ("search", "enqueue"):
         return tuple(loc[:4])
     if loc[0] != "space":
@@ -154,7 +154,7 @@ def _did_you_mean(name: str, legal: Iterable[str], *, nearest_always: bool = Fal
 
 
 def _quotes_hint(value: object, names: tuple[str, ...]) -> str:
-    """What helps where a value is right but for its quotes."""
+    """Return a hint for a value with wrong quotes, or a mistyped choice; empty: none."""
     words = legal_values(names)
     if isinstance(value, str) and words.startswith(("a number", "an integer", "true or false")):
         plain = value.strip().replace(".", "", 1).replace("-", "").replace("e", "", 1)
@@ -168,19 +168,19 @@ def _quotes_hint(value: object, names: tuple[str, ...]) -> str:
 
 
 def config_error(file: str, problems: Sequence[Problem], origins: Mapping[KeyPath, str]) -> ConfigError:
-    """One error for all problems, each with its place.
+    """Return one error for all problems, each with its line.
 
     Args:
-        file: The study file, as shown to its owner.
-        problems: What is wrong; at least one.
-        origins: Where each problem's path was written: ``line 12`` or ``--set``.
+        file: The study file's name, for the message.
+        problems: The problems; at least one.
+        origins: Where each path was written: ``line 12`` or ``--set``.
     """
     ordered = sorted(problems, key=lambda problem: _line_number(origins.get(problem.path, "")))
     if len(ordered) == 1:
-        (one,) = ordered
-        place = origins.get(one.path, "")
+        (only,) = ordered
+        place = origins.get(only.path, "")
         doing = f"reading {file}" + (f", {place}" if place else "")
-        return ConfigError(doing, f"{one.key} {one.found}".strip(), one.allowed, one.hint)
+        return ConfigError(doing, f"{only.key} {only.found}".strip(), only.allowed, only.hint)
     lines = [f"{len(ordered)} problems"]
     for problem in ordered:
         place = origins.get(problem.path, "")

@@ -1,4 +1,4 @@
-"""The whole study file as types: what may stand in it, with which ranges and defaults."""
+"""The study file as types: all tables and keys, with ranges and defaults."""
 
 from enum import StrEnum
 from typing import Annotated, Literal, cast
@@ -15,7 +15,7 @@ Value = bool | int | float | str
 """A value of a choice in the search space, as TOML writes it."""
 
 Condition = dict[str, Value | tuple[Value, ...]]
-"""Dotted names of other searched keys, each with the value or values under which a case applies."""
+"""Dotted names of other searched keys, each with the value or values for which a case applies."""
 
 Point = Annotated[dict[str, Value], Field(min_length=1)]
 """A known point of the search space: values of searched keys, by dotted name."""
@@ -24,7 +24,7 @@ _MINIMIZED = frozenset({Metric.LOSS, Metric.ECE})
 
 
 def _own_direction(metric: MetricName) -> Direction:
-    """The direction in which a metric becomes better; that of a name which is not dryfit's must be said."""
+    """Return the direction of a built-in metric; for others the study file must give one."""
     return Direction.MINIMIZE if metric in _MINIMIZED else Direction.MAXIMIZE
 
 
@@ -63,12 +63,12 @@ class StudySettings(Settings):
 
     @property
     def resolved_direction(self) -> Direction:
-        """The direction asked for, or the metric's own."""
+        """The direction in the study file, or the metric's own."""
         return self.direction or _own_direction(self.metric)
 
     @property
     def further_goals(self) -> tuple[Goal, ...]:
-        """What is optimised beside the metric."""
+        """The goals beside the metric."""
         directions = self.also_directions or tuple(_own_direction(metric) for metric in self.also)
         return tuple(
             Goal(name=metric, direction=direction) for metric, direction in zip(self.also, directions, strict=True)
@@ -140,7 +140,7 @@ class PatientOf(StrEnum):
 
 
 def _frozen(value: object) -> object:
-    """Lists to tuples, all the way down (a strict model takes no list once JSON has become Python)."""
+    """Turn lists into tuples, at all levels: a strict model takes no list from Python."""
     if isinstance(value, dict):
         table = cast("dict[str, object]", value)
         return {key: _frozen(item) for key, item in table.items()}
@@ -150,14 +150,14 @@ def _frozen(value: object) -> object:
 
 
 def _points(value: object) -> object:
-    """Known points with dotted names, whether those were written quoted or, as tables in tables, bare."""
+    """Return enqueued points with dotted names, whether written quoted or, as nested tables, bare."""
     if not isinstance(value, list | tuple):
         return value
     return tuple(dotted(item) for item in cast("list[object]", value))
 
 
 def dotted(value: object) -> object:
-    """A table's keys with those of the tables in it, as one name each: ``{optim: {lr: 1}}`` as ``{optim.lr: 1}``."""
+    """Flatten a table to dotted names: ``{optim: {lr: 1}}`` to ``{optim.lr: 1}``."""
     if not isinstance(value, dict):
         return value
     flat: dict[str, object] = {}
@@ -258,7 +258,7 @@ class RuntimeSettings(Settings):
 
 
 def _cases(value: object) -> object:
-    """Bring the three ways to write a searched key to one: a tuple of cases."""
+    """Turn each of the three ways to write a searched key into a tuple of cases."""
     frozen = _frozen(value)
     if isinstance(frozen, dict):
         return (cast("dict[str, object]", frozen),)
@@ -273,7 +273,7 @@ Cases = Annotated[tuple[Case, ...], BeforeValidator(_cases), Field(min_length=1)
 
 
 class StudyConfig(TrialSettings):
-    """A whole study file: the tables of a trial, and those of the study around it."""
+    """A whole study file: the tables of trials and those of the study."""
 
     study: StudySettings = StudySettings()
     data: DataSettings = DataSettings()
@@ -285,7 +285,7 @@ class StudyConfig(TrialSettings):
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """What is optimised; `best` and pruning go by the first."""
+        """All goals; the best trial and pruning depend on the first."""
         own = self.objective
         if own is None:
             first = Goal(name=self.study.metric, direction=self.study.resolved_direction)
@@ -295,5 +295,5 @@ class StudyConfig(TrialSettings):
 
     @property
     def trial_settings(self) -> TrialSettings:
-        """The study file's own values of everything that is learned."""
+        """The study file's values of all tables that decide what is learned."""
         return TrialSettings(**{name: getattr(self, name) for name in TrialSettings.model_fields})

@@ -1,4 +1,4 @@
-"""The study file's JSON schema, and what it says of one key in words."""
+"""The study file's JSON schema, and descriptions of single keys from it."""
 
 from collections.abc import Sequence
 from typing import Any, Final, cast
@@ -13,9 +13,9 @@ _VALUE: Final[Node] = {"type": ["boolean", "integer", "number", "string"]}
 
 
 def study_json_schema() -> Node:
-    """The JSON schema of a study file, for editors and for ``dryfit schema``.
+    """Return the JSON schema of a study file, for editors and for ``dryfit schema``.
 
-    It describes what a person may write: a searched key takes a list, one case or a list of cases.
+    It describes what a user may write: a searched key takes a list, one case or a list of cases.
     """
     schema = StudyConfig.model_json_schema()
     _repair(schema)
@@ -43,7 +43,7 @@ def study_json_schema() -> Node:
 
 
 def _repair(node: Any) -> None:
-    """Undo two slips of pydantic's generator: constraints on arrays and unions under Python's names."""
+    """Correct two errors of pydantic's generator: constraints on arrays and unions with Python's names."""
     if isinstance(node, dict):
         table = cast("Node", node)
         if table.get("type") == "array" and "minLength" in table:
@@ -69,14 +69,14 @@ TABLES: Final[dict[str, tuple[str, ...]]] = {
     for name, node in _SCHEMA["properties"].items()
     if name != "space"
 }
-"""Every table of a study file but ``[space]``, with its keys."""
+"""Every table of a study file except ``[space]``, with its keys."""
 
 CASE_KEYS: Final[tuple[str, ...]] = tuple(_SCHEMA["$defs"]["Case"]["properties"])
 """Keys of one case of a searched key."""
 
 
 def key_description(path: Sequence[str]) -> str:
-    """The description of a key such as ``("train", "epochs")``, or of a table."""
+    """Return the description of a key such as ``("train", "epochs")``, or of a table."""
     node = _SCHEMA["properties"][path[0]]
     if len(path) == 1:
         return node["description"]
@@ -84,10 +84,10 @@ def key_description(path: Sequence[str]) -> str:
 
 
 def legal_values(path: Sequence[str]) -> str:
-    """What a key takes, in words: its type, range or choices.
+    """Return a key's allowed values in words: its type, range or choices.
 
     Args:
-        path: Table and key, or ``("space", "KEY", "low")`` for a key of a case; a table alone is described too.
+        path: Table and key, ``("space", "KEY", "low")`` for a key of a case, or a table alone.
     """
     if path[0] == "space":
         if len(path) > 2 and path[2] in CASE_KEYS:

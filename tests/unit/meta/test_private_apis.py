@@ -61,7 +61,7 @@ GROUPS = {
 @pytest.fixture(autouse=True)
 def untested(monkeypatch):
     """Nothing has been tested in this process, nor will it count as such after the test."""
-    monkeypatch.setattr(private_names, "_tested", private_names._problem.__wrapped__)
+    monkeypatch.setattr(private_names, "_problem", private_names._problem.__wrapped__)
 
 
 @pytest.mark.parametrize("name", GROUPS)

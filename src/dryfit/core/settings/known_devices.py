@@ -131,9 +131,9 @@ def _plain(text: str) -> str:
 
 def _spellings() -> dict[str, str]:
     """Return every plain spelling with the known name it stands for: ``4090`` is ``rtx4090``."""
-    found = {_plain(name): name for name in _GPUS}
-    found |= {name.removeprefix("rtx"): known for name, known in found.items()}
-    return found | _ALIASES
+    spellings = {_plain(name): name for name in _GPUS}
+    spellings |= {name.removeprefix("rtx"): known for name, known in spellings.items()}
+    return spellings | _ALIASES
 
 
 def _amount(text: str, amount: str) -> int:
@@ -153,15 +153,15 @@ def _amount(text: str, amount: str) -> int:
 
 def _capability(text: str, capability: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,2})\.(\d)", capability.strip())
-    found = (int(match[1]), int(match[2])) if match else None
-    if found not in _CAPABILITIES:
+    version = (int(match[1]), int(match[2])) if match else None
+    if version not in _CAPABILITIES:
         raise ConfigError(
             _doing(text),
             f"{capability!r} is no compute capability of a GPU",
             ", ".join(f"{major}.{minor}" for major, minor in sorted(_CAPABILITIES)),
             "leave it out to plan for 8.0",
         )
-    return found
+    return version
 
 
 def _unknown(text: str, name: str) -> ConfigError:
@@ -170,8 +170,8 @@ def _unknown(text: str, name: str) -> ConfigError:
     if known is not None:
         return ConfigError(_doing(text), f"{known} has its own capability", _ALLOWED, f"write {known}")
     near = difflib.get_close_matches(_plain(name), [*spellings, *_SEVERAL], n=3)
-    found = dict.fromkeys(
+    suggested = dict.fromkeys(
         known for spelling in near for known in _SEVERAL.get(spelling, (spellings.get(spelling, ""),))
     )
-    hint = f"did you mean {' or '.join(found)}?" if found else "known: " + ", ".join(_GPUS)
+    hint = f"did you mean {' or '.join(suggested)}?" if suggested else "known: " + ", ".join(_GPUS)
     return ConfigError(_doing(text), "no device of that name is known", _ALLOWED, hint)
