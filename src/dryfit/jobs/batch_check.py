@@ -22,9 +22,9 @@ from dryfit.core.jobs import (
     BatchCheckResult,
     BatchWalk,
     ChildResult,
-    PointFacts,
+    PointCheck,
     ProbeFailure,
-    StepFacts,
+    StepCheck,
     TrainRequest,
 )
 from dryfit.core.settings.choices import Precision
@@ -59,7 +59,7 @@ def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
     with findings.stage("device"):
         for note in prepare_device(trial.plan, os.environ).notes:
             channel.send(Note(text=note))
-    if findings.stumbles:
+    if findings.failures:
         return ChildResult(batch_check=findings.result(), error=None)
     channel.send(Phase(name="load"))
     tokens: Tokens | None = None
@@ -93,9 +93,9 @@ class _Findings:
     def __init__(self) -> None:
         self.walks: list[BatchWalk] = []
         self.remarks: list[str] = []
-        self.step: StepFacts | None = None
-        self.points: list[PointFacts] = []
-        self.stumbles: list[ProbeFailure] = []
+        self.step: StepCheck | None = None
+        self.points: list[PointCheck] = []
+        self.failures: list[ProbeFailure] = []
 
     @contextmanager
     def stage(self, name: str) -> Generator[None, None, None]:
@@ -103,7 +103,7 @@ class _Findings:
         try:
             yield
         except DryfitError as error:
-            self.stumbles.append(ProbeFailure(stage=name, error=ErrorParts.of(error)))
+            self.failures.append(ProbeFailure(stage=name, error=ErrorParts.of(error)))
 
     def result(self) -> BatchCheckResult:
         return BatchCheckResult(
@@ -111,7 +111,7 @@ class _Findings:
             remarks=tuple(self.remarks),
             step=self.step,
             points=tuple(self.points),
-            stumbles=tuple(self.stumbles),
+            failures=tuple(self.failures),
         )
 
 
@@ -195,7 +195,7 @@ def _step(
     tokens: Tokens,
     batches: tuple[list[int], list[int] | None],
     beat: Callable[[], None],
-) -> StepFacts:
+) -> StepCheck:
     """Run forward, loss and backward on some rows and check the gradients; the optimizer is made, and not run.
 
     Args:
@@ -215,7 +215,7 @@ def _step(
         again = _with_rows(trial, micro_batch)
         _, _, step_s = _backward(again, model, task, _batch(task, split, timed, model), beat)
     make_optimizer(model, config.settings.optim, optimizer_plan(trial.plan))
-    return StepFacts(
+    return StepCheck(
         parameters=sum(one.numel() for one in model.parameters()),
         trainable=sum(one.numel() for one in model.parameters() if one.requires_grad),
         rows=len(rows),
@@ -276,7 +276,7 @@ def _backward(
         torch.cuda.empty_cache()
 
 
-def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) -> PointFacts:
+def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) -> PointCheck:
     """Do one small step of a trial that the space can ask for."""
     plan = trial.plan.model_copy(update={"effective_batch": _POINT_ROWS, "micro_batch": _POINT_ROWS, "accumulation": 1})
     asked = trial.model_copy(update={"config": point, "plan": plan})
@@ -287,5 +287,5 @@ def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) ->
         model = build_model(asked, trial_task(point, tokens))
         step = _step(asked, model, tokens, (rows, None), beat)
     except DryfitError as error:
-        return PointFacts(params=point.params, error=ErrorParts.of(error))
-    return PointFacts(params=point.params, step=step)
+        return PointCheck(params=point.params, error=ErrorParts.of(error))
+    return PointCheck(params=point.params, step=step)

@@ -44,7 +44,7 @@ def test_a_good_model_walks_every_batch_and_does_a_step(tmp_path: Path) -> None:
     trial = trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"), execution={"micro_batch": 3})
     points = ({"loss.name": "focal", "head.pooling": "max"}, {"optim.name": "sgd", "head.pooling": "cls"})
     found = checked(trial, lengths=(16, 32), points=points)
-    assert found.stumbles == ()
+    assert found.failures == ()
     assert {(walk.split, walk.max_length): (walk.rows, walk.batches) for walk in found.walks} == {
         ("train", 16): (40, 5),
         ("validation", 16): (20, 1),
@@ -112,8 +112,8 @@ def test_errors_are_part_of_the_answer(tmp_path: Path, make: Callable[[Path], Pa
     body = BatchCheckRequest(trial=request, lengths=(32,))
     found = batch_check(body, ScriptedChannel(tmp_path / "check")).batch_check
     assert found is not None and found.step is None
-    assert [one.stage for one in found.stumbles] == [stage]
-    assert said in found.stumbles[0].error.found
+    assert [one.stage for one in found.failures] == [stage]
+    assert said in found.failures[0].error.found
 
 
 def test_a_point_that_cannot_be_trained_hides_no_other(tmp_path: Path) -> None:
@@ -164,4 +164,4 @@ def test_a_limit_below_the_context_is_told_before_anything_is_loaded(
 
     monkeypatch.setattr(checking, "prepare_device", refuse)
     found = checked(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model")))
-    assert [one.stage for one in found.stumbles] == ["device"] and found.walks == ()
+    assert [one.stage for one in found.failures] == ["device"] and found.walks == ()

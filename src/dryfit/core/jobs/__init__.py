@@ -7,11 +7,11 @@ from dryfit.core.jobs.diagnostics import (
     BatchWalk,
     CheckRequest,
     CheckResult,
-    PointFacts,
+    PointCheck,
     ProbeFailure,
     ProbeRequest,
     ProbeResult,
-    StepFacts,
+    StepCheck,
 )
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.names import ENTRY_POINTS, Job
@@ -71,7 +71,7 @@ __all__ = [
     "PlanAnswer",
     "PlanRequest",
     "PlanResult",
-    "PointFacts",
+    "PointCheck",
     "PredictRequest",
     "PredictResult",
     "ProbeFailure",
@@ -82,7 +82,7 @@ __all__ = [
     "RowsRequest",
     "RowsResult",
     "SplitFacts",
-    "StepFacts",
+    "StepCheck",
     "StopReason",
     "StudyTokens",
     "TinyLmRequest",

@@ -81,8 +81,8 @@ class BatchWalk(Wire):
     faults: tuple[str, ...] = ()
 
 
-class StepFacts(Wire):
-    """Measurements of one forward and backward pass.
+class StepCheck(Wire):
+    """The check of one forward and backward pass.
 
     Attributes:
         step_s: Seconds for rows of median length; None if only the largest batch was run.
@@ -114,11 +114,11 @@ class ProbeFailure(Wire):
     error: ErrorParts
 
 
-class PointFacts(Wire):
-    """The result of one small step at a point of the search space."""
+class PointCheck(Wire):
+    """The check of one small step at a point of the search space."""
 
     params: dict[str, Scalar]
-    step: StepFacts | None = None
+    step: StepCheck | None = None
     error: ErrorParts | None = None
 
 
@@ -127,11 +127,11 @@ class BatchCheckResult(Wire):
 
     Attributes:
         step: The step on the largest batch; None if it was not reached.
-        stumbles: Errors of the stages that failed.
+        failures: Errors of the stages that failed.
     """
 
     walks: tuple[BatchWalk, ...] = ()
     remarks: tuple[str, ...] = Field(default=(), description="remarks about the rows that are no errors")
-    step: StepFacts | None = None
-    points: tuple[PointFacts, ...] = ()
-    stumbles: tuple[ProbeFailure, ...] = ()
+    step: StepCheck | None = None
+    points: tuple[PointCheck, ...] = ()
+    failures: tuple[ProbeFailure, ...] = ()

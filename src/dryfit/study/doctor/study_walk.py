@@ -12,10 +12,10 @@ from dryfit.core.jobs import (
     BatchCheckRequest,
     BatchCheckResult,
     ChildResult,
-    PointFacts,
+    PointCheck,
     ProbeResult,
     SplitFacts,
-    StepFacts,
+    StepCheck,
     TrainRequest,
 )
 from dryfit.core.settings.choices import Precision
@@ -257,7 +257,7 @@ def model_findings(
     found = answer.batch_check
     if found is None:
         raise InternalError(f"rehearsing {name}", "the child's answer is of another job")
-    yield from (failed_by(about, one.stage, one.error) for one in found.stumbles)
+    yield from (failed_by(about, one.stage, one.error) for one in found.failures)
     yield from _batches(about, found)
     for remark in found.remarks:
         yield warned(about, "rows", remark, "raise the limit that it names, or leave these rows as they are")
@@ -290,7 +290,7 @@ def _batches(about: str, found: BatchCheckResult) -> Iterator[Finding]:
         yield passed(about, "batches", said)
 
 
-def _gradients(about: str, step: StepFacts) -> Finding:
+def _gradients(about: str, step: StepCheck) -> Finding:
     what = f"{step.rows} rows of {step.length} tokens: loss {step.loss:.4g}"
     broken = 'look for NaN in the weights (another copy, another revision), or take train.precision = "fp32"'
     if not math.isfinite(step.loss):
@@ -309,7 +309,7 @@ def _gradients(about: str, step: StepFacts) -> Finding:
     return passed(about, "step", f"{what}; {trained}")
 
 
-def _time(about: str, asked: BatchCheckRequest, step: StepFacts, epoch_rows: int) -> Iterator[Finding]:
+def _time(about: str, asked: BatchCheckRequest, step: StepCheck, epoch_rows: int) -> Iterator[Finding]:
     if step.micro_batch < asked.trial.plan.micro_batch:
         found = f"{step.rows} rows at once do not fit the device: {step.micro_batch} do"
         yield warned(about, "memory", found, "nothing: the planner splits batches; `dryfit plan` says what fits")
@@ -329,7 +329,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _points(about: str, points: Sequence[PointFacts]) -> Iterator[Finding]:
+def _points(about: str, points: Sequence[PointCheck]) -> Iterator[Finding]:
     """Judge small steps of trials that the space can draw; those that fail are named with their values."""
     good = 0
     for point in points:

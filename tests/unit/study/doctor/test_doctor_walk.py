@@ -14,11 +14,11 @@ from dryfit.core.jobs import (
     BatchCheckResult,
     BatchWalk,
     ChildResult,
-    PointFacts,
+    PointCheck,
     ProbeFailure,
     ProbeResult,
     SplitFacts,
-    StepFacts,
+    StepCheck,
 )
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.tables import TrialSettings
@@ -37,7 +37,7 @@ from dryfit.study.doctor.study_walk import (
 )
 
 CARD = DeviceSpec(name="A card", capacity_bytes=24 << 30, capability=(7, 5))
-STEP = StepFacts(parameters=100, trainable=80, rows=16, length=30, micro_batch=16, loss=0.7, largest_s=0.5, step_s=0.25)
+STEP = StepCheck(parameters=100, trainable=80, rows=16, length=30, micro_batch=16, loss=0.7, largest_s=0.5, step_s=0.25)
 NAN = float("nan")
 ERROR = ErrorParts(code="LOAD", doing="reading m", found="shard 2 is missing", hint="get it again")
 
@@ -111,16 +111,16 @@ def test_a_good_model_passes_with_its_times() -> None:
         (BatchCheckResult(step=STEP.model_copy(update={"untouched": ("head.0.w",)})), "step", Status.FAIL, "head.0.w"),
         (BatchCheckResult(step=STEP.model_copy(update={"untouched": ("mask_emb",)})), "step", Status.WARN, "mask_emb"),
         (BatchCheckResult(step=STEP.model_copy(update={"micro_batch": 4})), "memory", Status.WARN, "4 do"),
-        (BatchCheckResult(stumbles=(ProbeFailure(stage="weights", error=ERROR),)), "weights", Status.FAIL, "shard 2"),
+        (BatchCheckResult(failures=(ProbeFailure(stage="weights", error=ERROR),)), "weights", Status.FAIL, "shard 2"),
         (
-            BatchCheckResult(points=(PointFacts(params={"head.pooling": "max"}, error=ERROR),)),
+            BatchCheckResult(points=(PointCheck(params={"head.pooling": "max"}, error=ERROR),)),
             "point head.pooling=max",
             Status.FAIL,
             "shard 2",
         ),
         (
             BatchCheckResult(
-                points=(PointFacts(params={"loss.name": "focal"}, step=STEP.model_copy(update={"loss": NAN})),)
+                points=(PointCheck(params={"loss.name": "focal"}, step=STEP.model_copy(update={"loss": NAN})),)
             ),
             "point loss.name=focal",
             Status.FAIL,
