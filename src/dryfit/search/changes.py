@@ -1,8 +1,8 @@
-"""What a change of a study means for its trials so far: as good as before, or kept and no longer counted; in words.
+"""Compare two study files: do earlier trials still count, are their values comparable, and what has changed, in words.
 
-Two study files are compared by what their trials can be, not by how they are written. A key that is not searched has
-one value, the file's own; so a key that is searched from now on is widened if its old value can be drawn, and one that
-is searched no longer is narrowed. Which keys are drawn together is compared branch by branch of their conditions.
+The files are compared by the trials that they allow, not by how they are written. A key that is not searched has one
+value, the file's own. So a key is widened if it becomes searched and its old value can be drawn, and narrowed if it is
+no longer searched. Keys that depend on others are compared branch by branch of their conditions.
 """
 
 import json
@@ -34,13 +34,13 @@ _NEAR = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a study has changed.
+    """What has changed between two study files.
 
     Attributes:
-        verdict: What trials so far are worth.
+        verdict: Whether earlier trials count.
         reasons: A sentence for each difference that matters.
-        comparable: Whether values so far may stand beside new ones; not so where goals, data, folds, task or function
-            differ.
+        comparable: Whether earlier values may be compared with new ones: goals, data, folds, task and function are the
+            same.
     """
 
     verdict: Compatibility
@@ -49,9 +49,9 @@ class Change:
 
 
 def compare(old: ComparabilityKey, new: ComparabilityKey) -> Change:
-    """Compare what trials so far rest on with what new ones would.
+    """Compare the comparability key of earlier trials with that of new ones.
 
-    EXTENDS: every trial so far could be one of today. SAME: and the other way round. Anything else FORKS.
+    EXTENDS: the new file allows every earlier trial. SAME: and the other way round. Anything else FORKS.
     """
     if old.own is None:
         return Change(Compatibility.FORKS, ("nobody wrote down what the trials so far were run with",), False)
@@ -60,10 +60,10 @@ def compare(old: ComparabilityKey, new: ComparabilityKey) -> Change:
     before, after = PossibleTrials(old), PossibleTrials(new)
     reasons: list[str] = []
     lost = gained = False
-    if old.task == new.task:  # keys of another task are other keys
+    if old.task == new.task:  # otherwise the keys are not the same
         for name in dict.fromkeys((*before.space.names, *after.space.names, *before.own, *after.own)):
             if name in FOLDS:
-                continue  # seen above
+                continue  # compared by _not_comparable
             loses, gains = not _covered(name, before, after), not _covered(name, after, before)
             lost, gained = lost or loses, gained or gains
             reasons += _sentences(name, before, after) if loses or gains else _redrawn(name, before, after)
@@ -73,24 +73,24 @@ def compare(old: ComparabilityKey, new: ComparabilityKey) -> Change:
 
 
 def comparable(old: ComparabilityKey, new: ComparabilityKey) -> bool:
-    """Whether values of trials that rest on one may stand beside those of the other."""
+    """Whether values of trials with one key may be compared with those of trials with the other."""
     return old.own is not None and not any(_not_comparable(relocated(old, new.folder), new))
 
 
-def relocated(basis: ComparabilityKey, folder: str) -> ComparabilityKey:
-    """The same with paths below the study's folder as they are now that it lies elsewhere."""
-    if not basis.folder or basis.folder == folder:
-        return basis
+def relocated(key: ComparabilityKey, folder: str) -> ComparabilityKey:
+    """Return a key with the paths below the study's folder changed to the folder's present place."""
+    if not key.folder or key.folder == folder:
+        return key
 
     def at(value: Scalar) -> Scalar:
-        if isinstance(value, str) and value.startswith(f"{basis.folder}/"):
-            return folder + value.removeprefix(basis.folder)
+        if isinstance(value, str) and value.startswith(f"{key.folder}/"):
+            return folder + value.removeprefix(key.folder)
         return value
 
-    own = None if basis.own is None else {name: at(value) for name, value in basis.own.items()}
-    space = Space.from_json(basis.space).with_values(at).to_json()
-    task = at(basis.task) if is_own(basis.task) else basis.task
-    return basis.model_copy(update={"task": task, "own": own, "space": space, "folder": folder})
+    own = None if key.own is None else {name: at(value) for name, value in key.own.items()}
+    space = Space.from_json(key.space).with_values(at).to_json()
+    task = at(key.task) if is_own(key.task) else key.task
+    return key.model_copy(update={"task": task, "own": own, "space": space, "folder": folder})
 
 
 def _not_comparable(old: ComparabilityKey, new: ComparabilityKey) -> Iterator[str]:
@@ -109,24 +109,24 @@ def _not_comparable(old: ComparabilityKey, new: ComparabilityKey) -> Iterator[st
 
 
 def _other_folds(old: Mapping[str, Scalar], new: Mapping[str, Scalar]) -> Iterator[str]:
-    """Why values are means over other parts of the rows; a study without folds has no seed of them."""
+    """Say how the folds differ, as values are then means over other parts of the rows."""
     for key in FOLDS:
         if old.get(key) != new.get(key):
             yield f"{key} was {old.get(key)}, is now {new.get(key)}"
             return
 
 
-# ---- whether all that a key can be on one side it can be on the other
+# ---- whether one side allows all values of a key that the other allows
 
 
 def _covered(name: str, inner: PossibleTrials, outer: PossibleTrials) -> bool:
-    """Whether a key can be, on the outer side, all that it can be on the inner one beside the same other values."""
+    """Whether the outer side allows all values of a key that the inner one allows, beside the same other values."""
     for values in _branches(name, inner, outer):
         drawn = _drawn(outer, values)
         if drawn is None:
-            continue  # the branch is not there at all: its own keys say so
+            continue  # the branch cannot be drawn: its own keys report that
         known = {key: value for key, value in values.items() if not isinstance(value, _Other)}
-        others = _Elsewhere(known, frozenset(values) - frozenset(known))
+        others = _BranchValues(known, frozenset(values) - frozenset(known))
         if not others.is_read(inner, name) and not others.is_read(outer, name):
             continue
         if not _covers(outer.values(name, drawn), inner.values(name, _drawn(inner, values) or {})):
@@ -142,7 +142,7 @@ class _Other:
 
 
 @dataclass(frozen=True, slots=True)
-class _Elsewhere:
+class _BranchValues:
     """The values of a branch, to ask whether a key is read there."""
 
     known: Mapping[str, Scalar]
@@ -158,7 +158,7 @@ _Value = Scalar | _Other
 
 
 def _branches(name: str, inner: PossibleTrials, outer: PossibleTrials) -> list[dict[str, _Value]]:
-    """All values that the inner side can give the keys on which a key hangs, on either side."""
+    """Return all values that the inner side can give the keys on which a key depends, on either side."""
     branches: list[dict[str, _Value]] = [{}]
     for key in _closure(name, inner, outer):
         asked = tuple(_asked(key, (inner, outer)))
@@ -171,7 +171,7 @@ def _branches(name: str, inner: PossibleTrials, outer: PossibleTrials) -> list[d
 
 
 def _closure(name: str, inner: PossibleTrials, outer: PossibleTrials) -> list[str]:
-    """The keys on which a key hangs, on either side; in an order in which the inner side can draw them."""
+    """Return the keys on which a key depends, on either side, in an order in which the inner side can draw them."""
     needed, waiting = set[str](), [name]
     while waiting:
         key = waiting.pop()
@@ -184,7 +184,7 @@ def _closure(name: str, inner: PossibleTrials, outer: PossibleTrials) -> list[st
 
 
 def _asked(key: str, sides: Iterable[PossibleTrials]) -> Iterator[Scalar]:
-    """The values of a key that conditions name."""
+    """Yield the values of a key that conditions name."""
     for possible in sides:
         for param in possible.space.params:
             for on, values in param.when:
@@ -193,7 +193,7 @@ def _asked(key: str, sides: Iterable[PossibleTrials]) -> Iterator[Scalar]:
 
 
 def _classes(values: Fixed | Distribution, asked: tuple[Scalar, ...]) -> list[_Value]:
-    """The values that conditions tell apart, and one that stands for all the rest."""
+    """Return the values that conditions distinguish, and one that stands for all others."""
     if isinstance(values, Fixed):
         return [values.value]
     named: list[Scalar] = []
@@ -206,9 +206,9 @@ def _classes(values: Fixed | Distribution, asked: tuple[Scalar, ...]) -> list[_V
 
 
 def _drawn(possible: PossibleTrials, values: Mapping[str, _Value]) -> dict[str, Scalar] | None:
-    """The part of some keys' values that a side draws; None where it cannot draw one of them.
+    """Return the part of some values that a side draws; None where it cannot draw one of them.
 
-    A value that no condition asks for is left out: no condition holds by it.
+    A value that no condition names is left out, as no condition holds by it.
     """
     drawn: dict[str, Scalar] = {}
     for name in possible.space.names:
@@ -228,7 +228,7 @@ def _drawn(possible: PossibleTrials, values: Mapping[str, _Value]) -> dict[str, 
 
 
 def _covers(outer: Fixed | Distribution, inner: Fixed | Distribution) -> bool:
-    """Whether all values of ``inner`` can be had from ``outer``."""
+    """Whether ``outer`` has all values of ``inner``."""
     if isinstance(inner, Fixed):
         if isinstance(outer, Fixed):
             return inner.known == outer.known and is_one_of(inner.value, (outer.value,))
@@ -312,7 +312,7 @@ def _kind(distribution: Distribution) -> str:
 
 
 def _redrawn(name: str, before: PossibleTrials, after: PossibleTrials) -> list[str]:
-    """Where all values stay, and are drawn in another way."""
+    """Describe distributions whose values are the same but drawn on another scale."""
     was = {param.when: param.distribution for param in before.space.cases(name)}
     now = {param.when: param.distribution for param in after.space.cases(name)}
     return [

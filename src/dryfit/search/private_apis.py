@@ -1,4 +1,4 @@
-"""The only module that rests on private names of Optuna; as ``dryfit.meta.private_apis`` does on those of others."""
+"""Private names of Optuna, with self-tests; ``dryfit.meta.private_apis`` has those of other libraries."""
 
 from typing import Final
 
@@ -16,22 +16,22 @@ from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scr
 NAMES: Final = (
     PrivateName(
         "optuna.samplers.TPESampler._get_internal_repr",
-        "working out once what a trial's values are in numbers, and not in each suggestion",
+        "working out the numbers of a trial's values once, and not in each suggestion",
         "Optuna keeps them from one suggestion to the next",
     ),
     PrivateName(
         "optuna.samplers.NSGAIISampler._get_generation_key",
-        "giving trials of a throw-away study their generation",
+        "giving trials of a scratch study their generation",
         "NSGAIISampler takes the parents that it shall choose from",
     ),
 )
 
 GENERATION: Final = "NSGAIISampler:generation"
-"""What Optuna's NSGA-II calls the generation of a trial in its system attributes, as ``_get_generation_key`` says."""
+"""System attribute in which Optuna's NSGA-II keeps the generation of a trial, as ``_get_generation_key`` says."""
 
 
 class NumberedTpe(TPESampler):
-    """Optuna's own, but what each trial's values are in numbers is worked out once, and not in each suggestion."""
+    """Optuna's TPE, with the numbers of each trial's values worked out once instead of in each suggestion."""
 
     def _get_internal_repr(
         self, trials: list[FrozenTrial], search_space: dict[str, BaseDistribution], study: optuna.Study

@@ -7,7 +7,7 @@ import pytest
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.samplers import REFUSALS, RefusalVisibility
+from dryfit.search.sampling.samplers import SEES_REFUSALS
 from dryfit.search.sampling.suggest import Suggestion, suggest
 from dryfit.search.space.space import Space
 
@@ -46,7 +46,7 @@ def history(outcome: Outcome) -> list[TrialRecord]:
 
 
 def test_every_sampler_has_a_policy() -> None:
-    assert set(REFUSALS) == set(SamplerName)
+    assert set(SEES_REFUSALS) == set(SamplerName)
 
 
 def test_tpe_turns_away_from_what_was_refused() -> None:
@@ -57,13 +57,13 @@ def test_tpe_turns_away_from_what_was_refused() -> None:
 
 
 def test_the_table_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REFUSALS, SamplerName.TPE, RefusalVisibility.HIDDEN)  # type: ignore[arg-type]
+    monkeypatch.setitem(SEES_REFUSALS, SamplerName.TPE, False)  # type: ignore[arg-type]
     told = next_point(history(Outcome.REFUSED), SamplerName.TPE)
     assert told == next_point(history(Outcome.CANCELLED), SamplerName.TPE)
 
 
 def test_a_random_sampler_does_not_listen() -> None:
-    assert REFUSALS[SamplerName.RANDOM] is RefusalVisibility.HIDDEN
+    assert SEES_REFUSALS[SamplerName.RANDOM] is False
     assert next_point(history(Outcome.REFUSED), SamplerName.RANDOM) == next_point(
         history(Outcome.COMPLETE), SamplerName.RANDOM
     )

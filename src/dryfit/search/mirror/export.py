@@ -1,4 +1,4 @@
-"""The whole of a ledger as an Optuna storage in a fresh file, by the same code that mirrors a running study."""
+"""Export a ledger as an Optuna storage in a new file, by the code that mirrors a running study."""
 
 import hashlib
 import logging
@@ -20,7 +20,7 @@ _SQLITE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 
 def storage_file(target: str) -> Path:
-    """The file meant by a path or a SQLite URL.
+    """Return the file meant by a path or a SQLite URL.
 
     Raises:
         ConfigError: It is the URL of another kind of storage.
@@ -36,7 +36,7 @@ def storage_file(target: str) -> Path:
 
 
 def export_ledger(ledger: Path, file: Path, *, study: str, sqlite: bool) -> None:
-    """Write all trials of a ledger into a new storage; the file appears when it is whole.
+    """Write all trials of a ledger into a new storage; the file appears when it is complete.
 
     Args:
         ledger: The ledger.

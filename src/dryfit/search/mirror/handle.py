@@ -1,4 +1,4 @@
-"""The control process's handle on the mirror's process: nothing here waits for it without a limit, or raises."""
+"""Start, watch and stop the mirror process. Nothing here raises, or waits for it without a limit."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _KILL_GRACE_S = 2.0
 
 
 def storage_url(storage: str, environment: Mapping[str, str]) -> str:
-    """What ``env:NAME`` stands for; any other storage as it is.
+    """Return the URL that ``env:NAME`` stands for, or any other storage as it is.
 
     Raises:
         MachineError: There is no such variable.
@@ -40,14 +40,14 @@ def storage_url(storage: str, environment: Mapping[str, str]) -> str:
 
 
 class MirrorProcess:
-    """The derived Optuna storage of a study, kept up by a process of its own.
+    """The process that keeps an Optuna storage equal to a study's ledger.
 
     Args:
         ledger: The study's ledger.
         storage: ``journal:PATH``, ``env:NAME`` or an Optuna storage URL.
         study: Name of the study in the storage; later generations have names of their own, see the ledger.
-        status: Where the mirror says how far it is.
-        log: What it prints goes there.
+        status: File in which the mirror says how far it is.
+        log: File for its output.
     """
 
     def __init__(self, ledger: Path, *, storage: str, study: str, status: Path, log: Path) -> None:
@@ -69,11 +69,6 @@ class MirrorProcess:
         """Its process id; None where it never started."""
         return None if self._process is None else self._process.pid
 
-    @property
-    def failed(self) -> bool:
-        """Whether it is dead and will not be started again; its log says why."""
-        return self._process is not None and not self.alive and self._restarts_left == 0
-
     def start(self) -> None:
         """Start the process; call from the main thread (its death is tied to the thread that made it)."""
         command = [sys.executable, "-P", "-m", "dryfit.search.mirror.process"]
@@ -94,7 +89,7 @@ class MirrorProcess:
                 stdin.write(self._storage.encode() + b"\n")
 
     def keep_alive(self) -> None:
-        """Start it again where it died, a few times at most. One ``waitpid``: call as often as you like."""
+        """Start it again where it died, a few times at most. Costs one ``waitpid``."""
         if self._process is not None and not self.alive and self._restarts_left > 0:
             self._restarts_left -= 1
             self.start()
@@ -118,7 +113,7 @@ class MirrorProcess:
         return True
 
     def stop(self) -> None:
-        """End it: politely, then not. Bounded."""
+        """Terminate it, and kill it if it does not end in time."""
         if self._process is None:
             return
         self._restarts_left = 0
@@ -133,7 +128,7 @@ class MirrorProcess:
 
 
 def mirrored_bytes(status: Path) -> int:
-    """How much of the ledger the mirror has, from the file in which it says so; -1: it has not said."""
+    """Return how many bytes of the ledger are mirrored, from the mirror's status file; -1: unknown."""
     try:
         said: dict[str, Any] = json.loads(status.read_bytes())
         return int(said["offset"])

@@ -1,11 +1,11 @@
-"""The mirror's own process: follows a ledger and keeps an Optuna storage equal to it.
+"""The mirror process: follow a ledger and keep an Optuna storage equal to it.
 
     python -m dryfit.search.mirror.process --ledger PATH --storage journal:PATH|URL|- --study NAME
         --status PATH [--parent PID]
 
 ``-`` reads the storage from stdin: every user of a machine sees command lines. A storage ``env:NAME`` is the URL in the
 environment variable NAME, which may hold a password; it is read here and nowhere else.
-It is crash-only: any error ends it, and a new one starts from the ledger and what the storage has.
+Any error ends it; a new process starts from the ledger and what the storage has.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Mirror:
         self._journal = ""
 
     def catch_up(self) -> bool:
-        """Mirror all new lines of the ledger; whether there were any."""
+        """Mirror all new lines of the ledger. Returns whether there were any."""
         lines = list(self._tail.read())
         if not lines:
             return False
@@ -65,7 +65,7 @@ class Mirror:
 
 
 def follow(mirror: Mirror, *, parent_pid: int | None, stopped: Callable[[], bool]) -> None:
-    """Mirror until asked to stop (then once more, so that nothing already written is missing) or orphaned."""
+    """Mirror until asked to stop or orphaned; then once more, so that nothing already written is missing."""
     while not stopped() and (parent_pid is None or os.getppid() == parent_pid):
         if not mirror.catch_up():
             time.sleep(_POLL_S)
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.parent is not None:
         die_with_parent(options.parent)
     os.nice(_NICENESS)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # this process is ours alone
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # this process does nothing else
     storage = sys.stdin.readline().strip() if options.storage == "-" else options.storage
     url = storage_url(storage, os.environ)
     mirror = Mirror(

@@ -1,4 +1,4 @@
-"""Writes the mirror's trials into an Optuna storage, so that any kill in between leaves nothing to repair."""
+"""Write mirrored trials into an Optuna storage, so that a kill between two writes leaves nothing to repair."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -22,8 +22,8 @@ _LOCK_GRACE_S = 5
 def open_storage(where: str) -> tuple[BaseStorage, str]:
     """Open ``journal:PATH`` or a storage URL.
 
-    A journal that is torn or corrupt makes Optuna fail for good: the next free ``PATH.2``, ``PATH.3``, ... is
-    taken instead, and the ledger is replayed into it.
+    A torn or corrupt journal makes Optuna fail for good: the next free ``PATH.2``, ``PATH.3``, ... is taken instead,
+    and the ledger is replayed into it.
 
     Returns:
         The storage, and the journal's path (empty for a URL, which may hold a password).
@@ -62,7 +62,7 @@ def _readable(path: Path) -> bool:
 
 
 class MirrorStores:
-    """All generations of a study in one storage; one that has no trial yet is not there.
+    """All generations of a study in one storage; a generation without a trial is not there yet.
 
     Args:
         storage: Where to write.
@@ -77,7 +77,7 @@ class MirrorStores:
         self._stores: dict[int, MirrorStore] = {}
 
     def update(self, model: MirrorModel, changed: Iterable[tuple[int, int]]) -> None:
-        """Write what is new of some trials, each given by its study and its number there."""
+        """Write what is new of some trials, each given by the index of its study and its number there."""
         for at, number in sorted(set(changed)):
             if at not in self._stores:
                 self._stores[at] = MirrorStore(
@@ -93,8 +93,8 @@ class MirrorStore:
         storage: Where to write.
         study: Name of the study.
         wanted: How the generation should look.
-        ledger_id: What tells this ledger from others; a study of that name made from another ledger is left alone
-            and ``name-2``, ``name-3``, ... is taken.
+        ledger_id: Tells this ledger from others. A study of that name made from another ledger is left alone, and
+            ``name-2``, ``name-3``, ... is taken.
     """
 
     def __init__(self, storage: BaseStorage, study: str, *, wanted: MirroredStudy, ledger_id: str) -> None:
@@ -127,7 +127,7 @@ class MirrorStore:
             print(f"the storage has a study of that name from elsewhere: trying {candidate}", flush=True)
 
     def update(self, number: int) -> None:
-        """Write whatever of trial ``number`` of this generation is not in the storage yet; the state comes last."""
+        """Write what the storage lacks of trial ``number`` of this generation; the state comes last."""
         for missing in range(len(self._known), number + 1):  # Optuna numbers trials itself, in order
             self._create(missing, self._wanted.trials[missing])
         known = self._known[number]

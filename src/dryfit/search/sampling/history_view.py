@@ -1,4 +1,4 @@
-"""What samplers read of the trials that have ended: folds that hold no more of them than is ever asked for."""
+"""Projections of the ended trials that keep only those which samplers read."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from dryfit.search.sampling.pareto_front import Floats, best_spread
 
 
 def is_visible(record: TrialRecord, goals: int, *, refused: bool) -> bool:
-    """Whether a sampler hears of a trial.
+    """Whether a sampler sees a trial.
 
-    Failed and cancelled trials are not told: TPE would ignore the first, and the second say nothing. Nor is a complete
-    trial without a value, or with NaN.
+    Failed and cancelled trials are hidden: TPE would ignore the first, and the second say nothing. So are complete
+    trials without a value, or with NaN.
 
     Args:
         record: A trial.
         goals: How many values are optimised.
-        refused: Whether refused trials are told.
+        refused: Whether refused trials are visible.
     """
     match record.outcome:
         case Outcome.COMPLETE:
@@ -41,20 +41,21 @@ def _number(record: TrialRecord) -> int:
 
 
 class Window:
-    """The best of the trials that are told, and the last ones; the others are forgotten.
+    """The best of the visible trials, and the last ones; the others are forgotten.
 
-    With several goals the best are those of the first fronts, and of one that is too large those with most room.
+    With several goals the best are those of the first Pareto fronts; of a front that is too large, those with the
+    largest crowding distances.
 
     Args:
-        directions: What is better, of each goal.
-        refused: Whether refused trials are told.
+        directions: Whether each goal is maximised or minimised.
+        refused: Whether refused trials are visible.
         best: How many of the best.
         last: How many of the last.
     """
 
     def __init__(self, directions: Sequence[Direction], *, refused: bool, best: int, last: int) -> None:
         self.count = 0
-        """How many trials were told in all."""
+        """How many trials were visible in all."""
         self._goals = len(directions)
         self._refused = refused
         self._most = best + last
@@ -63,7 +64,7 @@ class Window:
         self._best = _BestOfOne(directions[0], best) if len(directions) == 1 else _BestOfSeveral(directions, best)
 
     def apply(self, record: TrialRecord) -> None:
-        """Hear of one more trial that ended."""
+        """Add one more trial that ended."""
         if not is_visible(record, self._goals, refused=self._refused):
             return
         self.count += 1
@@ -73,7 +74,7 @@ class Window:
             self._best.apply(record)
 
     def records(self) -> list[TrialRecord]:
-        """Those that are read, by number: all, while they are not too many."""
+        """Return the trials that are kept, by number: all, while they are not too many."""
         if self.count <= self._most:
             return list(self._last)
         read = [*self._best.records(), *self._last[-self._last_most :]]
@@ -89,7 +90,7 @@ class _BestOfOne:
         self._best: list[tuple[float, int, TrialRecord]] = []
 
     def apply(self, record: TrialRecord) -> None:
-        assert record.value is not None  # it would not be told
+        assert record.value is not None  # else it is not visible
         insort(self._best, (self._sign * record.value, record.number, record))
         del self._best[self._most :]
 
@@ -100,9 +101,9 @@ class _BestOfOne:
 class _BestOfSeveral:
     """The best trials by several values.
 
-    A trial that as many others beat in every way as are wanted is never among the best again, whatever follows: all of
-    them stand in fronts before its own, and before those of the trials that it beats itself. So it is forgotten at
-    once, and what is left has the same best ones as all trials have (a property test says so).
+    A trial that is dominated by as many others as are kept is never among the best again, whatever follows: all of them
+    are in earlier fronts than its own, and than those of the trials that it dominates itself. So it is forgotten at
+    once, and the trials left have the same best ones as all trials (checked by a property test).
     """
 
     def __init__(self, directions: Sequence[Direction], most: int) -> None:

@@ -1,4 +1,4 @@
-"""How much each searched parameter mattered for the best results, and how many trials say so."""
+"""Parameter importances: how much each searched parameter mattered for the best results, and of how many trials."""
 
 import json
 import math
@@ -28,7 +28,7 @@ class Importance:
 
     Attributes:
         name: Public dotted name; all its cases count as one.
-        share: Of all importances; they add up to 1.
+        share: Its share of all importances.
         trials: Complete trials that drew it.
     """
 
@@ -59,34 +59,34 @@ def importances_of(
 
     Args:
         history: All trials; complete ones with a finite value count.
-        direction: What is better.
+        direction: Whether larger or smaller values are better.
         timeout_s: How long the process may take.
     """
-    told = [trial for trial in history if _is_told(trial)]
-    top = max(_TOP_TRIALS, math.ceil(_TOP_SHARE * len(told)))
-    if len(told) < FEWEST_TRIALS:
-        return Importances(len(told), top, missing=f"it takes at least {FEWEST_TRIALS} complete trials")
-    trials = [_public(trial) for trial in told]
+    counted = [trial for trial in history if _counts(trial)]
+    top = max(_TOP_TRIALS, math.ceil(_TOP_SHARE * len(counted)))
+    if len(counted) < FEWEST_TRIALS:
+        return Importances(len(counted), top, missing=f"it takes at least {FEWEST_TRIALS} complete trials")
+    trials = [_public(trial) for trial in counted]
     counts: dict[str, int] = {}
     for params, _ in trials:
         for name in params:
             counts[name] = counts.get(name, 0) + 1
     if not counts:
-        return Importances(len(told), top, missing="no parameter could take more than one value")
+        return Importances(len(counted), top, missing="no parameter could take more than one value")
     request = {
         "direction": direction.value,
-        "quantile": top / len(told),
+        "quantile": top / len(counted),
         "trials": [
             {"params": params, "distributions": distributions, "value": trial.value}
-            for trial, (params, distributions) in zip(told, trials, strict=True)
+            for trial, (params, distributions) in zip(counted, trials, strict=True)
         ],
     }
     shares, missing = _asked(json.dumps(request), timeout_s)
     params = [Importance(name, share, counts[name]) for name, share in shares.items()]
-    return Importances(len(told), top, tuple(sorted(params, key=lambda one: (-one.share, one.name))), missing)
+    return Importances(len(counted), top, tuple(sorted(params, key=lambda one: (-one.share, one.name))), missing)
 
 
-def _is_told(trial: TrialRecord) -> bool:
+def _counts(trial: TrialRecord) -> bool:
     return trial.outcome is Outcome.COMPLETE and trial.value is not None and math.isfinite(trial.value)
 
 

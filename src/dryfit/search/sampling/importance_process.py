@@ -1,4 +1,4 @@
-"""The short-lived process that computes importances: what it needs of Optuna brings scikit-learn and scipy with it.
+"""Compute parameter importances in a short-lived process, as that part of Optuna imports scikit-learn and scipy.
 
     python -m dryfit.search.sampling.importance_process < history.json > importances.json
 
@@ -22,7 +22,7 @@ _NAME = "importance"
 
 
 def importances(history: dict[str, Any]) -> dict[str, float]:
-    """The share of each parameter; see the module's text for the argument."""
+    """Return the share of each parameter; the module's docstring describes the argument."""
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     storage = InMemoryStorage()
@@ -32,7 +32,7 @@ def importances(history: dict[str, Any]) -> dict[str, float]:
         storage.create_new_trial(study_id, _frozen(trial))
     evaluator = PedAnovaImportanceEvaluator(target_quantile=history["quantile"])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a condition was rarely met is said beside each number, by its count
+        warnings.simplefilter("ignore")  # beside each number stands how many trials it is from
         return get_param_importances(study, evaluator=evaluator)
 
 
@@ -59,7 +59,7 @@ def _distribution(text: str) -> BaseDistribution:
 
 def main(stdin: TextIO = sys.stdin, stdout: TextIO = sys.stdout) -> None:
     """Entry point of the process."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # this process is ours alone
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # this process does nothing else
     json.dump({"importances": importances(json.load(stdin))}, stdout)
 
 

@@ -1,4 +1,4 @@
-"""The best of many trials that are judged by several values; in numpy, as it is asked before every suggestion.
+"""Pareto fronts and crowding distances of trials with several goals; in numpy, as each suggestion needs them.
 
 Losses have a row for each trial and a column for each goal; smaller is better in each column, and none is NaN.
 """
@@ -11,9 +11,9 @@ Indices = NDArray[np.int64]
 
 
 def non_dominated(losses: Floats) -> Indices:
-    """Indices of the rows that no other row dominates (the Pareto front), in order; equal rows are all of it.
+    """Return the indices of the rows that no other row dominates (the Pareto front), in order; equal rows all belong.
 
-    In lexicographic order the first row left is dominated by none: one pass over the rest for each row of the front.
+    In lexicographic order the first row is dominated by none: one pass over the rest for each row of the front.
     With two columns one pass is enough: a row is dominated where a different one before it has no larger second value.
     """
     if losses.shape[1] == 2:
@@ -40,28 +40,28 @@ def _non_dominated_pairs(losses: Floats) -> Indices:
 
 
 def crowding_distances(losses: Floats) -> Floats:
-    """How much room each row has: the sum over the goals of the gap between its two neighbours.
+    """Return each row's crowding distance: the sum over the goals of the gap between its two neighbours.
 
-    The ends of each goal have infinite room. Of equal rows only the first has room: a copy would take the place of
-    another end. Source: Deb et al., "A fast and elitist multiobjective genetic algorithm: NSGA-II", 2002.
+    The ends of each goal are infinitely far. Of equal rows only the first has a distance: a copy would take the place
+    of another end. Source: Deb et al., "A fast and elitist multiobjective genetic algorithm: NSGA-II", 2002.
     """
-    room = np.zeros(len(losses))
+    distances = np.zeros(len(losses))
     _, firsts = np.unique(losses, axis=0, return_index=True)
     firsts.sort()
     for column in losses[firsts].T:
         order = np.argsort(column, kind="stable")
         sorted_values = column[order]
-        room[firsts[order[[0, -1]]]] = np.inf
+        distances[firsts[order[[0, -1]]]] = np.inf
         width = sorted_values[-1] - sorted_values[0]
         if width > 0:
-            room[firsts[order[1:-1]]] += (sorted_values[2:] - sorted_values[:-2]) / width
-    return room
+            distances[firsts[order[1:-1]]] += (sorted_values[2:] - sorted_values[:-2]) / width
+    return distances
 
 
 def best_spread(losses: Floats, count: int) -> Indices:
-    """Indices of the ``count`` best rows, in order: front after front, and of one that is too large the roomiest.
+    """Return the indices of the ``count`` best rows, in order: front after front, the last one by crowding distance.
 
-    Of rows with equal room the earlier is taken.
+    Of rows with equal distances the earlier is taken.
     """
     left = np.arange(len(losses))
     chosen: list[Indices] = []
@@ -70,8 +70,8 @@ def best_spread(losses: Floats, count: int) -> Indices:
         at = non_dominated(losses[left])
         best = left[at]
         if best.size > wanted:
-            roomiest_first = np.argsort(-crowding_distances(losses[best]), kind="stable")
-            best = best[roomiest_first[:wanted]]
+            sparsest_first = np.argsort(-crowding_distances(losses[best]), kind="stable")
+            best = best[sparsest_first[:wanted]]
         chosen.append(best)
         wanted -= best.size
         left = np.delete(left, at)

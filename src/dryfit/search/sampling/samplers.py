@@ -1,15 +1,13 @@
-"""The samplers: what each is told of the history, and how it draws the values of one trial.
+"""Samplers: what each reads of the history, and how it draws the parameters of one trial.
 
-Optuna's samplers remember things in a study that lives on; here each gets a throw-away one that holds what it would
-remember by now, worked out from the history alone. What they read of it is in
-:mod:`dryfit.search.sampling.history_view`.
+Optuna's samplers keep state in a long-lived study. Here each gets a scratch study with the state that it would have by
+now, worked out from the history alone. :mod:`dryfit.search.sampling.history_view` selects the trials that they see.
 """
 
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, TypeAlias
 
 from optuna.exceptions import ExperimentalWarning
@@ -42,36 +40,29 @@ and what it proposes is near what it proposed lately, so the last trials say mos
 docs/benchmarks.md compares windows."""
 
 
-class RefusalVisibility(StrEnum):
-    """How a refused trial enters a sampler's history."""
-
-    AS_PRUNED = "as_pruned"
-    """As pruned without a report: below every trial that ran. TPE then turns away from what does not fit; told as
-    failed, or not at all, it would propose it again and again."""
-    HIDDEN = "hidden"
-    """Left out: the sampler reads no history, or only complete trials. Asking again is cheap."""
-
-
-REFUSALS: Final[Mapping[SamplerName, RefusalVisibility]] = {
-    SamplerName.TPE: RefusalVisibility.AS_PRUNED,
-    SamplerName.RANDOM: RefusalVisibility.HIDDEN,
-    SamplerName.QMC: RefusalVisibility.HIDDEN,
-    SamplerName.NSGA2: RefusalVisibility.HIDDEN,
+SEES_REFUSALS: Final[Mapping[SamplerName, bool]] = {
+    SamplerName.TPE: True,
+    SamplerName.RANDOM: False,
+    SamplerName.QMC: False,
+    SamplerName.NSGA2: False,
 }
-"""Every sampler has its row."""
+"""Whether a sampler sees refused trials, as pruned ones without a report, which rank below every trial that ran.
+
+TPE then turns away from what does not fit; if they were failed or hidden it would propose it again and again. The
+others read no history, or only complete trials, and asking them again is cheap."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerInput:
-    """What a sampler may read.
+    """What a sampler may read to draw the parameters of one trial.
 
     Attributes:
         space: What may be drawn.
         history: The trials so far.
-        search: Its settings.
-        directions: What is better, of each goal.
+        search: The sampler's settings.
+        directions: Whether each goal is maximised or minimised.
         seed: The study's seed.
-        number: The number of the trial to be.
+        number: The number of the next trial.
     """
 
     space: Space
@@ -83,17 +74,17 @@ class SamplerInput:
 
     @property
     def trial_seed(self) -> int:
-        """The seed of everything that is random about this trial's values."""
+        """The seed of this trial's draws."""
         return derive_seed(self.seed, "suggest", self.number)
 
     @property
-    def shows_refusals(self) -> bool:
-        """Whether the sampler is told of refused trials."""
-        return REFUSALS[self.search.sampler] is RefusalVisibility.AS_PRUNED
+    def sees_refusals(self) -> bool:
+        """Whether the sampler sees refused trials."""
+        return SEES_REFUSALS[self.search.sampler]
 
 
 def make_draw(asked: SamplerInput) -> Draw:
-    """The way in which this trial's values are drawn."""
+    """Return the function that draws this trial's groups of parameters."""
     match asked.search.sampler:
         case SamplerName.TPE:
             return _tpe(asked) or _random(asked)
@@ -123,12 +114,12 @@ def _study(trials: Sequence[ScratchTrial], asked: SamplerInput, sampler: BaseSam
 
 
 class TpeMemory:
-    """What TPE reads of the ended trials, each made into a trial of Optuna's once.
+    """A projection of the ended trials: those that TPE reads, each converted for Optuna once.
 
     Args:
-        space: What their values mean today.
-        directions: What is better, of each goal.
-        refused: Whether refused trials are told.
+        space: Today's space, in which their values are read.
+        directions: Whether each goal is maximised or minimised.
+        refused: Whether refused trials are visible.
     """
 
     def __init__(self, space: Space, directions: tuple[Direction, ...], *, refused: bool) -> None:
@@ -138,16 +129,16 @@ class TpeMemory:
         self._trials: dict[int, ScratchTrial] = {}
 
     @property
-    def told(self) -> int:
-        """How many trials it was told of in all."""
+    def visible_count(self) -> int:
+        """How many trials were visible in all."""
         return self._window.count
 
     def apply(self, record: TrialRecord) -> None:
-        """Hear of one more trial that ended."""
+        """Add one more trial that ended."""
         self._window.apply(record)
 
     def trials(self, running: Sequence[TrialRecord]) -> list[ScratchTrial]:
-        """Those that TPE reads now and the ones that run, by number."""
+        """Return the trials that TPE reads now and the running ones, by number."""
         read = self._window.records()
         self._trials = {one.number: self._trials.get(one.number) or self._made(one) for one in read}
         every = self._trials | {record.number: self._made(record) for record in running}
@@ -168,11 +159,11 @@ class TpeMemory:
 
 
 def _tpe(asked: SamplerInput) -> Draw | None:
-    """TPE; None while it was told of too few trials."""
-    space, directions, refused = asked.space, asked.directions, asked.shows_refusals
+    """Return TPE; None while too few trials are visible to it."""
+    space, directions, refused = asked.space, asked.directions, asked.sees_refusals
     key = ("tpe", id(space), directions, refused)  # the memory holds the space, so no other gets its id
     memory = asked.history.projected(key, lambda: TpeMemory(space, directions, refused=refused))
-    if memory.told < asked.search.startup_trials:
+    if memory.visible_count < asked.search.startup_trials:
         return None
     running = asked.history.running
     require("suggesting values by TPE", TPE)
@@ -190,12 +181,12 @@ def _tpe(asked: SamplerInput) -> Draw | None:
 
 
 def _qmc(asked: SamplerInput) -> Draw:
-    """Trial ``n`` takes point ``n`` of one sequence over the whole space.
+    """Give trial ``n`` point ``n`` of one quasi-random sequence over the whole space.
 
-    Optuna counts the points that it has given out in an attribute of the study, and draws what is conditional at
+    Optuna counts the points that it has given out in an attribute of the study, and draws conditional parameters at
     random. Here the number of the trial is the count, so two trials never share a point, and each case of each key has
     a coordinate of its own: those that do not apply to a trial go unused. In any box that conditions cut out of the
-    space the points of the sequence are again well spread.
+    space the points of the sequence are again evenly spread.
     """
     free = {
         param.internal: param.distribution
@@ -221,10 +212,10 @@ def _qmc(asked: SamplerInput) -> Draw:
 
 
 def _nsga2(asked: SamplerInput) -> Draw:
-    """Children of the parents that Optuna's selection leaves of all full generations.
+    """Draw children of the parents that Optuna's selection leaves of all full generations.
 
-    A generation is as many complete trials, by number, as the population has; what made them does not matter, so that
-    known points and trials of another sampler count. Optuna crosses what all parents have and draws the rest at
+    A generation is ``population_size`` complete trials, by number; what made them does not matter, so that enqueued
+    points and trials of another sampler count. Optuna crosses what all parents have and draws the rest at
     random; here each group of parameters is crossed among the parents that have it.
     """
     at_random = _random(asked)
@@ -249,17 +240,17 @@ def _nsga2(asked: SamplerInput) -> Draw:
 
 
 def nsga2_parents(asked: SamplerInput) -> list[TrialRecord]:
-    """The trials that the next child descends from, by number; none before the first generation is full."""
+    """Return the parents of the next child, by number; none before the first generation is full."""
     size, directions = asked.search.population_size, asked.directions
     return asked.history.projected(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
 
 
 class Generations:
-    """The complete trials, and the parents that each full generation of them has left.
+    """A projection of the complete trials: the parents that each full generation of them has left.
 
     Args:
-        size: Of a generation.
-        directions: What is better, of each goal.
+        size: Trials of a generation.
+        directions: Whether each goal is maximised or minimised.
     """
 
     def __init__(self, size: int, directions: tuple[Direction, ...]) -> None:
@@ -269,7 +260,7 @@ class Generations:
         self._left: list[list[TrialRecord]] = []
 
     def apply(self, record: TrialRecord) -> None:
-        """Hear of one more trial that ended: generations from its place on are not what they were."""
+        """Add one more trial that ended, which changes the generations from its place on."""
         if record.outcome is not Outcome.COMPLETE or not is_visible(record, len(self._directions), refused=False):
             return
         place = bisect_left(self._complete, record.number, key=lambda one: one.number)
@@ -277,7 +268,7 @@ class Generations:
         del self._left[place // self._size :]
 
     def parents(self) -> list[TrialRecord]:
-        """What the last full generation has left."""
+        """Return the parents that the last full generation has left."""
         for start in range(len(self._left) * self._size, len(self._complete) - self._size + 1, self._size):
             pool = [*self._complete[start : start + self._size], *(self._left[-1] if self._left else [])]
             kept = _selected([record.values or () for record in pool], self._directions, self._size)
@@ -286,7 +277,7 @@ class Generations:
 
 
 def _selected(pool: Sequence[tuple[float, ...]], directions: tuple[Direction, ...], size: int) -> list[int]:
-    """Indices of those that Optuna's NSGA-II selects from a generation and its parents."""
+    """Return the indices of those that Optuna's NSGA-II selects from a generation and its parents."""
     sampler = NSGAIISampler(population_size=size, seed=0)  # selection draws nothing
     asked = scratch_trial(TrialState.RUNNING)
     study = ScratchStudy(_generation([({}, own) for own in pool]), asked, directions=directions, sampler=sampler)
@@ -294,7 +285,7 @@ def _selected(pool: Sequence[tuple[float, ...]], directions: tuple[Direction, ..
 
 
 def _generation(trials: Sequence[tuple[Mapping[str, Scalar], Sequence[float]]]) -> list[ScratchTrial]:
-    """Complete trials of generation 0, of their parameters and values."""
+    """Return complete trials of generation 0 with some parameters and values."""
     require("suggesting values by NSGA-II", NSGA2)
     attrs = {GENERATION: 0}
     return [scratch_trial(TrialState.COMPLETE, params=params, values=own, system_attrs=attrs) for params, own in trials]

@@ -1,4 +1,4 @@
-"""A throw-away in-memory Optuna study: filled with what one decision reads, asked once, forgotten."""
+"""Scratch Optuna studies in memory: filled with what one suggestion reads, asked once, thrown away."""
 
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -20,23 +20,23 @@ def _not_ours(record: logging.LogRecord) -> bool:
     return _NAME not in record.getMessage()
 
 
-# Optuna logs every study that is made in memory. Only the lines about ours are dropped: the name decides, and the
+# Optuna logs every study that is made in memory. Only the lines about scratch studies are dropped, by their name; the
 # level of Optuna's loggers stays as the user set it.
 logging.getLogger(InMemoryStorage.__module__).addFilter(_not_ours)
 
 
 class ScratchTrial(FrozenTrial):
-    """A trial made for throw-away studies.
+    """A trial of scratch studies.
 
-    Storages copy each trial they take. Nobody else holds these, so they are handed over as they are. Their values are
-    those of one space, so what a group of its parameters is in numbers is worked out once.
+    Storages copy each trial that they get; this one is handed over as it is, as nobody else holds it. Its values are
+    of one space, so the numbers of each group of its parameters are worked out once.
     """
 
     known: dict[tuple[str, ...], tuple[float, ...] | None]
-    """Its values in numbers, of each group that was asked for."""
+    """Its values as numbers, by each group that was asked for."""
 
     def in_numbers(self, group: Mapping[str, BaseDistribution]) -> tuple[float, ...] | None:
-        """Its values of a group as samplers compute with them; None where it does not have them all."""
+        """Return its values of a group as samplers compute with them; None where it does not have them all."""
         names = tuple(group)
         if names not in self.known:
             params = self.params
@@ -51,7 +51,7 @@ class ScratchTrial(FrozenTrial):
 
     @property
     def constraints(self) -> dict[str, float]:
-        """None: TPE asks each trial in each group, and Optuna looks for them among the attributes."""
+        """Return none. TPE asks each trial in each group, and Optuna would search the attributes each time."""
         return _NO_CONSTRAINTS
 
 
@@ -59,13 +59,13 @@ _NO_CONSTRAINTS: dict[str, float] = {}
 
 
 class _Filled(InMemoryStorage):
-    """A storage that has its trials from the beginning, but the one that a decision is about.
+    """A storage that begins with all its trials except the one that is asked about.
 
-    Optuna's takes them one by one and compares each with the best so far, which is most of what filling a study costs.
+    Optuna's own adds them one by one and compares each with the best so far, which is most of the cost.
 
     Args:
-        trials: All trials in order, which become their numbers.
-        place: Where the one that will be created stands among them.
+        trials: The other trials in order, which gives them their numbers.
+        place: The place among them of the trial that will be created.
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], place: int) -> None:
@@ -96,7 +96,7 @@ def scratch_trial(
     reports: Mapping[int, float] | None = None,
     system_attrs: Mapping[str, float] | None = None,
 ) -> ScratchTrial:
-    """A trial with only what is given. It has no distributions: nothing that reads it here asks for them."""
+    """Make a trial with only what is given. It has no distributions: no sampler here reads them."""
     made = ScratchTrial(
         number=-1,
         trial_id=-1,
@@ -116,12 +116,12 @@ def scratch_trial(
 
 
 class ScratchStudy:
-    """The study, its storage, and the one trial the decision is about.
+    """A study, its storage, and the one trial that is asked about.
 
     Args:
         trials: The trials to fill it with, in order: Optuna numbers them from 0.
         trial: The trial that is asked about; the last one, unless it is among the others.
-        directions: What is better, of each goal.
+        directions: Whether each goal is maximised or minimised.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ScratchStudy:
 
     @property
     def study_attrs(self) -> dict[str, object]:
-        """What a sampler has written down about the study."""
+        """The study's attributes as the sampler has set them."""
         return self._storage.get_study_system_attrs(self._study_id)
 
     def set_study_attrs(self, attrs: Mapping[str, int]) -> None:

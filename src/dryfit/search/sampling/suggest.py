@@ -1,10 +1,10 @@
-"""The next point to try: a pure function of the space, the history, the study's seed and the trial's number.
+"""Suggest the parameters of the next trial: a pure function of space, history, study seed and trial number.
 
-Each call fills a throw-away study with what its sampler reads of the history and asks a fresh one, seeded by the
-trial's number, so the suggestion after a crash is the one that would have been made without it. The space is declared,
+Each call fills a scratch study with what the sampler reads of the history and asks a new sampler, seeded by the
+trial's number. So the suggestion after a crash is the one that would have been made without it. The space is declared,
 so no search space is inferred from history: parameters with one condition are one group, drawn together, and only
-groups that apply are drawn. Together with TPE's window, and a history that has what samplers read at hand, this keeps
-the cost flat.
+groups that apply are drawn. Together with TPE's window, and projections of the history that hold what samplers read,
+this keeps the cost flat.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from dryfit.store.history import as_history
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """The point to try next.
+    """The parameters of the next trial.
 
     Attributes:
         params: Values by public dotted name.
@@ -49,20 +49,20 @@ def suggest(
 ) -> Suggestion:
     """Choose the values of one trial.
 
-    A completed trial is told with its values, a pruned one with its reports, a refused one as
-    :data:`~dryfit.search.sampling.samplers.REFUSALS` says, a running one as running; others are not told, see
+    The sampler sees a completed trial with its values, a pruned one with its reports, a running one as running, and a
+    refused one if :data:`~dryfit.search.sampling.samplers.SEES_REFUSALS` says so; others are not visible, see
     :func:`~dryfit.search.sampling.history_view.is_visible`.
 
     Args:
         space: What may be drawn.
         history: All trials so far; those with this number or a later one are ignored. A
-            :class:`~dryfit.store.history.History` is asked at the same cost however long it is.
+            :class:`~dryfit.store.history.History` makes the cost independent of its length.
         search: Which sampler, and its settings.
-        directions: What is better, of each goal.
-        points: What is tried before the sampler is asked, see :func:`~dryfit.search.space.enqueued.enqueued_points`.
-            The first that no trial was made from gives its values, as far as the space allows them; the rest is drawn.
+        directions: Whether each goal is maximised or minimised.
+        points: Enqueued points, see :func:`~dryfit.search.space.enqueued.enqueued_points`. The first that no trial was
+            made from gives its values, as far as the space allows them; the rest is drawn.
         seed: The study's seed.
-        number: The number of the trial to be.
+        number: The number of the next trial.
     """
     past = as_history(history).before(number)
     asked = SamplerInput(space=space, history=past, search=search, directions=directions, seed=seed, number=number)

@@ -1,7 +1,7 @@
-"""From the ``[space]`` table to checked parameters.
+"""Check the ``[space]`` table and turn it into parameters.
 
-Cases of one key must be disjoint. Conditions are conjunctions over the values of earlier keys, so whether two of
-them can hold together is decided exactly, and cases that can are refused: no order of cases ever matters.
+Cases of one key must be disjoint. Conditions are conjunctions over the values of earlier keys, so it is decided exactly
+whether two of them can hold together. Cases that can are refused, so their order never matters.
 """
 
 import json
@@ -112,7 +112,7 @@ def _int_range(key: str, case: Case, keys: Keys) -> IntDistribution:
 
 
 def _check_grid(key: str, case: Case) -> None:
-    """``high`` must lie on the grid: Optuna would lower it without a word in the study file."""
+    """Refuse a ``high`` that is not on the grid: Optuna would lower it silently."""
     if case.step is None:
         return
     low, high, step = (Decimal(str(number)) for number in (case.low, case.high, case.step))
@@ -160,7 +160,7 @@ def _check_cases(cases: Sequence[Param], known: Mapping[str, tuple[Param, ...]])
 
 
 def _merged(wanted: _Wanted, when: When) -> dict[str, tuple[Scalar, ...]] | None:
-    """Both conditions as one; None where they ask for different values of a key."""
+    """Return both conditions as one; None where they ask for different values of a key."""
     merged = dict(wanted)
     for key, values in when:
         merged[key] = tuple(value for value in values if is_one_of(value, merged[key])) if key in merged else values
@@ -172,8 +172,8 @@ def _merged(wanted: _Wanted, when: When) -> dict[str, tuple[Scalar, ...]] | None
 def _possible(wanted: _Wanted, known: Mapping[str, tuple[Param, ...]]) -> bool:
     """Whether some drawing gives every key one of its wanted values.
 
-    Takes the latest key away, once for each of its cases that can give a wanted value, and asks for that case's own
-    condition instead. Conditions look back only, so a key that is gone never returns.
+    Removes the latest key, once for each of its cases that can give a wanted value, and adds that case's own condition
+    instead. Conditions look back only, so a removed key never returns.
     """
     if not wanted:
         return True

@@ -1,4 +1,4 @@
-"""Known points: the study file's own values, and those of ``[[search.enqueue]]``, checked against the space."""
+"""Enqueued points: the study file's own values and those of ``[[search.enqueue]]``, checked against the space."""
 
 import json
 from collections import Counter
@@ -19,24 +19,23 @@ Point = Mapping[str, Scalar]
 
 
 def enqueued_points(space: Space, config: StudyConfig, number: int) -> tuple[Point, ...]:
-    """The points to try before the sampler is asked: for trial 0 the defaults, then the enqueued ones, in order.
+    """Return the points to try before the sampler is asked: for trial 0 the file's values, then the enqueued ones.
 
     Raises:
         ConfigError: An enqueued value is not searched, outside its range, or its condition is not met.
     """
     enqueued = tuple(_checked(space, point, index) for index, point in enumerate(config.search.enqueue))
     if number > 0 or not config.search.defaults_first or config.objective is not None:
-        return enqueued  # of a function of the user's own nobody knows defaults
+        return enqueued  # a user's function has no known defaults
     settings = config.trial_settings
     return ({name: setting(settings, name) for name in space.names}, *enqueued)
 
 
 def next_enqueued(points: Sequence[Point], past: Iterable[TrialRecord]) -> Point:
-    """The first point that no trial was made from yet; an empty one where none is left.
+    """Return the first point that no trial was made from yet; an empty one where none is left.
 
-    Trials are matched by what the ledger says they were made from, so points that are added to a study that exists
-    are its next trials, and those that are taken away or put in another order disturb nothing. A point that is
-    given twice is tried twice.
+    The ledger says which point each trial was made from. So points that are added to an existing study are its next
+    trials, and points that are removed or reordered change nothing. A point that is given twice is tried twice.
     """
     if not points:
         return {}
@@ -50,12 +49,12 @@ def next_enqueued(points: Sequence[Point], past: Iterable[TrialRecord]) -> Point
 
 
 def point_place(index: int, name: str) -> str:
-    """What a message calls a value of an enqueued point: the name under which its place in the file is known too."""
+    """Return the name of an enqueued value in messages, under which its place in the file is known too."""
     return f"search.enqueue.{index}.{name}"
 
 
 def _checked(space: Space, point: Point, index: int) -> Point:
-    """The point with its values as the space holds them."""
+    """Return the point with its values as the space holds them."""
     for name in point:
         if name not in space.names:
             raise ConfigError(
@@ -91,7 +90,7 @@ def _unmet(cases: Sequence[Param], place: str) -> ConfigError:
 
 
 def _held(param: Param, value: Scalar) -> Scalar:
-    """The value as the distribution holds it: 1 as 1.0 in a range of floats, and an equal choice as it stands there."""
+    """Return the value as the distribution holds it: 1 as 1.0 in a float range, an equal choice as it is written."""
     distribution = param.distribution
     if isinstance(distribution, CategoricalDistribution):
         return next((choice for choice in distribution.choices if is_one_of(value, (choice,))), value)

@@ -1,4 +1,4 @@
-"""The settings fields that may be searched: their types, their legal ranges, and putting values into them."""
+"""Settings that may be searched: their types and legal ranges, and how values are put into them."""
 
 import json
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def _schema() -> dict[str, Any]:
 
 @cache
 def searchable_keys() -> tuple[str, ...]:
-    """Every dotted name that may be searched; an own task declares further ones."""
+    """Return every dotted name that may be searched; a task of the user's own declares further ones."""
     return tuple(f"{table}.{name}" for table in TrialSettings.model_fields for name in _table(table))
 
 
@@ -47,7 +47,7 @@ def _table(table: str) -> dict[str, Any]:
 
 
 def _alternatives(key: str) -> list[dict[str, Any]]:
-    """The JSON schemas a field accepts, null left out: no study file can write it."""
+    """Return the JSON schemas that a field accepts, without null, which no study file can write."""
     table, _, name = key.partition(".")
     node = _resolved(_table(table)[name])
     nodes = [_resolved(one) for one in cast("list[dict[str, Any]]", node.get("anyOf", [node]))]
@@ -55,7 +55,7 @@ def _alternatives(key: str) -> list[dict[str, Any]]:
 
 
 def number_type(key: str) -> type[int] | type[float] | None:
-    """Whether a field holds integers, floats, or no numbers at all (None); not of a key that an own task declares."""
+    """Return whether a field holds integers, floats, or no numbers (None). Not for keys that a user's task declares."""
     kinds = {one.get("type") for one in _alternatives(key)}
     if "number" in kinds:
         return float
@@ -63,7 +63,7 @@ def number_type(key: str) -> type[int] | type[float] | None:
 
 
 def legal_range(key: str) -> str:
-    """What a field accepts, in words."""
+    """Describe what a field accepts."""
     if is_own_key(key):
         return "a number, text, true or false"
     return " or ".join(_words(one) for one in _alternatives(key))
@@ -101,7 +101,7 @@ def require_searchable(key: str, doing: str) -> None:
 
 
 def suggestion(key: str, known: tuple[str, ...]) -> str:
-    """``did you mean ...?``, or nothing."""
+    """Return ``did you mean ...?``, or nothing."""
     near = get_close_matches(key, known, n=1) or [name for name in known if name.rpartition(".")[2] == key]
     return f"did you mean {near[0]}?" if near else ""
 
@@ -130,7 +130,7 @@ def apply_params(
 
 
 def setting(settings: TrialSettings, key: str) -> Scalar:
-    """A field's value as TOML and JSON would write it (None where it is unset)."""
+    """Return a field's value as TOML and JSON would write it (None where it is unset)."""
     table, _, name = key.partition(".")
     if table == OWN_TABLE:
         return settings.own.knobs.get(name)
@@ -139,7 +139,7 @@ def setting(settings: TrialSettings, key: str) -> Scalar:
 
 
 def as_set(base: TrialSettings, key: str, value: Scalar, doing: str) -> Scalar:
-    """The value as the settings hold it: checked, and 1 as 1.0 where the field is a float.
+    """Check a value and return it as the settings hold it: 1 as 1.0 where the field is a float.
 
     Raises:
         ConfigError: The value is illegal there.

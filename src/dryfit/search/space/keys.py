@@ -1,4 +1,4 @@
-"""What may be searched: which names there are, and which values each may have. The task decides."""
+"""Keys that a task may search, and the values that each may have."""
 
 import re
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Keys(Protocol):
         ...
 
     def as_set(self, key: str, value: Scalar, doing: str) -> Scalar:
-        """The value as a trial gets it.
+        """Return the value as a trial gets it.
 
         Raises:
             ConfigError: The value is illegal there.
@@ -35,7 +35,7 @@ class Keys(Protocol):
         ...
 
     def number_type(self, key: str, given: tuple[Number, ...]) -> type[int] | type[float] | None:
-        """Whether a range holds integers or floats; None where the key holds no numbers.
+        """Return whether a range holds integers or floats; None where the key holds no numbers.
 
         Args:
             given: The range's ``low`` and ``high``, and ``step`` if there is one.
@@ -43,7 +43,7 @@ class Keys(Protocol):
         ...
 
     def legal(self, key: str) -> str:
-        """What a key accepts, in words."""
+        """Describe what a key accepts."""
         ...
 
 
@@ -66,7 +66,7 @@ class SettingsKeys:
         return as_set(self.base, key, value, doing)
 
     def number_type(self, key: str, given: tuple[Number, ...]) -> type[int] | type[float] | None:
-        """See :class:`Keys`; the field decides, not how the bounds are written, where dryfit knows the field."""
+        """See :class:`Keys`; decided by the field where dryfit knows it, not by how the bounds are written."""
         return FreeKeys().number_type(key, given) if is_own_key(key) else number_type(key)
 
     def legal(self, key: str) -> str:
@@ -78,10 +78,10 @@ _FREE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,99}")
 
 
 class FreeKeys:
-    """Names that mean something to the user's own function alone: any value is legal."""
+    """Keys of a user's own function: any value is legal."""
 
     def require(self, key: str, doing: str) -> None:
-        """See :class:`Keys`. Signs that name cases here and in the mirror are kept free."""
+        """See :class:`Keys`. The characters that number cases here and in the mirror are not allowed."""
         if not _FREE_NAME.fullmatch(key):
             raise ConfigError(
                 doing,
@@ -94,7 +94,7 @@ class FreeKeys:
         return value
 
     def number_type(self, key: str, given: tuple[Number, ...]) -> type[int] | type[float] | None:
-        """See :class:`Keys`; integers where all of it is written so."""
+        """See :class:`Keys`; integers where all numbers are written so."""
         return int if all(isinstance(number, int) for number in given) else float
 
     def legal(self, key: str) -> str:
@@ -103,5 +103,5 @@ class FreeKeys:
 
 
 def keys_of(config: StudyConfig) -> Keys:
-    """What a study of this task may search."""
+    """Return the keys that a study may search."""
     return FreeKeys() if config.study.task is BuiltInTask.OBJECTIVE else SettingsKeys(config.trial_settings)

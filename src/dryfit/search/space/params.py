@@ -1,4 +1,4 @@
-"""One searched value: where it may lie, and under which condition it is drawn at all."""
+"""Searched parameters: their distributions and the conditions under which they are drawn."""
 
 import json
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ Distribution: TypeAlias = CategoricalDistribution | FloatDistribution | IntDistr
 """The three kinds a searched key may have. Optuna does not freeze them; nobody here changes one."""
 
 When: TypeAlias = tuple[tuple[str, tuple[Scalar, ...]], ...]
-"""A conjunction, sorted by key: each public key must have one of its values."""
+"""A condition, sorted by key: each public key must have one of its values."""
 
 _GRID_TOLERANCE = 1e-8
-"""Of a step: how far a value may lie from its grid point; Optuna allows the same."""
+"""How far a value may lie from its grid point, as a share of a step; Optuna allows the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Param:
 
 
 def public_name(internal: str) -> str:
-    """The public name behind an internal one."""
+    """Return the public name of an internal one."""
     return internal.partition("#")[0]
 
 
 def is_one_of(value: Scalar, values: tuple[Scalar, ...]) -> bool:
-    """Equality as TOML means it: true is not 1, but 1 is 1.0."""
+    """Whether a value equals one of some as TOML means it: true is not 1, but 1 is 1.0."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
 
 
@@ -76,7 +76,7 @@ def contains(distribution: Distribution, value: Scalar) -> bool:
 
 
 def only_value(distribution: Distribution) -> Scalar:
-    """The value of a distribution that has a single one."""
+    """Return the value of a distribution that has a single one."""
     return distribution.choices[0] if isinstance(distribution, CategoricalDistribution) else distribution.low
 
 
@@ -88,7 +88,7 @@ def into_range(distribution: Distribution, value: Scalar) -> Scalar:
 
 
 def enumerated(distribution: Distribution, limit: int) -> tuple[Scalar, ...] | None:
-    """All values of a distribution; None where it is continuous or has more than ``limit``."""
+    """Return all values of a distribution; None where it is continuous or has more than ``limit``."""
     if isinstance(distribution, CategoricalDistribution):
         values = tuple(distribution.choices)
     elif isinstance(distribution, IntDistribution):
@@ -101,12 +101,12 @@ def enumerated(distribution: Distribution, limit: int) -> tuple[Scalar, ...] | N
 
 
 def to_text(distribution: Distribution) -> str:
-    """Optuna's JSON of a distribution."""
+    """Return Optuna's JSON of a distribution."""
     return distribution_to_json(distribution)
 
 
 def from_text(text: str) -> Distribution:
-    """A distribution from Optuna's JSON.
+    """Parse a distribution from Optuna's JSON.
 
     Raises:
         ValueError: The text is no distribution, or of a kind no space has.
@@ -118,7 +118,7 @@ def from_text(text: str) -> Distribution:
 
 
 def describe(distribution: Distribution) -> str:
-    """A distribution in the words of a study file."""
+    """Describe a distribution in the words of a study file."""
     if isinstance(distribution, CategoricalDistribution):
         return json.dumps(list(distribution.choices))
     log = ", log" if distribution.log else ""
@@ -128,11 +128,11 @@ def describe(distribution: Distribution) -> str:
 
 
 def describe_when(when: When) -> str:
-    """A condition in words."""
+    """Describe a condition."""
     parts = [f"{key} = {' or '.join(json.dumps(value) for value in values)}" for key, values in when]
     return " and ".join(parts) or "always"
 
 
 def when_from_json(value: Mapping[str, object]) -> When:
-    """A condition from its JSON object."""
+    """Return a condition from its JSON object."""
     return tuple(sorted((key, tuple(cast("list[Scalar]", values))) for key, values in value.items()))

@@ -1,6 +1,5 @@
-"""The search space of a study: declared once, static, with conditions that look back only."""
+"""The search space of a study: a fixed list of parameters whose conditions refer to earlier ones."""
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -55,7 +54,7 @@ class Space:
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> "Space":
-        """The space a study file declares.
+        """Build the space that a study file declares.
 
         Raises:
             ConfigError: A searched key, one of its values or a condition is wrong; see
@@ -65,7 +64,7 @@ class Space:
 
     @classmethod
     def from_json(cls, text: str) -> "Space":
-        """A space from :meth:`to_json`; it is trusted, not checked against today's settings.
+        """Parse a space from :meth:`to_json`, without a check against today's settings.
 
         Raises:
             LedgerError: The text is something else.
@@ -87,7 +86,7 @@ class Space:
             raise LedgerError("reading the recorded search space", f"{text[:200]!r}: {error!r}") from error
 
     def to_json(self) -> str:
-        """The whole space as canonical JSON."""
+        """Return the space as canonical JSON."""
         return canonical_json(
             [
                 {"internal": param.internal, "distribution": to_text(param.distribution), "when": dict(param.when)}
@@ -100,21 +99,16 @@ class Space:
         """Public names, in order."""
         return tuple(self._by_name)
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the space."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
-
     def cases(self, name: str) -> tuple[Param, ...]:
-        """All cases of a public name; none where it is not searched."""
+        """Return all cases of a public name; none where it is not searched."""
         return self._by_name.get(name, ())
 
     def active(self, name: str, drawn: Mapping[str, Scalar]) -> Param | None:
-        """The case of a key that applies to the values drawn so far; at most one does."""
+        """Return the case of a key that applies to the values drawn so far; at most one does."""
         return next((param for param in self.cases(name) if param.applies(drawn)), None)
 
     def with_values(self, changed: Callable[[Scalar], Scalar]) -> "Space":
-        """The same space with other choices, and with them conditions."""
+        """Return the space with choices, and the values in conditions, replaced."""
 
         def of(param: Param) -> Param:
             distribution = param.distribution
@@ -126,15 +120,14 @@ class Space:
         return Space(tuple(of(param) for param in self.params))
 
     def read(self, internal: Mapping[str, Scalar], own: Mapping[str, Scalar] = _NOTHING) -> dict[str, Scalar]:
-        """What parameters of an earlier trial mean in this space, by today's internal names.
+        """Return parameters of an earlier trial by today's internal names.
 
-        Only values count, not what they were once drawn from: a value that this space could draw is evidence, also
-        where choices were added, a range was moved or cases were renumbered; any other is left out, and with it
-        what depends on it.
+        Only values count, not what they were drawn from: a value that this space could draw is kept, also where choices
+        were added, a range was moved or cases were renumbered. Any other is left out, with all that depends on it.
 
         Args:
             internal: What the trial drew.
-            own: The study file's own values when it did: what the trial had of a key that it did not draw.
+            own: The study file's own values at that time, which the trial had for keys that it did not draw.
         """
         before = {**own, **{public_name(name): value for name, value in internal.items()}}
         drawn: dict[str, Scalar] = {}
@@ -148,7 +141,7 @@ class Space:
         return read
 
     def model_length_pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
-        """Every (model, max_length) a trial of this space can have.
+        """Return every (model, max_length) that a trial of this space can have.
 
         Only the base's own pair where they cannot be listed (a continuous range) or are more than 64.
         """
@@ -158,10 +151,10 @@ class Space:
             return [(base.model, base.train.max_length)]
 
     def as_prepared(self, base: TrialSettings) -> TrialSettings:
-        """The settings that rows are prepared with before the first trial.
+        """Return the settings that rows are prepared with before the first trial.
 
-        Where windows may share different numbers of tokens: with the largest, which is refused if no text is left.
-        Trials with another one prepare their rows themselves.
+        Of several ``span.doc_stride`` the largest is taken, which is refused if it leaves no text. Trials with another
+        one prepare their rows themselves.
         """
         found = self.combinations((_STRIDE,), _MOST_PAIRS) or []
         strides = [value for point in found if isinstance(value := point.get(_STRIDE), int)]
@@ -176,10 +169,10 @@ class Space:
         return [(one.model, one.train.max_length) for one in settings]
 
     def combinations(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
-        """Every combination of values that some searched keys can have together; None of more than ``most``.
+        """Return every combination of values that some searched keys can have; None where there are more than ``most``.
 
         A key whose condition is not met is left out of a combination. Of a key with more than 16 values, or a
-        continuous one, the two ends are taken.
+        continuous range, only the two ends are taken.
         """
         try:
             found = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
@@ -188,7 +181,7 @@ class Space:
         return found if len(found) <= most else None
 
     def most(self, name: str, otherwise: float) -> float:
-        """The largest number that a key can have; ``otherwise`` is its value where the space gives none."""
+        """Return the largest number that a key can have; ``otherwise`` is its value where it is not searched."""
         cases = self.cases(name)
         found = [float(value) for case in cases for value in _ends(case.distribution)]
         always = any(not case.when for case in cases)
@@ -197,7 +190,7 @@ class Space:
     def _variants(
         self, deciding: list[str], listed: Callable[[Distribution], tuple[Scalar, ...]]
     ) -> list[dict[str, Scalar]]:
-        """The different combinations of the deciding keys, over all values of what their conditions ask for."""
+        """Return the different combinations of the deciding keys, over all values that their conditions ask for."""
         branches: list[dict[str, Scalar]] = [{}]
         for name in self._closure(deciding):
             branches = [
@@ -211,7 +204,7 @@ class Space:
         return list({canonical_json(values): values for values in chosen}.values())
 
     def _closure(self, names: list[str]) -> list[str]:
-        """The names and all that their conditions ask for, in order."""
+        """Return the names and all keys of their conditions, in order."""
         needed = set(names)
         for param in reversed(self.params):
             if param.name in needed:
@@ -221,7 +214,7 @@ class Space:
     def _outcomes(
         self, name: str, drawn: Mapping[str, Scalar], listed: Callable[[Distribution], tuple[Scalar, ...]] | None
     ) -> tuple[Scalar, ...]:
-        """The values a key can get after ``drawn``; None stands for no value, or for one nobody asks about.
+        """Return the values that a key can get after ``drawn``; None stands for no value, or one that does not matter.
 
         Args:
             listed: Lists the values of a key that is asked about; None for the others.
@@ -252,11 +245,11 @@ def _listed_or_ends(distribution: Distribution) -> tuple[Scalar, ...]:
 
 
 def _ends(distribution: Distribution) -> list[float]:
-    """The numbers among which the largest value of a distribution is."""
+    """Return numbers among which the largest value of a distribution is."""
     values = distribution.choices if isinstance(distribution, CategoricalDistribution) else (distribution.high,)
     return [value for value in values if isinstance(value, int | float)]
 
 
 def first_value(param: Param) -> Scalar:
-    """The first value a key can get, in the order of the study file."""
+    """Return the first value that a key can get, in the order of the study file."""
     return _listed_or_ends(param.distribution)[0]
