@@ -1,4 +1,4 @@
-"""The Python face of dryfit: what each command of the command line does, as a function."""
+"""The Python API: a function for each command of the command line."""
 
 from dryfit.api.doctor import doctor
 from dryfit.api.ensembles import EnsembleOutcome, train_ensemble

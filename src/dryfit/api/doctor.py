@@ -1,4 +1,4 @@
-"""Looking before leaping: a machine and a study, checked without a trial."""
+"""Check a machine and a study without running a trial."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,8 +28,8 @@ def doctor(
         overrides: ``key=value`` pairs that replace keys of the file.
         folder: Where the study lives, as in :func:`dryfit.tune`.
         machine: Whether the machine is checked beside the study.
-        on_finding: Hears each check as it ends.
-        on_note: Hears what is being done.
+        on_finding: Called with each check as it ends.
+        on_note: Called with a line about what is being done.
 
     Returns:
         Everything that was checked. What is wrong with a study file is a finding, not an error.

@@ -1,4 +1,4 @@
-"""The best configurations of a study, trained once more and put together: one model whose predictions are averaged."""
+"""Train the best configurations of a study once more and save them as one model that averages their predictions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from dryfit.study.trials.context import StudySnapshot
 from dryfit.study.trials.trial_config import trial_settings
 
 MOST_MEMBERS = 32
-"""More models than anybody waits for; and the folder is named after all of them."""
+"""The folder is named after all members, and more would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class EnsembleOutcome:
 
     @property
     def status(self) -> ExitStatus:
-        """What the command line exits with."""
+        """The exit status of the command."""
         return exit_status(self.end)
 
 
@@ -51,17 +51,17 @@ def train_ensemble(
 ) -> EnsembleOutcome:
     """Train the best configurations of a study once more, evaluate them together, and save them as one model.
 
-    The mean is that of probabilities: of classes, or of answers where spans are asked for. Each configuration is a run
-    of its own, as of :func:`dryfit.train`: one that is done is not repeated, and one that was stopped goes on.
+    The mean is taken of probabilities: of classes, or of answers for spans. Each configuration is a run of its own, as
+    with :func:`dryfit.train`: a finished run is not repeated, and one that was stopped goes on.
 
     Args:
         folder: The study.
-        top: How many of the best trials by the study's metric, also where it has several goals; of trials with the same
-            settings the best alone. From 2 to 32.
+        top: How many of the best trials by the study's metric, also where it has several goals, from 2 to 32. Of trials
+            with the same settings only the best is taken.
         with_validation: Train each on train and validation together, as :func:`dryfit.train` does.
         seed: None: each trial's own.
         out: Where to put a copy of the saved folder; None: it stays in the study.
-        on_note: Hears what happens, a line at a time.
+        on_note: Called with a line about each thing that happens.
 
     Raises:
         ConfigError: There are not so many trials, the task has no mean, or ``out`` is there already.
@@ -96,10 +96,10 @@ def train_ensemble(
 
 
 def _check_task(study: StudySnapshot) -> None:
-    """Refuse a study whose models have no mean.
+    """Refuse a task whose models cannot be averaged.
 
     Raises:
-        ConfigError: So it is.
+        ConfigError: The study has such a task.
     """
     task = study.config.study.task
     if task in AVERAGED:
@@ -114,10 +114,10 @@ def _check_task(study: StudySnapshot) -> None:
 
 
 def _best_trials(study: StudySnapshot, top: int) -> list[TrialState]:
-    """The best completed trials; of those with the same settings the best, and of equals the earliest.
+    """Return the best completed trials; of those with the same settings the best, and of equals the earliest.
 
     Raises:
-        ConfigError: There are not so many, or so many are too many or too few.
+        ConfigError: There are not so many, or ``top`` is out of range.
     """
     doing = f"choosing the best {top} trials"
     if not 2 <= top <= MOST_MEMBERS:

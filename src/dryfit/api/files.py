@@ -1,4 +1,4 @@
-"""Which files and folders are meant, and what stands in them."""
+"""Find the study file, folder and search space that an argument means."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from dryfit.store.layout import StudyLayout
 
 
 def space_of(loaded: LoadedStudy) -> Space:
-    """The search space of a study file; the known points in the file were checked against it.
+    """Return the search space of a study file, and check the enqueued points against it.
 
     Raises:
-        ConfigError: A searched key or a known point, with the place where it stands.
+        ConfigError: A searched key or an enqueued point is wrong; with its place in the file.
     """
     try:
         space = Space.from_config(loaded.config)
@@ -28,10 +28,10 @@ def space_of(loaded: LoadedStudy) -> Space:
 
 
 def study_file_of(path: Path) -> Path:
-    """The study file meant by a file or folder.
+    """Return the study file meant by a file or folder.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such file.
     """
     file = path / "study.toml" if path.is_dir() else path
     if not file.is_file():
@@ -45,7 +45,7 @@ def study_file_of(path: Path) -> Path:
 
 
 def layout_of(path: Path | str) -> StudyLayout:
-    """Where a study lives: a folder is itself, ``X/study.toml`` lives in ``X``, ``X/name.toml`` in ``X/name``."""
+    """Return the folder of a study: a folder itself, ``X`` for ``X/study.toml``, ``X/name`` for ``X/name.toml``."""
     file = Path(path)
     if file.is_dir() or file.suffix != ".toml":
         return StudyLayout(file.resolve())

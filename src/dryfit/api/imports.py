@@ -1,4 +1,4 @@
-"""Data sets in formats of their own, as rows of dryfit's."""
+"""Import data sets in other formats as JSON rows."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -39,22 +39,22 @@ def import_rows(
     on_note: OnNote = lambda _: None,
     **options: Unpack[ImportOptions],
 ) -> ImportSummary:
-    """Write a data set in a format of its own as rows of dryfit's; see docs/importing.md.
+    """Import a data set of another format as JSON rows; see docs/importing.md.
 
-    What does not fit gives no row. It is counted, has a line in the summary's ``rejected_file``, and the first twenty
-    are told to ``on_note``. Files appear when they are complete, or not at all.
+    What does not fit gives no row: it is counted and has a line in the summary's ``rejected_file``. Files appear when
+    they are complete, or not at all.
 
     Args:
         form: ``contractnli``, ``squad``, ``redsm5``, ``glue`` or ``hub``.
-        sources: Its files: of redsm5 the posts and the annotations, of hub the name, else one.
+        sources: For ``redsm5`` the posts and the annotations, for ``hub`` a name, else one file.
         out: A ``.jsonl`` file for all rows, or a folder: rows are split by group into its train, validation and test,
             as a study splits ``data.file``.
         force: Write over files that are there.
-        on_note: Hears what does not fit, a line at a time.
+        on_note: Called with a line for each of the first twenty things that do not fit.
         options: See :class:`dryfit.importers.options.ImportOptions`.
 
     Raises:
-        ConfigError: There is no such format, an option is not of this format, or a file is there already.
+        ConfigError: There is no such format, an option does not belong to this format, or a file is there already.
         DataError: A source is absent or of another format, or no row of it fits.
         MachineError: A file cannot be read or written.
         ChildError: The process that reads a data set of the hub ended without an answer.
@@ -88,7 +88,7 @@ def import_rows(
 def _items(
     form: Format, sources: tuple[str, ...], options: ImportOptions, on_note: OnNote
 ) -> Generator[Iterator[Item]]:
-    """What the reader of a format yields."""
+    """Open the sources and yield the items that the format's reader yields."""
     source = sources[0]
     match form:
         case Format.CONTRACTNLI:
@@ -130,7 +130,7 @@ def _redsm5(posts: str, annotations: str, options: ImportOptions) -> Iterator[It
 
 @contextmanager
 def _hub(source: str, options: ImportOptions, on_note: OnNote) -> Generator[Iterator[Item]]:
-    """The rows of a data set of the hub, read by a process of its own, as the library that reads them is heavy."""
+    """Yield the rows of a data set of the hub, read in a child process, as the library for it is heavy."""
     columns = column_map(options)
     name, _, split = source.removeprefix(HUB_PREFIX).partition(":")
     local = Path(name).expanduser()
@@ -139,7 +139,7 @@ def _hub(source: str, options: ImportOptions, on_note: OnNote) -> Generator[Iter
         copied = Path(folder) / "rows.jsonl"
         wanted = tuple(dict.fromkeys(columns.columns.values()))
         request = RowsRequest(source=full, columns=wanted, out=str(copied))
-        result = run_alone(f"reading {source}", request, lambda message: _tell(message, on_note))
+        result = run_alone(f"reading {source}", request, lambda message: _pass_on(message, on_note))
         if result.rows is None:
             raise InternalError(f"reading {source}", "the child's answer is of another job")
         prefix = f"{Path(name).name}:{split.partition(':')[0] or HUB_DEFAULT_SPLIT}"
@@ -147,6 +147,6 @@ def _hub(source: str, options: ImportOptions, on_note: OnNote) -> Generator[Iter
             yield hub_rows(lines, columns, source, prefix)
 
 
-def _tell(message: Message, on_note: OnNote) -> None:
+def _pass_on(message: Message, on_note: OnNote) -> None:
     if isinstance(message, Progress):
         on_note(f"{message.step} rows read")

@@ -1,4 +1,4 @@
-"""Models: what a folder holds, and what a trained one says of rows."""
+"""Check a model folder, predict rows with a trained model, and merge its adapters."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from dryfit.study.resources.trial_devices import available_cores
 
 
 def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -> Health:
-    """Look at a checkpoint in a process of its own: whether it can be loaded, and what is in it. No weight is read.
+    """Check in a child process whether a checkpoint can be loaded, and what is in it. No weight is read.
 
     Args:
         folder: A trial's folder, any other model's, a PEFT adapter's, or ``minilm``.
@@ -57,7 +57,7 @@ def predict(
     trust: bool = False,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> PredictResult:
-    """Predict every row of a source with a trained model, in a process of its own.
+    """Predict every row of a source with a trained model, in a child process.
 
     One JSON line a row, in order: ``row`` (line or index), ``id``, ``label`` and ``probabilities``; a row that cannot
     be predicted has an ``error`` instead of the last two. The output appears when it is complete, or not at all.
@@ -68,9 +68,9 @@ def predict(
         out: Where to write.
         batch: Rows at once.
         device: ``auto``, ``cpu`` or ``cuda``.
-        force: Write over a file that is there.
+        force: Overwrite an existing file.
         trust: Run code that comes with the model, and that of a task of your own.
-        on_note: Hears of bad rows and progress, a line at a time.
+        on_note: Called with a line for each bad row, and for progress.
 
     Raises:
         ConfigError: ``out`` is there already, or its folder is not.
@@ -96,7 +96,7 @@ def predict(
     )
 
     try:
-        result = run_alone(f"predicting {name}", body, lambda message: _tell(message, on_note))
+        result = run_alone(f"predicting {name}", body, lambda message: _pass_on(message, on_note))
     finally:
         temporary.unlink(missing_ok=True)
     if result.predict is None:
@@ -105,7 +105,7 @@ def predict(
 
 
 def merge(model: Path | str, out: Path | str, *, trust: bool = False) -> Path:
-    """Merge the LoRA adapters of a trained model into its base: a folder for plain transformers.
+    """Merge the LoRA adapters of a trained model into its base, and save it for plain transformers.
 
     Args:
         model: A folder that ``dryfit train`` wrote, or a trial's best weights.
@@ -133,7 +133,7 @@ def merge(model: Path | str, out: Path | str, *, trust: bool = False) -> Path:
     return Path(result.merge.out)
 
 
-def _tell(message: Message, on_note: Callable[[str], None]) -> None:
+def _pass_on(message: Message, on_note: Callable[[str], None]) -> None:
     match message:
         case Note(text=text):
             on_note(text)

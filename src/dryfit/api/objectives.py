@@ -1,4 +1,4 @@
-"""A function of the user's own as a study: how another process will find it, and the study file it stands for."""
+"""Turn a user's objective function into a study: its importable name, and the study file that it stands for."""
 
 import inspect
 import os
@@ -20,7 +20,7 @@ from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.store.layout import StudyLayout
 
 Objective: TypeAlias = Callable[[Any], float | Sequence[float] | None]
-"""Takes a ``dryfit.Trial``; its number, or its numbers. None is for a trial that was told to stop."""
+"""Takes a ``dryfit.Trial`` and returns its value or values; None for a trial that was told to stop."""
 
 _MAIN: Final = "__main__"
 _IMPORTABLE: Final = "a function defined at the top of a module, or of a script that lies in a file"
@@ -35,7 +35,7 @@ def objective_study(
     folder: Path | str | None,
     overrides: Sequence[str],
 ) -> tuple[LoadedStudy, StudyLayout]:
-    """The study that optimises a function, as if a study file had said so.
+    """Return the study that optimises a function, as if it were loaded from a study file.
 
     Args:
         objective: The function.
@@ -79,10 +79,10 @@ def objective_study(
 
 
 def function_name(objective: Callable[..., object]) -> tuple[FunctionName, str]:
-    """The name under which another process can import a function, and the folder of its script if it is in one.
+    """Return the name under which another process can import a function, and the folder of its script if it is in one.
 
     Raises:
-        ObjectiveError: It has none.
+        ObjectiveError: It cannot be imported.
     """
     if not isinstance(objective, FunctionType):
         bound = inspect.ismethod(objective)
@@ -124,7 +124,7 @@ def _found_in(module: ModuleType, qualname: str) -> object:
 
 
 def caller_paths() -> list[str]:
-    """Folders that this process imports from and a new one would not: all but Python's own and installed packages."""
+    """Return the import folders of this process that a new one would lack: all but Python's own and site-packages."""
     python = sysconfig.get_paths()
     own = {Path(path).resolve() for path in (*python.values(), *site.getsitepackages(), site.getusersitepackages())}
     standard = Path(python["stdlib"]).resolve()
@@ -142,7 +142,7 @@ def _study_name(objective: Callable[..., object]) -> str:
 
 
 def _plain(value: object, place: str, doing: str) -> Any:
-    """Python's and NumPy's values as TOML has them.
+    """Convert values of Python and NumPy to what TOML can hold.
 
     Raises:
         ConfigError: A value is of a kind that a study file cannot hold.

@@ -1,4 +1,4 @@
-"""What trials will take of a device, without using one; and measuring one."""
+"""Plan the memory of trials without a device, and calibrate a device."""
 
 import os
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def plan(
         overrides: ``key=value`` pairs that replace keys of the file; ``execution.*`` keys are kept as given.
         preset: A study file that comes with dryfit.
         ladder: Price every change, also where none is needed; slower.
-        on_note: Hears what is being done.
+        on_note: Called with a line about what is being done.
 
     Raises:
         ConfigError: A key, a size or the device is wrong, or there is no GPU and none was named.
@@ -91,7 +91,7 @@ def plan_input(
 
 
 def _degrees(execution: ExecutionSettings, *, named: bool) -> tuple[int, ...]:
-    """Over how many ranks a trial may be cut: of a device that is only named, there may be as many as it takes."""
+    """Return the numbers of ranks that a trial may take; any number of a device that is only named."""
     if execution.tp != AUTO:
         return ()
     return DEGREES if named else degrees_within(gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")))
@@ -114,7 +114,7 @@ def calibrate(device: str = "cuda:0", *, quick: bool = False, on_note: OnNote = 
     Args:
         device: ``cuda`` or ``cuda:N``, counted among those that this process may use.
         quick: Fewer steps.
-        on_note: Hears what is being done.
+        on_note: Called with a line about what is being done.
 
     Raises:
         ConfigError: It is no such name.

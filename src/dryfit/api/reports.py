@@ -1,4 +1,4 @@
-"""What a study leaves behind for people and other programs: a page, a table, an Optuna storage."""
+"""Write the HTML report of a study, and export it as CSV or an Optuna storage."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,7 @@ _HEAD_BYTES = 1024
 
 
 def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
-    """Make one HTML page about a study, running or not; it needs no network and no other file.
+    """Write an HTML page about a study, running or not; it needs no network and no other file.
 
     Args:
         folder: The study's folder.
@@ -92,7 +92,7 @@ def _format(to: ExportFormat | str) -> ExportFormat:
 
 
 def _config(layout: StudyLayout) -> StudyConfig | ConfigError:
-    """What the study was last run with; why that cannot be read, where it cannot."""
+    """Return the configuration of the last run, or the error where it cannot be read."""
     try:
         return load_study_file(layout.frozen_file).config
     except ConfigError as error:
@@ -100,7 +100,7 @@ def _config(layout: StudyLayout) -> StudyConfig | ConfigError:
 
 
 def _refuse_foreign(target: Path) -> None:
-    """A report may replace a report, nothing else."""
+    """Refuse to replace anything but an earlier report."""
     if not target.exists():
         return
     found = ""
@@ -113,7 +113,7 @@ def _refuse_foreign(target: Path) -> None:
 
 
 def _make_folder(target: Path, *, own: bool) -> None:
-    """The file's folder. Only our own is made: a wrong ``-o`` is to be told, not to grow folders."""
+    """Make the folder of the default file; for any other file it must exist, as a wrong ``-o`` should be an error."""
     if own:
         target.parent.mkdir(exist_ok=True)
     elif not target.parent.is_dir():

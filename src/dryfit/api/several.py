@@ -1,4 +1,4 @@
-"""Several studies one after another, each in a session of its own."""
+"""Run several studies one after another, each in a session of its own."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -31,12 +31,12 @@ _GRAVEST_FIRST: Final = (
     ExitStatus.ANSWER_IS_NO,
     ExitStatus.DONE,
 )
-"""A study that may be gone on with (3) comes before those for which the same command again does nothing (2, 1)."""
+"""A study that the same command would continue (3) comes before those for which it would do nothing (2, 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Which of the studies it is.
+    """The place of a study among several.
 
     Attributes:
         number: From 1.
@@ -53,7 +53,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
-    """What became of one of the studies.
+    """The outcome of one of the studies.
 
     Attributes:
         turn: Which one.
@@ -69,7 +69,7 @@ class StudyRun:
 
     @property
     def status(self) -> ExitStatus | None:
-        """What the command line exits with for this study alone; None where its turn did not come."""
+        """The exit status for this study alone; None where its turn did not come."""
         if self.error is not None:
             return self.error.exit_status
         return None if self.result is None else self.result.status
@@ -77,11 +77,11 @@ class StudyRun:
 
 @dataclass(frozen=True, slots=True)
 class TuneAllResult:
-    """What became of several studies.
+    """The outcome of several studies.
 
     Attributes:
-        studies: One for each, in the order in which they were given.
-        stopped: What a signal stopped the row with before its last study; None: none did.
+        studies: One for each, in the given order.
+        stopped: How a signal ended the run before its last study; None: no signal came.
         summary: All of them in numbers.
     """
 
@@ -91,7 +91,7 @@ class TuneAllResult:
 
     @property
     def status(self) -> ExitStatus:
-        """What the command line exits with."""
+        """The exit status of the command."""
         return self.summary.status
 
 
@@ -116,18 +116,18 @@ def tune_all(
 ) -> TuneAllResult:
     """Search several studies one after another, going on where an earlier run stopped.
 
-    All files are read and checked before the first study begins. Each has a session of its own, which lets go of all it
-    had before the next one begins. One that fails, pauses or cannot run keeps none of the others from running. A signal
-    stops the one that runs, and no further one begins; so does an internal error. The same call goes on: a study that
-    is done, and whose file and rows are as they were, is told of as it is, and no process is started for it.
+    All files are read and checked before the first study begins. Each has a session of its own, which releases
+    everything before the next one begins. A study that fails, pauses or cannot run does not keep the others from
+    running. A signal stops the running one, and no further one begins; so does an internal error. The same call
+    continues: for a study that is done, and whose file and rows have not changed, no process is started.
 
     Args:
         studies: Study files, or folders with a ``study.toml``; each lives where :func:`layout_of` says.
         overrides: ``key=value`` pairs that replace keys of every file.
         trials: Each study's total of counted trials; replaces ``study.trials``.
-        observers: Who is told of what happens; each is told of every study in turn.
-        on_turn: Hears whose turn it is, before anything is done for that study.
-        on_end: Hears what became of a study.
+        observers: Called with what happens in each of the studies.
+        on_turn: Called with each study before anything is done for it.
+        on_end: Called with the outcome of each study.
 
     Raises:
         ConfigError: A file is wrong, or two studies are one; all problems of all files at once. Nothing has begun.
@@ -149,9 +149,9 @@ def tune_all(
 
 
 def overall(statuses: Sequence[ExitStatus]) -> ExitStatus:
-    """The one exit status of several: the gravest.
+    """Return the gravest of several exit statuses.
 
-    3 comes before 2 and 1: whoever starts the command again on a 3 must not be kept from it by another study's fault.
+    3 comes before 2 and 1: a script that repeats the command on a 3 must do so also where another study is at fault.
     """
     return next(status for status in _GRAVEST_FIRST if status in statuses)
 
@@ -168,10 +168,10 @@ def _run(ready: _Ready, observers: Sequence[Observer], signals: StopSignals) -> 
 
 
 def _checked(studies: Sequence[Path | str], overrides: Sequence[str]) -> list[_Ready]:
-    """Every study, read; nothing is started, and nothing written.
+    """Read and check every study; nothing is started, and nothing written.
 
     Raises:
-        ConfigError: All that is wrong.
+        ConfigError: With all problems of all files.
     """
     if not studies:
         raise ConfigError("starting several studies", "none was named", "study files, or folders with a study.toml")
@@ -205,14 +205,14 @@ def _same_folder(study: Path | str, first: Path | str, layout: StudyLayout) -> C
 
 
 def _naming(study: Path | str, error: DryfitError) -> DryfitError:
-    """An error that says which of the studies it is about: they may all be called study.toml."""
+    """Name the study in an error: they may all be called study.toml."""
     if str(study) in error.doing:
         return error
     return type(error)(f"{error.doing}, of {study}", error.found, error.allowed, error.hint)
 
 
 def _all_problems(problems: Sequence[DryfitError], of: int) -> DryfitError:
-    """One error for all that is wrong, each with its parts."""
+    """Return one error with all problems, each with its parts."""
     if len(problems) == 1:
         return problems[0]
     texts = [line for problem in problems for line in str(problem).splitlines()]
@@ -243,7 +243,7 @@ def _entry(layout: StudyLayout, run: StudyRun) -> StudyEntry:
 
 
 def _so_far(layout: StudyLayout) -> StudySummary | None:
-    """What earlier runs came to; None where there was none, or the ledger cannot be read."""
+    """Return the summary of earlier runs; None where there was none, or the ledger cannot be read."""
     try:
         return summarise(read_study(layout))
     except (DryfitError, OSError):

@@ -1,4 +1,4 @@
-"""Studies: begin, run, go on, look at, stop."""
+"""Begin, run, resume, inspect and stop a study."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class TuneResult:
         end: Why it ended.
         summary: The study in numbers.
         folder: Where everything lies.
-        status: What the command line exits with.
-        advice: Where nothing fits the device: what came closest, and what would fit.
+        status: The exit status of the command.
+        advice: Where nothing fits the device: what came closest, and changes that would fit.
     """
 
     end: End
@@ -55,7 +55,7 @@ def init(
     """Write a commented ``study.toml`` and a small synthetic data set into ``folder``.
 
     Args:
-        folder: Where; made if absent.
+        folder: The target; made if absent.
         task: What the model learns.
         force: Replace files that are there.
         preset: A study file that comes with dryfit: ``smoke``, ``standard``, ``max``, ``supermax`` or ``evidence``;
@@ -90,7 +90,7 @@ def tune(
     observers: Sequence[Observer] = (),
     **tables: Mapping[str, Any],
 ) -> TuneResult:
-    """Search hyperparameters, of a study file or of a function of your own, going on where an earlier run stopped.
+    """Search the hyperparameters of a study file or of your own function, going on where an earlier run stopped.
 
     Args:
         study_file: A study file, or a folder with a ``study.toml``; not beside ``objective``.
@@ -104,7 +104,7 @@ def tune(
         trials: The study's total of counted trials; replaces ``study.trials``.
         folder: Where the study lives. Of a file, see :func:`layout_of` for the default; of an objective, a folder with
             its name and ``-study`` in the current one.
-        observers: Who is told of what happens.
+        observers: Called with what happens.
         tables: With ``objective``: further tables of a study file, ``search={"sampler": "random"}``.
 
     Raises:
@@ -160,7 +160,7 @@ def open_study(folder: Path | str) -> StudyState:
 
 
 def status(folder: Path | str) -> StudySummary:
-    """The study in numbers, whether it runs or not.
+    """Return a summary of a study, running or not.
 
     Raises:
         LedgerError: There is no study in the folder.
@@ -169,7 +169,7 @@ def status(folder: Path | str) -> StudySummary:
 
 
 def story(folder: Path | str, number: int) -> TrialStory:
-    """Everything known of one trial, in the order in which it happened.
+    """Return everything known of one trial, in the order in which it happened.
 
     Raises:
         LedgerError: There is no study in the folder.
@@ -198,15 +198,15 @@ def follow(folder: Path | str) -> StudyFollower:
 
 
 def owner(folder: Path | str) -> int | None:
-    """The process that runs the study now; None where nobody does."""
+    """Return the process id that runs a study now; None where none does."""
     return lock_owner(layout_of(folder).lock)
 
 
 def trial_of(state: StudyState, number: int) -> TrialState:
-    """A trial by its number.
+    """Return a trial by its number.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such trial.
     """
     if number < len(state.trials):
         return state.trials[number]
@@ -220,7 +220,7 @@ def stop(folder: Path | str, *, now: bool = False) -> int | None:
         now: Do not wait for checkpoints.
 
     Returns:
-        The process asked; None where nobody runs the study.
+        The process id that was asked; None where no process runs the study.
 
     Raises:
         LedgerError: There is no study in the folder.
@@ -235,12 +235,12 @@ def stop(folder: Path | str, *, now: bool = False) -> int | None:
 
 
 def with_total(overrides: Sequence[str], trials: int | None) -> tuple[str, ...]:
-    """Overrides, with the study's total of trials among them where one is given."""
+    """Return overrides with the study's total of trials added where one is given."""
     return (*overrides, f"study.trials={trials}") if trials is not None else tuple(overrides)
 
 
 def result_of(session: SessionResult) -> TuneResult:
-    """How a session ended, in the words of this module."""
+    """Return how a session ended as the result of this API."""
     return TuneResult(
         end=session.end,
         summary=summarise(session.state),
@@ -251,7 +251,7 @@ def result_of(session: SessionResult) -> TuneResult:
 
 
 def exit_status(end: End, state: StudyState) -> ExitStatus:
-    """What a command exits with after a study's session."""
+    """Return the exit status of a command after a study's session."""
     match end:
         case End.DONE | End.NO_IMPROVEMENT:
             useful = state.counts[Outcome.COMPLETE] + state.counts[Outcome.PRUNED]

@@ -1,4 +1,4 @@
-"""The use of a study's result: its configurations trained once more, and a debugger in one of them."""
+"""Train a study's configurations once more: the best, the top over several seeds, or one under a debugger."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ BEST = "best"
 
 
 def exit_status(end: End) -> ExitStatus:
-    """What the command line exits with after training beside a study, by how it ended."""
+    """Return the exit status of a command that trained configurations of a study."""
     if end is End.DONE:
         return ExitStatus.DONE
     return ExitStatus.INTERRUPTED if end is End.INTERRUPTED else ExitStatus.STOPPED
@@ -53,7 +53,7 @@ class TrainOutcome:
 
     @property
     def status(self) -> ExitStatus:
-        """What the command line exits with."""
+        """The exit status of the command."""
         return exit_status(self.end)
 
 
@@ -66,7 +66,7 @@ class TopOutcome:
 
     @property
     def status(self) -> ExitStatus:
-        """What the command line exits with; 1 where no run came to a value."""
+        """The exit status of the command; 1 where no run has a value."""
         if self.end is not End.DONE:
             return exit_status(self.end)
         useful = any(run.error is None for one in self.table.configurations for run in one.runs)
@@ -85,7 +85,7 @@ def train(
 ) -> TrainOutcome:
     """Train a trial's configuration once more, evaluate it once on test, and save the model.
 
-    The study is only read: it may be running meanwhile. Ctrl-C writes a checkpoint, and the same call goes on.
+    The study is only read: it may be running meanwhile. Ctrl-C writes a checkpoint, and the same call continues.
 
     Args:
         folder: The study.
@@ -94,7 +94,7 @@ def train(
         seed: None: the trial's own, which repeats the trial.
         out: Where to put a copy of the saved folder; None: it stays in the study.
         merged: Put there, instead of a copy, the base with its adapters merged into it.
-        on_note: Hears what happens, a line at a time.
+        on_note: Called with a line about each thing that happens.
 
     Raises:
         ConfigError: There is no such trial, or it cannot be trained so; or ``out`` is there already.
@@ -130,14 +130,14 @@ def train_top(
 ) -> TopOutcome:
     """Run the best configurations of a study over several seeds, to see what their values are worth.
 
-    The seeds are 0, 1, ...: none is a trial's own, whose value it was chosen by. Nothing is chosen on test: the order
-    is the search's. Runs that are done are not repeated.
+    The seeds are 0, 1, ..., not the trial's own, by whose value it was chosen. Nothing is chosen on test: the order is
+    the search's. Runs that are done are not repeated.
 
     Args:
         folder: The study.
         top: How many of the best trials by the study's metric.
         seeds: How many seeds each.
-        on_note: Hears what happens, a line at a time.
+        on_note: Called with a line about each thing that happens.
 
     Raises:
         ConfigError: No trial has completed.
@@ -166,7 +166,7 @@ def train_top(
 
 
 def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None = None) -> list[str]:
-    """The command that trains a trial's configuration without supervision, for a debugger.
+    """Return the command that trains a trial's configuration without supervision, for a debugger.
 
     It is to take this process's place (``os.execv``): the control plane imports no torch, and a debugger wants the
     terminal. Nothing is saved, and test is not read.
@@ -182,10 +182,10 @@ def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None 
 
 
 def study_snapshot(folder: Path | str) -> StudySnapshot:
-    """A study whose configurations are to be trained once more.
+    """Read a study whose configurations are to be trained once more.
 
     Raises:
-        LedgerError: There is none, or no run of it came so far.
+        LedgerError: There is none, or no run of it has checked its data.
     """
     layout = layout_of(folder)
     state = read_study(layout)
@@ -211,7 +211,7 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
 
 
 def none_completed(study: StudySnapshot) -> ConfigError:
-    """What is said where there is no best trial."""
+    """Return the error for a study without a completed trial."""
     ended = study.state.counts[Outcome.PRUNED] + study.state.counts[Outcome.FAILED]
     return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
 
@@ -224,13 +224,13 @@ def _other_data(study: StudySnapshot, trial: TrialState) -> bool:
 def do_runs(
     study: StudySnapshot, runs: Sequence[FinalRun], on_note: Callable[[str], None], together: EnsembleRun | None = None
 ) -> tuple[End, dict[str, Result | DryfitError]]:
-    """Do runs under their locks; what is done already is taken as it is.
+    """Do runs under their locks; finished ones are not repeated.
 
     Args:
-        study: Whose configurations they are.
-        runs: What is trained.
-        on_note: Hears what happens, a line at a time.
-        together: What is made of them once all are done.
+        study: The study that the configurations are of.
+        runs: The runs.
+        on_note: Called with a line about each thing that happens.
+        together: The ensemble to make of them once all are done.
     """
     first = study.layout.final(runs[0].name if together is None else together.name)
     settings = SupervisorSettings(

@@ -1,1 +1,1 @@
-"""Data sets in formats of their own, as rows of dryfit's: one module a format, pure; ``writing`` does the doing."""
+"""Convert data sets of other formats into JSON rows: a pure module for each format, and ``writing`` for the files."""

@@ -1,6 +1,6 @@
-"""Rows of a table by a map of its columns: TSV files in the style of GLUE, and data sets of the Hugging Face hub.
+"""Convert tables to rows by a column map: TSV files in the style of GLUE, and data sets of the Hugging Face hub.
 
-GLUE (Wang et al., "GLUE", ICLR 2019; gluebenchmark.com) has a table a task: most with a header (RTE: ``index,
+GLUE (Wang et al., "GLUE", ICLR 2019; gluebenchmark.com) has a table for each task: most with a header (RTE: ``index,
 sentence1, sentence2, label``), CoLA without; labels are integers or names.
 """
 
@@ -21,12 +21,12 @@ class _UnfitError(Exception):
 
 
 def table_rows(records: Iterable[Record | Rejected], columns: ColumnMap, prefix: str) -> Iterator[Item]:
-    """The rows of a table file, whose cells are text.
+    """Convert the rows of a table file, whose cells are text.
 
     Args:
-        records: Of the file.
-        columns: Which column has which field.
-        prefix: Of the ids of rows, ``PREFIX:LINE``, where no column has them.
+        records: The file's rows.
+        columns: The column of each field.
+        prefix: Prefix of row ids, ``PREFIX:LINE``, where no column has them.
     """
     for record in records:
         if isinstance(record, Rejected):
@@ -36,13 +36,13 @@ def table_rows(records: Iterable[Record | Rejected], columns: ColumnMap, prefix:
 
 
 def hub_rows(lines: Iterable[str], columns: ColumnMap, source: str, prefix: str) -> Iterator[Item]:
-    """The rows of a data set, from the lines that the job ROWS wrote: ``{"row", "values"}`` or ``{"row", "error"}``.
+    """Convert the rows of a hub data set from the lines of the job ROWS: ``{"row", "values"}`` or ``{"row", "error"}``.
 
     Args:
-        lines: What was written.
-        columns: Which column has which field.
+        lines: The lines.
+        columns: The column of each field.
         source: The data set, for messages.
-        prefix: Of the ids of rows, ``PREFIX:ROW``, where no column has them.
+        prefix: Prefix of row ids, ``PREFIX:ROW``, where no column has them.
     """
     for line in lines:
         written = json.loads(line)
@@ -54,11 +54,11 @@ def hub_rows(lines: Iterable[str], columns: ColumnMap, source: str, prefix: str)
 
 
 def mapped_row(values: Mapping[str, Any], columns: ColumnMap, *, place: str, unnamed: str) -> ImportedRow | Rejected:
-    """One row of a table.
+    """Convert one row of a table.
 
     Args:
-        values: Cell by column; text, or what JSON has.
-        columns: Which column has which field.
+        values: Cell by column; text, or a JSON value.
+        columns: The column of each field.
         place: Where the row is, for messages.
         unnamed: Its id, where no column has ids.
     """
@@ -94,12 +94,12 @@ def _name(cells: Mapping[str, Any], field: str) -> str:
 def _label(value: Any, labels: tuple[str, ...]) -> int:
     if labels:
         if str(value) not in labels:
-            raise _UnfitError(f"label is {_shown(value)}, none of {few(labels, most=12)}")
+            raise _UnfitError(f"label is {_shortened(value)}, none of {few(labels, most=12)}")
         return labels.index(str(value))
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _UnfitError(f"label is {_shown(value)}, not an integer (names of classes are given with --labels)")
+        raise _UnfitError(f"label is {_shortened(value)}, not an integer (names of classes are given with --labels)")
     return value
 
 
@@ -113,11 +113,11 @@ def _evidence(value: Any) -> tuple[Span, ...]:
     for span in cast(list[Any], value):
         pair = cast(list[Any], span) if isinstance(span, list) else []
         if len(pair) != 2 or not all(type(end) is int for end in pair):
-            raise _UnfitError(f"evidence has {_shown(span)}, not [start, end)")
+            raise _UnfitError(f"evidence has {_shortened(span)}, not [start, end)")
         spans.append((pair[0], pair[1]))
     return tuple(sorted(spans))
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."

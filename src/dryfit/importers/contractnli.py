@@ -1,4 +1,4 @@
-"""ContractNLI: contracts, hypotheses on them, and the spans that decide each.
+"""Import ContractNLI: contracts, hypotheses about them, and the evidence spans that decide each.
 
 Format: Koreeda and Manning, "ContractNLI" (Findings of EMNLP 2021), stanfordnlp.github.io/contract-nli:
 ``{"documents": [{"id", "text", "spans": [[start, end]], "annotation_sets": [{"annotations": {"nda-1": {"choice",
@@ -60,7 +60,7 @@ class PassageSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Contract:
-    """A contract, cut into passages."""
+    """A contract, divided into passages."""
 
     name: str
     text: str
@@ -70,7 +70,7 @@ class _Contract:
 
 
 def contractnli_rows(document: Any, source: str, cutting: PassageSettings) -> Iterator[Item]:
-    """A row for each hypothesis and passage: label 1 where the passage holds evidence that decides the hypothesis.
+    """Yield a row for each hypothesis and passage: label 1 where the passage has evidence that decides the hypothesis.
 
     Args:
         document: The parsed file.
@@ -78,7 +78,7 @@ def contractnli_rows(document: Any, source: str, cutting: PassageSettings) -> It
         cutting: How contracts become rows.
 
     Raises:
-        DataError: It is no ContractNLI file.
+        DataError: It is not a ContractNLI file.
     """
     try:
         file = _File.model_validate(document)
@@ -144,7 +144,7 @@ def _contract_rows(
 
 
 def _evidence(raw: Any, contract: _Contract, path: str) -> list[Span] | Rejected:
-    """Spans of the contract that decide a hypothesis; none where it is not mentioned."""
+    """Return the spans that decide a hypothesis; none where it is not mentioned."""
     try:
         annotation = _Annotation.model_validate(raw)
     except ValidationError as error:
@@ -165,7 +165,7 @@ def _evidence(raw: Any, contract: _Contract, path: str) -> list[Span] | Rejected
 def _pair_rows(
     contract: _Contract, key: str, hypothesis: str, evidence: list[Span], cutting: PassageSettings
 ) -> Iterator[ImportedRow | LeftOut]:
-    """Rows of one hypothesis: every passage with evidence, and as many without as are asked for (but at least one)."""
+    """Yield rows of one hypothesis: every passage with evidence, and as many without as configured (at least one)."""
     held = [
         [(start - begin, end - begin) for start, end in evidence if begin <= start and end <= stop]
         for begin, stop in contract.passages

@@ -1,4 +1,4 @@
-"""Reads JSON, CSV and TSV files that somebody else wrote; whatever is wrong with a file is told with its line."""
+"""Read JSON, CSV and TSV files of other programs, with errors that name the line."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ class Record:
     Attributes:
         values: Column to cell.
         number: Line on which it begins, from 1.
-        place: The same, for messages.
+        place: File and line, for messages.
     """
 
     values: dict[str, str]
@@ -31,7 +31,7 @@ class Record:
 
 
 def read_json(source: str) -> Any:
-    """A whole JSON document.
+    """Read a JSON document.
 
     Raises:
         DataError: The file is absent, empty, not UTF-8 or not JSON.
@@ -51,7 +51,7 @@ def read_json(source: str) -> Any:
 
 
 def top_level(document: Any) -> str:
-    """What stands at the top of a JSON document that is of another kind."""
+    """Describe the top level of a JSON document that is of another format."""
     if not isinstance(document, dict):
         return f"it is no object, but of type {type(document).__name__}"
     keys = list(cast(dict[str, Any], document))
@@ -64,11 +64,11 @@ def has_keys(document: Any, *keys: str) -> bool:
 
 
 def csv_records(source: str, needed: Sequence[str]) -> Iterator[Record | Rejected]:
-    """The rows of a CSV file with a header: commas, quotes doubled inside quotes (RFC 4180).
+    """Yield the rows of a CSV file with a header: commas, quotes doubled inside quotes (RFC 4180).
 
     Args:
         source: The file.
-        needed: Columns that it must have.
+        needed: Columns that the file must have.
 
     Raises:
         DataError: The file is absent, empty, not UTF-8, without such a column, or its quotes never end.
@@ -98,13 +98,13 @@ def csv_records(source: str, needed: Sequence[str]) -> Iterator[Record | Rejecte
 
 
 def tsv_records(source: str, needed: Sequence[str], *, header: bool) -> Iterator[Record | Rejected]:
-    """The rows of a file whose cells are separated by tabs, one row a line; a quote is a character as any other.
+    """Yield the rows of a file with tab-separated cells, one row a line; a quote is an ordinary character.
 
-    That is how GLUE's files are written and read (``quoting=csv.QUOTE_NONE`` in its readers).
+    GLUE's files are written and read this way (``quoting=csv.QUOTE_NONE`` in its readers).
 
     Args:
         source: The file.
-        needed: Columns that it must have.
+        needed: Columns that the file must have.
         header: Whether its first line names the columns; else they are called 1, 2, ...
 
     Raises:
@@ -136,7 +136,7 @@ def tsv_records(source: str, needed: Sequence[str], *, header: bool) -> Iterator
 
 
 def text_file_lines(source: str, allowed: str) -> list[str]:
-    """The lines of a text file, without their ends.
+    """Return the lines of a text file, without their ends.
 
     Args:
         source: The file.
@@ -150,7 +150,7 @@ def text_file_lines(source: str, allowed: str) -> list[str]:
 
 
 def base_name(source: str) -> str:
-    """The file's name without folder and ending, for the ids of rows that have none."""
+    """Return the file's name without folder and suffix, for the ids of rows that have none."""
     return Path(source).stem
 
 

@@ -1,4 +1,4 @@
-"""What a reader of a format yields: rows, and what could not become one."""
+"""Items that the reader of a format yields: rows, rejected parts and left-out rows; with helpers for spans."""
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dryfit.core.seeds import derive_seed
 
 Span: TypeAlias = tuple[int, int]
-"""[start, end) in characters of a text."""
+"""``[start, end)`` in characters of a text."""
 
 T = TypeVar("T")
 
@@ -21,11 +21,11 @@ class ImportedRow:
 
     Attributes:
         id: Unique in what is written.
-        group: What may not cross splits; None: the row is alone.
-        criterion: What the text is asked for; None: the data set has text alone.
+        group: Rows of a group stay in one split; None: the row is a group of its own.
+        criterion: The statement that the text is judged by; None: the data set has text alone.
         text: The text.
         label: Its class.
-        evidence: Spans of the text, in order; None: the data set has no such thing.
+        evidence: Spans of the text, in order; None: the data set has no evidence.
         place: Where it came from, for messages.
     """
 
@@ -38,7 +38,7 @@ class ImportedRow:
     place: str
 
     def as_json(self) -> str:
-        """One line; what is None is absent."""
+        """Return the row as one line; fields that are None are absent."""
         fields = {
             "id": self.id,
             "group": self.group,
@@ -52,11 +52,11 @@ class ImportedRow:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Something of the source that does not fit, and gives no row.
+    """A part of the source that does not fit, and gives no row.
 
     Attributes:
         place: File, and line or path in its JSON.
-        reason: What is wrong. Never the text of a row: data sets may hold what people said of themselves.
+        reason: What is wrong, never with the text of a row: data sets may hold what people said of themselves.
     """
 
     place: str
@@ -78,7 +78,7 @@ Item: TypeAlias = ImportedRow | Rejected | LeftOut
 
 
 def fault_of(row: ImportedRow) -> str | None:
-    """What a study would refuse in a row; None where there is nothing."""
+    """Return what a study would refuse in a row; None where it is fine."""
     texts = {"id": row.id, "group": row.group, "criterion": row.criterion, "text": row.text}
     for name, text in texts.items():
         if text is None:
@@ -98,10 +98,10 @@ def fault_of(row: ImportedRow) -> str | None:
 
 
 def json_fault(error: ValidationError, path: str) -> Rejected:
-    """The first thing that a part of a JSON document is wrong in.
+    """Return the first thing that is wrong with a part of a JSON document.
 
     Args:
-        error: Of validating it.
+        error: The error of its validation.
         path: Where the part is: ``dev.json, data[3]``.
     """
     first = error.errors(include_url=False)[0]
@@ -110,7 +110,7 @@ def json_fault(error: ValidationError, path: str) -> Rejected:
 
 
 def trimmed(text: str, span: Span) -> Span | None:
-    """A span without the white space at its ends; None where there is nothing else."""
+    """Return a span without the white space at its ends; None where it is nothing else."""
     start, end = span
     inside = text[start:end]
     start += len(inside) - len(inside.lstrip())
@@ -119,7 +119,7 @@ def trimmed(text: str, span: Span) -> Span | None:
 
 
 def joined(text: str, spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Spans in order; those that overlap, or have nothing but white space between them, become one."""
+    """Sort spans and merge those that overlap, or have only white space between them."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and not text[merged[-1][1] : start].strip():
@@ -130,12 +130,12 @@ def joined(text: str, spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def drawn(candidates: Sequence[T], count: int | None, name: Callable[[T], Hashable]) -> list[T]:
-    """Some of the candidates, in their order: those with the smallest hashes of their names, so the same every time.
+    """Draw some of the candidates, in their order: those with the smallest hashes of their names, the same every time.
 
     Args:
-        candidates: To draw from.
+        candidates: The candidates.
         count: How many at most; None: all.
-        name: What a candidate is called by, different for each.
+        name: Returns a candidate's name, different for each.
     """
     if count is None or count >= len(candidates):
         return list(candidates)

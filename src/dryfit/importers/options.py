@@ -1,4 +1,4 @@
-"""What may be asked of an import, and which format reads it: an option that would be ignored is an error."""
+"""Options of an import, and which format reads them: an option that would be ignored is an error."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NEEDED: Final = ("text", "label")
 
 
 class Format(StrEnum):
-    """How a data set is written down."""
+    """The format of a data set."""
 
     CONTRACTNLI = "contractnli"
     SQUAD = "squad"
@@ -25,13 +25,13 @@ class Format(StrEnum):
 
 
 class ImportOptions(TypedDict, total=False):
-    """What may be asked for beside format, sources and target.
+    """Options beside format, sources and target.
 
     Attributes:
         columns: glue, hub: the column of each field, ``{"text": "sentence", "label": "label"}``.
         labels: glue, hub: names of the classes, from class 0 on; without them labels are integers.
         header: glue: whether the first line names the columns; else they are called 1, 2, ...
-        criteria: redsm5: the file that says what each symptom is.
+        criteria: redsm5: the file that describes each symptom.
         passage_chars: contractnli: the length from which a passage ends with the next span.
         negatives: contractnli, redsm5: rows with label 0 for each with label 1, or ``all``.
         validation: With a folder as target: share of the groups.
@@ -52,10 +52,10 @@ class ImportOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class FormatFacts:
-    """What a format is given and reads.
+    """The sources and options of a format.
 
     Attributes:
-        sources: What is given, in order.
+        sources: Descriptions of its sources, in order.
         options: Names of the options it reads.
     """
 
@@ -78,10 +78,10 @@ DEFAULT_RULE: Final = SplitRule(validation=0.2, test=0.0, seed=0)
 
 @dataclass(frozen=True, slots=True)
 class ColumnMap:
-    """Which column has which field.
+    """The columns of a table that hold the fields of a row.
 
     Attributes:
-        columns: Column by field; a field that is not in it is not in the rows.
+        columns: Column by field; rows lack the fields that are not in it.
         labels: Names of the classes; empty: labels are integers.
     """
 
@@ -90,10 +90,10 @@ class ColumnMap:
 
 
 def check_options(form: Format, sources: Sequence[str], options: ImportOptions, *, into_folder: bool) -> None:
-    """Refuse what the format does not read, and a number of sources that it does not have.
+    """Refuse options that the format does not read, and a wrong number of sources.
 
     Raises:
-        ConfigError: Of either.
+        ConfigError: There is such an option, or the number of sources is wrong.
     """
     facts = FACTS[form]
     doing = f"importing {form}"
@@ -114,10 +114,10 @@ def check_options(form: Format, sources: Sequence[str], options: ImportOptions, 
 
 
 def split_rule(options: ImportOptions) -> SplitRule:
-    """How rows are divided among the files of a folder.
+    """Return how rows are split among the files of a folder.
 
     Raises:
-        ConfigError: A share is none.
+        ConfigError: A share is out of range.
     """
     rule = SplitRule(
         validation=options.get("validation", DEFAULT_RULE.validation),
@@ -131,10 +131,10 @@ def split_rule(options: ImportOptions) -> SplitRule:
 
 
 def negatives_of(options: ImportOptions, default: int | None) -> int | None:
-    """Rows with label 0 for each with label 1; None: all there are.
+    """Return the number of rows with label 0 for each with label 1; None: all there are.
 
     Raises:
-        ConfigError: Another text, or a number below 1.
+        ConfigError: It is neither ``all`` nor a number from 1.
     """
     if "negatives" not in options:
         return default
@@ -147,7 +147,7 @@ def negatives_of(options: ImportOptions, default: int | None) -> int | None:
 
 
 def column_map(options: ImportOptions) -> ColumnMap:
-    """Which column has which field.
+    """Return the column map of the options.
 
     Raises:
         ConfigError: A field is unknown, or one that every row needs is not named; or a class is named twice.

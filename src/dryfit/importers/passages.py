@@ -1,4 +1,4 @@
-"""Cuts a long text into passages between its spans, so that no span is cut."""
+"""Divide a long text into passages, so that each span lies in one passage."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ from dryfit.importers.items import Span, trimmed
 
 
 def passages_of(text: str, spans: Sequence[Span], enough_chars: int) -> list[Span]:
-    """Passages of a text, in order, without the white space at their ends.
+    """Return the passages of a text, in order, without the white space at their ends.
 
-    A passage ends before the first span at which it has enough characters and which no earlier span reaches into. What
-    stands between two spans belongs to the passage before. So each span lies in one passage, and nothing but white
-    space in none; a passage is as long as its spans need it to be, and the last one may be short.
+    A passage ends before the first span at which it has enough characters, unless an earlier span reaches into that
+    span. Text between two spans belongs to the passage before. So each span lies in one passage, and only white space
+    in none; a passage is as long as its spans need it to be, and the last one may be short.
 
     Args:
         text: The text.
-        spans: Sentences, say; in any order.
+        spans: Spans such as sentences, in any order.
         enough_chars: The length from which a passage ends with the next span.
     """
     cuts = [0]

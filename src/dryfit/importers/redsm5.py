@@ -1,11 +1,11 @@
-"""ReDSM5: posts, and sentences of theirs that speak for or against a symptom.
+"""Import ReDSM5: posts, and sentences in them that are evidence for or against a symptom.
 
 Format: Bao, Pérez and Parapar, "ReDSM5: A Reddit Dataset for DSM-5 Depression Detection" (CIKM 2025),
 github.com/eliseobao/redsm5: posts with ``post_id, text``; annotations with ``post_id, sentence_id, sentence_text,
 DSM5_symptom, status, explanation``, where status is 1 (evidence for the symptom) or 0 (an explicit negative). Posts may
 also be given sentence by sentence, as ``post_id, sentence_id, sentence_text``.
 
-Every post is annotated for all symptoms, so a symptom that nobody noted of a post is absent from it.
+Every post is annotated for all symptoms, so a symptom without an annotation is absent from the post.
 """
 
 import re
@@ -33,7 +33,7 @@ class _Post:
     sentences: dict[str, Span] | None = None
 
     def add(self, sentence_id: str, sentence: str) -> None:
-        """Put another sentence at the end, after a space."""
+        """Append a sentence after a space."""
         assert self.sentences is not None
         start = len(self.text) + 1 if self.text else 0
         self.text = f"{self.text} {sentence}" if self.text else sentence
@@ -41,13 +41,13 @@ class _Post:
 
 
 @dataclass(slots=True)
-class _Noted:
-    """What was noted of a post and a symptom.
+class _SymptomNotes:
+    """The annotations of a post and a symptom.
 
     Attributes:
         present: Spans of its evidence.
-        absent: Somebody noted that the symptom is absent.
-        doubtful: An annotation of it was rejected, so its label is not known.
+        absent: Whether an annotation says that the symptom is absent.
+        doubtful: Whether an annotation was rejected, so that the label is not known.
     """
 
     present: list[Span] = field(default_factory=list[Span])
@@ -56,10 +56,10 @@ class _Noted:
 
 
 def read_criteria(lines: Iterable[str], source: str) -> dict[str, str]:
-    """What each symptom is, from lines ``SYMPTOM: text`` (or with a tab); ``#`` begins a comment.
+    """Read the descriptions of symptoms from lines ``SYMPTOM: text`` (or with a tab); ``#`` begins a comment.
 
     Args:
-        lines: Of the file.
+        lines: Lines of the file.
         source: Its name.
 
     Raises:
@@ -88,15 +88,15 @@ def redsm5_rows(
     criteria: dict[str, str],
     negatives: int | None,
 ) -> Iterator[Item]:
-    """A row for each post and symptom: label 1 where a sentence speaks for it, and those sentences as evidence.
+    """Yield a row for each post and symptom: label 1 where a sentence is evidence for it, with those sentences.
 
-    Explicit negatives are always rows. Of the symptoms that nobody noted of a post, ``negatives`` are drawn for each
-    that it has, but at least for one.
+    Explicit negatives are always rows. Of the symptoms without an annotation, ``negatives`` are drawn for each that the
+    post has, and at least for one.
 
     Args:
         posts: Rows of the file of posts.
         annotations: Rows of the file of annotations.
-        criteria: What each symptom is, by its name.
+        criteria: Description of each symptom by its name.
         negatives: See above; None: all of them.
 
     Raises:
@@ -107,7 +107,7 @@ def redsm5_rows(
         rejected = record if isinstance(record, Rejected) else _add_post(record, found)
         if rejected is not None:
             yield rejected
-    noted: dict[tuple[str, str], _Noted] = {}
+    noted: dict[tuple[str, str], _SymptomNotes] = {}
     seen: dict[tuple[str, str, str], Record] = {}
     for record in annotations:
         rejected = record if isinstance(record, Rejected) else _add_annotation(record, found, criteria, noted, seen)
@@ -148,7 +148,7 @@ def _add_annotation(
     record: Record,
     posts: dict[str, _Post],
     criteria: dict[str, str],
-    noted: dict[tuple[str, str], _Noted],
+    noted: dict[tuple[str, str], _SymptomNotes],
     seen: dict[tuple[str, str, str], Record],
 ) -> Rejected | None:
     values = record.values
@@ -158,7 +158,7 @@ def _add_annotation(
         return Rejected(record.place, f"there is no post {post_id!r}")
     if symptom not in criteria:
         return Rejected(record.place, f"the criteria have no symptom {symptom!r}: {few(criteria, most=12)}")
-    pair = noted.setdefault((post_id, symptom), _Noted())
+    pair = noted.setdefault((post_id, symptom), _SymptomNotes())
     key = (post_id, values["sentence_id"], symptom)
     first = seen.setdefault(key, record)
     if first is not record:
@@ -184,10 +184,10 @@ def _no_row(post_id: str, symptom: str) -> str:
 
 
 def _located(sentence_id: str, sentence: str, post: _Post) -> Span | str:
-    """Where a sentence stands in its post, or why that is not known.
+    """Find a sentence in its post, or say why that fails.
 
-    White space may differ, as posts were cleaned. A sentence that is there several times is taken where it is first,
-    if possible as a whole: not inside of longer words.
+    White space may differ, as posts were cleaned. Of several occurrences the first is taken, if possible one that is
+    not inside of longer words.
     """
     words = sentence.split()
     if not words:
@@ -206,10 +206,10 @@ def _post_rows(
     post_id: str,
     post: _Post,
     criteria: dict[str, str],
-    noted: dict[tuple[str, str], _Noted],
+    noted: dict[tuple[str, str], _SymptomNotes],
     negatives: int | None,
 ) -> Iterator[ImportedRow | LeftOut]:
-    pairs = {symptom: noted.get((post_id, symptom), _Noted()) for symptom in criteria}
+    pairs = {symptom: noted.get((post_id, symptom), _SymptomNotes()) for symptom in criteria}
     pairs = {symptom: pair for symptom, pair in pairs.items() if not pair.doubtful}
     unnoted = [symptom for symptom, pair in pairs.items() if not pair.present and not pair.absent]
     present = sum(bool(pair.present) for pair in pairs.values())

@@ -1,4 +1,4 @@
-"""SQuAD 2.0: questions on paragraphs, each with its answers as spans, or with none.
+"""Import SQuAD 2.0: questions on paragraphs, each with its answers as spans, or without an answer.
 
 Format: Rajpurkar, Jia and Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD" (ACL 2018),
 rajpurkar.github.io/SQuAD-explorer: ``{"version", "data": [{"title", "paragraphs": [{"context", "qas": [{"id",
@@ -43,7 +43,7 @@ class _Question(BaseModel):
 
 
 def squad_rows(document: Any, source: str) -> Iterator[Item]:
-    """A row for each question: criterion the question, text its paragraph, label whether it can be answered.
+    """Yield a row for each question: criterion the question, text its paragraph, label whether it can be answered.
 
     The evidence is all distinct answers, and the group is the article.
 
@@ -52,7 +52,7 @@ def squad_rows(document: Any, source: str) -> Iterator[Item]:
         source: Its name.
 
     Raises:
-        DataError: It is no SQuAD file.
+        DataError: It is not a SQuAD file.
     """
     try:
         articles = _File.model_validate(document).data

@@ -1,7 +1,7 @@
-"""Writes rows as files of a study, and what did not fit beside them: streamed, and complete or not at all.
+"""Write imported rows, split by group, and the rejected parts beside them: streamed, and complete or not at all.
 
-Rows go to a temporary file as they are read, so that memory grows only with their ids and groups. Where they are split,
-that file is read once more when all groups are known.
+Rows go to a temporary file as they are read, so that memory grows only with their ids and groups. They are split by
+reading that file once more when all groups are known.
 """
 
 import json
@@ -25,8 +25,8 @@ from dryfit.importers.options import Format
 _SUFFIX: Final = ".jsonl"
 _OTHER_KINDS: Final = (".json", ".csv", ".tsv", ".parquet", ".txt")
 _MOST_NOTES: Final = 20
-_UNDIVIDED: Final = ""
-"""In the place of a split's name, where rows are not split."""
+_NOT_SPLIT: Final = ""
+"""Stands for the name of a split where rows are not split."""
 
 
 class WrittenFile(Wire):
@@ -35,7 +35,7 @@ class WrittenFile(Wire):
     Attributes:
         file: Its path.
         rows: Its rows.
-        groups: Their groups; a row without one is a group.
+        groups: Number of their groups; a row without one is a group.
         labels: Rows of each label.
     """
 
@@ -46,13 +46,13 @@ class WrittenFile(Wire):
 
 
 class ImportSummary(Wire):
-    """What an import did.
+    """The result of an import.
 
     Attributes:
-        format: Of the sources.
-        sources: As they were given.
-        files: What was written.
-        rejected: What did not fit: each has a line in ``rejected_file``.
+        format: The format of the sources.
+        sources: The sources as they were given.
+        files: The files that were written.
+        rejected: How many parts did not fit: each has a line in ``rejected_file``.
         rejected_file: None where everything fits.
         left_out: Rows with label 0 that ``negatives`` did not ask for.
     """
@@ -66,18 +66,18 @@ class ImportSummary(Wire):
 
     @property
     def rows(self) -> int:
-        """All that were written."""
+        """Number of rows written."""
         return sum(one.rows for one in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go.
+    """The files of an import.
 
     Attributes:
-        folder: Of all files.
-        files: By split; or one, for all rows.
-        rejected: What did not fit.
+        folder: The folder of all files.
+        files: A file for each split, or one for all rows.
+        rejected: The file for the parts that did not fit.
     """
 
     folder: Path
@@ -87,36 +87,36 @@ class Target:
     @property
     def is_folder(self) -> bool:
         """Whether rows are split."""
-        return _UNDIVIDED not in self.files
+        return _NOT_SPLIT not in self.files
 
     @property
     def all_files(self) -> tuple[Path, ...]:
-        """Every file that an import into it may write; those of an earlier one would be mixed with its own."""
+        """Every file that an import may write; files of an earlier import would be mixed with them."""
         return (*self.files.values(), self.rejected)
 
 
 def target_of(out: Path | str) -> Target:
-    """A ``.jsonl`` file, or a folder for the splits.
+    """Return the target meant by a ``.jsonl`` file, or a folder for the splits.
 
     Raises:
-        ConfigError: A file of another kind, or a folder where a file is meant.
+        ConfigError: It is a file of another kind, or a folder where a file is meant.
     """
     path = Path(out).expanduser().absolute()
     doing = f"writing rows to {out}"
     if path.suffix == _SUFFIX:
         if path.is_dir():
             raise ConfigError(doing, "it is a folder", "a file that ends in .jsonl, or a folder of another name")
-        return Target(path.parent, {_UNDIVIDED: path}, path.with_suffix(f".rejected{_SUFFIX}"))
+        return Target(path.parent, {_NOT_SPLIT: path}, path.with_suffix(f".rejected{_SUFFIX}"))
     if path.is_file() or (path.suffix in _OTHER_KINDS and not path.is_dir()):
         raise ConfigError(doing, f"a file of kind {path.suffix!r}", "a file that ends in .jsonl, or a folder")
     return Target(path, {name: path / f"{name}{_SUFFIX}" for name in SPLITS}, path / f"rejected{_SUFFIX}")
 
 
 def refuse_taken(target: Target) -> None:
-    """Refuse to write over files that are there.
+    """Refuse to overwrite files.
 
     Raises:
-        ConfigError: One is.
+        ConfigError: One of them exists.
     """
     taken = [str(path) for path in target.all_files if path.exists()]
     if taken:
@@ -127,7 +127,7 @@ def refuse_taken(target: Target) -> None:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was seen so far."""
+    """Counts of the items so far."""
 
     places: dict[str, str] = field(default_factory=dict[str, str])
     groups: Counter[str] = field(default_factory=Counter[str])
@@ -139,16 +139,16 @@ class _Tally:
 def write_rows(
     items: Iterable[Item], target: Target, rule: SplitRule, on_note: Callable[[str], None]
 ) -> tuple[tuple[WrittenFile, ...], int, int]:
-    """Write what a reader yields.
+    """Write the items of a reader.
 
     Args:
-        items: From a reader.
-        target: Where; files that are there are replaced.
-        rule: How rows are divided, where the target is a folder.
-        on_note: Hears of the first things that do not fit.
+        items: The items.
+        target: The target; existing files are replaced.
+        rule: How rows are split, where the target is a folder.
+        on_note: Called with a line for each of the first parts that do not fit.
 
     Returns:
-        The files of rows, how much was rejected, how many rows were left out.
+        The files of rows, how many parts were rejected, how many rows were left out.
 
     Raises:
         DataError: No row fits, or a split would have no group.
@@ -168,14 +168,14 @@ def write_rows(
             of_group = split_groups(tally.groups, rule, doing="splitting by group", hint=hint)
             names = [name for name in SPLITS if name != TEST or rule.test > 0]
         else:
-            of_group = dict.fromkeys(tally.groups, _UNDIVIDED)
-            names = [_UNDIVIDED]
+            of_group = dict.fromkeys(tally.groups, _NOT_SPLIT)
+            names = [_NOT_SPLIT]
         ready = {name: beside(name or "all") for name in names}
-        counts = _divide(spool, ready, of_group)
+        counts = _split(spool, ready, of_group)
         moves = {ready[name]: target.files[name] for name in names}
         if tally.rejections:
             moves[rejected] = target.rejected
-        _put(moves, target)
+        _move_in(moves, target)
     if tally.rejections > _MOST_NOTES:
         on_note(f"{tally.rejections - _MOST_NOTES} more do not fit: {target.rejected}")
     written = tuple(_written(target.files[name], counts[name]) for name in names)
@@ -185,7 +185,7 @@ def write_rows(
 def _fitting(
     items: Iterable[Item], tally: _Tally, faults: TextIO, on_note: Callable[[str], None]
 ) -> Iterator[ImportedRow]:
-    """The rows that a study would take; all else is counted, and written down."""
+    """Yield the rows that a study would accept; count and write down all else."""
     for item in items:
         if isinstance(item, LeftOut):
             tally.left_out += item.rows
@@ -212,7 +212,7 @@ def _refused(row: ImportedRow, tally: _Tally) -> Rejected | None:
 
 
 def _group_of(row_id: str, group: str | None) -> str:
-    """A row without a group is one by itself, as a study has it."""
+    """Return the row's group; a row without one is a group of its own, as in a study."""
     return row_id if group is None else group
 
 
@@ -223,8 +223,8 @@ class _Counts:
     labels: Counter[int] = field(default_factory=Counter[int])
 
 
-def _divide(spool: Path, ready: Mapping[str, Path], of_group: Mapping[str, str]) -> dict[str, _Counts]:
-    """Copy each row to the file of its split; lines of a file are durable when this returns."""
+def _split(spool: Path, ready: Mapping[str, Path], of_group: Mapping[str, str]) -> dict[str, _Counts]:
+    """Copy each row to the file of its split, durably."""
     counts = {name: _Counts() for name in ready}
     with ExitStack() as stack:
         lines = stack.enter_context(spool.open("r", encoding="utf-8", newline="\n"))
@@ -243,11 +243,11 @@ def _divide(spool: Path, ready: Mapping[str, Path], of_group: Mapping[str, str])
     return counts
 
 
-def _put(moves: Mapping[Path, Path], target: Target) -> None:
-    """Put files in their places.
+def _move_in(moves: Mapping[Path, Path], target: Target) -> None:
+    """Move files to their places.
 
-    Those of an earlier import go first: a kill between two renames must not leave one split of it beside another of
-    this one, which may share groups.
+    Files of an earlier import are removed first: a kill between two renames must not leave one of its splits beside a
+    new one, which may share groups.
     """
     for path in target.all_files:
         path.unlink(missing_ok=True)
@@ -264,7 +264,7 @@ def _written(path: Path, counts: _Counts) -> WrittenFile:
 
 @contextmanager
 def _temporary(target: Target) -> Generator[Callable[[str], Path]]:
-    """Names for files in the target's folder that do not outlive this block; nor does a new folder without files."""
+    """Give names of temporary files in the target's folder, removed at the end as is a new folder without files."""
     is_new = not target.folder.exists()
     target.folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []

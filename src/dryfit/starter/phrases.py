@@ -1,4 +1,4 @@
-"""The wording of the synthetic posts: criteria, what bears on them, and the sentences around it.
+"""The wording of the synthetic posts: criteria, phrases for and against them, and sentence frames.
 
 A *phrase* is a verb phrase of the first person, ``VERB REST``; :data:`VERBS` has the verb's other forms. Every
 criterion has phrases that show it and phrases of its opposite, so that one sentence frame turns either into its

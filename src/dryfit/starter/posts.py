@@ -1,9 +1,9 @@
-"""A generator of synthetic posts, seeded and pure: does the writer, now, express a criterion?
+"""Generate synthetic posts from a seed: does the writer, now, express a criterion?
 
 A row's label is 1 if and only if some sentence of its text expresses its criterion, of the writer and at present.
-The hard negatives are close to that: a denial, something past, something said of another person, another criterion.
-Rows that are held out say much of it in wordings that no training row uses, as people do. So what counts is what
-words mean and how they combine, and a linear model of words and word pairs does not solve it.
+Hard negatives are close to that: a denial, something past, something said of another person, another criterion.
+Held-out rows use many wordings that no training row uses. So the task needs what words mean and how they combine, and
+a linear model of words and word pairs does not solve it.
 """
 
 import json
@@ -32,7 +32,7 @@ from dryfit.starter.phrases import (
 DEFAULT_DIFFICULTY: Final = 0.5
 _POSTS_PER_AUTHOR: Final = 4
 _DENIED_SHARE: Final = 0.6
-"""Of the rows with label 0: the writer says the opposite."""
+"""Share of the rows with label 0 in which the writer says the opposite."""
 
 
 class PostRow(TypedDict):
@@ -48,7 +48,7 @@ class PostRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class _Knobs:
-    """What a difficulty means.
+    """The shares and counts that a difficulty stands for.
 
     Attributes:
         unseen: Share of the sentences of held-out rows whose wording no training row uses.
@@ -89,23 +89,23 @@ class _Writer:
     held_out: bool = False
 
     def about_self(self, criterion: Criterion, *, expressed: bool) -> str:
-        """A sentence that expresses the criterion of the writer now, or denies it."""
+        """Draw a sentence in which the writer expresses the criterion now, or denies it."""
         reversing = self.rng.random() < self.knobs.reversed_share
         phrases = criterion.shows if expressed != reversing else criterion.opposes
         return self._fill(self.rng.choice(REVERSING if reversing else AFFIRMING), phrases)
 
     def about_another(self, criterion: Criterion, *, holds: bool) -> str:
-        """A sentence that says of somebody else that the criterion holds, or does not."""
+        """Draw a sentence that says of somebody else that the criterion holds, or does not."""
         return self._fill(self.rng.choice(ABOUT_OTHERS), criterion.shows if holds else criterion.opposes)
 
     def distractor(self, criterion: Criterion) -> str:
-        """A sentence on something else: nothing in particular, or another criterion in any way."""
+        """Draw a sentence about nothing in particular, or about another criterion."""
         if self.rng.random() < self.knobs.on_others:
             return self.about_self(criterion, expressed=self.rng.random() < 0.5)
         return self.rng.choice(FILLERS)
 
     def _wordings(self, phrases: Sequence[str]) -> Sequence[str]:
-        """The first half of the phrases is for every row, the second for held-out ones."""
+        """Return the half of the phrases to use: the first for every row, the second for held-out ones only."""
         half = len(phrases) // 2
         unseen = self.held_out and self.rng.random() < self.knobs.unseen
         return phrases[half:] if unseen else phrases[:half]
@@ -120,7 +120,7 @@ class _Writer:
 
 
 def _post(writer: _Writer, criterion: Criterion, label: int) -> tuple[str, list[list[int]]]:
-    """One text and the spans of the sentences that express the criterion."""
+    """Return a text and the spans of the sentences that express the criterion."""
     rng, knobs = writer.rng, writer.knobs
     bearing: list[tuple[str, bool]] = []
     kind = rng.random()
@@ -162,7 +162,7 @@ def generate(
 
 
 def _rows(n_rows: int, seed: int, knobs: _Knobs, *, held_out: bool, earlier: Sequence[PostRow] = ()) -> list[PostRow]:
-    """Rows that share no id, author or text with the earlier ones; the first begins with a new author."""
+    """Make rows that share no id, author or text with the earlier ones; the first has a new author."""
     rng = random.Random(seed)
     writer = _Writer(rng, knobs, held_out)
     labels = [number % 2 for number in range(n_rows)]

@@ -1,4 +1,4 @@
-"""Study files that come with dryfit, by name."""
+"""Presets: study files that come with dryfit, by name."""
 
 import difflib
 import json
@@ -13,13 +13,13 @@ _SUFFIX: Final = ".toml"
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every preset."""
+    """Return the names of all presets."""
     names = (entry.name for entry in _FOLDER.iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
 
 
 def preset_text(name: str) -> str:
-    """The study file of a preset.
+    """Return the study file of a preset.
 
     Raises:
         ConfigError: There is no such preset.
@@ -33,11 +33,11 @@ def preset_text(name: str) -> str:
 
 
 def preset_study(name: str, study_name: str, data: Mapping[str, str]) -> str:
-    """The study file of a preset, for a study of another name and with data.
+    """Return the study file of a preset with another study name and data files.
 
     Args:
         name: The preset.
-        study_name: What the study is called.
+        study_name: Name of the study.
         data: Keys of ``[data]`` that name files.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What ``dryfit init`` writes: a commented study file, and a small synthetic data set beside it."""
+"""Write what ``dryfit init`` makes: a commented study file, and a small synthetic data set beside it."""
 
 import json
 import textwrap
@@ -18,7 +18,7 @@ from dryfit.starter.preset import preset_study
 STUDY_FILE: Final = "study.toml"
 DATA_FOLDER: Final = "data"
 MODEL_FOLDER: Final = "model"
-"""Where ``init --task causal-lm`` writes its toy of a model; the study file names it."""
+"""Where ``init --task causal-lm`` writes its toy model, which the study file names."""
 
 _DATA_FILES: Final = {split: f"{DATA_FOLDER}/{split}.jsonl" for split in ("train", "validation", "test")}
 
@@ -220,7 +220,7 @@ def study_toml(task: BuiltInTask, name: str) -> str:
 
 
 def _tables(task: BuiltInTask) -> Mapping[str, Mapping[str, Written | None]]:
-    """What the starter file of a task sets, table by table: nothing that it does not read."""
+    """Return the keys that the starter file of a task sets, by table; only keys that the task reads."""
     tables: dict[str, Mapping[str, Written | None]] = {}
     for table, keys in _KEYS.items():
         if table == "search":
@@ -232,7 +232,7 @@ def _tables(task: BuiltInTask) -> Mapping[str, Mapping[str, Written | None]]:
 
 
 def _line(table: str, key: str, value: Written | None) -> list[str]:
-    """One key with its comment; a key that is not set is commented out, with a value to try."""
+    """Return one key with its comment; a key that is not set is commented out, with a value to try."""
     shown = _EXAMPLES[f"{table}.{key}"] if value is None else value
     assignment = ("# " if value is None else "") + f"{key} = {json.dumps(shown)}"
     comment = key_description((table, key))
@@ -260,12 +260,12 @@ def init_folder(
     """Write a study file and a synthetic data set.
 
     Args:
-        folder: Where; made if absent. Its name becomes the study's.
+        folder: The target, made if absent. Its name becomes the study's.
         task: What the model learns.
         sizes: Rows of each split.
         seed: Seed of the data.
-        difficulty: Of the data, from 0 to 1.
-        force: Overwrite what is there.
+        difficulty: Difficulty of the data, from 0 to 1.
+        force: Overwrite existing files.
         preset: The study file that comes with dryfit to write; None: a small commented one.
 
     Returns:
@@ -308,7 +308,7 @@ def init_folder(
 
 
 def _name(folder: Path) -> str:
-    """A legal study name that resembles the folder's."""
+    """Return a legal study name that resembles the folder's."""
     plain = "".join(
         char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in folder.resolve().name
     )

@@ -1,4 +1,4 @@
-"""Known points: checked against the space with file and line, and each tried once."""
+"""Enqueued points: checked against the space with file and line, and each tried once."""
 
 from pathlib import Path
 

@@ -199,7 +199,7 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
     attempt: int | None = getattr(event, "attempt", None)
     match event:
         case TrialAsked():
-            kind, text = MomentKind.ASKED, "asked, from a known point" if event.enqueued else "asked"
+            kind, text = MomentKind.ASKED, "asked, from an enqueued point" if event.enqueued else "asked"
         case TrialPlanned():
             plan = PlanState(event.key, event.answer or state.answers[event.key])
             kind, text = MomentKind.PLANNED, f"planned: {plan_text(plan)}"
