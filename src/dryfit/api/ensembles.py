@@ -80,19 +80,19 @@ def train_ensemble(
     runs = [final_run(trial, seed=seed, with_validation=with_validation) for trial in chosen]
     together = EnsembleRun(tuple(runs))
     paths = study.layout.final(together.name)
-    end, found = End.DONE, finished(paths)
-    if found is None:
+    end, result = End.DONE, finished(paths)
+    if result is None:
         on_note(f"{together.name}: trials {', '.join(str(trial.number) for trial in chosen)}")
         end, results = do_runs(study, runs, on_note, together)
         for error in results.values():
             if isinstance(error, DryfitError):
                 raise error
-        found = results.get(together.name)
-    if not isinstance(found, EnsembleResult):
+        result = results.get(together.name)
+    if not isinstance(result, EnsembleResult):
         return EnsembleOutcome(end, None)
     if target is not None:
         copy_model(paths.model, target)
-    return EnsembleOutcome(End.DONE, _trained(study, together, found, target or paths.model))
+    return EnsembleOutcome(End.DONE, _trained(study, together, result, target or paths.model))
 
 
 def _check_task(study: StudySnapshot) -> None:
@@ -123,19 +123,19 @@ def _best_trials(study: StudySnapshot, top: int) -> list[TrialState]:
     if not 2 <= top <= MOST_MEMBERS:
         raise ConfigError(doing, f"an ensemble of {top}", f"2 to {MOST_MEMBERS} members", "one: --trial best")
     complete = [trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE]
-    found: list[TrialState] = []
+    best: list[TrialState] = []
     for trial in best_first(complete, study.config.study.resolved_direction):
         own = trial_settings(study, trial.params, trial.own)
-        if all(own != trial_settings(study, other.params, other.own) for other in found):
-            found.append(trial)
-    if not found:
+        if all(own != trial_settings(study, other.params, other.own) for other in best):
+            best.append(trial)
+    if not best:
         raise none_completed(study)
-    if len(found) < top:
-        repeated = f", {len(complete)} with those that repeat one" if len(complete) > len(found) else ""
-        least = f"top2 to top{len(found)}, or more trials" if len(found) > 1 else "at least 2"
+    if len(best) < top:
+        repeated = f", {len(complete)} with those that repeat one" if len(complete) > len(best) else ""
+        least = f"top2 to top{len(best)}, or more trials" if len(best) > 1 else "at least 2"
         hint = "run more of them: `dryfit tune --trials N`"
-        raise ConfigError(doing, f"{len(found)} completed with a value{repeated}", least, hint)
-    return found[:top]
+        raise ConfigError(doing, f"{len(best)} completed with a value{repeated}", least, hint)
+    return best[:top]
 
 
 def _trained(study: StudySnapshot, run: EnsembleRun, result: EnsembleResult, folder: Path) -> TrainedEnsemble:

@@ -69,7 +69,7 @@ def objective_study(
             **plain["objective"],
             "function": str(name),
             "goals": list(goals),
-            "directions": [str(one) for one in goals.values()],
+            "directions": [str(goal) for goal in goals.values()],
             "paths": [first_path, *caller_paths()] if first_path else caller_paths(),
         },
     }
@@ -117,10 +117,10 @@ def _in_main(module: ModuleType, qualname: str, doing: str) -> tuple[FunctionNam
 
 
 def _found_in(module: ModuleType, qualname: str) -> object:
-    found: object = module
+    owner: object = module
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+        owner = getattr(owner, part, None)
+    return owner
 
 
 def caller_paths() -> list[str]:
@@ -128,12 +128,12 @@ def caller_paths() -> list[str]:
     python = sysconfig.get_paths()
     own = {Path(path).resolve() for path in (*python.values(), *site.getsitepackages(), site.getusersitepackages())}
     standard = Path(python["stdlib"]).resolve()
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for entry in sys.path:
         path = Path(entry).resolve()
         if path.is_dir() and path not in own and path.parent != standard:
-            found[os.path.abspath(entry)] = None
-    return list(found)
+            paths[os.path.abspath(entry)] = None
+    return list(paths)
 
 
 def _study_name(objective: Callable[..., object]) -> str:
@@ -149,9 +149,9 @@ def _plain(value: object, place: str, doing: str) -> Any:
     """
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
-        return {str(key): _plain(one, f"{place}.{key}", doing) for key, one in items if one is not None}
+        return {str(key): _plain(item, f"{place}.{key}", doing) for key, item in items if item is not None}
     if isinstance(value, list | tuple | range):
-        return [_plain(one, place, doing) for one in cast("Sequence[object]", value)]
+        return [_plain(item, place, doing) for item in cast("Sequence[object]", value)]
     if isinstance(value, bool | str):
         return value
     if isinstance(value, Integral):

@@ -69,7 +69,7 @@ class TopOutcome:
         """The exit status of the command; 1 where no run has a value."""
         if self.end is not End.DONE:
             return exit_status(self.end)
-        useful = any(run.error is None for one in self.table.configurations for run in one.runs)
+        useful = any(run.error is None for configuration in self.table.configurations for run in configuration.runs)
         return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
 
 
@@ -111,18 +111,18 @@ def train(
         on_note(f"trial {chosen.number} is of generation {chosen.generation}, which had other rows: today's are used")
     run = final_run(chosen, seed=seed, with_validation=with_validation)
     end, results = do_runs(study, [run], on_note)
-    found = results.get(run.name)
-    if found is None:
+    result = results.get(run.name)
+    if result is None:
         return TrainOutcome(end, None)
-    if isinstance(found, DryfitError):
-        raise found
-    assert isinstance(found, FinalResult)  # of one configuration
+    if isinstance(result, DryfitError):
+        raise result
+    assert isinstance(result, FinalResult)  # of one configuration
     saved = study.layout.final(run.name).model
     if target is not None and merged:
         merge(saved, target, trust=study.config.model.trust_remote_code)
     elif target is not None:
         copy_model(saved, target)
-    return TrainOutcome(End.DONE, _trained(study, run, found, target or saved))
+    return TrainOutcome(End.DONE, _trained(study, run, result, target or saved))
 
 
 def train_top(
@@ -246,7 +246,7 @@ def do_runs(
         stops = stack.enter_context(StopRequests(first.stop_request, supervisor.wake))
         work = FinalTraining(study, supervisor, stops, on_note)
         work.do(runs, most=runs_at_once(study, runs))
-        done = [found for run in runs if isinstance(found := work.results.get(run.name), FinalResult)]
+        done = [result for run in runs if isinstance(result := work.results.get(run.name), FinalResult)]
         if together is not None and len(done) == len(runs):
             work.do([replace(together, results=tuple(done))], most=1)
     return stops.why or End.DONE, work.results
@@ -278,20 +278,22 @@ def _configuration(
     results: Mapping[str, Result | DryfitError],
     metric: str,
 ) -> TopConfiguration:
-    told = tuple(_seed_run(run, results[run.name], metric) for run in runs if run.name in results)
+    seed_runs = tuple(_seed_run(run, results[run.name], metric) for run in runs if run.name in results)
     assert trial.value is not None  # only complete trials are ranked
     return TopConfiguration(
         rank=rank,
         trial=trial.number,
         params=trial.params,
         searched=trial.value,
-        validation=spread([run.validation for run in told]),
-        test=spread([run.test for run in told]),
-        runs=told,
+        validation=spread([run.validation for run in seed_runs]),
+        test=spread([run.test for run in seed_runs]),
+        runs=seed_runs,
     )
 
 
-def _seed_run(run: FinalRun, found: Result | DryfitError, metric: str) -> SeedRun:
-    if isinstance(found, DryfitError):
-        return SeedRun(seed=run.seed, error=str(found))
-    return SeedRun(seed=run.seed, validation=(found.validation or {}).get(metric), test=(found.test or {}).get(metric))
+def _seed_run(run: FinalRun, result: Result | DryfitError, metric: str) -> SeedRun:
+    if isinstance(result, DryfitError):
+        return SeedRun(seed=run.seed, error=str(result))
+    return SeedRun(
+        seed=run.seed, validation=(result.validation or {}).get(metric), test=(result.test or {}).get(metric)
+    )

@@ -23,5 +23,5 @@ def passages_of(text: str, spans: Sequence[Span], enough_chars: int) -> list[Spa
         if start >= reach and start - cuts[-1] >= enough_chars:
             cuts.append(start)
         reach = max(reach, end)
-    whole = [trimmed(text, (start, end)) for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
-    return [passage for passage in whole if passage is not None]
+    passages = [trimmed(text, (start, end)) for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+    return [passage for passage in passages if passage is not None]

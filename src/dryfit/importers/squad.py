@@ -109,5 +109,9 @@ def _row(raw: Any, context: str, group: str, path: str) -> ImportedRow | Rejecte
 
 def _misplaced(answer: _Answer, context: str) -> str:
     found = context.find(answer.text) if answer.text else -1
-    told = f"its text of {len(answer.text)} characters does not stand at answer_start {answer.answer_start}"
-    return f"{told}, but at {found} (counted in characters)" if found >= 0 else f"{told}, nor anywhere in the context"
+    problem = f"its text of {len(answer.text)} characters does not stand at answer_start {answer.answer_start}"
+    return (
+        f"{problem}, but at {found} (counted in characters)"
+        if found >= 0
+        else f"{problem}, nor anywhere in the context"
+    )

@@ -67,7 +67,7 @@ class ImportSummary(Wire):
     @property
     def rows(self) -> int:
         """Number of rows written."""
-        return sum(one.rows for one in self.files)
+        return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,8 @@ def write_rows(
             for row in _fitting(items, tally, faults, on_note):
                 rows.write(row.as_json() + "\n")
         if not tally.places:
-            told = f"no row fits, {tally.rejections} do not: {tally.first_rejected}"
-            found = told if tally.rejections else "there is no row"
+            none_fits = f"no row fits, {tally.rejections} do not: {tally.first_rejected}"
+            found = none_fits if tally.rejections else "there is no row"
             raise DataError(f"importing to {target.folder}", found, "at least one row")
         if target.is_folder:
             hint = "change --validation and --test, or import to a file"
@@ -198,10 +198,10 @@ def _fitting(
         elif rejected is not None:
             tally.rejections += 1
             faults.write(json.dumps({"place": rejected.place, "error": rejected.reason}) + "\n")
-            told = sendable(f"{rejected.place}: {rejected.reason}")
-            tally.first_rejected = tally.first_rejected or told
+            note = sendable(f"{rejected.place}: {rejected.reason}")
+            tally.first_rejected = tally.first_rejected or note
             if tally.rejections <= _MOST_NOTES:
-                on_note(told)
+                on_note(note)
 
 
 def _refused(row: ImportedRow, tally: _Tally) -> Rejected | None:

@@ -100,7 +100,7 @@ def _not_comparable(old: ComparabilityKey, new: ComparabilityKey) -> Iterator[st
         what = "the task" if is_own(new.task) else "the objective"
         yield f"{what} was {old.function}, is now {new.function}"
     if old.goals != new.goals:
-        was, now = (", ".join(f"{goal.direction} {goal.name}" for goal in one.goals) for one in (old, new))
+        was, now = (", ".join(f"{goal.direction} {goal.name}" for goal in key.goals) for key in (old, new))
         yield f"the study's goal was to {was}, is now to {now}"
     if old.task == new.task and old.data and new.data and old.data != new.data:
         yield f"the data has changed: fingerprint {new.data}, it was {old.data}"
@@ -267,10 +267,12 @@ def _sentences(name: str, before: PossibleTrials, after: PossibleTrials) -> list
     if not now:
         held = after.fixed(name)
         return [f"{name} is no longer searched" + (f", it is {_text(held)} now" if held.known else "")]
-    found = list(_case_sentences(name, was, now))
-    if not found and before.fixed(name) != after.fixed(name):
-        found = [f"{name} was {_text(before.fixed(name))} where it is not searched, is now {_text(after.fixed(name))}"]
-    return found or [f"{name} is searched under other conditions"]
+    sentences = list(_case_sentences(name, was, now))
+    if not sentences and before.fixed(name) != after.fixed(name):
+        sentences = [
+            f"{name} was {_text(before.fixed(name))} where it is not searched, is now {_text(after.fixed(name))}"
+        ]
+    return sentences or [f"{name} is searched under other conditions"]
 
 
 def _case_sentences(name: str, was: tuple[Param, ...], now: tuple[Param, ...]) -> Iterator[str]:

@@ -126,7 +126,7 @@ class _BestOfSeveral:
         self._beaten = np.insert(self._beaten, place, beaten_by)
         stay = self._beaten < self._most
         if not stay.all():
-            self._records = [one for one, stays in zip(self._records, stay, strict=True) if stays]
+            self._records = [kept for kept, stays in zip(self._records, stay, strict=True) if stays]
             self._losses, self._beaten = self._losses[stay], self._beaten[stay]
 
     def records(self) -> list[TrialRecord]:

@@ -83,7 +83,7 @@ def importances_of(
     }
     shares, missing = _asked(json.dumps(request), timeout_s)
     params = [Importance(name, share, counts[name]) for name, share in shares.items()]
-    return Importances(len(counted), top, tuple(sorted(params, key=lambda one: (-one.share, one.name))), missing)
+    return Importances(len(counted), top, tuple(sorted(params, key=lambda param: (-param.share, param.name))), missing)
 
 
 def _counts(trial: TrialRecord) -> bool:

@@ -83,31 +83,31 @@ class SamplerInput:
         return SEES_REFUSALS[self.search.sampler]
 
 
-def make_draw(asked: SamplerInput) -> Draw:
+def make_draw(inputs: SamplerInput) -> Draw:
     """Return the function that draws this trial's groups of parameters."""
-    match asked.search.sampler:
+    match inputs.search.sampler:
         case SamplerName.TPE:
-            return _tpe(asked) or _random(asked)
+            return _tpe(inputs) or _random(inputs)
         case SamplerName.RANDOM:
-            return _random(asked)
+            return _random(inputs)
         case SamplerName.QMC:
-            return _qmc(asked)
+            return _qmc(inputs)
         case SamplerName.NSGA2:
-            return _nsga2(asked)
+            return _nsga2(inputs)
 
 
-def _random(asked: SamplerInput) -> Draw:
-    sampler = RandomSampler(seed=asked.trial_seed)
-    study = _study([], asked, sampler)
+def _random(inputs: SamplerInput) -> Draw:
+    sampler = RandomSampler(seed=inputs.trial_seed)
+    study = _study([], inputs, sampler)
 
     def draw(free: FreeParams) -> Mapping[str, Scalar]:
-        return {name: sampler.sample_independent(study.study, study.trial, name, one) for name, one in free.items()}
+        return {name: sampler.sample_independent(study.study, study.trial, name, kind) for name, kind in free.items()}
 
     return draw
 
 
-def _study(trials: Sequence[ScratchTrial], asked: SamplerInput, sampler: BaseSampler) -> ScratchStudy:
-    return ScratchStudy(trials, scratch_trial(TrialState.RUNNING), directions=asked.directions, sampler=sampler)
+def _study(trials: Sequence[ScratchTrial], inputs: SamplerInput, sampler: BaseSampler) -> ScratchStudy:
+    return ScratchStudy(trials, scratch_trial(TrialState.RUNNING), directions=inputs.directions, sampler=sampler)
 
 
 # ---- TPE
@@ -140,7 +140,7 @@ class TpeMemory:
     def trials(self, running: Sequence[TrialRecord]) -> list[ScratchTrial]:
         """Return the trials that TPE reads now and the running ones, by number."""
         read = self._window.records()
-        self._trials = {one.number: self._trials.get(one.number) or self._made(one) for one in read}
+        self._trials = {record.number: self._trials.get(record.number) or self._made(record) for record in read}
         every = self._trials | {record.number: self._made(record) for record in running}
         return [every[number] for number in sorted(every)]
 
@@ -158,17 +158,17 @@ class TpeMemory:
                 return scratch_trial(TrialState.PRUNED, params=params)
 
 
-def _tpe(asked: SamplerInput) -> Draw | None:
+def _tpe(inputs: SamplerInput) -> Draw | None:
     """Return TPE; None while too few trials are visible to it."""
-    space, directions, refused = asked.space, asked.directions, asked.sees_refusals
+    space, directions, refused = inputs.space, inputs.directions, inputs.sees_refusals
     key = ("tpe", id(space), directions, refused)  # the memory holds the space, so no other gets its id
-    memory = asked.history.projected(key, lambda: TpeMemory(space, directions, refused=refused))
-    if memory.visible_count < asked.search.startup_trials:
+    memory = inputs.history.projected(key, lambda: TpeMemory(space, directions, refused=refused))
+    if memory.visible_count < inputs.search.startup_trials:
         return None
-    running = asked.history.running
+    running = inputs.history.running
     require("suggesting values by TPE", TPE)
-    sampler = NumberedTpe(seed=asked.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
-    study = _study(memory.trials(running), asked, sampler)
+    sampler = NumberedTpe(seed=inputs.trial_seed, multivariate=True, n_startup_trials=0, constant_liar=bool(running))
+    study = _study(memory.trials(running), inputs, sampler)
 
     def draw(free: FreeParams) -> Mapping[str, Scalar]:
         # The order is the space's own and so the same in every process.
@@ -180,7 +180,7 @@ def _tpe(asked: SamplerInput) -> Draw | None:
 # ---- QMC
 
 
-def _qmc(asked: SamplerInput) -> Draw:
+def _qmc(inputs: SamplerInput) -> Draw:
     """Give trial ``n`` point ``n`` of one quasi-random sequence over the whole space.
 
     Optuna counts the points that it has given out in an attribute of the study, and draws conditional parameters at
@@ -190,7 +190,7 @@ def _qmc(asked: SamplerInput) -> Draw:
     """
     free = {
         param.internal: param.distribution
-        for param in sorted(asked.space.params, key=lambda param: param.internal)
+        for param in sorted(inputs.space.params, key=lambda param: param.internal)
         if not param.distribution.single()
     }
     if not free:
@@ -198,12 +198,12 @@ def _qmc(asked: SamplerInput) -> Draw:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)  # its constructor says so each time
         sampler = QMCSampler(
-            qmc_type=asked.search.qmc_sequence.value, scramble=True, seed=derive_seed(asked.seed, "qmc")
+            qmc_type=inputs.search.qmc_sequence.value, scramble=True, seed=derive_seed(inputs.seed, "qmc")
         )
-    study = _study([], asked, sampler)
+    study = _study([], inputs, sampler)
     point = sampler.sample_relative(study.study, study.trial, dict(free))
-    if asked.number > 0:
-        study.set_study_attrs(dict.fromkeys(study.study_attrs, asked.number - 1))
+    if inputs.number > 0:
+        study.set_study_attrs(dict.fromkeys(study.study_attrs, inputs.number - 1))
         point = sampler.sample_relative(study.study, study.trial, dict(free))
     return lambda group: {name: point[name] for name in group}
 
@@ -211,16 +211,16 @@ def _qmc(asked: SamplerInput) -> Draw:
 # ---- NSGA-II
 
 
-def _nsga2(asked: SamplerInput) -> Draw:
+def _nsga2(inputs: SamplerInput) -> Draw:
     """Draw children of the parents that Optuna's selection leaves of all full generations.
 
     A generation is ``population_size`` complete trials, by number; what made them does not matter, so that enqueued
     points and trials of another sampler count. Optuna crosses what all parents have and draws the rest at
     random; here each group of parameters is crossed among the parents that have it.
     """
-    at_random = _random(asked)
-    parents = [(asked.space.read(one.params, one.own), one.values or ()) for one in nsga2_parents(asked)]
-    names = {param.name for param in asked.space.params if not param.distribution.single()}
+    at_random = _random(inputs)
+    parents = [(inputs.space.read(parent.params, parent.own), parent.values or ()) for parent in nsga2_parents(inputs)]
+    names = {param.name for param in inputs.space.params if not param.distribution.single()}
 
     def draw(free: FreeParams) -> Mapping[str, Scalar]:
         having = [(params, values) for params, values in parents if free.keys() <= params.keys()]
@@ -229,20 +229,20 @@ def _nsga2(asked: SamplerInput) -> Draw:
         sampler = NSGAIISampler(
             population_size=len(having),
             mutation_prob=1 / len(names),  # one value of a whole point, as Optuna has it without conditions
-            seed=derive_seed(asked.trial_seed, *free),
+            seed=derive_seed(inputs.trial_seed, *free),
         )
-        study = _study(_generation(having), asked, sampler)
+        study = _study(_generation(having), inputs, sampler)
         child = sampler.sample_relative(study.study, study.trial, dict(free))
-        mutated = {name: one for name, one in free.items() if name not in child}
+        mutated = {name: kind for name, kind in free.items() if name not in child}
         return {**child, **at_random(mutated)}
 
     return draw
 
 
-def nsga2_parents(asked: SamplerInput) -> list[TrialRecord]:
+def nsga2_parents(inputs: SamplerInput) -> list[TrialRecord]:
     """Return the parents of the next child, by number; none before the first generation is full."""
-    size, directions = asked.search.population_size, asked.directions
-    return asked.history.projected(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
+    size, directions = inputs.search.population_size, inputs.directions
+    return inputs.history.projected(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
 
 
 class Generations:
@@ -263,7 +263,7 @@ class Generations:
         """Add one more trial that ended, which changes the generations from its place on."""
         if record.outcome is not Outcome.COMPLETE or not is_visible(record, len(self._directions), refused=False):
             return
-        place = bisect_left(self._complete, record.number, key=lambda one: one.number)
+        place = bisect_left(self._complete, record.number, key=lambda complete: complete.number)
         self._complete.insert(place, record)
         del self._left[place // self._size :]
 
@@ -279,8 +279,8 @@ class Generations:
 def _selected(pool: Sequence[tuple[float, ...]], directions: tuple[Direction, ...], size: int) -> list[int]:
     """Return the indices of those that Optuna's NSGA-II selects from a generation and its parents."""
     sampler = NSGAIISampler(population_size=size, seed=0)  # selection draws nothing
-    asked = scratch_trial(TrialState.RUNNING)
-    study = ScratchStudy(_generation([({}, own) for own in pool]), asked, directions=directions, sampler=sampler)
+    trial = scratch_trial(TrialState.RUNNING)
+    study = ScratchStudy(_generation([({}, own) for own in pool]), trial, directions=directions, sampler=sampler)
     return [trial.number for trial in sampler.select_parent(study.study, 1)]
 
 

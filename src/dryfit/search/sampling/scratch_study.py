@@ -42,7 +42,7 @@ class ScratchTrial(FrozenTrial):
             params = self.params
             has_all = group.keys() <= params.keys()
             self.known[names] = (
-                tuple(float(one.to_internal_repr(params[name])) for name, one in group.items()) if has_all else None
+                tuple(float(kind.to_internal_repr(params[name])) for name, kind in group.items()) if has_all else None
             )
         return self.known[names]
 

@@ -65,8 +65,8 @@ def suggest(
         number: The number of the next trial.
     """
     past = as_history(history).before(number)
-    asked = SamplerInput(space=space, history=past, search=search, directions=directions, seed=seed, number=number)
-    return _draw(space, make_draw(asked), next_enqueued(points, past))
+    inputs = SamplerInput(space=space, history=past, search=search, directions=directions, seed=seed, number=number)
+    return _draw(space, make_draw(inputs), next_enqueued(points, past))
 
 
 def _draw(space: Space, draw: Draw, given: Point) -> Suggestion:

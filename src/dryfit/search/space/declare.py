@@ -148,12 +148,12 @@ def _check_cases(cases: Sequence[Param], known: Mapping[str, tuple[Param, ...]])
                 f"its case for {describe_when(case.when)} can never apply",
                 "conditions that can hold together",
             )
-    for one, other in combinations(cases, 2):
-        both = _merged(dict(one.when), other.when)
+    for first, second in combinations(cases, 2):
+        both = _merged(dict(first.when), second.when)
         if both is not None and _possible(both, known):
             raise ConfigError(
-                _doing(one.name),
-                f"two cases can apply at once: {describe_when(one.when)}; {describe_when(other.when)}",
+                _doing(first.name),
+                f"two cases can apply at once: {describe_when(first.when)}; {describe_when(second.when)}",
                 "cases that exclude each other",
                 "give each case a `when` with values the others do not have",
             )

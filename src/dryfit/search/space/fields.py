@@ -50,13 +50,13 @@ def _alternatives(key: str) -> list[dict[str, Any]]:
     """Return the JSON schemas that a field accepts, without null, which no study file can write."""
     table, _, name = key.partition(".")
     node = _resolved(_table(table)[name])
-    nodes = [_resolved(one) for one in cast("list[dict[str, Any]]", node.get("anyOf", [node]))]
-    return [one for one in nodes if one.get("type") != "null"]
+    nodes = [_resolved(choice) for choice in cast("list[dict[str, Any]]", node.get("anyOf", [node]))]
+    return [choice for choice in nodes if choice.get("type") != "null"]
 
 
 def number_type(key: str) -> type[int] | type[float] | None:
     """Return whether a field holds integers, floats, or no numbers (None). Not for keys that a user's task declares."""
-    kinds = {one.get("type") for one in _alternatives(key)}
+    kinds = {node.get("type") for node in _alternatives(key)}
     if "number" in kinds:
         return float
     return int if "integer" in kinds else None
@@ -66,7 +66,7 @@ def legal_range(key: str) -> str:
     """Describe what a field accepts."""
     if is_own_key(key):
         return "a number, text, true or false"
-    return " or ".join(_words(one) for one in _alternatives(key))
+    return " or ".join(_words(node) for node in _alternatives(key))
 
 
 def _words(node: dict[str, Any]) -> str:

@@ -156,8 +156,8 @@ class Space:
         Of several ``span.doc_stride`` the largest is taken, which is refused if it leaves no text. Trials with another
         one prepare their rows themselves.
         """
-        found = self.combinations((_STRIDE,), _MOST_PAIRS) or []
-        strides = [value for point in found if isinstance(value := point.get(_STRIDE), int)]
+        combinations = self.combinations((_STRIDE,), _MOST_PAIRS) or []
+        strides = [value for drawn in combinations if isinstance(value := drawn.get(_STRIDE), int)]
         return apply_params(base, {_STRIDE: max(strides)}) if strides else base
 
     def _pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
@@ -166,7 +166,7 @@ class Space:
         if len(variants) > _MOST_PAIRS:
             raise _NotEnumerableError
         settings = [apply_params(base, values) for values in variants]
-        return [(one.model, one.train.max_length) for one in settings]
+        return [(variant.model, variant.train.max_length) for variant in settings]
 
     def combinations(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
         """Return every combination of values that some searched keys can have; None where there are more than ``most``.
@@ -175,17 +175,17 @@ class Space:
         continuous range, only the two ends are taken.
         """
         try:
-            found = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
+            variants = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
         except _NotEnumerableError:
             return None
-        return found if len(found) <= most else None
+        return variants if len(variants) <= most else None
 
     def most(self, name: str, otherwise: float) -> float:
         """Return the largest number that a key can have; ``otherwise`` is its value where it is not searched."""
         cases = self.cases(name)
-        found = [float(value) for case in cases for value in _ends(case.distribution)]
+        numbers = [float(value) for case in cases for value in _ends(case.distribution)]
         always = any(not case.when for case in cases)
-        return max(found if always else [*found, otherwise])
+        return max(numbers if always else [*numbers, otherwise])
 
     def _variants(
         self, deciding: list[str], listed: Callable[[Distribution], tuple[Scalar, ...]]
