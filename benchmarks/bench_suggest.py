@@ -20,7 +20,7 @@ from measured import spread
 from dryfit.config.schema import SearchSettings
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.samplers import REFUSALS
+from dryfit.search.sampling.samplers import SEES_REFUSALS
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.params import from_text
 from dryfit.search.space.space import Space
@@ -108,7 +108,7 @@ def main() -> None:
     space = long_study.space()
     records = long_study.records(space, max(options.trials))
     print(HEAD)
-    for sampler in REFUSALS:
+    for sampler in SEES_REFUSALS:
         search = SearchSettings(sampler=sampler)
         for directions in (GOALS[:1], GOALS):
             told = records if len(directions) > 1 else one_goal(records)
