@@ -20,9 +20,9 @@ from dryfit.core.wire import Checkpointed, Note, Started, read_model
 from dryfit.jobs import train as entry
 from dryfit.jobs.train import train
 from dryfit.parallel.layout import proved_plans as sharding
+from dryfit.parallel.layout import sharded_model as model_module
 from dryfit.parallel.layout.proved_plans import ProvedPlan
 from dryfit.parallel.layout.tensor_parallel import TensorParallelLayout
-from dryfit.train import model as model_module
 from together import (
     NOISY,
     OF_EACH_KIND,

@@ -18,7 +18,7 @@ import tiny
 import tiny_lms
 import trials
 from dryfit.core.errors import CommError
-from dryfit.train import model as model_module
+from dryfit.parallel.layout import sharded_model as model_module
 from dryfit.train import trainer as loop
 from trials import Trial, Undisturbed
 

@@ -1,4 +1,4 @@
-"""What a process holds of a model that is divided among several: weights, gradients and optimizer state."""
+"""Bytes of weights, gradients and optimizer state that a process of an FSDP model holds."""
 
 import math
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 def share_of(size: int, rank: int, processes: int) -> tuple[int, int]:
-    """Begin and end of what a process has of so many rows, cut as by ``torch.chunk``: the last ones may have none."""
+    """Return begin and end of a process's rows, split as by ``torch.chunk``: the last processes may have none."""
     most = -(-size // processes)
     begin = min(rank * most, size)
     return begin, min(begin + most, size)
@@ -14,11 +14,11 @@ def share_of(size: int, rank: int, processes: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSize:
-    """A parameter that is divided along its first dimension.
+    """A parameter that is sharded along its first dimension.
 
     Attributes:
-        shape: Of all of it; one dimension at least.
-        itemsize: Bytes of a number.
+        shape: The whole shape; one dimension at least.
+        itemsize: Bytes of an element.
         trained: Whether it has a gradient.
     """
 
@@ -29,12 +29,12 @@ class ParameterSize:
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """What one process holds between two steps.
+    """Bytes that one process holds between two steps.
 
     Attributes:
-        weights_bytes: Parts of parameters, each as long as the longest part is.
-        gradients_bytes: Of those that are trained, after a backward pass.
-        state_bytes: The optimizer's, without its counts of steps.
+        weights_bytes: Shards of parameters, each padded to the longest shard.
+        gradients_bytes: Shards of gradients, after a backward pass.
+        state_bytes: The optimizer's state, without step counts.
     """
 
     weights_bytes: int
@@ -43,15 +43,15 @@ class HeldBytes:
 
 
 def held_bytes(parameters: Iterable[ParameterSize], *, rank: int, processes: int, moments: int) -> HeldBytes:
-    """What a process holds of a model's parameters. Tied ones must be named once.
+    """Return the bytes that a process holds between two steps.
 
-    torch pads weights and gradients to equal parts (``FSDPParam.padded_sharded_param_size``), the state it does not.
+    torch pads weights and gradients to equal shards (``FSDPParam.padded_sharded_param_size``), optimizer state not.
 
     Args:
-        parameters: All of the model's.
-        rank: Of the process.
-        processes: How many there are.
-        moments: Tensors of the parameter's shape and type that the optimizer keeps for each.
+        parameters: All of the model's, tied ones once.
+        rank: Number of the process.
+        processes: Number of processes.
+        moments: Tensors of a parameter's shape and type that the optimizer keeps for it.
     """
     weights = gradients = state = 0
     for one in parameters:

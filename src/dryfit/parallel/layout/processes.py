@@ -1,7 +1,7 @@
-"""The processes that train one trial together: forked from the trial's own, and heard through it alone.
+"""The process group that trains one trial: fork its ranks, and report the failure of any of them.
 
-Rank 0 is the child that the control process started; the others are its children and of its session, so that whoever
-ends the one ends them all. They are forked before anything has begun a thread or touched a device.
+Rank 0 is the child that the control process started, and the only one that reports to it. The others are its children
+and of its session, so that ending rank 0 ends them all. They are forked before any thread or device context exists.
 """
 
 import datetime
@@ -33,19 +33,19 @@ T = TypeVar("T")
 
 _FOLDER: Final = "ranks"
 _LONGEST_CALL: Final = datetime.timedelta(hours=24)
-"""Of a collective: a rank that hangs is found by the control process, which hears no heartbeat then."""
+"""Limit of a collective; a hung rank is found sooner by the control process, which misses its heartbeat."""
 _TO_END_S: Final = 10.0
 _POLL_S: Final = 0.02
 _LOST: Final = ("gloo/transport/", "NCCL error", "Connection closed by peer", "Connection reset by peer")
-"""What messages of collectives hold where another rank has ended. Sources: gloo names the file that raised in its every
-message; torch torch/csrc/distributed/c10d/NCCLUtils.hpp; c10d's own socket, and libuv, what the system said."""
+"""Texts in the errors of collectives when another rank has ended. Sources: gloo names the file that raised in every
+message; torch torch/csrc/distributed/c10d/NCCLUtils.hpp; c10d's socket and libuv pass on the system's message."""
 
 
 class ProcessGroup(Peers, Protocol):
     """The processes that train a trial, as one of them sees them."""
 
     def collect(self, value: T) -> list[T]:
-        """What each of them has, in the order of their ranks; on each of them."""
+        """Return every process's value, in the order of ranks; on each of them."""
         ...
 
 
@@ -58,11 +58,11 @@ class SingleProcess:
         self.size: Final = 1
 
     def share(self, value: T) -> T:
-        """The value."""
+        """Return the value."""
         return value
 
     def collect(self, value: T) -> list[T]:
-        """The value alone."""
+        """Return the value in a list."""
         return [value]
 
 
@@ -74,13 +74,13 @@ class RankGroup:
     """One of several processes of a torch.distributed group.
 
     Attributes:
-        rank: Its number.
-        size: How many there are.
-        tensors: Its end of the collectives on tensors.
+        rank: Number of this process.
+        size: Number of processes.
+        tensors: This rank's end of the collectives on tensors.
     """
 
     def __init__(self, rank: int, size: int, folder: Path, device: DeviceKind) -> None:
-        # All are on this machine: its own name need not resolve, nor a firewall let them through.
+        # All are on this machine: its host name need not resolve, nor a firewall let them through.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         backend = "cpu:gloo,cuda:nccl" if device is DeviceKind.CUDA else "gloo"
         store = (folder / "store").absolute().as_uri()
@@ -90,39 +90,39 @@ class RankGroup:
         self.tensors: Final = ProcessRanks()
 
     def share(self, value: T) -> T:
-        """Rank 0's value, pickled."""
-        said: list[Any] = [value]
-        dist.broadcast_object_list(said, src=0)
-        return cast("T", said[0])
+        """Return rank 0's value; it is pickled."""
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=0)
+        return cast("T", values[0])
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value, pickled."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        """Return every rank's value; they are pickled."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
 
 ResultT = TypeVar("ResultT")
 
 
 def run_in_process_group(plan: ExecutionPlan, channel: ChildChannel, job: Callable[[ProcessGroup], ResultT]) -> ResultT:
-    """Do a job on as many processes as its plan says; this one is rank 0, and its result is the job's.
+    """Run a job on as many processes as the plan says, and return the result of this one, rank 0.
 
     Args:
         plan: How the trial is run.
-        channel: To the control process; the other ranks say nothing there.
-        job: What each of them does.
+        channel: To the control process; the other ranks send nothing there.
+        job: Run by each process.
 
     Raises:
-        CommError: A rank has ended without a word.
-        Exception: What ended a rank, this one or another.
+        CommError: A rank has ended without an error of its own, as when it is killed.
+        Exception: The error that ended a rank, this one or another.
     """
     if plan.processes == 1:
         return job(SINGLE_PROCESS)
     folder = channel.folder / _FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    # What an earlier group left is to be gone: collected after the fork, it would wait there for threads left behind.
+    # Free an earlier group now: collected after the fork, it would wait for threads that do not exist there.
     gc.collect()
     others = _Others(folder)
     try:
@@ -147,12 +147,12 @@ def _joined(
     group = RankGroup(rank, plan.processes, folder, plan.device)
     channel.join(group)
     result = job(group)
-    dist.barrier()  # nobody leaves while another still waits for it
+    dist.barrier()  # no rank leaves while another still waits for it
     return result
 
 
 def _see_one_device(rank: int, environment: dict[str, str] | os._Environ[str]) -> None:
-    """Of the devices that the trial was given, this rank has the one in its place."""
+    """Restrict this rank to its own device of those that the trial was given."""
     devices = devices_of(environment.get("CUDA_VISIBLE_DEVICES", ""))
     if len(devices) > 1:
         environment["CUDA_VISIBLE_DEVICES"] = devices[rank]
@@ -160,12 +160,12 @@ def _see_one_device(rank: int, environment: dict[str, str] | os._Environ[str]) -
 
 @dataclass(slots=True)
 class _Others:
-    """The ranks that this process has started.
+    """The ranks that this process has forked.
 
     Attributes:
-        folder: Where they leave what ended them.
+        folder: Where they leave their errors.
         running: Process ids, by rank.
-        ended: How each has ended that did not end well, by rank.
+        ended: Exit statuses of those that failed, by rank.
     """
 
     folder: Path
@@ -177,13 +177,13 @@ class _Others:
         parent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _be_a_rank(parent_pid, self._said(rank), job)
+            _run_rank(parent_pid, self._error_path(rank), job)
         self.running[rank] = pid
 
-    def _said(self, rank: int) -> Path:
+    def _error_path(self, rank: int) -> Path:
         return self.folder / f"rank-{rank}.error"
 
-    def _look(self) -> None:
+    def _reap(self) -> None:
         for rank, pid in list(self.running.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
@@ -192,28 +192,28 @@ class _Others:
                     self.ended[rank] = os.waitstatus_to_exitcode(status)
 
     def wait(self) -> None:
-        """Wait until all have ended, or for as long as they may take.
+        """Wait until all have ended, or the time limit is over.
 
         Raises:
-            CommError: One did not end well, although it had done its work.
+            CommError: A rank failed after it had done its work.
         """
         deadline_s = time.monotonic() + _TO_END_S
         while self.running and time.monotonic() < deadline_s:
-            self._look()
+            self._reap()
             time.sleep(_POLL_S)
         if self.ended:
             raise self._lost("ending the trial")
 
     def blamed(self, error: Exception) -> Exception:
-        """What ended the trial: this rank's own exception, unless it only says that another one has gone."""
+        """Return the error that ended the trial: this rank's own, unless it only says that another rank is gone."""
         if not _says_lost(error):
             return error
         deadline_s = time.monotonic() + _TO_END_S
         while self.running and not self.ended and time.monotonic() < deadline_s:
-            self._look()
+            self._reap()
             time.sleep(_POLL_S)
         for rank in sorted(self.ended):
-            theirs = _read_error(self._said(rank))
+            theirs = _read_error(self._error_path(rank))
             if theirs is not None and not _says_lost(theirs):
                 theirs.add_note(f"it ended rank {rank} of the trial's processes")
                 return theirs
@@ -224,7 +224,7 @@ class _Others:
         return CommError(doing, few(ends), allowed="all ranks until the end", hint="see child.log of the attempt")
 
     def end(self) -> None:
-        """Kill and reap those that are left."""
+        """Kill and reap the ranks that still run."""
         for pid in self.running.values():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -233,18 +233,18 @@ class _Others:
         self.running.clear()
 
 
-def _be_a_rank(parent_pid: int, said: Path, job: Callable[[], object]) -> NoReturn:
-    """Do a rank's part in a process that was just forked, and end it; what ended it early is left in a file."""
+def _run_rank(parent_pid: int, error_path: Path, job: Callable[[], object]) -> NoReturn:
+    """Run a rank's job in a freshly forked process, and end the process; an error is left in a file."""
     status = 1
     try:
         die_with_parent(parent_pid)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 hears it, and tells
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 receives it, and shares the decision
         job()
         status = 0
-    except BaseException as error:  # noqa: BLE001  # the outermost frame: rank 0 hears of whatever it is
+    except BaseException as error:  # noqa: BLE001  # the outermost frame: rank 0 reads whatever it is
         sys.stderr.write("".join(traceback.format_exception(error)))
         with suppress(Exception):
-            said.write_bytes(pickle.dumps(error))
+            error_path.write_bytes(pickle.dumps(error))
     finally:
         with suppress(OSError, ValueError):
             sys.stderr.flush()
@@ -253,19 +253,19 @@ def _be_a_rank(parent_pid: int, said: Path, job: Callable[[], object]) -> NoRetu
 
 def _read_error(path: Path) -> Exception | None:
     try:
-        found = pickle.loads(path.read_bytes())  # noqa: S301  # our own process has written it
-    except Exception:  # noqa: BLE001  # nothing, half of it, or a class that cannot be made again
+        error = pickle.loads(path.read_bytes())  # noqa: S301  # our own process has written it
+    except Exception:  # noqa: BLE001  # no file, half of it, or a class that cannot be unpickled
         return None
-    return found if isinstance(found, Exception) else None
+    return error if isinstance(error, Exception) else None
 
 
 def _says_lost(error: BaseException) -> bool:
-    """Whether an exception says no more than that a collective failed."""
+    """Return whether an exception only says that a collective failed."""
     return isinstance(error, dist.DistError) or any(text in str(error) for text in _LOST)
 
 
 def _how(status: int) -> str:
-    """How a process has ended, in words."""
+    """Return how a process has ended, in words."""
     if status >= 0:
         return f"ended with status {status}"
     return f"was killed by {signal.Signals(-status).name}"

@@ -1,4 +1,4 @@
-"""How a trial's model is cut over its ranks: planned and proved once for each model, and kept."""
+"""Make, prove and store the tensor-parallel plan of a trial's model, once for each model and degree."""
 
 import hashlib
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from dryfit.tasks.guard import model_bounds
 from dryfit.tasks.lm.token_loss import over_tokens
 
 PLANS_FOLDER = "shards"
-"""Where plans are kept, beside a study's tokens or the planner's traces."""
+"""Folder of stored plans, beside a study's tokens or the planner's traces."""
 
 KeptT = TypeVar("KeptT", bound=BaseModel)
 
@@ -39,7 +39,7 @@ _POSITIONS = "position_ids"
 
 
 class ProvedPlan(Settings):
-    """A plan, and what its proof found."""
+    """A plan and its proof."""
 
     plan: ShardPlan
     proof: ShardProof
@@ -48,25 +48,25 @@ class ProvedPlan(Settings):
 def proved_plan(
     model: TaskModel, task: Task, degree: int, folder: Path, *, most_bytes: int = MAX_PROOF_BYTES
 ) -> ProvedPlan:
-    """Plan how a trial's model is cut over ranks, head and adapters included, and prove it.
+    """Return the proved plan of a trial's model, head and adapters included; a stored one where there is one.
 
     A model that is too wide to be proved itself is proved on a narrower one of its class, which the task makes from
     narrower configs; ``proof.narrowed`` says so.
 
     Args:
-        model: The whole model; its weights are not read. It may be on meta.
-        task: Whose model it is: makes it, and says what it is called with.
-        degree: How many ranks.
-        folder: Where plans are kept, by all that decides them; what cannot be read there is made again.
+        model: The whole model, which may be on the meta device; weights are not read.
+        task: Makes the model, and knows its inputs.
+        degree: Number of ranks.
+        folder: Where plans are stored, under a key of everything that decides them.
         most_bytes: Memory that the proof may take.
 
     Raises:
-        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        ConfigError: Nothing can be sharded, or the degree does not divide it.
         TraceError: The model's code cannot be followed.
         ShardError: The plan computes something else than the model, or the proof would take too much memory.
     """
     path = folder / f"{_key(model, task, degree)}.json"
-    kept = _kept(path, ProvedPlan)
+    kept = _stored(path, ProvedPlan)
     if kept is not None:
         return kept
     plan = shard_plan(model, task, degree)
@@ -77,17 +77,17 @@ def proved_plan(
 
 
 def shard_plan(model: TaskModel, task: Task, degree: int) -> ShardPlan:
-    """Plan how a trial's model is cut, without a proof: for numbers, never for training.
+    """Plan how a trial's model is sharded, without a proof: for estimates, never for training.
 
     Raises:
-        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        ConfigError: Nothing can be sharded, or the degree does not divide it.
         TraceError: The model's code cannot be followed.
     """
     return plan_shards(model, degree, inputs=traced_inputs(model, task), loss_over_ranks=over_tokens(task) is not None)
 
 
 def with_sharded_loss(task: Task, plan: ShardPlan, ranks: Ranks) -> Task:
-    """The task as a rank of a cut model trains it: where scores stay cut, their loss is computed over the ranks."""
+    """Return the task as a rank trains it: with its loss computed over the ranks where scores stay sharded."""
     if plan.scores is None:
         return task
     needs_a_sum = over_tokens(task)
@@ -96,22 +96,22 @@ def with_sharded_loss(task: Task, plan: ShardPlan, ranks: Ranks) -> Task:
 
 
 def stored_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> ShardPlan:
-    """As :func:`shard_plan`, made once: the proved plan where there is one, else one that is kept without a proof.
+    """Return the stored plan, proved or not, or make and store one by :func:`shard_plan`.
 
     Args:
         model: As in :func:`proved_plan`.
-        task: Whose model it is.
-        degree: How many ranks.
-        folder: Where plans are kept.
+        task: Makes the model.
+        degree: Number of ranks.
+        folder: Where plans are stored.
 
     Raises:
-        ConfigError: Nothing can be cut, or the degree does not divide what can be.
+        ConfigError: Nothing can be sharded, or the degree does not divide it.
         TraceError: The model's code cannot be followed.
     """
     key = _key(model, task, degree)
-    proved = _kept(folder / f"{key}.json", ProvedPlan)
+    proved = _stored(folder / f"{key}.json", ProvedPlan)
     path = folder / f"{key}.unproved.json"
-    plan = proved.plan if proved is not None else _kept(path, ShardPlan)
+    plan = proved.plan if proved is not None else _stored(path, ShardPlan)
     if plan is None:
         plan = shard_plan(model, task, degree)
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def stored_plan(model: TaskModel, task: Task, degree: int, folder: Path) -> Shar
 
 
 def traced_inputs(model: TaskModel, task: Task) -> Inputs:
-    """What a trial's model is called with to follow it, by rows and length: tensors without values."""
+    """Return a function of rows and length that gives the model's inputs for a trace, on the meta device."""
     return lambda rows, length: _inputs(model, task, rows, length, _on_meta)
 
 
@@ -138,7 +138,7 @@ def _proved(wide: WideModel, task: Task, most_bytes: int) -> ShardProof:
 
 
 def _narrow_bases(wide: WideModel, step: Narrowing) -> MakeBase:
-    """Makes narrow models in the place of a model's pretrained ones, without weights."""
+    """Return a maker of narrow models, without weights, in place of a model's pretrained parts."""
     assert isinstance(wide.module, TaskModel)
     parts = wide.module.pretrained()
 
@@ -152,7 +152,7 @@ def _narrow_bases(wide: WideModel, step: Narrowing) -> MakeBase:
     return make
 
 
-def _kept(path: Path, kind: type[KeptT]) -> KeptT | None:
+def _stored(path: Path, kind: type[KeptT]) -> KeptT | None:
     try:
         return read_model(path, kind)
     except (OSError, ValidationError):
@@ -160,7 +160,7 @@ def _kept(path: Path, kind: type[KeptT]) -> KeptT | None:
 
 
 def _key(model: TaskModel, task: Task, degree: int) -> str:
-    """Of all that a plan depends on: code, architecture, sizes, and how many ranks."""
+    """Return a key of everything that a plan depends on: code, architecture, sizes, number of ranks."""
     facts = {
         "code": (code_fingerprint(PACKAGE_FOLDER), torch.__version__, transformers.__version__),
         "degree": degree,
@@ -180,13 +180,13 @@ def _on_meta(_name: str, size: tuple[int, ...]) -> torch.Tensor:
 def _inputs(
     model: TaskModel, task: Task, rows: int, length: int, make: Callable[[str, tuple[int, ...]], torch.Tensor]
 ) -> Batch:
-    """What the model is called with; positions in packed sequences change nothing of how it can be cut."""
+    """Return the model's inputs; positions in packed sequences are left out, they do not change how it is sharded."""
     sizes = task.batch_sizes(rows, length, segments=model.takes_types)
     return {name: make(name, sizes[name]) for name in task.inputs if name in sizes and name != _POSITIONS}
 
 
 def _sample(model: TaskModel, task: Task) -> Batch:
-    """Rows to prove a plan with: random tokens without padding, all in the first segment."""
+    """Return a batch to prove a plan with: random tokens without padding, all in the first segment."""
     generator = torch.Generator().manual_seed(0)
     tokens = model_bounds(model).tokens or 2
 

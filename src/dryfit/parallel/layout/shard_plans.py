@@ -1,4 +1,4 @@
-"""How the models of a request are cut, for planning their memory: each found once, and said in a table."""
+"""Tensor-parallel plans of the models in a memory-planning request, and their summary as a table."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -24,11 +24,11 @@ _Place = tuple[ModelSettings, str, int]
 
 @dataclass(slots=True)
 class ShardPlans:
-    """Plans by subject and degree.
+    """Plans by subject and degree, each made once.
 
     Attributes:
-        folder: Where plans are kept, proved and unproved.
-        whole_model: Gives a subject's whole model, on meta, and its task.
+        folder: Where plans are stored, proved and unproved.
+        whole_model: Returns a subject's whole model, on the meta device, and its task.
     """
 
     folder: Path
@@ -37,27 +37,27 @@ class ShardPlans:
     _proved: dict[_Place, ShardSummary] = field(default_factory=dict[_Place, ShardSummary])
 
     def prove(self, subject: PlanSubject, degree: int) -> ShardSummary:
-        """Prove a subject's plan; what is sent is not known yet.
+        """Prove a subject's plan and summarise it, without the bytes sent.
 
         Raises:
-            ConfigError: Nothing can be cut, the degree does not divide what can be, or the base is in 8 bits.
-            TraceError: The model's code cannot be followed.
-            ShardError: The plan is refused by its proof.
+            ConfigError: Nothing can be sharded, the degree does not divide it, or the base is in 8 bits.
+            TraceError: The model's code cannot be traced.
+            ShardError: The proof fails.
         """
         place = _place(subject, degree)
         if place not in self._proved:
             model, task = self._model(subject)
-            found = proved_plan(model, task, degree, self.folder)
-            self._plans[place] = found.plan
-            self._proved[place] = shard_summary(model, found)
+            proved = proved_plan(model, task, degree, self.folder)
+            self._plans[place] = proved.plan
+            self._proved[place] = shard_summary(model, proved)
         return self._proved[place]
 
     def plan(self, subject: PlanSubject, degree: int) -> ShardPlan:
-        """A subject's plan: the proved one where it was proved here; else for numbers only.
+        """Return a subject's plan: the proved one where it was proved here, else one for estimates only.
 
         Raises:
-            ConfigError: Nothing can be cut, the degree does not divide what can be, or the base is in 8 bits.
-            TraceError: The model's code cannot be followed.
+            ConfigError: Nothing can be sharded, the degree does not divide it, or the base is in 8 bits.
+            TraceError: The model's code cannot be traced.
         """
         place = _place(subject, degree)
         if place not in self._plans:
@@ -67,7 +67,7 @@ class ShardPlans:
     def _model(self, subject: PlanSubject) -> tuple[TaskModel, Task]:
         if subject.lora is not None and subject.lora.base is BaseFormat.INT8:
             raise ConfigError(
-                "cutting a trial's model over processes",
+                "sharding a trial's model over processes",
                 'lora.base is "int8"',
                 "fp32, fp16 or bf16",
                 "leave execution.tp out",
@@ -80,10 +80,10 @@ def _place(subject: PlanSubject, degree: int) -> _Place:
 
 
 def shard_summary(model: nn.Module, proved: ProvedPlan) -> ShardSummary:
-    """Sum up how a model is cut.
+    """Summarise how a model is sharded.
 
     Args:
-        model: The whole model; it may be on meta.
+        model: The whole model; it may be on the meta device.
         proved: Its plan.
     """
     plan, shards = proved.plan, shards_of(model, proved.plan)
@@ -91,7 +91,7 @@ def shard_summary(model: nn.Module, proved: ProvedPlan) -> ShardSummary:
     local = {name: shards[name].local_shape(plan.degree) for name in every}
     kinds: dict[tuple[str, tuple[int, ...], tuple[int, ...], str], list[str]] = {}
     for name in every:
-        place = (_folded(name), shards[name].shape, local[name], _how(model, name, shards[name], proved))
+        place = (_starred(name), shards[name].shape, local[name], _how(model, name, shards[name], proved))
         kinds.setdefault(place, []).append(name)
     cut = [name for name in every if shards[name].dim is not None]
     whole_bytes = sum(one.nbytes for one in every.values())
@@ -117,13 +117,13 @@ def shard_summary(model: nn.Module, proved: ProvedPlan) -> ShardSummary:
     )
 
 
-def _folded(name: str) -> str:
-    """A name with the numbers of layers taken out."""
+def _starred(name: str) -> str:
+    """Return a name with layer numbers replaced by stars."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def _how(model: nn.Module, name: str, shard: ParameterShard, proved: ProvedPlan) -> str:
-    """How a parameter is cut: by column or row of the matrix that a linear layer multiplies with, as Megatron says."""
+    """Return how a parameter is sharded, in Megatron's words: by column or row of a linear layer's matrix."""
     if shard.dim is None:
         return "whole, gradients summed" if shard.sum_gradient else "whole"
     path = name.rpartition(".")[0]
@@ -141,8 +141,10 @@ def _how(model: nn.Module, name: str, shard: ParameterShard, proved: ProvedPlan)
 def _grouped(whole: Iterable[tuple[str, str]]) -> tuple[KeptWhole, ...]:
     reasons: dict[str, dict[str, list[str]]] = {}
     for name, reason in whole:
-        reasons.setdefault(reason, {}).setdefault(_folded(name), []).append(name)
+        reasons.setdefault(reason, {}).setdefault(_starred(name), []).append(name)
     return tuple(
-        KeptWhole(reason=reason, names=tuple(folded if len(names) > 1 else names[0] for folded, names in kinds.items()))
+        KeptWhole(
+            reason=reason, names=tuple(starred if len(names) > 1 else names[0] for starred, names in kinds.items())
+        )
         for reason, kinds in reasons.items()
     )

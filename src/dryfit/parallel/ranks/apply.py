@@ -1,4 +1,4 @@
-"""One rank's module out of the whole one: its slices of the parameters, and what happens at the ends of regions."""
+"""Turn a whole module into one rank's tensor-parallel shard: slice its parameters, connect it to the other ranks."""
 
 from collections.abc import Mapping
 from typing import Final, TypeVar
@@ -24,25 +24,25 @@ from dryfit.parallel.ranks.streams import RegionStream
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 SHARDED: Final = "_dryfit_cut"
-"""Attribute of a module that was cut: its rank and degree."""
+"""Attribute of a sharded module: its rank and degree."""
 
 
 def apply(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
-    """Make a module one rank's part of itself, in place.
+    """Shard a module for one rank, in place, and connect it to the others.
 
     Works on modules with weights, and on meta. A trial's model is not sharded by this: its slices are read from the
     checkpoint (:mod:`dryfit.parallel.layout.model_slices`), and :func:`connect` does the rest.
 
     Args:
         module: The whole module; the same on each rank.
-        plan: How it is cut.
+        plan: How it is sharded.
         ranks: This rank's end of the collectives.
 
     Returns:
         The module.
 
     Raises:
-        ShardError: The plan is not this module's, or the module is cut already.
+        ShardError: The plan is not this module's, or the module is sharded already.
     """
     check_plan(module, plan)
     if ranks.degree != plan.degree:
@@ -59,26 +59,26 @@ def shard(module: nn.Module, plan: ShardPlan, rank: int) -> None:
     """Replace parameters by a rank's slices, in memory of their own; ties and flags stay.
 
     Raises:
-        ShardError: The module is cut already.
+        ShardError: The module is sharded already.
     """
     require("cutting a model over ranks", MODULES, TENSORS)
     if SHARDED in vars(module):
         raise ShardError("cutting a model over ranks", "it is sharded already", allowed="a whole model")
-    found = [slot for slot in slots(module) if slot.kind is SlotKind.PARAMETER]  # holds the old ones until the end
+    old = [slot for slot in slots(module) if slot.kind is SlotKind.PARAMETER]  # keeps the old ones until the end
     made = slices_of(module, plan, rank)
-    for slot in found:
+    for slot in old:
         if id(slot.tensor) in made:
             put(slot, made[id(slot.tensor)])
     mark_sharded(module, rank, plan.degree)
 
 
 def mark_sharded(module: nn.Module, rank: int, degree: int) -> None:
-    """Remember that a module holds slices only."""
+    """Note on a module that it holds a rank's slices."""
     vars(module)[SHARDED] = (rank, degree)
 
 
 def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Parameter]:
-    """A rank's slice of each parameter that is cut, by the id of the whole."""
+    """Return a rank's slice of each sharded parameter, by the id of the whole one."""
     shards = shards_of(module, plan)
     return {
         id(whole): _slice_of(whole, shards[name], rank, plan.degree)
@@ -88,7 +88,7 @@ def slices_of(module: nn.Module, plan: ShardPlan, rank: int) -> dict[int, nn.Par
 
 
 def slice_on_rank(shard: ParameterShard, rank: int, degree: int) -> StoredSlice | None:
-    """Which part of a parameter a rank holds; None: all of it."""
+    """Return the slice of a parameter that a rank holds; None: all of it."""
     return None if shard.dim is None else StoredSlice(shard.dim, tuple(shard.slices(rank, degree)))
 
 
@@ -99,7 +99,7 @@ def slices_on_rank(module: nn.Module, plan: ShardPlan, rank: int) -> dict[str, S
 
 
 def slice_tensor(tensor: torch.Tensor, shard: ParameterShard, rank: int, degree: int) -> torch.Tensor:
-    """What a rank holds of a tensor; the tensor itself where it is not cut."""
+    """Return a rank's slice of a tensor; the tensor itself where it is not sharded."""
     part = slice_on_rank(shard, rank, degree)
     return tensor if part is None else part.of(tensor)
 
@@ -117,25 +117,25 @@ def _slice_of(old: nn.Parameter, shard: ParameterShard, rank: int, degree: int) 
 def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: ShardedScores | None = None) -> ModuleT:
     """Make a module that holds a rank's slices compute with the others: boundaries, attributes, sums of gradients.
 
-    To be called when its weights are there and it is known which of them are trained, and before an optimizer is made:
-    sums of gradients hang on the parameters themselves.
+    Called when the weights are there and it is known which of them are trained, and before an optimizer is made: sums
+    of gradients hang on the parameters themselves.
 
     Args:
-        module: With this rank's slices.
-        plan: How it is cut.
+        module: Holds this rank's slices.
+        plan: How it is sharded.
         ranks: This rank's end of the collectives.
-        scores: When the scores stay cut that the plan names; None: never.
+        scores: Says when the scores that the plan names stay sharded; None: never.
 
     Raises:
-        ShardError: The module does not hold the slices of this rank, or a row of the plan cannot be done.
+        ShardError: The module does not hold this rank's slices, or cannot do what a row of the plan asks.
     """
     require("connecting the ranks of a model", MODULES, TENSORS)
     if vars(module).get(SHARDED) != (ranks.rank, plan.degree) or ranks.degree != plan.degree:
-        found = vars(module).get(SHARDED)
-        cut_as = f"cut as rank {found[0]} of {found[1]}" if found else "not sharded"
+        held = vars(module).get(SHARDED)
+        state = f"sharded as rank {held[0]} of {held[1]}" if held else "not sharded"
         raise ShardError(
             f"connecting rank {ranks.rank} of {ranks.degree}",
-            f"the module is {cut_as}, the plan is for {plan.degree} ranks",
+            f"the module is {state}, the plan is for {plan.degree} ranks",
             allowed="a module with this rank's slices, and as many ranks as the plan has",
         )
     shards = shards_of(module, plan)
@@ -145,7 +145,7 @@ def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: ShardedScore
     for path, what in plan.modules.items():
         connect_module(parts[path], path, what, ranks, stream, scores if path == plan.scores else None)
     for part in module.modules():
-        _tell_sizes(part)
+        _set_sizes(part)
     for name, parameter in module.named_parameters():
         if shards[name].sum_gradient:
             _sum_gradient(parameter, name, ranks)
@@ -163,8 +163,8 @@ def _check_shapes(module: nn.Module, shards: Mapping[str, ParameterShard], degre
         raise ShardError("connecting the ranks of a model", few(wrong), allowed="the slices that the plan says")
 
 
-def _tell_sizes(part: nn.Module) -> None:
-    """Let layers say the sizes they have now; some of them compute with what they say."""
+def _set_sizes(part: nn.Module) -> None:
+    """Set a layer's size attributes to those of its slice; some layers compute with them."""
     weight = parameters_of(part).get("weight")
     if weight is None or weight.ndim != 2:
         return
@@ -177,16 +177,16 @@ def _tell_sizes(part: nn.Module) -> None:
 
 
 def _sum_gradient(parameter: nn.Parameter, name: str, ranks: Ranks) -> None:
-    """Sum a parameter's gradients over the ranks, each as it comes: accumulated ones must not be summed again."""
+    """Sum each new gradient of a parameter over the ranks; accumulated ones must not be summed again."""
     if parameter.requires_grad:
         parameter.register_hook(lambda gradient: ranks.all_reduce(gradient, f"gradients of {name}"))
 
 
 def check_ranks(module: nn.Module, plan: ShardPlan, ranks: Ranks) -> None:
-    """Compare with the other ranks what must be alike on all, before training starts.
+    """Compare with the other ranks, before training starts, everything that must be alike on all.
 
     Raises:
-        ShardError: Plans, parameters, modes or generators' states differ; names the first that does.
+        ShardError: Plans, parameters, modes or generators' states differ; the first one is named.
     """
     parameters = [
         f"{name} {list(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"

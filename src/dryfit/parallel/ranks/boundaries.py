@@ -1,7 +1,7 @@
-"""Where activations enter and leave a region of a model that each rank computes a part of, and what gradients do there.
+"""Differentiable collectives where activations enter and leave a tensor-parallel region.
 
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
-2019, section 3; its f and g are COPY and REDUCE. The other two are to putting together what these are to adding.
+2019, section 3; its f and g are COPY and REDUCE. GATHER and SPLIT concatenate where these add.
 """
 
 from typing import Any
@@ -15,17 +15,17 @@ from dryfit.parallel.ranks.collectives import Ranks
 
 
 def cross(boundary: Boundary, tensor: torch.Tensor, ranks: Ranks, *, dim: int, where: str) -> torch.Tensor:
-    """Take an activation over a boundary.
+    """Apply a boundary's collective to an activation.
 
     Args:
-        boundary: What happens to it.
+        boundary: Which collective.
         tensor: The activation.
         ranks: This rank's end of the collectives.
-        dim: The dimension that is cut, counted from the end; only GATHER and SPLIT read it.
-        where: For messages; the same on each rank.
+        dim: The sharded dimension, counted from the end; only GATHER and SPLIT read it.
+        where: Place for messages; the same on each rank.
 
     Raises:
-        ShardError: What is to be split does not go into as many parts as there are ranks.
+        ShardError: The number of ranks does not divide the dimension to split.
     """
     match boundary:
         case Boundary.COPY:

@@ -1,4 +1,4 @@
-"""What a row of a plan does to one module: hooks around its call, numbers its code reads, its bias after the sum."""
+"""Apply a plan's row to one module: hooks around its call, sizes that its code reads, its bias after the sum."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -32,14 +32,14 @@ def connect_module(
 
     Args:
         part: The module.
-        path: Of it.
+        path: Its path.
         what: The row.
         ranks: This rank's end of the collectives.
-        stream: Random numbers of regions.
-        scores: Of the module whose scores may stay cut: when they do.
+        stream: Random numbers of sharded regions.
+        scores: For the module whose scores may stay sharded: says when they do.
 
     Raises:
-        ShardError: An input that the row names is none of the module's.
+        ShardError: The module has no input of a name in the row.
     """
     for name, number in what.attributes.items():
         setattr(part, name, number)
@@ -60,18 +60,18 @@ def connect_module(
 
 
 class LinearWithoutBias(nn.Linear):
-    """A Linear whose bias somebody else adds."""
+    """A Linear whose bias is added after the sum over the ranks."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The product with the weight."""
+        """Return the product with the weight."""
         return functional.linear(input, self.weight)
 
 
 class Conv1DWithoutBias(Conv1D):
-    """A transformers Conv1D whose bias somebody else adds."""
+    """A transformers Conv1D whose bias is added after the sum over the ranks."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The product with the weight."""
+        """Return the product with the weight."""
         return x @ self.weight
 
 
@@ -90,7 +90,7 @@ class _Hooks:
     inputs: list[tuple[int | None, str, Boundary]] = field(default_factory=list)
 
     def find_inputs(self, part: nn.Module) -> None:
-        """Find position and name of each input that the row has, whichever of the two it gives."""
+        """Find position and name of each input in the row, which gives one of the two."""
         parameters = inspect.signature(part.forward).parameters
         plain = [
             name
@@ -110,7 +110,7 @@ class _Hooks:
             else:
                 raise ShardError(
                     f"connecting {self.path}",
-                    f"{given!r} is none of its inputs",
+                    f"it has no input {given!r}",
                     allowed=", ".join(plain),
                 )
 
@@ -174,7 +174,7 @@ class _Hooks:
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of a table that a rank holds: ids of other rows give zeros, which the sum over the ranks fills."""
+    """The rows of an embedding that a rank holds; ids of other rows give zeros, which the sum over the ranks fills."""
 
     begin: int
     count: int
@@ -182,7 +182,7 @@ class _Rows:
     _elsewhere: torch.Tensor | None = None
 
     def local_padding(self) -> int | None:
-        """The padding row's number here, which never gets a gradient; None: another rank has it."""
+        """Return the index of the padding row here, which never gets a gradient; None: another rank has it."""
         if self.padding is None or not 0 <= self.padding - self.begin < self.count:
             return None
         return self.padding - self.begin

@@ -1,4 +1,4 @@
-"""Whether a plan is a module's: pure, from names and shapes, before anything changes."""
+"""Check that a shard plan fits a module, by names and shapes, before anything changes."""
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -12,8 +12,8 @@ def check_plan(module: nn.Module, plan: ShardPlan) -> None:
     """Compare a plan with the whole module it is for.
 
     Raises:
-        ShardError: Parameters or modules are missing or too many, shapes differ, tied parameters are cut differently,
-            a module cannot do what its row says; names everything.
+        ShardError: Parameters or modules are missing or too many, shapes differ, tied parameters are sharded
+            differently, or a module cannot do what its row says. Every problem is named.
     """
     wrong = [*_parameters(module, plan), *_modules(module, plan), *_scores(module, plan)]
     if wrong:
@@ -26,7 +26,7 @@ def check_plan(module: nn.Module, plan: ShardPlan) -> None:
 
 
 def shards_of(module: nn.Module, plan: ShardPlan) -> dict[str, ParameterShard]:
-    """The rows of a plan by every name of each parameter: a plan may know a tied one by any of them."""
+    """Return a plan's rows by every name of each parameter; a plan may name a tied one by any of them."""
     every = dict(module.named_parameters(remove_duplicate=False))
     by_id = {id(every[name]): shard for name, shard in plan.parameters.items() if name in every}
     return {name: by_id[id(parameter)] for name, parameter in every.items() if id(parameter) in by_id}

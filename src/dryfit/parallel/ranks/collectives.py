@@ -1,6 +1,6 @@
-"""How ranks talk: what a cut model asks of them, and torch.distributed's answer.
+"""The collectives of a tensor-parallel model: their interface, and torch.distributed's implementation.
 
-:mod:`dryfit.parallel.ranks.simulated` has another, for ranks that are threads of one process.
+:mod:`dryfit.parallel.ranks.simulated` has another implementation, for ranks that are threads of one process.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from dryfit.core.errors import ShardError
 
 @runtime_checkable
 class Ranks(Protocol):
-    """One rank's end of the collectives that a cut model needs.
+    """One rank's end of the collectives that a tensor-parallel model needs.
 
-    Every rank makes the same calls in the same order. ``what`` says what for, in messages; it is the same on all.
+    Every rank makes the same calls in the same order. ``what`` names the tensor in messages; it is the same on all.
     """
 
     @property
@@ -32,21 +32,21 @@ class Ranks(Protocol):
 
     @property
     def own_generator(self) -> bool:
-        """Whether torch's generators of random numbers are this rank's alone."""
+        """Whether this rank has torch's random generators to itself."""
         ...
 
     def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        """The sum over the ranks, bit for bit the same on each; the tensor given stays as it is."""
+        """Return the sum over the ranks, bit for bit the same on each; the argument stays as it is."""
         ...
 
     def all_gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
-        """Every rank's tensor, in the order of the ranks."""
+        """Return every rank's tensor, in the order of the ranks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AbsentRanks:
-    """A rank without the others: what its module takes and which shapes it makes, without a group; values mean nothing.
+    """Collectives of a rank without the others, for shapes and memory alone: values mean nothing.
 
     Attributes:
         rank: This rank's number.
@@ -58,11 +58,11 @@ class AbsentRanks:
     own_generator: bool = False
 
     def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        """A tensor like the sum."""
+        """Return a tensor of the sum's shape."""
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
     def all_gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
-        """Tensors like the others'."""
+        """Return tensors of the others' shapes."""
         return [tensor.detach().clone(memory_format=torch.contiguous_format) for _ in range(self.degree)]
 
 
@@ -71,15 +71,15 @@ class ProcessRanks:
 
     Args:
         group: The group; None: all processes.
-        checked: Whether each call is compared with what the other ranks call, before it is made. It costs a message
-            more; ranks that call different things would otherwise wait for ever, or add up what does not belong
-            together. May be set at any time, on all ranks at the same call.
+        checked: Whether each call is first compared with the other ranks', at the cost of one more message. Ranks
+            that call different things would otherwise wait for ever, or add up unrelated tensors. May be set at any
+            time, on all ranks at the same call.
     """
 
     def __init__(self, group: Any = None, *, checked: bool = False) -> None:
         if not dist.is_initialized():
             raise ShardError(
-                "cutting a model over processes",
+                "sharding a model over processes",
                 "torch.distributed is not initialised",
                 allowed="a process group with one process for each rank",
                 hint="call torch.distributed.init_process_group first",
@@ -94,7 +94,7 @@ class ProcessRanks:
     def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         """See :class:`Ranks`."""
         self._compare("all_reduce", tensor, what)
-        # A copy: whoever made the tensor may have kept it for its own gradient.
+        # A copy: autograd may have kept the tensor for a gradient.
         summed = tensor.detach().to(self._carrier(tensor)).clone(memory_format=torch.contiguous_format)
         dist.all_reduce(summed, group=self._group)
         return summed.to(tensor.device)
@@ -111,7 +111,7 @@ class ProcessRanks:
         return self  # a module's copy is on the same ranks
 
     def _carrier(self, tensor: torch.Tensor) -> torch.device:
-        """Where a tensor must lie to be sent."""
+        """Return the device that a tensor must lie on to be sent."""
         return torch.device("cuda", torch.cuda.current_device()) if self._by_device else tensor.device
 
     def _compare(self, operation: str, tensor: torch.Tensor, what: str) -> None:
@@ -129,12 +129,12 @@ class ProcessRanks:
 
 
 def described(operation: str, tensor: torch.Tensor, what: str) -> str:
-    """A call of a collective, for comparing and for messages."""
+    """Return a text for a call of a collective, to compare and for messages."""
     return f"{operation} of {what}, {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def disagreement(calls: list[str]) -> ShardError:
-    """The error for ranks that do not do the same; names the first two that differ."""
+    """Return the error for ranks that call different things; it names the first two that differ."""
     other = next(rank for rank, call in enumerate(calls) if call != calls[0])
     return ShardError(
         f"running a model on {len(calls)} ranks",
@@ -145,19 +145,19 @@ def disagreement(calls: list[str]) -> ShardError:
 
 
 def digest_of(content: bytes) -> torch.Tensor:
-    """A digest as numbers, 32 bytes."""
+    """Return a SHA-256 digest as a tensor of 32 bytes."""
     return torch.frombuffer(bytearray(hashlib.sha256(content).digest()), dtype=torch.uint8)
 
 
 def agree(ranks: Ranks, facts: dict[str, str]) -> None:
-    """Compare facts with the other ranks', before anything is run that needs them alike.
+    """Compare facts with the other ranks', before anything runs that needs them alike.
 
     Args:
         ranks: This rank's end.
-        facts: Texts by what they are ("the plan"); the same keys on each rank.
+        facts: Texts by name ("the plan"); the same keys on each rank.
 
     Raises:
-        ShardError: They differ; names the first fact that does, and the ranks.
+        ShardError: A fact differs; the first one is named, with the rank.
     """
     for name, fact in facts.items():
         digests = ranks.all_gather(digest_of(fact.encode()), name)

@@ -1,4 +1,4 @@
-"""Ranks whose traffic is counted: what a module sends, from its calls and not from its plan."""
+"""Collectives that count the bytes which a rank sends."""
 
 from dataclasses import dataclass, field
 
@@ -10,15 +10,15 @@ from dryfit.parallel.ranks.collectives import Ranks
 
 @dataclass(slots=True)
 class CountedRanks:
-    """Passes everything on to other ranks and counts the bytes that this one sends, in rings.
+    """Passes calls on and counts the bytes that this rank sends, as ring algorithms do.
 
-    A sum over n ranks sends 2 (n - 1) / n of the tensor, putting together n - 1 times what the rank holds; see
+    An all-reduce over n ranks sends 2 (n - 1) / n of the tensor, an all-gather n - 1 times the rank's own; see
     :class:`dryfit.core.sharding.shard_plan.Traffic` for the source.
 
     Attributes:
-        inner: The ranks.
-        backward: Whether what is sent from now on is sent in a backward pass.
-        sent: What was sent since somebody set it to nothing.
+        inner: Makes the calls.
+        backward: Whether bytes count as sent in the backward pass from now on.
+        sent: Bytes sent so far.
     """
 
     inner: Ranks
@@ -37,7 +37,7 @@ class CountedRanks:
 
     @property
     def own_generator(self) -> bool:
-        """Whether torch's generators of random numbers are this rank's alone."""
+        """Whether this rank has torch's random generators to itself."""
         return self.inner.own_generator
 
     def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The norm of a cut model's gradients: what clipping needs, and what a rank alone cannot know."""
+"""The gradient norm of a tensor-parallel model, for clipping."""
 
 import torch
 from torch import nn
@@ -9,9 +9,9 @@ from dryfit.parallel.ranks.collectives import Ranks
 
 
 def gradient_norm(module: nn.Module, plan: ShardPlan, ranks: Ranks) -> torch.Tensor:
-    """The 2-norm of the whole model's gradients, the same on each rank; every rank calls it.
+    """Return the 2-norm of the whole model's gradients, the same on each rank; every rank calls it.
 
-    Slices count on each rank, what all ranks hold counts once. Parameters without a gradient count nothing.
+    Slices of all ranks count; parameters that every rank holds whole count once, those without a gradient not at all.
     """
     shards = shards_of(module, plan)
     device = next(module.parameters()).device

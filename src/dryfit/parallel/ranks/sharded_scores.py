@@ -1,7 +1,7 @@
-"""Scores of a vocabulary that stay on their ranks: where a model allows it, and when it is done.
+"""Vocabulary scores that stay sharded: find where a model allows it, and switch it on during its calls.
 
-A head whose words are cut gives each rank the scores of a part of them, and its plan puts them together. A loss that
-is computed over the ranks (:mod:`dryfit.parallel.ranks.vocabulary_loss`) does not need that.
+A head that is sharded by words gives each rank the scores of some words, and its plan gathers them. A loss that is
+computed over the ranks (:mod:`dryfit.parallel.ranks.vocabulary_loss`) does not need the gathered scores.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,17 @@ from torch import nn
 from dryfit.parallel.planning.solve import Solved
 from dryfit.parallel.trace.graph import MARKS, Node, Ref
 
-_CAPS: Final = frozenset({"add", "sub", "mul", "div", "neg", "tanh", "clamp", "clamp_min", "clamp_max"})
+_ARITHMETIC: Final = frozenset({"add", "sub", "mul", "div", "neg", "tanh", "clamp", "clamp_min", "clamp_max"})
 _COPIES: Final = frozenset({"alias", "clone", "contiguous", "to", "_to_copy"})
-_ON_EACH: Final = _CAPS | _COPIES
-"""Operators that do the same with each score by itself, as scaling and soft caps do."""
+_ON_EACH: Final = _ARITHMETIC | _COPIES
+"""Operators on each score by itself, as in scaling and soft caps."""
 
 
 def score_mark(solved: Solved) -> str | None:
-    """The mark at which scores are put together that the model then returns, and nothing else.
+    """Return the mark at which the scores are gathered that are all that the model returns; None if there is none.
 
-    Nothing but marks and operators on each score may stand between, and nobody else may use what is there.
+    Only marks and operators on each score may stand between the mark and the output, and nothing else may use what is
+    between them.
     """
     graph = solved.graph
     nodes = {node.name: node for node in graph.nodes}
@@ -55,17 +56,17 @@ def _on_each(node: Node) -> bool:
 
 @dataclass(slots=True)
 class ShardedScores:
-    """Whether scores stay on their ranks where a plan allows it; else they are put together.
+    """Switch for the scores of a plan that may stay sharded.
 
     Attributes:
-        stay: They do, from now on.
+        stay: Whether they stay sharded; else they are gathered.
     """
 
     stay: bool = False
 
     @classmethod
     def in_calls_of(cls, module: nn.Module) -> Self:
-        """They stay in calls of a module itself, and not where somebody calls a part of it, as generation does."""
+        """Return a switch that is on during calls of the module, and off when a part is called, as in generation."""
         made = cls()
 
         def begin(*_: Any) -> None:

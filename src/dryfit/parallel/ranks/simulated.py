@@ -1,7 +1,7 @@
-"""Ranks that are threads of one process: what a cut model computes, without processes, groups or devices.
+"""Simulate ranks by threads of one process, to run a tensor-parallel model without process groups or devices.
 
-Autograd's backward on the CPU runs in the thread that asked for it, so a collective may meet the others inside it.
-torch's generator of random numbers is one for all threads: models run here with dropout off.
+On the CPU autograd's backward pass runs in the thread that called it, so collectives work inside it. torch's random
+generator is one for all threads: models run here with dropout off.
 """
 
 import threading
@@ -20,11 +20,11 @@ _THE_END: Final = "its end"
 
 
 class _Abandoned(BaseException):
-    """Ends a rank's thread whose neighbour has failed; no handler of the model may take it for its own."""
+    """Ends a rank's thread when another rank has failed; no Exception, so that no handler of the model catches it."""
 
 
 class _Meeting:
-    """Where the ranks meet: each brings a call and a tensor, and leaves with everybody's."""
+    """Exchanges calls and tensors between the ranks' threads."""
 
     def __init__(self, degree: int) -> None:
         self.degree: Final = degree
@@ -42,7 +42,7 @@ class _Meeting:
         return tensors
 
     def leave(self) -> None:
-        """Let nobody wait any longer."""
+        """Wake all waiting ranks with an error."""
         self._barrier.abort()
 
     def _wait(self) -> None:
@@ -83,7 +83,7 @@ class SimulatedRanks:
         ]
 
     def _exchange(self, operation: str, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
-        # A copy is put down: its owner may go on and change the tensor while others still read it.
+        # A copy: the owner may go on and change the tensor while others still read it.
         given = tensor.detach().clone()
         tensors = self.meeting.exchange(self.rank, described(operation, tensor, what), given)
         return [tensor for tensor in tensors if tensor is not None]
@@ -97,7 +97,7 @@ def simulate(degree: int, run: Callable[[SimulatedRanks], T]) -> list[T]:
         run: Called with the rank's end of the collectives.
 
     Returns:
-        What each rank returned.
+        The result of each rank.
 
     Raises:
         ShardError: Ranks called different collectives, or one ended while others waited.
@@ -125,7 +125,7 @@ def simulate(degree: int, run: Callable[[SimulatedRanks], T]) -> list[T]:
         thread.join()
     if errors:
         rank = min(errors)
-        # Ranks that disagree find out together, and each says the same: no need to say whose word it is.
+        # Ranks that disagree all raise the same error: no need to name one of them.
         if not isinstance(errors[rank], ShardError):
             errors[rank].add_note(f"on simulated rank {rank} of {degree}")
         raise errors[rank]

@@ -1,11 +1,11 @@
-"""Random numbers on ranks: alike where all hold the same activations, of each rank's own where each holds a part.
+"""Random numbers of ranks: alike where all hold the same activations, different where each rank holds a slice.
 
-All ranks start with the same generator state, so that dropout of what all hold drops the same elements everywhere.
-Inside a region that is cut the same numbers would drop the same elements of each rank's heads. Megatron-LM keeps a
-second generator per rank for that (``megatron/core/tensor_parallel/random.py``) and a checkpoint function of its own,
+All ranks start with the same generator state, so that dropout of shared activations drops the same elements everywhere.
+Inside a sharded region the same numbers would drop the same elements of each rank's heads. Megatron-LM keeps a second
+generator per rank for that (``megatron/core/tensor_parallel/random.py``) and a checkpoint function of its own,
 which saves both. Here the second stream is a function of the first: where a region begins, its seed is made of the
 generator's state and the rank, and the generator moves on by one number. So recomputing under torch's own checkpoint,
-which restores the generator, meets the same numbers again, and nothing else needs to know.
+which restores the generator, draws the same numbers again, and no other code is concerned.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ import torch
 
 @dataclass(slots=True)
 class RegionStream:
-    """The generators' state around the regions of one rank's module.
+    """Switches the generators between the shared stream and one rank's own, at the edges of sharded regions.
 
-    Whether a region is open is read from the generator itself, by its seed: a checkpoint that stops recomputing within
-    a region restores the generator, and with it closes the region.
+    Whether a region is open is read from the generator's seed: a checkpoint that stops recomputing within a region
+    restores the generator, and with it closes the region.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class RegionStream:
         generator.manual_seed(seed)
 
     def leave(self, device: torch.device) -> None:
-        """End a region, if one has begun: what follows draws as if it had not been there."""
+        """End a region, if one has begun; later draws are as if it had not been there."""
         if device not in self._open:
             return
         generator = _generator(device)
@@ -46,7 +46,7 @@ class RegionStream:
             generator.set_state(self._open.pop(device)[1])
 
     def leave_all(self) -> None:
-        """End every region; for the end of a pass, however it ended."""
+        """End every region, at the end of a pass, however it ended."""
         for device in list(self._open):
             self.leave(device)
         self._open.clear()

@@ -1,11 +1,11 @@
-"""Cross entropy of scores that lie on several ranks, each with a part of the words: a few numbers a token are sent.
+"""Cross entropy of vocabulary scores that are sharded over ranks; three numbers a token are sent.
 
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
 2019, section 3. There the largest score, the sum of exponentials and the target's score are three collectives, one
-after another; here each rank makes its sum relative to its own largest score, and all three are put together at once.
+after another; here each rank makes its sum relative to its own largest score, and one collective gathers all three.
 
-Dimension suffixes: ``N`` tokens, ``V`` words of a rank's part of the vocabulary, ``R`` ranks, ``K``
-numbers that each of them tells of a token.
+Dimension suffixes: ``N`` tokens, ``V`` words of a rank's shard of the vocabulary, ``R`` ranks, ``K`` numbers a token
+that each rank sends.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from dryfit.core.errors import ShardError
 from dryfit.parallel.ranks.collectives import Ranks
 
 NUMBERS: Final = 3
-"""So many numbers of a token does each rank tell the others: its largest score, its sum, its score of the target."""
+"""Numbers a token that each rank sends: its largest score, its sum of exponentials, its score of the target."""
 
 _WHAT: Final = "numbers of each token's loss"
 
 
 def vocabulary_range(vocabulary: int, rank: int, degree: int) -> tuple[int, int]:
-    """The first word whose score a rank has, and the one behind its last."""
+    """Return the range of words whose scores a rank has: first, and one behind the last."""
     share = vocabulary // degree
     return rank * share, (rank + 1) * share
 
@@ -36,7 +36,7 @@ class VocabularyLoss:
 
     Attributes:
         ranks: This rank's end of the collectives.
-        vocabulary: How many words all ranks together have scores of.
+        vocabulary: Words of the whole vocabulary.
     """
 
     ranks: Ranks
@@ -50,22 +50,22 @@ class VocabularyLoss:
         *,
         ignored: int = -100,
     ) -> torch.Tensor:
-        """The tokens' losses, summed; 0-dimensional, in fp32 or better.
+        """Return the sum of the tokens' losses; 0-dimensional, in fp32 or better.
 
         Args:
-            scores: (N, V), of the words in this rank's part; in any floating-point format.
-            targets: (N,), numbers of words of the whole vocabulary.
+            scores: (N, V), of this rank's words; in any floating-point format.
+            targets: (N,), words of the whole vocabulary.
             weights: (N,), of each token; None: all weigh the same.
             ignored: Target of a token that is not learned.
 
         Raises:
-            ShardError: These are no scores of this rank's part.
+            ShardError: The scores are not those of this rank's words.
         """
         losses_N = self.of_tokens(scores, targets, ignored=ignored)
         return (losses_N if weights is None else losses_N * weights.to(losses_N.dtype)).sum()
 
     def of_tokens(self, scores: torch.Tensor, targets: torch.Tensor, *, ignored: int = -100) -> torch.Tensor:
-        """Each token's loss, (N,), 0 where its target is ignored; see :meth:`__call__`."""
+        """Return each token's loss, (N,), 0 where its target is ignored; see :meth:`__call__`."""
         begin, end = vocabulary_range(self.vocabulary, self.ranks.rank, self.ranks.degree)
         if scores.shape[-1] != end - begin:
             raise ShardError(
@@ -78,7 +78,7 @@ class VocabularyLoss:
 
 
 class _CrossEntropy(Function):
-    """Keeps the scores that were given, which live until the backward pass anyway, and nothing else as large."""
+    """Keeps only the scores, which live until the backward pass anyway, and nothing else as large."""
 
     @staticmethod
     def forward(
@@ -88,17 +88,17 @@ class _CrossEntropy(Function):
         here_N = (targets >= begin) & (targets < begin + scores.shape[1]) & (targets != ignored)
         place_N1 = (targets - begin).masked_fill(~here_N, 0).unsqueeze(1)
         largest_N = scores.detach().amax(dim=1).to(dtype)
-        # Of scores that are all -inf, as where whole parts of a vocabulary are ruled out.
+        # Where all of a rank's scores are -inf: whole parts of a vocabulary may be ruled out.
         own_N = largest_N.masked_fill(largest_N == -torch.inf, 0)
         sum_N = (scores - own_N.unsqueeze(1)).exp_().sum(dim=1)
-        # A target that no rank has ends as an infinite loss.
+        # A target outside the vocabulary ends as an infinite loss.
         target_N = scores.gather(1, place_N1).squeeze(1).to(dtype).masked_fill(~here_N, -torch.inf)
-        told_RKN = torch.stack(ranks.all_gather(torch.stack([largest_N, sum_N, target_N]), _WHAT))
-        most_N = told_RKN[:, 0].amax(dim=0)
-        total_N = (told_RKN[:, 1] * (told_RKN[:, 0] - most_N).exp()).sum(dim=0)
+        sent_RKN = torch.stack(ranks.all_gather(torch.stack([largest_N, sum_N, target_N]), _WHAT))
+        most_N = sent_RKN[:, 0].amax(dim=0)
+        total_N = (sent_RKN[:, 1] * (sent_RKN[:, 0] - most_N).exp()).sum(dim=0)
         out_N = targets == ignored
         ctx.save_for_backward(scores, most_N, total_N, place_N1, here_N, out_N)
-        return (total_N.log() - (told_RKN[:, 2].amax(dim=0) - most_N)).masked_fill(out_N, 0)
+        return (total_N.log() - (sent_RKN[:, 2].amax(dim=0) - most_N)).masked_fill(out_N, 0)
 
     @staticmethod
     @once_differentiable
