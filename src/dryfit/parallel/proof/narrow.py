@@ -1,8 +1,7 @@
-"""Proving the plan of a model that is too wide to be proved: it is carried over to a narrow model of the same class.
+"""Prove the plan of a model that is too wide to be proved itself, on a narrower model of the same class.
 
-What is proved in full is the plan that was made for the wide model, with its sizes made smaller, not one that was
-chosen anew. Both models are followed, whole and as one rank's part: they must run the same operators on the same
-tensors, and cut every tensor of every operator in the same dimensions.
+The wide model's plan is proved with smaller sizes; no new plan is made. Both models are traced, whole and as one rank's
+shard: they must run the same operators on the same tensors, and shard every tensor in the same dimensions.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,22 +28,22 @@ class WideModel:
     """A model that is too wide to be proved.
 
     Attributes:
-        module: The model, on meta or with weights.
+        module: The model, on the meta device or with weights.
         plan: Its plan.
-        inputs: What it is called with to follow it, without values; the narrow model is called with the same.
+        inputs: Inputs without values, for tracing; the narrow model gets the same.
     """
 
     module: nn.Module
     plan: ShardPlan
     inputs: Inputs | None = None
 
-    def refused(self, found: str, allowed: str, hint: str = "") -> ShardError:
-        """The error for a plan that cannot be proved so."""
+    def refused(self, problem: str, allowed: str) -> ShardError:
+        """Return the error for a plan that cannot be proved so."""
         return ShardError(
             f"proving on a narrower model how a {type(self.module).__name__} is cut over {self.plan.degree} ranks",
-            found,
+            problem,
             allowed,
-            hint or "allow the proof more memory, so that the model itself can be proved, or leave execution.tp out",
+            "allow the proof more memory, so that the model itself can be proved, or leave execution.tp out",
         )
 
 
@@ -56,15 +55,14 @@ def prove_narrowed(
     seed: int = 0,
     most_bytes: int = MAX_PROOF_BYTES,
 ) -> ShardProof:
-    """Prove a plan on the widest of some narrower models that the memory is enough for.
+    """Prove a plan on the widest of some narrower models for which the memory suffices.
 
     Args:
         wide: The model with its plan.
-        narrower: Builds a narrower model of the same class, on meta: with
-            :func:`~dryfit.parallel.proof.narrow_config.narrow_config`, and all that stands on the model, head and
-            adapters.
-        sample: From a narrow model to what it is called with, with values.
-        seed: Of its weights.
+        narrower: Builds a narrower model of the same class on the meta device, with head and adapters, from
+            :func:`~dryfit.parallel.proof.narrow_config.narrow_config`.
+        sample: Returns inputs with values for a narrow model.
+        seed: Of the weights.
         most_bytes: Memory that the proof may take.
 
     Returns:
@@ -97,9 +95,9 @@ def prove_on(
     """Prove a plan on one narrower model; see :func:`dryfit.parallel.proof.prove.prove` for what is compared.
 
     Raises:
-        ShardError: The narrow model has other parameters or modules than the wide one, or runs something else; it is
-            not narrower; a tensor is cut in one of them and not in the other; the plan computes something else than
-            the narrow model does. The first parameter or module is named.
+        ShardError: The narrow model has other parameters or modules than the wide one, or runs other operators; it is
+            not narrower; a tensor is sharded in one of them only; the proof on the narrow model fails. The first
+            parameter or module is named.
     """
     check_plan(wide.module, wide.plan)
     plan = carried_over(wide, narrow)
@@ -108,20 +106,20 @@ def prove_on(
         raise wide.refused("the other model is not narrower", "a model whose config has smaller sizes")
     try:
         check_same_program((wide.module, wide.plan), (narrow, plan), wide.inputs)
-    except Difference as found:
-        raise wide.refused(str(found), found.allowed) from found
+    except Difference as difference:
+        raise wide.refused(str(difference), difference.allowed) from difference
     proof = prove(narrow, plan, sample, seed=seed, most_bytes=most_bytes)
     return proof.model_copy(update={"narrowed": sizes})
 
 
 def carried_over(wide: WideModel, narrow: nn.Module) -> ShardPlan:
-    """A plan with the sizes of a narrow model.
+    """Return a wide model's plan with the sizes of a narrow model.
 
-    Blocks and numbers of modules become smaller as the parameters and modules do; dimensions, the number of blocks,
-    units, boundaries and everything else stay.
+    Blocks and modules' size attributes shrink with the parameters and modules; dimensions, the number of blocks, units,
+    boundaries and everything else stay.
 
     Raises:
-        ShardError: A parameter or module is missing, is tied or made otherwise, or cannot be cut in the same way.
+        ShardError: A parameter or module is missing, is tied or made otherwise, or cannot be sharded in the same way.
     """
     _check_same_names(wide, narrow)
     shards = shards_of(wide.module, wide.plan)
@@ -144,8 +142,8 @@ def carried_over(wide: WideModel, narrow: nn.Module) -> ShardPlan:
             scores=wide.plan.scores,
         )
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise wide.refused(f"of the narrow model {said}", "sizes that can be cut as the wide model's are") from error
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise wide.refused(f"of the narrow model {message}", "sizes that can be cut as the wide model's are") from error
 
 
 def _check_same_names(wide: WideModel, narrow: nn.Module) -> None:
@@ -164,7 +162,7 @@ def _check_same_names(wide: WideModel, narrow: nn.Module) -> None:
 
 
 def _ties(module: nn.Module) -> dict[str, str]:
-    """The first name of each parameter, by every name."""
+    """Return the first name of each parameter, by every name."""
     first: dict[int, str] = {}
     return {
         name: first.setdefault(id(parameter), name)
@@ -181,7 +179,7 @@ def _of(named: tuple[str, object] | None) -> str:
 
 
 def _carried(wide: WideModel, name: str, shard: ParameterShard, shape: tuple[int, ...]) -> ParameterShard:
-    """One parameter's row with the sizes of a narrow one. Whatever class of row it is, it stays."""
+    """Return a parameter's row with the sizes of the narrow one; the row's class is kept."""
     if len(shape) != len(shard.shape) or any(new > old for new, old in zip(shape, shard.shape, strict=True)):
         raise wide.refused(f"{name} is {list(shape)}, in the wide model {list(shard.shape)}", "a smaller one")
     if shard.dim is None:
@@ -210,16 +208,16 @@ def _number(wide: WideModel, name: str, on_rank: int, before: int, after: int | 
 
 
 def _sizes(module: nn.Module, narrow: nn.Module) -> dict[str, tuple[int, int]]:
-    """What became smaller: keys of configs, behind the path of their model where there are several."""
+    """Return the config keys that became smaller, with their model's path where there are several models."""
     after = _modules(narrow)
-    found: list[tuple[str, dict[str, tuple[int, int]]]] = []
+    changed: list[tuple[str, dict[str, tuple[int, int]]]] = []
     for path, part in module.named_modules():
         other = after[path]
         if isinstance(part, PreTrainedModel) and isinstance(other, PreTrainedModel):
             sizes = sizes_changed(part.config, other.config)
-            if sizes not in (known for _, known in found):
-                found.append((path, sizes))
-    found = [(path, sizes) for path, sizes in found if sizes]
-    if len(found) == 1:
-        return found[0][1]
-    return {f"{path}: {key}": size for path, sizes in found for key, size in sizes.items()}
+            if sizes not in (known for _, known in changed):
+                changed.append((path, sizes))
+    changed = [(path, sizes) for path, sizes in changed if sizes]
+    if len(changed) == 1:
+        return changed[0][1]
+    return {f"{path}: {key}": size for path, sizes in changed for key, size in sizes.items()}

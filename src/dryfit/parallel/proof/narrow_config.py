@@ -1,8 +1,8 @@
-"""Configs of narrow models of the same class, by steps: what a rank's share is made of stays as it is.
+"""Make configs of narrower models of the same class, step by step, that are sharded in the same way.
 
-A narrow model has the layers of the wide one, with fewer rows in its vocabulary, fewer features and fewer heads. Heads
-keep their features, queries the number of heads that share keys, experts their number. Every number that is made
-smaller keeps its remainder by the degree: what the degree divides in one of the models, it divides in the other.
+A narrow model has the layers of the wide one, with fewer words, fewer features and fewer heads. The features of a head,
+the number of query heads that share keys, and the number of experts stay. Every size that shrinks keeps its remainder
+by the degree: what the degree divides in one of the models, it divides in the other.
 """
 
 import copy
@@ -14,22 +14,22 @@ from transformers import PreTrainedConfig
 
 
 class Narrowing(IntEnum):
-    """How far a model is narrowed; each step does also what those before it do."""
+    """How far a model is narrowed; each step includes those before it."""
 
     VOCABULARY = 1
     """Fewer words; layers have their full width."""
     FEATURES = 2
     """Fewer features between the two halves of a feed-forward network."""
     HEADS = 3
-    """Fewer heads, two for each rank or more, and as many features less in the stream between the layers."""
+    """Fewer heads, at least two for each rank, and a narrower stream between the layers."""
     ONE_HEAD = 4
-    """One head for each rank, where queries share keys one group of them."""
+    """One head for each rank, or one group of heads where queries share keys."""
 
 
 _WORDS: Final = 512
 _FEATURES_OF_EACH: Final = 64
 _STREAM: Final = 128
-_LANES: Final = 16  # kernels of experts want rows of whole vectors: what is a multiple of it stays one
+_LANES: Final = 16  # kernels of experts need rows of whole vectors: multiples of it stay multiples
 _BETWEEN: Final = (
     "intermediate_size",
     "n_inner",
@@ -41,16 +41,16 @@ _BETWEEN: Final = (
 )
 """What architectures call the features between the two halves of a feed-forward network."""
 _LIKE_THE_STREAM: Final = ("embedding_size", "pooler_hidden_size", "word_embed_proj_dim")
-"""Sizes that a config gives again where they are those of the stream between the layers."""
+"""Keys that repeat the width of the stream between the layers."""
 
 
 def narrow_config(config: PreTrainedConfig, degree: int, step: Narrowing) -> PreTrainedConfig:
-    """A config of the same class whose model is narrower.
+    """Return a config of the same class whose model is narrower.
 
     Args:
         config: The wide model's; it is not changed.
-        degree: Over how many ranks it is cut.
-        step: How far to go. What the config does not say in a known way stays as it is.
+        degree: Number of ranks.
+        step: How far to go. Sizes under unknown keys stay.
     """
     narrow = copy.deepcopy(config)
     _fewer_words(narrow, degree)
@@ -62,7 +62,7 @@ def narrow_config(config: PreTrainedConfig, degree: int, step: Narrowing) -> Pre
 
 
 def sizes_changed(wide: PreTrainedConfig, narrow: PreTrainedConfig) -> dict[str, tuple[int, int]]:
-    """Sizes that differ, by their key: (wide, narrow). Numbers of single tokens are none."""
+    """Return the sizes that differ, by key: (wide, narrow). Ids of tokens are no sizes."""
     before, after = wide.to_dict(), narrow.to_dict()
     return {
         key: (value, after[key])
@@ -79,7 +79,7 @@ def _fewer_words(config: Any, degree: int) -> None:
     for key, value in vars(config).items():
         if not key.endswith("_token_id"):
             continue
-        if type(value) is int and value >= fewer:  # it would lie outside of the table
+        if type(value) is int and value >= fewer:  # it would lie outside the table
             setattr(config, key, 0)
         elif isinstance(value, list):
             setattr(config, key, [0 if type(one) is int and one >= fewer else one for one in value])
@@ -113,7 +113,7 @@ def _fewer_heads(config: Any, degree: int, *, of_each: int) -> None:
     narrow_heads = fewer * (heads // groups)
     if _number(config, "head_dim") is None:
         width = narrow_heads * (stream // heads)
-    else:  # the stream is wide for itself
+    else:  # the stream has a width of its own
         width = _narrow_stream(stream, narrow_heads, degree)
     config.num_attention_heads = narrow_heads
     if shared is not None:
@@ -125,14 +125,14 @@ def _fewer_heads(config: Any, degree: int, *, of_each: int) -> None:
 
 
 def _narrow_stream(stream: int, heads: int, degree: int) -> int:
-    """A number of features that heads divide, as configs ask for, with the wide one's remainder by the degree."""
+    """Return a width that the heads divide, as configs require, with the wide one's remainder by the degree."""
     step = lcm(heads, _LANES)
     begin = step * -(-_STREAM // step)
     return next((size for size in range(begin, stream, step) if size % degree == stream % degree), stream)
 
 
 def _smaller(size: int, least: int, step: int) -> int:
-    """The smallest number from ``least`` on that has the same remainder by a step; the number itself if none is."""
+    """Return the smallest number from ``least`` on with the same remainder by a step, at most the number itself."""
     return min(size, least + (size - least) % step)
 
 

@@ -1,7 +1,7 @@
-"""A plan is used only if the cut model computes what the whole one does: outputs, gradients and what training makes.
+"""Prove a shard plan: the sharded model must give the whole one's outputs, gradients and trained parameters.
 
 Both run in this process, the ranks as threads, in double precision on enlarged random weights. The whole model runs
-first and leaves a record; each rank compares its own part with it, so that no rank's gradients are kept.
+first and its results are recorded; each rank compares its shard with them, so that no rank's gradients are kept.
 """
 
 import copy
@@ -31,28 +31,28 @@ GRADIENT_TOLERANCE: Final = 1e-8
 PARAMETER_TOLERANCE: Final = 1e-8
 STEPS: Final = 3
 MAX_PROOF_BYTES: Final = 8 << 30
-"""Memory that a proof may take, where nobody says another number."""
+"""Memory that a proof may take by default."""
 
 _OWN_TOLERANCE: Final = 1e-6  # of a gradient, relative to the parameter's own largest
 _NOISE: Final = 1e-12  # of a gradient that is zero but for rounding, relative to the largest of all
 _LEARNING_RATE: Final = 0.01
-# AdamW divides by it what is small: rounding in a key's bias, or beside adapters with steep gradients. Gradients are at
-# most 1, and what GRADIENT_TOLERANCE finds in them still moves a parameter by PARAMETER_TOLERANCE.
+# Keeps AdamW from dividing rounding by rounding: in a key's bias, or beside adapters with steep gradients. Gradients
+# are at most 1, and an error of GRADIENT_TOLERANCE still moves a parameter by PARAMETER_TOLERANCE.
 _EPSILON: Final = 1e-2
-_BYTES_OF_EACH: Final = 8 * 10  # weight, gradient, two moments, of the whole and of the ranks; what passes leave
+_BYTES_OF_EACH: Final = 8 * 10  # weight, gradient, two moments, of the whole and of the ranks; activations
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What the whole model did.
+    """Results of the whole model.
 
     Attributes:
-        outputs: Its floating-point outputs.
+        outputs: Floating-point outputs.
         witness: Its modules' outputs.
         gradients: By parameter; None where there was none.
         largest: The largest of all gradients.
-        trained: Its parameters after the optimizer steps.
-        loss: What its scores lose; None where the plan lets none stay cut.
+        trained: Parameters after the optimizer steps.
+        loss: Loss of its scores; None where the plan keeps none sharded.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -64,7 +64,7 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _RankErrors:
     """Errors of one rank."""
 
     output: float
@@ -75,19 +75,19 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What is proved: the model, its plan, and a batch."""
+    """A proof's model with its plan, batch and seed."""
 
     of: StandIn
     inputs: Mapping[str, Any]
     seed: int
 
-    def refused(self, found: str, allowed: str = "", cause: str = "") -> ShardError:
-        """The error for a plan that fails."""
+    def refused(self, problem: str, allowed: str = "") -> ShardError:
+        """Return the error for a plan that fails."""
         return ShardError(
             f"proving a plan that cuts a {type(self.of.module).__name__} over {self.of.plan.degree} ranks",
-            found,
+            problem,
             allowed,
-            hint=cause or "do not use the plan; leave whole what the message names, or run with another degree",
+            hint="do not use the plan; leave whole what the message names, or run with another degree",
         )
 
 
@@ -100,31 +100,30 @@ def prove(
     whole: bool = False,
     most_bytes: int = MAX_PROOF_BYTES,
 ) -> ShardProof:
-    """Prove that a plan changes nothing that a model computes.
+    """Prove that a sharded model computes what the whole one does.
 
     Compared are every floating-point output (1e-10 of the largest), every gradient (1e-8 of the largest of all, and
     1e-6 of the parameter's own largest) and every parameter after three steps of AdamW (1e-8), each on each rank.
     Dropout is off, as in evaluation: random numbers of ranks are not comparable with those of the whole. Where the plan
-    lets scores stay cut, so are a cross entropy over the ranks (1e-10) and its every gradient.
+    keeps scores sharded, a cross entropy over the ranks (1e-10) and its gradients are compared too.
 
-    Of a long row of layers of one kind, two are proved, at their full width. What that shows of the others: they run
-    the same code on the same shapes under the same rows of the plan, and differ in weights, which are random here
-    anyway, and in their number.
+    Of many layers of one kind two are proved, at full width: the others run the same code on the same shapes under the
+    same rows of the plan, and differ only in weights, which are random here anyway, and in their number.
 
     Args:
-        module: The whole model, on meta or with weights; it is not changed, and its weights are not read.
+        module: The whole model, on the meta device or with weights; it is not changed, and weights are not read.
         plan: The plan.
-        inputs: Keyword arguments of its call, with values; more than one row and different lengths show more.
-        seed: Of the weights and of what outputs are weighted with.
+        inputs: Keyword arguments of its call, with values; several rows of different lengths prove more.
+        seed: Of the weights and of the weights of outputs in the loss.
         whole: Whether all layers are kept.
         most_bytes: Memory that the proof may take.
 
     Returns:
-        The errors found, all within the tolerances.
+        The largest errors, all within the tolerances.
 
     Raises:
-        ShardError: The plan is not the module's; an output, gradient or parameter is wrong, with the name of the first
-            module or parameter that is; the proof would take more memory than is allowed.
+        ShardError: The plan is not the module's; an output, gradient or parameter is wrong (the first module or
+            parameter is named); the proof would take more memory than is allowed.
     """
     started = time.perf_counter()
     check_plan(module, plan)
@@ -133,18 +132,18 @@ def prove(
     try:
         record = _run_whole(case)
     except (IndexError, KeyError, RuntimeError) as error:
-        if case.of.left_out:  # a model that counts on all its layers
+        if case.of.left_out:  # the model needs all its layers
             return prove(module, plan, inputs, seed=seed, whole=True, most_bytes=most_bytes)
         raise case.refused(
             f"the whole model fails ({_first_line(error)})", "inputs that it can be called with"
         ) from error
-    found = simulate(plan.degree, lambda ranks: _compare(case, record, parts, ranks))
+    errors = simulate(plan.degree, lambda ranks: _compare(case, record, parts, ranks))
     return ShardProof(
         degree=plan.degree,
-        output_error=max(rank.output for rank in found),
-        gradient_error=max(rank.gradient for rank in found),
-        parameter_error=max(rank.parameter for rank in found),
-        loss_error=max((rank.loss for rank in found if rank.loss is not None), default=None),
+        output_error=max(rank.output for rank in errors),
+        gradient_error=max(rank.gradient for rank in errors),
+        parameter_error=max(rank.parameter for rank in errors),
+        loss_error=max((rank.loss for rank in errors if rank.loss is not None), default=None),
         parameters=len(record.gradients),
         steps=STEPS,
         left_out=case.of.left_out,
@@ -153,7 +152,7 @@ def prove(
 
 
 def proof_bytes(module: nn.Module, plan: ShardPlan, *, whole: bool = False) -> int:
-    """About the memory that a proof takes; nothing is allocated to find that out.
+    """Estimate the memory that a proof takes, without allocating any.
 
     Args:
         module: The whole model.
@@ -176,7 +175,7 @@ def _stand_in(module: nn.Module, plan: ShardPlan, seed: int, whole: bool, most_b
 
 
 def _part(of: StandIn, rank: int) -> nn.Module:
-    """A rank's module; what it shares with nobody is copied, slices are made at once."""
+    """Return a rank's shard as a copy of the module; slices are made while copying."""
     slices: dict[int, Any] = dict(slices_of(of.module, of.plan, rank))
     part = copy.deepcopy(of.module, slices)
     mark_sharded(part, rank, of.plan.degree)
@@ -192,7 +191,7 @@ def _run_whole(case: _Case) -> _Record:
         if not outputs:
             raise case.refused("the model has no floating-point output", "a model with one")
         # Copies: an output may be a view of a parameter, which the steps change.
-        said = tuple(output.detach().clone() for output in outputs)
+        kept = tuple(output.detach().clone() for output in outputs)
         loss = loss_of_all(module, case.of.plan, _score(module, case), case.seed) if case.of.plan.scores else None
         _loss(outputs, case.seed).backward()
         gradients = {
@@ -204,11 +203,11 @@ def _run_whole(case: _Case) -> _Record:
             raise case.refused("no parameter gets a gradient", "a model that can be trained")
         _train(module, case, largest)
     trained = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    return _Record(said, witness, gradients, largest, trained, loss)
+    return _Record(kept, witness, gradients, largest, trained, loss)
 
 
 def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs that a model may write into."""
+    """Return copies of the inputs, which a model may write into."""
     return {
         name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else copy.deepcopy(value)
         for name, value in inputs.items()
@@ -216,7 +215,7 @@ def _own(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loss(outputs: tuple[torch.Tensor, ...], seed: int) -> torch.Tensor:
-    """A number that each element of each output has a part in, of its own weight."""
+    """Return a randomly weighted sum of all elements of all outputs."""
     generator = torch.Generator().manual_seed(seed + 1)
     sums = []
     for output in outputs:
@@ -226,7 +225,7 @@ def _loss(outputs: tuple[torch.Tensor, ...], seed: int) -> torch.Tensor:
 
 
 def _train(module: nn.Module, case: _Case, largest: float) -> None:
-    """Optimizer steps, the first with the gradients that are there; gradients are scaled to the size of 1."""
+    """Make optimizer steps, the first with the present gradients; gradients are scaled to at most 1."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=_LEARNING_RATE, eps=_EPSILON, foreach=False)
     for step in range(STEPS):
         if step:
@@ -238,7 +237,7 @@ def _train(module: nn.Module, case: _Case, largest: float) -> None:
         optimizer.step()
 
 
-def _compare(case: _Case, record: _Record, parts: list[nn.Module], ranks: SimulatedRanks) -> _Found:
+def _compare(case: _Case, record: _Record, parts: list[nn.Module], ranks: SimulatedRanks) -> _RankErrors:
     scores = ShardedScores()
     module = connect(parts[ranks.rank], case.of.plan, ranks, scores)
     witness = Witness()
@@ -255,7 +254,7 @@ def _compare(case: _Case, record: _Record, parts: list[nn.Module], ranks: Simula
         _guarded(case, witness, lambda: _loss(outputs, case.seed).backward())
         gradient = _gradient_error(case, record, module, ranks.rank)
         _train(module, case, record.largest)
-    return _Found(output, gradient, _parameter_error(case, record, module, ranks.rank), lost)
+    return _RankErrors(output, gradient, _parameter_error(case, record, module, ranks.rank), lost)
 
 
 def _score(module: nn.Module, case: _Case) -> Callable[[], torch.Tensor]:
@@ -263,7 +262,7 @@ def _score(module: nn.Module, case: _Case) -> Callable[[], torch.Tensor]:
 
 
 def _loss_error(case: _Case, record: _Record, witness: Witness, module: nn.Module, ranks: SimulatedRanks) -> float:
-    """How far the loss over the ranks is off; the module is left without gradients."""
+    """Return the error of the loss over the ranks; the module is left without gradients."""
     known, plan = record.loss, case.of.plan
     assert known is not None
     off = _guarded(case, witness, lambda: loss_error(plan, _score(module, case), case.seed, ranks, known))
@@ -302,7 +301,7 @@ def _output_error(case: _Case, record: _Record, witness: Witness, outputs: tuple
 
 
 def _inside_of_a_sum(path: str, plan: ShardPlan) -> bool:
-    """Whether a module lies in one that sums or puts together what comes out: its own output is a part."""
+    """Return whether a module lies in one whose output is reduced or gathered: its own output is a partial one."""
     ends = {Boundary.REDUCE, Boundary.GATHER}
     return any(
         (path.startswith(f"{outer}.") or not outer) and path != outer and ends & set(what.outputs.values())
@@ -311,13 +310,13 @@ def _inside_of_a_sum(path: str, plan: ShardPlan) -> bool:
 
 
 def _distance(
-    found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], *, same_shapes: bool = False
+    actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], *, same_shapes: bool = False
 ) -> float:
-    """Largest difference, relative to the largest number where that is over 1; infinite where shapes differ."""
-    if [tensor.shape for tensor in found] != [tensor.shape for tensor in expected]:
+    """Return the largest difference, relative to the largest number over 1; infinite where shapes differ."""
+    if [tensor.shape for tensor in actual] != [tensor.shape for tensor in expected]:
         return 0.0 if same_shapes else float("inf")
     worst = 0.0
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         if other.numel():
             off = float((one - other).detach().abs().nan_to_num(nan=float("inf")).max())
             worst = max(worst, off / max(1.0, float(other.detach().abs().max())))
@@ -333,14 +332,14 @@ def _gradient_error(case: _Case, record: _Record, module: nn.Module, rank: int, 
             continue
         whole = torch.zeros_like(parameter) if expected is None else expected
         local = whole if expected is None else slice_tensor(whole, shards[name], rank, case.of.plan.degree)
-        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        off = float((found - local).detach().abs().nan_to_num(nan=float("inf")).max()) if local.numel() else 0.0
+        own_grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        off = float((own_grad - local).detach().abs().nan_to_num(nan=float("inf")).max()) if local.numel() else 0.0
         own = float(whole.abs().max()) if whole.numel() else 0.0
         worst = max(worst, off / record.largest)
         if off > GRADIENT_TOLERANCE * record.largest or off > _OWN_TOLERANCE * own + _NOISE * record.largest:
             wrong[name] = off / max(own, _NOISE * record.largest)
     if wrong:
-        # Gradients come from behind: what is wrong in one goes on into those of all modules before it.
+        # Gradients flow backward: an error in one passes into those of all modules before it.
         order = {path: index for index, path in enumerate(record.witness.outputs)}
         last = max(wrong, key=lambda name: order.get(name.rpartition(".")[0], -1))
         others = [case.of.original(name) for name in wrong if name != last]

@@ -1,7 +1,7 @@
-"""The part of a proof that is about scores that stay cut: their loss over the ranks against that of all scores.
+"""Prove the loss of scores that stay sharded: compare the loss over the ranks with that of all scores.
 
-What a plan puts together is compared by the rest of the proof; here nothing is. Every part of the vocabulary has
-targets of its own, its first and its last word among them, so that no word can be taken for another.
+Every rank's part of the vocabulary has targets of its own, its first and last word among them, so that no word can be
+taken for another.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,10 +18,10 @@ from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
 
 _IGNORED: Final = -100
 _EACH: Final = 7
-"""One token of so many is not learned."""
+"""Every seventh token is not learned."""
 
 Score = Callable[[], torch.Tensor]
-"""One pass through the model: its scores, or a rank's part of them."""
+"""Runs the model once and returns its scores, or a rank's part of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class LossRecord:
 
 
 def loss_of_all(module: nn.Module, plan: ShardPlan, score: Score, seed: int) -> LossRecord:
-    """The loss of the whole model's scores, by torch, with its gradients; the module is left without any."""
+    """Return torch's loss of the whole model's scores and its gradients; the module is left without gradients."""
     scores = score()
     targets, weights = _targets(scores.shape[:-1].numel(), plan, seed)
     losses = functional.cross_entropy(scores.flatten(0, -2), targets, ignore_index=_IGNORED, reduction="none")
@@ -52,7 +52,7 @@ def loss_of_all(module: nn.Module, plan: ShardPlan, score: Score, seed: int) -> 
 
 
 def loss_error(plan: ShardPlan, score: Score, seed: int, ranks: Ranks, record: LossRecord) -> float:
-    """How far a rank's loss is off, relative to it where it is over 1; its gradients are left in the parameters.
+    """Return the error of a rank's loss, relative where the loss is over 1; gradients stay in the parameters.
 
     Raises:
         ShardError: The scores are not a rank's part.
@@ -67,12 +67,12 @@ def loss_error(plan: ShardPlan, score: Score, seed: int, ranks: Ranks, record: L
 
 
 def largest_of(gradients: Iterable[torch.Tensor | None]) -> float:
-    """The largest number in some gradients."""
+    """Return the largest absolute value in some gradients."""
     return max((float(one.abs().max()) for one in gradients if one is not None), default=0.0)
 
 
 def _targets(tokens: int, plan: ShardPlan, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each token should have been, and how much it weighs."""
+    """Return each token's target and weight."""
     generator = torch.Generator().manual_seed(seed + 2)
     targets = torch.randint(0, plan.vocabulary, (tokens,), generator=generator)
     targets[::_EACH] = _IGNORED

@@ -1,7 +1,7 @@
-"""Whether two models of one class run the same program but for their sizes, whole and cut.
+"""Check that two models of one class run the same program but for sizes, whole and sharded.
 
-Both are followed on tensors without values, and so is one rank's part of each. The four programs must have the same
-operators on the same tensors; and of what each operator makes, a rank must hold the same share in both models.
+Both are traced on tensors without values, and so is one rank's shard of each. The four programs must run the same
+operators on the same tensors, and a rank must hold the same share of every operator's output in both models.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,40 +19,40 @@ from dryfit.parallel.trace.graph import Arg, Graph, Node, Ref
 from dryfit.parallel.trace.repeats import shortened
 
 _COPIES: Final = frozenset({"contiguous", "clone"})
-"""Operators that torch leaves away where a tensor lies as it should already."""
+"""Operators that torch omits where a tensor's memory layout is right already."""
 
 _SAME: Final = "the same operators"
 
-Cut: TypeAlias = tuple[nn.Module, ShardPlan]
-"""A whole model, and how it is cut."""
+Planned: TypeAlias = tuple[nn.Module, ShardPlan]
+"""A whole model and its plan."""
 
-_Acting: TypeAlias = tuple[Node, tuple[object, ...]]
-"""An operator, and what it was given: tensors by the operator that made them."""
+_Call: TypeAlias = tuple[Node, tuple[object, ...]]
+"""An operator and its arguments: tensors by the operator that made them."""
 
 
 class Difference(Exception):  # noqa: N818 - it is an answer, not a fault
     """Two models differ in more than their sizes.
 
     Args:
-        found: What was found, and in which module.
-        allowed: What should have been.
+        problem: The difference, with its module.
+        allowed: What was expected.
     """
 
-    def __init__(self, found: str, allowed: str) -> None:
-        super().__init__(found)
+    def __init__(self, problem: str, allowed: str) -> None:
+        super().__init__(problem)
         self.allowed = allowed
 
 
-def check_same_program(wide: Cut, narrow: Cut, inputs: Inputs | None) -> None:
-    """Compare two models, whole and cut.
+def check_same_program(wide: Planned, narrow: Planned, inputs: Inputs | None) -> None:
+    """Compare two models, whole and sharded.
 
     Args:
         wide: A model with its plan.
         narrow: A narrower one with the same plan, but for sizes.
-        inputs: What both are called with, without values.
+        inputs: Inputs of both, without values.
 
     Raises:
-        Difference: They differ in more than their sizes, or cannot be followed; names the first module.
+        Difference: They differ in more than their sizes, or cannot be traced; the first module is named.
     """
     with shortened(wide[0]) as before, shortened(narrow[0]) as after:
         if before != after:
@@ -63,16 +63,16 @@ def check_same_program(wide: Cut, narrow: Cut, inputs: Inputs | None) -> None:
             if not before:
                 raise _not_followed(no) from no
             programs = None
-    if programs is None:  # its code counts on all of its layers
+    if programs is None:  # its code needs all of its layers
         try:
             programs = _programs(wide, narrow, inputs)
         except CannotFollow as no:
             raise _not_followed(no) from no
-    for whole, other, part, other_part in zip_longest(*map(_acting, programs)):
+    for whole, other, part, other_part in zip_longest(*map(_calls, programs)):
         _compare(whole, other, part, other_part)
 
 
-def _programs(wide: Cut, narrow: Cut, inputs: Inputs | None) -> tuple[Graph, Graph, Graph, Graph]:
+def _programs(wide: Planned, narrow: Planned, inputs: Inputs | None) -> tuple[Graph, Graph, Graph, Graph]:
     return (
         follow(wide[0], inputs, SMALL),
         follow(narrow[0], inputs, SMALL),
@@ -82,12 +82,12 @@ def _programs(wide: Cut, narrow: Cut, inputs: Inputs | None) -> tuple[Graph, Gra
 
 
 def _of_rank(module: nn.Module, plan: ShardPlan, inputs: Inputs | None) -> Graph:
-    """What a rank's part runs; rows of layers that are out are left out."""
+    """Trace a rank's shard; rows of layers that are taken out are skipped."""
     shards = shards_of(module, plan)
     modules: dict[str, ModuleShard] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         what = plan.modules.get(path)
-        if isinstance(part, Conv1D):  # it computes with the size that it says, which cutting it changes
+        if isinstance(part, Conv1D):  # it computes with its size attribute, which sharding changes
             own = {"nf": shards[f"{path}.weight"].local_shape(plan.degree)[1]}
             what = what or ModuleShard()
             what = what.model_copy(update={"attributes": {**what.attributes, **own}})
@@ -104,8 +104,8 @@ def _not_followed(no: CannotFollow) -> Difference:
     )
 
 
-def _compare(whole: _Acting | None, narrow: _Acting | None, part: _Acting | None, narrow_part: _Acting | None) -> None:
-    """Compare one operator of each program."""
+def _compare(whole: _Call | None, narrow: _Call | None, part: _Call | None, narrow_part: _Call | None) -> None:
+    """Compare one call of each program."""
     if whole is None or narrow is None or not _alike(whole, narrow):
         _refuse(narrow, whole, "the narrow model")
     if part is None or (whole[0].op, _kinds(whole[0])) != (part[0].op, _kinds(part[0])):
@@ -115,8 +115,8 @@ def _compare(whole: _Acting | None, narrow: _Acting | None, part: _Acting | None
     _check_share((whole[0], part[0]), (narrow[0], narrow_part[0]))
 
 
-def _acting(graph: Graph) -> Iterator[_Acting]:
-    """The operators of a program that are there in any case, each with what it was given but for sizes."""
+def _calls(graph: Graph) -> Iterator[_Call]:
+    """Yield the calls of a program, without copies that torch may omit."""
     known: dict[str, object] = {}
     for node in graph.nodes:
         if node.op in _COPIES:
@@ -136,8 +136,8 @@ def _given(value: Arg, known: Mapping[str, object]) -> object:
     return value
 
 
-def _alike(one: _Acting, other: _Acting) -> bool:
-    """Whether two operators are the same but for sizes."""
+def _alike(one: _Call, other: _Call) -> bool:
+    """Return whether two calls are the same but for sizes."""
     return (
         (one[0].op, one[0].module) == (other[0].op, other[0].module)
         and _kinds(one[0]) == _kinds(other[0])
@@ -146,12 +146,12 @@ def _alike(one: _Acting, other: _Acting) -> bool:
 
 
 def _kinds(node: Node) -> list[object]:
-    """Of each thing that an operator makes, its number of dimensions and whether it is in floating point."""
+    """Return the number of dimensions of each output, and whether it is floating-point."""
     return [(len(value.shape), value.floating) if value else None for value in node.outputs]
 
 
 def _same_but_sizes(one: object, other: object) -> bool:
-    """Equal, but for integers that are smaller in the second, and what was computed from them."""
+    """Return whether arguments are equal, but for smaller integers in the second and floats computed from them."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same_but_sizes, one, other))
     if type(one) is int and type(other) is int:
@@ -161,16 +161,16 @@ def _same_but_sizes(one: object, other: object) -> bool:
     return one == other
 
 
-def _refuse(found: _Acting | None, expected: _Acting | None, who: str) -> NoReturn:
-    raise Difference(f"{who} runs {_named(found)} where {_named(expected)} should run", _SAME)
+def _refuse(actual: _Call | None, expected: _Call | None, who: str) -> NoReturn:
+    raise Difference(f"{who} runs {_named(actual)} where {_named(expected)} should run", _SAME)
 
 
-def _named(acting: _Acting | None) -> str:
-    return f"{acting[0].op} in {acting[0].module or 'the model itself'}" if acting else "nothing"
+def _named(call: _Call | None) -> str:
+    return f"{call[0].op} in {call[0].module or 'the model itself'}" if call else "nothing"
 
 
 def _check_share(wide: tuple[Node, Node], narrow: tuple[Node, Node]) -> None:
-    """Whether a rank's part of what an operator makes is the same share of it in both models, in each dimension."""
+    """Check that a rank's share of an operator's output is the same in both models, in each dimension."""
     for values in zip(*(node.outputs for node in (*wide, *narrow)), strict=True):
         shapes = [value.shape for value in values if value]
         for whole, part, other, other_part in zip(*shapes, strict=True):

@@ -1,7 +1,7 @@
-"""Copies of a model to compute with in double precision: random weights in the place of those it has or lacks.
+"""Copy a model for a proof: in double precision, with random weights, without layers that repeat others.
 
-Weights are drawn larger than models begin with (a standard deviation of 0.5, less for large fans), so that no term
-of a sum is lost beside the others, and no softmax is nearly flat: at the usual 0.02 a wrong head goes unnoticed.
+Weights are drawn larger than models begin with (a standard deviation of 0.5, less for large fans), so that no term of a
+sum is lost beside the others, and no softmax is nearly flat: at the usual 0.02 a wrong head goes unnoticed.
 """
 
 import copy
@@ -33,10 +33,10 @@ _TO_SMALLER: Final = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Ten
 
 
 class InDouble(TorchFunctionMode):
-    """Everything in fp64, also what the model's code asks for in a smaller type.
+    """Computes everything in fp64, also where the model's code asks for a smaller type.
 
-    Norms and softmaxes ask for fp32; rounded there, two results that differ in the last bit of fp64 may come to differ
-    by a bit of fp32, which nobody could tell from a wrong plan.
+    Norms and softmaxes ask for fp32. Rounded there, results that differ in the last bit of fp64 may differ by a bit of
+    fp32, which could not be told from a wrong plan.
     """
 
     def __torch_function__(
@@ -54,13 +54,13 @@ def _double(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A model to prove a plan with.
+    """A copy of a model to prove a plan with.
 
     Attributes:
-        module: A copy in fp64 with random weights, in eval mode.
+        module: The copy, in fp64 with random weights, in eval mode.
         plan: The plan, by the copy's names.
-        names: The name in the whole model of each module's path that is another one in the copy.
-        left_out: Paths of the layers it does without.
+        names: The original path of each module that has another path in the copy.
+        left_out: Paths of the layers that the copy lacks.
     """
 
     module: nn.Module
@@ -69,7 +69,7 @@ class StandIn:
     left_out: tuple[str, ...]
 
     def original(self, name: str) -> str:
-        """The name in the whole model of a module or parameter of the copy."""
+        """Return the original name of a module or parameter of the copy."""
         for path, old in self.names.items():
             if name == path or name.startswith(f"{path}."):
                 return old + name[len(path) :]
@@ -80,11 +80,11 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
     """Copy a model with random weights.
 
     Args:
-        module: The model, on meta or with weights, which are not read.
+        module: The model, on the meta device or with weights, which are not read.
         plan: Its plan.
         seed: Of the weights.
-        whole: Whether all layers are kept. Otherwise two of each kind are, in each outermost list of layers: layers are
-            of one kind if class, parameters, settings and rows of the plan are the same.
+        whole: Whether all layers are kept. Otherwise two of each kind are, in each outermost list of layers; layers of
+            one kind have the same class, parameters, settings and rows of the plan.
 
     Raises:
         ShardError: A buffer has no value and cannot be computed.
@@ -107,7 +107,7 @@ def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> S
 
 
 def kept_parameters(module: nn.Module, plan: ShardPlan, *, whole: bool) -> int:
-    """How many numbers the parameters of a copy have; none is made."""
+    """Return the number of parameters of a copy, without making one."""
     without = _within(module, _dropped(module, plan, whole))
     kept = {
         id(parameter): parameter.numel()
@@ -119,20 +119,20 @@ def kept_parameters(module: nn.Module, plan: ShardPlan, *, whole: bool) -> int:
 
 
 def _dropped(module: nn.Module, plan: ShardPlan, whole: bool) -> set[int]:
-    """The ids of the layers that a copy does without."""
+    """Return the ids of the layers that a copy lacks."""
     return set[int]() if whole else _repeated(module, plan)
 
 
 def _within(module: nn.Module, dropped: set[int]) -> set[int]:
-    """The ids of some layers and of all modules in them."""
+    """Return the ids of some layers and of all modules in them."""
     return {id(part) for layer in module.modules() if id(layer) in dropped for part in layer.modules()}
 
 
 def _tensors(module: nn.Module, dropped: set[int], generator: torch.Generator, memo: dict[int, Any]) -> list[Any]:
-    """Put a stand-in for every tensor of the copy into the table that ``deepcopy`` looks into."""
-    found = slots(module)
+    """Enter a replacement for every tensor into the memo of ``deepcopy``; return the slots to keep them alive."""
+    places = slots(module)
     without = _within(module, dropped)
-    for slot in found:
+    for slot in places:
         old = slot.tensor
         if id(slot.owner) in without or id(old) in memo:
             continue
@@ -142,7 +142,7 @@ def _tensors(module: nn.Module, dropped: set[int], generator: torch.Generator, m
         value = _computed(slot.name, old).detach()
         value = value.double() if value.is_floating_point() else value.clone()
         memo[id(old)] = nn.Parameter(value, requires_grad=False) if isinstance(old, nn.Parameter) else value
-    return found
+    return places
 
 
 def _drawn(slot: Slot, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -164,24 +164,24 @@ def _computed(name: str, tensor: torch.Tensor) -> torch.Tensor:
     try:
         if tape is not None:
             return tape.realise(tensor)[0]
-        found = "it is on meta, and how its constructor filled it is not known"
+        problem = "it is on meta, and how its constructor filled it is not known"
     except LoadError as error:
-        found = error.found
-    raise ShardError("copying a model to prove a plan with", f"{name}: {found}", hint="build it by dryfit.meta.build")
+        problem = error.found
+    raise ShardError("copying a model to prove a plan with", f"{name}: {problem}", hint="build it by dryfit.meta.build")
 
 
 def _repeated(module: nn.Module, plan: ShardPlan) -> set[int]:
-    """The ``id`` of each layer of an outermost list that is one more than two of a kind."""
+    """Return the ids of the layers after the first two of a kind, in outermost lists."""
     shards = shards_of(module, plan)
-    found = set[int]()
+    repeated = set[int]()
     for path, layers in outermost_lists(module):
         seen: dict[object, int] = {}
         for index, layer in enumerate(layers):
             kind = _kind(f"{path}.{index}", layer, shards, plan)
             seen[kind] = seen.get(kind, 0) + 1
             if seen[kind] > OF_EACH_KIND:
-                found.add(id(layer))
-    return found
+                repeated.add(id(layer))
+    return repeated
 
 
 def _kind(path: str, layer: nn.Module, shards: Mapping[str, Any], plan: ShardPlan) -> object:
@@ -199,12 +199,12 @@ def _kind(path: str, layer: nn.Module, shards: Mapping[str, Any], plan: ShardPla
 
 
 def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
-    """What layers of one class may differ in; numbers are left out, the layer's own among them."""
+    """Return settings that layers of one class may differ in; numbers, as the layer's index, are left out."""
     return tuple((key, value) for key, value in sorted(vars(part).items()) if isinstance(value, bool | str))
 
 
 def _close_gaps(module: nn.Module, copied: nn.Module, dropped: set[int]) -> dict[str, str]:
-    """Take the dropped layers out of a copy's lists; the old path of each layer that moved, by its new one."""
+    """Remove the dropped layers from a copy's lists; return the old path of each moved layer, by its new one."""
     moved: dict[str, str] = {}
     for path, part in module.named_modules():
         if not isinstance(part, nn.ModuleList) or not any(id(layer) in dropped for layer in part):

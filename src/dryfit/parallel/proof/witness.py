@@ -1,4 +1,4 @@
-"""What one pass through a model was like: what each module gave, and where it was when it failed."""
+"""Record each module's output during one forward pass, and the module in which it failed."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,11 +12,11 @@ from dryfit.meta.construction.walk import floats_of
 
 @dataclass(slots=True)
 class Witness:
-    """Listens to a model's modules during one pass.
+    """Records a model's modules during one pass.
 
     Attributes:
-        outputs: What each module gave, in the order in which they ended; of one that ran twice, the first time.
-        inside: The modules that were entered and not left.
+        outputs: Outputs of each module, in the order in which they ended; the first ones of a module that runs twice.
+        inside: Modules that were entered and not left.
     """
 
     outputs: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
@@ -24,13 +24,13 @@ class Witness:
     _handles: list[Any] = field(default_factory=list)
 
     def listen(self, module: nn.Module) -> None:
-        """Begin."""
+        """Start recording."""
         for path, part in module.named_modules():
             self._handles.append(part.register_forward_pre_hook(partial(self._enter, path)))
             self._handles.append(part.register_forward_hook(partial(self._leave, path)))
 
     def stop(self) -> None:
-        """End; what was heard stays."""
+        """Stop recording."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

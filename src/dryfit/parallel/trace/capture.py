@@ -1,4 +1,4 @@
-"""From a module to the data that plans are made of, by ``torch.export`` on the meta device: nothing is computed."""
+"""Trace a module's forward pass by ``torch.export`` on the meta device; nothing is computed."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +20,9 @@ from dryfit.parallel.trace.marks import modules_marked, numbers_of, numbers_prob
 from dryfit.parallel.trace.reading import read_program
 
 Inputs = Callable[[int, int], Mapping[str, Any]]
-"""From rows and length to the keywords a module is called with; its tensors are on the meta device."""
+"""Returns a module's keyword arguments, on the meta device, given rows and length."""
 
-# What a model's own code, or torch while it follows that code, may raise.
+# What a model's own code, or torch while tracing it, may raise.
 _FOREIGN: Final = (
     ArithmeticError,
     AssertionError,
@@ -42,12 +42,12 @@ OTHER: Final = (5, 11)
 """Rows and length that divide no usual number of heads or features, and not each other."""
 
 
-class CannotFollow(Exception):  # noqa: N818 - for whoever can say what follows from it
-    """A module's code, or torch following it, raised.
+class CannotFollow(Exception):  # noqa: N818 - callers make their own error of it
+    """A module's code, or torch while tracing it, raised an error.
 
     Args:
         module: Path of the innermost module that was running; empty for the model itself.
-        text: What was raised.
+        text: The error.
     """
 
     def __init__(self, module: str, text: str) -> None:
@@ -57,18 +57,18 @@ class CannotFollow(Exception):  # noqa: N818 - for whoever can say what follows 
 
 
 def capture(module: nn.Module, inputs: Inputs | None = None, size: tuple[int, int] = SMALL) -> Graph:
-    """What a module's forward does, operator by operator.
+    """Trace a module's forward pass, without dropout.
 
-    It is followed without dropout. ``torch.export`` follows the code as Python runs it; where that fails, it is asked
-    again to follow it as a compiler does, which knows no origins of numbers.
+    ``torch.export`` first runs the code in Python; where that fails, it is called again in strict mode, as a compiler,
+    which gives no origins of numbers.
 
     Args:
         module: A module whose parameters may be on the meta device.
-        inputs: What it is called with; tokens and a mask where nothing is given.
+        inputs: Returns its inputs; None: tokens and a mask.
         size: Rows and length.
 
     Raises:
-        TraceError: Neither way could follow it.
+        TraceError: Both ways failed.
         LibraryError: torch's graphs are not those that dryfit reads.
     """
     require(f"following {type(module).__name__} to cut it", CAPTURE, MODES, MODULES, OPERATORS)
@@ -95,18 +95,18 @@ def follow(
     shards: Mapping[str, ModuleShard] | None = None,
     degree: int = 1,
 ) -> Graph:
-    """What a module's forward does, in one of two ways.
+    """Trace a module's forward pass in one of two ways.
 
     Args:
-        module: A module, or one rank's part of it.
-        inputs: What it is called with.
+        module: A module, or one rank's shard of it.
+        inputs: Returns its inputs.
         size: Rows and length.
-        strict: Follow it as a compiler does.
-        shards: How the shapes of inputs and outputs change where a module is one rank's.
+        strict: Trace as a compiler does.
+        shards: For a rank's shard: the boundaries that change the shapes of inputs and outputs.
         degree: Number of ranks.
 
     Raises:
-        CannotFollow: It raised.
+        CannotFollow: Tracing failed.
     """
     made = dict((inputs or token_inputs(module))(*size))
     with _ready(module, shards or {}, degree, probed=not strict) as running:
@@ -121,7 +121,7 @@ def follow(
 
 
 def token_inputs(module: nn.Module) -> Inputs:
-    """Tokens with a mask, as models of text take them."""
+    """Return the usual inputs of a text model: tokens and a mask."""
     config = getattr(module, "config", None)
 
     def made(rows: int, length: int) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *,
     try:
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
-            # What a model says about tracing is not said to whoever plans.
+            # A model's warnings about tracing do not concern the user who plans.
             warnings.simplefilter("ignore")
             stack.enter_context(_without_values(module))
             running = stack.enter_context(modules_marked(module, shards, degree))
@@ -156,7 +156,7 @@ def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *,
 
 @contextmanager
 def _without_values(module: nn.Module) -> Iterator[None]:
-    """Have all tensors of a module on the meta device, where some of them may be already, and put them back."""
+    """Replace all tensors of a module by ones on the meta device, and put them back."""
     held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     empty: dict[int, torch.Tensor] = {}
     try:
@@ -179,4 +179,4 @@ def _without_values(module: nn.Module) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
-    return text.splitlines()[0][:300] if text else "no words"
+    return text.splitlines()[0][:300] if text else "no message"

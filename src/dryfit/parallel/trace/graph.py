@@ -1,7 +1,7 @@
-"""A module's forward pass as data: what the solver reads, without torch.
+"""A module's forward pass as data, without torch: leaves, operators and outputs.
 
-Nodes stand in the order they ran. In-place operators are written as those that make a new tensor; whoever used the old
-one uses the new one from then on.
+Nodes stand in the order they ran. In-place operators are written as out-of-place ones: later users of the old tensor
+use the new one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ Arg: TypeAlias = "Ref | int | float | bool | str | tuple[Arg, ...] | None"
 
 
 class LeafRole(StrEnum):
-    """What a leaf is to the module."""
+    """A leaf's role in the module."""
 
     PARAMETER = "parameter"
     TABLE = "table"  # a buffer or a constant: each rank has all of it
@@ -34,7 +34,7 @@ class LeafRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of a tensor."""
+    """A tensor's shape and type."""
 
     shape: tuple[int, ...]
     floating: bool
@@ -42,7 +42,7 @@ class Value:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its elements."""
+        """Size of all elements."""
         return prod(self.shape) * self.item_bytes
 
 
@@ -51,7 +51,7 @@ class Leaf:
     """A tensor that no node made.
 
     Attributes:
-        names: All names of a parameter, its first one first; others are tied to it.
+        names: All names of a parameter; the later ones are tied to the first.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a number that is a size comes from.
+    """Where an integer argument of an operator comes from.
 
     Attributes:
-        position: Which of the integers the operator was given, counted from 0.
-        attributes: Attributes of modules that were read for it, as (module, attribute).
-        exact: It is the attribute itself; otherwise it was computed from them.
+        position: Index among the operator's integers, from 0.
+        attributes: Attributes of modules that it was read from, as (module, attribute).
+        exact: Whether it is the attribute itself; else it was computed from them.
     """
 
     position: int
@@ -80,12 +80,12 @@ class Node:
     """One operator that ran.
 
     Attributes:
-        op: Its name, without a library's prefix where that is ``aten``: "view", "linear".
-        args: By the names of the operator's schema, defaults filled in.
-        outputs: What it made; None where that is no tensor.
+        op: Name, without the prefix ``aten``: "view", "linear".
+        args: Arguments by the names of the operator's schema, defaults filled in.
+        outputs: Output tensors; None for outputs that are no tensor.
         module: Path of the innermost module that ran it.
-        grad: Whether gradients go through it: False under ``torch.no_grad``.
-        origins: Of the integers among the arguments, those read from modules.
+        grad: Whether gradients pass through it: False under ``torch.no_grad``.
+        origins: Origins of integer arguments that come from modules.
     """
 
     name: str
@@ -97,46 +97,46 @@ class Node:
     origins: tuple[Origin, ...] = ()
 
     def refs(self) -> Iterator[Ref]:
-        """The tensors it was given, in order."""
+        """Yield the tensor arguments, in order."""
         for value in self.args.values():
             yield from refs_in(value)
 
     def integers(self) -> tuple[int, ...]:
-        """The integers it was given, in order."""
+        """Return the integer arguments, in order."""
         return tuple(number for value in self.args.values() for number in _integers(value))
 
     def ref(self, name: str) -> Ref:
-        """A tensor that it must have been given."""
+        """Return a required tensor argument."""
         value = self.args[name]
         if not isinstance(value, Ref):
             raise InternalError(f"reading {self.op}", f"its argument {name} is {value!r}", "a tensor")
         return value
 
     def optional(self, name: str) -> Ref | None:
-        """A tensor that it may have been given."""
+        """Return an optional tensor argument."""
         value = self.args.get(name)
         return value if isinstance(value, Ref) else None
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An integer argument."""
+        """Return an integer argument."""
         value = self.args.get(name)
         return int(value) if isinstance(value, int | float) else default
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """A list of integers, or one integer as a list."""
+        """Return a list of integers; one integer gives a list of one."""
         value = self.args.get(name)
         return _integers(value)
 
     def tensors(self, name: str) -> tuple[Ref, ...]:
-        """A list of tensors."""
+        """Return a list of tensors."""
         return tuple(refs_in(self.args.get(name)))
 
 
 ENTER = "dryfit::enter"
-"""A floating-point input where it goes into a module; its arguments are ``x``, ``module`` and ``name``."""
+"""Marks a floating-point input of a module; its arguments are ``x``, ``module`` and ``name``."""
 
 LEAVE = "dryfit::leave"
-"""A floating-point output where it leaves a module; its arguments are ``x``, ``module`` and ``name``."""
+"""Marks a floating-point output of a module; its arguments are ``x``, ``module`` and ``name``."""
 
 MARKS = frozenset({ENTER, LEAVE})
 
@@ -160,12 +160,12 @@ class Graph:
     numbers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def parameters(self) -> Iterator[Leaf]:
-        """The leaves that are parameters."""
+        """Return the leaves that are parameters."""
         return (leaf for leaf in self.leaves.values() if leaf.role is LeafRole.PARAMETER)
 
 
 def refs_in(value: Arg) -> Iterator[Ref]:
-    """The tensors in an argument."""
+    """Yield the tensors in an argument."""
     if isinstance(value, Ref):
         yield value
     elif isinstance(value, tuple):

@@ -1,6 +1,6 @@
-"""What is written into a trace beside the operators: where modules begin and end, and which numbers they read.
+"""Mark in a trace where modules begin and end, and which of their attributes sizes come from.
 
-Both are needed by name, and neither is in an exported graph. An operator that does nothing carries each of them.
+An exported graph has neither. An operator that does nothing carries each mark.
 """
 
 import inspect
@@ -24,18 +24,18 @@ def _marked(x: Tensor, kind: str, module: str, name: str, dim: int, times: int, 
     return x.new_empty(shape)
 
 
-# Not torch.library.custom_op, whose wrappers take most of the time of a trace with many marks. The library is held as
-# long as the operator is to be known.
+# Not torch.library.custom_op, whose wrappers take most of the time of a trace with many marks. The operator exists as
+# long as the library object does.
 _LIBRARY: Final = torch.library.Library("dryfit", "DEF")
 _LIBRARY.define("mark(Tensor x, str kind, str module, str name, int dim, int times, int over) -> Tensor")
 _LIBRARY.impl("mark", _marked, "Meta")
 
 mark: Final = torch.ops.dryfit.mark.default
-"""A tensor as it is, with something written beside it. It works on tensors without values only.
+"""Returns a tensor as it is, with a mark in the trace; for tensors without values only.
 
-Its arguments: the tensor; what is written (ENTER, LEAVE or SIZES); the path of a module; the name of its input or
-output, or a list of origins; a dimension; how many times longer it is behind the mark, where ranks' slices are put
-together; how many times shorter, where each rank takes its slice.
+Arguments: the tensor; the kind (ENTER, LEAVE or SIZES); the path of a module; the name of its input or output, or
+a list of origins; a dimension; how many times longer it is behind the mark, where ranks' slices are gathered; how many
+times shorter, where each rank takes its slice.
 """
 
 
@@ -43,13 +43,13 @@ _ACTIVATIONS: Final = frozenset({"torch.nn.modules.activation", "transformers.ac
 
 
 class Probe(int):
-    """An integer that knows which attributes of modules it was computed from."""
+    """An integer that remembers which attributes of modules it was computed from."""
 
     origins: frozenset[tuple[str, str]]
     exact: bool
 
     def __new__(cls, value: int, origins: frozenset[tuple[str, str]], exact: bool = False) -> "Probe":
-        """An integer with the attributes behind it."""
+        """Make an integer with its origins."""
         made = super().__new__(cls, value)
         made.origins = origins
         made.exact = exact
@@ -89,7 +89,7 @@ class Probe(int):
 
 
 class _SizesRead(TorchFunctionMode):
-    """Writes down, behind each operator, which of the integers it was given come from attributes of modules."""
+    """Marks behind each operator which of its integer arguments come from attributes of modules."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -122,7 +122,7 @@ def _integers(values: Any) -> Iterator[int]:
 
 @contextmanager
 def numbers_probed(module: nn.Module) -> Iterator[None]:
-    """Have every integer attribute of every module known by where it is read from."""
+    """Replace every integer attribute of every module by a probe, and put them back."""
     held: list[tuple[dict[str, Any], str, int]] = []
     for path, part in paths(module):
         for name, value in numbers_of(part).items():
@@ -137,22 +137,22 @@ def numbers_probed(module: nn.Module) -> Iterator[None]:
 
 
 def numbers_of(module: nn.Module) -> dict[str, int]:
-    """A module's attributes that are integers larger than one."""
+    """Return a module's attributes that are integers larger than one."""
     return {name: value for name, value in vars(module).items() if type(value) is int and value > 1}
 
 
 def paths(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every submodule with its first path, but not the module itself."""
+    """Yield every submodule with its first path, without the module itself."""
     return ((path, part) for path, part in module.named_modules() if path)
 
 
 @contextmanager
 def modules_marked(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int) -> Iterator[list[str]]:
-    """Mark what goes into and out of every submodule.
+    """Mark the inputs and outputs of every submodule.
 
     Args:
-        module: Whose submodules.
-        shards: What changes the shape of an output or input on a rank: its marks do the same.
+        module: The module.
+        shards: Boundaries that change the shape of an input or output on a rank; their marks do the same.
         degree: Number of ranks.
 
     Yields:
@@ -172,13 +172,13 @@ def modules_marked(module: nn.Module, shards: Mapping[str, ModuleShard], degree:
 
 
 def _on_elements(module: nn.Module) -> bool:
-    """Whether a module works on each element: no region begins or ends with such a one."""
+    """Return whether a module works elementwise: no region begins or ends there."""
     known = isinstance(module, nn.Dropout | nn.Identity) or type(module).__module__ in _ACTIVATIONS
     return known and next(module.parameters(), None) is None
 
 
 def input_names(module: nn.Module) -> list[str]:
-    """Names of the inputs that a module's forward takes by position."""
+    """Return the names of the inputs that a module's forward takes by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [name for name, taken in inspect.signature(module.forward).parameters.items() if taken.kind in kinds]
 

@@ -1,4 +1,4 @@
-"""From an exported program to a :class:`~dryfit.parallel.trace.graph.Graph`."""
+"""Convert an exported program into a :class:`~dryfit.parallel.trace.graph.Graph`."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -17,22 +17,22 @@ from dryfit.parallel.trace import marks
 from dryfit.parallel.trace.graph import ENTER, LEAVE, Arg, Graph, Leaf, LeafRole, Node, Origin, Ref, Value, refs_in
 
 _MARK: Final = torch.ops.dryfit.mark.default
-_SAYS_NOTHING: Final = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::sym_size"})
+_IGNORED: Final = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::sym_size"})
 _VIEWS: Final = frozenset(
     {"select", "slice", "view", "narrow", "transpose", "unsqueeze", "expand", "permute", "split", "chunk", "unbind"}
 )
 UNSEEN: Final = "dryfit::written_into"
-"""An operator that changed a part of another tensor in place: what that does to the whole is not followed."""
+"""An operator that wrote into a view: the effect on the base tensor is not traced."""
 
 
 def read_program(
     program: ExportedProgram, module: nn.Module, tokens: int, numbers: Mapping[str, Mapping[str, int]]
 ) -> Graph:
-    """What a program does, as data.
+    """Return a program as data.
 
     Args:
         program: Exported from the module, with marks.
-        module: Its parameters' names and ties count.
+        module: Gives names and ties of parameters.
         tokens: Rows times length of the inputs.
         numbers: Integer attributes of its submodules.
     """
@@ -54,7 +54,7 @@ def _leaves(program: ExportedProgram, module: nn.Module) -> dict[str, Leaf]:
 
 
 class _Reader:
-    """Reads the nodes of a graph, and those of the graphs within it, one after the other."""
+    """Reads the nodes of a graph and of its nested graphs."""
 
     def __init__(self, leaves: dict[str, Leaf]) -> None:
         self.leaves = leaves
@@ -63,7 +63,7 @@ class _Reader:
         self._first = {name: leaf.name for leaf in leaves.values() for name in leaf.names}
 
     def leaf(self, kind: InputKind, target: str, node: fx.Node) -> str:
-        """The name of the leaf that a placeholder is."""
+        """Return the name of a placeholder's leaf."""
         if kind is InputKind.PARAMETER:
             return self._first[target]
         role = LeafRole.INPUT if kind is InputKind.USER_INPUT else LeafRole.TABLE
@@ -72,10 +72,7 @@ class _Reader:
         return target
 
     def read(self, module: fx.GraphModule, *, grad: bool) -> tuple[Ref, ...]:
-        """Read a graph whose placeholders are bound.
-
-        Returns: What it returns.
-        """
+        """Read a graph whose placeholders are bound, and return its outputs."""
         for node in module.graph.nodes:
             if node.op == "output":
                 return tuple(refs_in(self._arg(node.args[0])))
@@ -111,7 +108,7 @@ class _Reader:
         return whole[index] if isinstance(whole, tuple) else Ref(whole.name, int(index))  # type: ignore[arg-type]
 
     def _within(self, module: fx.GraphModule, node: fx.Node, grad: bool) -> None:
-        """Read a graph in place of the operator that runs it: gradients or autocast switched on or off."""
+        """Read a nested graph in place of its operator, which switches gradients or autocast on or off."""
         name = node.target.name()  # type: ignore[union-attr]
         inner = [
             arg
@@ -147,7 +144,7 @@ class _Reader:
 
     def _operator(self, node: fx.Node, target: OpOverload, grad: bool) -> None:
         name = schema_of(target).name
-        if name in _SAYS_NOTHING or not _tensors_of(node.meta.get("val")):
+        if name in _IGNORED or not _tensors_of(node.meta.get("val")):
             self.bound[node] = None
             return
         args = self._args(node, target)

@@ -1,8 +1,8 @@
-"""Layers that repeat: a plan is made of the first ones of each kind and holds for the others.
+"""Shorten lists of repeated layers for a trace, and extend the plan of the kept ones to all layers.
 
-Layers are of one kind if their classes, the shapes of their parameters and buffers and their settings are the same, but
-for the number that says which layer it is. Of a list of layers as many are kept, from the front, as have two of each
-kind among them; what is first may be special by where it stands, what follows the second is not.
+Layers are of one kind if their classes, settings and shapes of parameters and buffers are the same, but for the layer's
+index. The front of a list is kept until it holds two layers of each kind: the first may be special by its place, those
+after the second are not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from dryfit.core.sharding.shard_plan import ModuleShard, ParameterShard, ShardPl
 from dryfit.meta.private_apis.torch_modules import children_of, replace_children
 
 OF_EACH_KIND: Final = 2
-"""So many layers of a kind stand for all of them."""
+"""Layers of a kind that stand for all of them."""
 _WHICH_LAYER: Final = frozenset(
     {"layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "idx", "training"}
 )
@@ -23,10 +23,10 @@ _WHICH_LAYER: Final = frozenset(
 
 @contextmanager
 def shortened(module: nn.Module) -> Iterator[dict[str, str]]:
-    """Take out the layers of a module that repeat others, and put them back.
+    """Remove the layers of a module that repeat others, and put them back.
 
     Yields:
-        Of each layer that is out, the one that stands for it.
+        The kept layer that stands for each removed one, by path.
     """
     stands_for: dict[str, str] = {}
     held: list[tuple[nn.ModuleList, dict[str, nn.Module | None]]] = []
@@ -46,16 +46,16 @@ def shortened(module: nn.Module) -> Iterator[dict[str, str]]:
 
 
 def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    """Its lists of layers, by path; not those within a layer: experts, say, of which the layer knows the number."""
-    found: list[tuple[str, nn.ModuleList]] = []
+    """Return the lists of layers by path; not those within a layer, such as experts, whose number the layer knows."""
+    lists: list[tuple[str, nn.ModuleList]] = []
     for path, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer, _ in found):
-            found.append((path, part))
-    return found
+        if isinstance(part, nn.ModuleList) and not any(path.startswith(f"{outer}.") for outer, _ in lists):
+            lists.append((path, part))
+    return lists
 
 
 def _split(layers: nn.ModuleList) -> tuple[list[str], dict[str, str]]:
-    """The names of the layers that are kept, and for each other one of the same kind among them."""
+    """Return the names of the kept layers, and for each other layer a kept one of its kind."""
     kinds = {name: _kind(layer) for name, layer in layers.named_children()}
     wanted = {kind: min(OF_EACH_KIND, list(kinds.values()).count(kind)) for kind in kinds.values()}
     kept: list[str] = []
@@ -87,19 +87,19 @@ def _kind(layer: nn.Module) -> tuple[object, ...]:
 
 
 def _shares_parameters(module: nn.Module, layers: list[nn.Module]) -> bool:
-    """Whether parameters of some layers have other names elsewhere."""
+    """Return whether some layers share parameters with each other or with the rest of the module."""
     inside = [id(parameter) for layer in layers for _, parameter in layer.named_parameters(remove_duplicate=False)]
     every = [id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)]
     return len(set(inside)) < len(inside) or any(every.count(key) > 1 for key in set(inside))
 
 
 def for_all_layers(plan: ShardPlan, module: nn.Module, stands_for: Mapping[str, str]) -> ShardPlan:
-    """A plan of a shortened module, as one of the whole.
+    """Extend the plan of a shortened module to the whole module.
 
     Args:
-        plan: Of the shortened module.
-        module: The whole.
-        stands_for: Of each layer that was out, the one that stood for it.
+        plan: The shortened module's.
+        module: The whole module.
+        stands_for: The kept layer that stood for each removed one.
     """
     parameters: dict[str, ParameterShard] = {}
     whole: dict[str, str] = {}
