@@ -1,9 +1,9 @@
-"""Which dimensions of which tensors are the same, found by letting every operator say so.
+"""Axes: which dimensions of which tensors are the same, so that they are sharded together.
 
 A dimension is a product of axes, the outermost first: the features of a projection are heads times features of a head,
-and so the dimension of its weight is. Axes that an operator needs to be equal become one. Cutting an axis then cuts all
-tensors that have it, in the same way, and needs no search. The idea of factors of dimensions is that of OpenXLA's
-Shardy ("op sharding rules", 2024).
+and so is the dimension of its weight. Axes that an operator needs to be equal become one. Sharding an axis then shards
+all tensors that have it, without a search. The factors of dimensions are those of OpenXLA's Shardy ("op sharding
+rules", 2024).
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ Dim: TypeAlias = tuple[int, ...]
 
 
 class Hold(StrEnum):
-    """Why an axis cannot be cut."""
+    """Kind of reason why an axis cannot be sharded."""
 
     ROWS = "rows"  # each rank has the same tokens
     TABLE = "table"  # a buffer or constant is whole on each rank
@@ -31,14 +31,14 @@ class Hold(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an axis cannot be cut, and where."""
+    """Why an axis cannot be sharded, and where."""
 
     hold: Hold
     text: str
 
 
 class Axes:
-    """Axes and what is known of them."""
+    """The axes of a graph, merged and split as operators require."""
 
     def __init__(self) -> None:
         self._size: list[int] = []
@@ -47,7 +47,7 @@ class Axes:
         self._reasons: list[dict[Hold, Reason]] = []
 
     def new(self, size: int, reason: Reason | None = None) -> Dim:
-        """A dimension that is like no other yet."""
+        """Return a new dimension, of a new axis."""
         if size == 1:
             return ()
         self._size.append(size)
@@ -57,7 +57,7 @@ class Axes:
         return (len(self._root) - 1,)
 
     def find(self, axis: int) -> int:
-        """The axis that stands for all that are equal to one."""
+        """Return the representative of all axes equal to this one."""
         root = axis
         while self._root[root] != root:
             root = self._root[root]
@@ -66,27 +66,27 @@ class Axes:
         return root
 
     def size(self, axis: int) -> int:
-        """How many elements it has."""
+        """Return the number of elements of an axis."""
         return self._size[self.find(axis)]
 
     def axes_of(self, dim: Dim) -> Dim:
-        """The axes of a dimension as they are now, none of them a product of others."""
-        found: list[int] = []
+        """Return the axes of a dimension as they are now, none of them a product of others."""
+        axes: list[int] = []
         left = list(reversed(dim))
         while left:
             root = self.find(left.pop())
             if self._parts[root]:
                 left.extend(reversed(self._parts[root]))
             else:
-                found.append(root)
-        return tuple(found)
+                axes.append(root)
+        return tuple(axes)
 
     def length(self, dim: Dim) -> int:
-        """How many elements a dimension has."""
+        """Return the number of elements of a dimension."""
         return prod(self.size(axis) for axis in dim)
 
     def split(self, axis: int, outer: int) -> Dim:
-        """Make an axis the product of two, the outer one of a size that divides it."""
+        """Split an axis into the product of two, the outer one of a size that divides it."""
         root = self.find(axis)
         if self._parts[root] or self._size[root] % outer:
             raise InternalError("splitting an axis", f"{self._size[root]} by {outer}", "an axis that it divides")
@@ -97,12 +97,12 @@ class Axes:
         return parts
 
     def hold(self, dim: Dim, reason: Reason) -> None:
-        """Say that nothing of a dimension can be cut."""
+        """Record that no axis of a dimension can be sharded."""
         for axis in self.axes_of(dim):
             self._reasons[axis].setdefault(reason.hold, reason)
 
     def reasons(self, axis: int) -> tuple[Reason, ...]:
-        """Why an axis cannot be cut; empty where it can."""
+        """Return why an axis cannot be sharded; empty where it can."""
         return tuple(self._reasons[self.find(axis)].values())
 
     def unify(self, one: Dim, other: Dim, reason: Reason) -> None:
@@ -111,7 +111,7 @@ class Axes:
         Args:
             one: A dimension.
             other: Another.
-            reason: What is said of them where their axes cross, as 2 x 3 and 3 x 2 do: neither can be cut then.
+            reason: Recorded where their axes cross, as 2 x 3 and 3 x 2 do: neither can be sharded then.
         """
         while True:
             left, right = self.axes_of(one), self.axes_of(other)
@@ -125,7 +125,7 @@ class Axes:
                 return
 
     def _join(self, one: int, other: int) -> bool:
-        """Make two axes one, or the longer one a product that begins with the shorter one."""
+        """Merge two axes, splitting the longer one into a product that begins with the shorter one."""
         a, b = self._size[one], self._size[other]
         if a == b:
             self._root[other] = one
@@ -138,11 +138,7 @@ class Axes:
         return self._join(outer, short)
 
     def regroup(self, dims: Iterable[Dim], shape: tuple[int, ...]) -> list[Dim] | None:
-        """The dimensions of a tensor of another shape with the same elements in the same order.
-
-        Returns:
-            None where an axis lies across two of the new dimensions.
-        """
+        """Return the dimensions after a reshape; None where an axis lies across two of the new dimensions."""
         flat: Dim = tuple(axis for dim in dims for axis in dim)
         made: list[Dim] = []
         for size in shape:
@@ -165,7 +161,7 @@ class Axes:
         return made
 
     def layout(self, dim: Dim, axis: int) -> tuple[int, int]:
-        """How often an axis is repeated along a dimension, and how many elements lie between two of its steps."""
+        """Return how often an axis is repeated along a dimension, and the stride of its steps."""
         axes = self.axes_of(dim)
         at = axes.index(self.find(axis))
         return self.length(axes[:at]), self.length(axes[at + 1 :])

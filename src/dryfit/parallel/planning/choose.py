@@ -1,9 +1,8 @@
-"""Which axes to cut: those that save most memory for what they send.
+"""Choose the axes to shard: those that save the most memory for the bytes they send.
 
-An axis is worth the bytes of the parameters it cuts, with their gradients and an optimizer's two moments, that a rank
-need not hold, less the bytes that a step sends because of it. Of axes that meet in one tensor only one can be cut.
-Layers are cut in any case, that being what was asked for; the table of a vocabulary, whose sums and scores are long,
-only where it pays.
+An axis is worth the bytes of parameters, gradients and an optimizer's two moments that a rank need not hold, less the
+bytes that a step sends because of it. Of axes that meet in one tensor only one can be sharded. Layers are always
+sharded; the table of a vocabulary, whose sums and scores are long, only where it pays.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,25 +23,25 @@ KEPT_PER_PARAMETER: Final = 4
 """A parameter, its gradient and the two moments of Adam, all of one size."""
 
 LEAST_SHARE: Final = 0.01
-"""A table of a vocabulary that is less of the model than this is not worth two collectives in a step."""
+"""Least share of the model that makes a vocabulary table worth two collectives in a step."""
 
 TOKENS: Final = 4096
-"""Tokens of a step, where nobody says how many there are."""
+"""Tokens of a step by default."""
 
-TOLD_BYTES: Final = 4 * NUMBERS
-"""Of each token, what a rank tells another one where the loss is computed over the ranks, in fp32."""
+LOSS_BYTES: Final = 4 * NUMBERS
+"""Bytes a token that a rank sends to each other rank for a loss over the ranks, in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is cut.
+    """The axes that are sharded.
 
     Attributes:
         solved: The graph with its axes.
-        cut: The axes that are.
-        regions: What follows from that.
-        whole: Why other matrices are not, by parameter.
-        scores: The module whose scores stay cut where the loss is computed over the ranks.
+        cut: The sharded axes.
+        regions: Where collectives are needed.
+        whole: Why other matrices stay whole, by parameter.
+        scores: The module whose scores stay sharded where the loss is computed over the ranks.
     """
 
     solved: Solved
@@ -62,13 +61,13 @@ class _Candidate:
     vocabulary: bool
 
 
-_TELLING: Final = (Hold.UNKNOWN, Hold.OPERATOR, Hold.LOSS, Hold.TABLE, Hold.OUTPUT, Hold.ROWS)
-"""Of several reasons, which says most."""
+_PRIORITY: Final = (Hold.UNKNOWN, Hold.OPERATOR, Hold.LOSS, Hold.TABLE, Hold.OUTPUT, Hold.ROWS)
+"""Kinds of reasons, the most informative first."""
 
 
 @dataclass(slots=True)
 class _Whole:
-    """Why parameters stay whole: of several reasons the one that says most, which has the lowest number."""
+    """Why parameters stay whole; of several reasons the most informative, which has the lowest rank."""
 
     why: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -85,17 +84,17 @@ def choose(
     *,
     loss_over_ranks: bool = False,
 ) -> Chosen:
-    """Choose what is cut over some ranks.
+    """Choose the axes to shard over some ranks.
 
     Args:
         graph: A forward pass.
         degree: Number of ranks.
-        tokens: Of a step, for what it sends.
+        tokens: Tokens of a step, for weighing the bytes sent.
         refused: Parameters that must stay whole, with the reason.
-        loss_over_ranks: Whether scores may stay cut.
+        loss_over_ranks: Whether scores may stay sharded.
 
     Raises:
-        ConfigError: What is worth cutting cannot be cut by this degree, or nothing can be cut.
+        ConfigError: Nothing can be sharded, or the degree does not divide it.
     """
     solved = solve(graph)
     if heads := _heads(solved):
@@ -124,7 +123,7 @@ def choose(
 
 
 def _heads(solved: Solved) -> list[str]:
-    """Marks behind linear layers whose features are whole only because the model returns them, or a loss needs them."""
+    """Return marks behind linear layers whose outputs are whole only for the model's output or its loss."""
     made: list[str] = []
     makers = {node.name: node for node in solved.graph.nodes}
     for node in solved.graph.nodes:
@@ -141,7 +140,7 @@ def _heads(solved: Solved) -> list[str]:
 def _candidates(
     solved: Solved, degree: int, tokens: int, refused: Mapping[str, str], whole: _Whole, apart: str | None
 ) -> list[_Candidate]:
-    """The axes that might be cut; of the others' parameters, why not."""
+    """Return the axes that can be sharded; note for the others' parameters why not."""
     tables = {
         axis
         for met in solved.sums.values()
@@ -162,8 +161,8 @@ def _candidates(
         if no := next((refused[leaf.name] for leaf in leaves if leaf.name in refused), ""):
             whole.note(leaves, no)
             continue
-        if reason := min(solved.axes.reasons(axis), key=lambda reason: _TELLING.index(reason.hold), default=None):
-            whole.note(leaves, reason.text, 1 + _TELLING.index(reason.hold))
+        if reason := min(solved.axes.reasons(axis), key=lambda reason: _PRIORITY.index(reason.hold), default=None):
+            whole.note(leaves, reason.text, 1 + _PRIORITY.index(reason.hold))
             continue
         if axis in twice:
             whole.note(leaves, "one tensor has the same axis twice")
@@ -191,7 +190,7 @@ def _axes_of_parameters(solved: Solved) -> dict[int, tuple[Leaf, ...]]:
 
 
 def _twice(solved: Solved) -> set[int]:
-    """Axes that are in one tensor twice, as the two sides of a square matrix between residual streams."""
+    """Return axes that are in one tensor twice, as the two sides of a square matrix between residual streams."""
     found: set[int] = set()
     for ref in solved.dims:
         axes = [axis for dim in solved.axes_of(ref) for axis in dim]
@@ -201,7 +200,7 @@ def _twice(solved: Solved) -> set[int]:
 
 
 def _sent_bytes(solved: Solved, axis: int, scores: Mapping[int, Ref], apart: str | None) -> float:
-    """Bytes of a token that are added up or put together because an axis is cut."""
+    """Return the bytes a token that are reduced or gathered because an axis is sharded."""
     made = [
         solved.values[Ref(one.node)]
         for met in solved.sums.values()
@@ -211,7 +210,7 @@ def _sent_bytes(solved: Solved, axis: int, scores: Mapping[int, Ref], apart: str
     told = 0
     if axis in scores and scores[axis].name == apart:
         # Scores are not put together; what is summed then is the gradient of what the head is given.
-        told = TOLD_BYTES
+        told = LOSS_BYTES
         made += [solved.values[node.ref("input")] for node in solved.graph.nodes if _makes(node, axis, solved)]
     elif axis in scores:
         made.append(solved.values[scores[axis]])
@@ -224,7 +223,7 @@ def _makes(node: Node, axis: int, solved: Solved) -> bool:
 
 
 def _settle(solved: Solved, found: list[_Candidate], whole: _Whole) -> tuple[frozenset[int], Regions]:
-    """Take the best candidates that can be cut together."""
+    """Return the best candidates that can be sharded together, and their regions."""
     rivals = _rivals(solved, {candidate.axis for candidate in found})
     left = list(found)
     while True:
@@ -239,7 +238,7 @@ def _settle(solved: Solved, found: list[_Candidate], whole: _Whole) -> tuple[fro
 
 
 def _independent(candidates: list[_Candidate], rivals: Mapping[int, set[int]]) -> frozenset[int]:
-    """Candidates of which no two are rivals: those first that gain most for each one they exclude.
+    """Return candidates of which no two are rivals, greedily by the gain for each rival they exclude.
 
     Source: S. Sakai et al., "A note on greedy algorithms for the maximum weighted independent set problem", 2003
     (GWMIN).
@@ -261,7 +260,7 @@ def _independent(candidates: list[_Candidate], rivals: Mapping[int, set[int]]) -
 
 
 def _rivals(solved: Solved, candidates: set[int]) -> dict[int, set[int]]:
-    """Candidates that meet in one tensor, which can be cut only once."""
+    """Return candidates that meet in one tensor, of which only one can be sharded."""
     found: dict[int, set[int]] = {}
     for ref in solved.dims:
         here = {axis for dim in solved.axes_of(ref) for axis in dim} & candidates

@@ -1,4 +1,4 @@
-"""From a module and a number of ranks to a plan. Neither a process group nor a device is needed."""
+"""Plan how a module is sharded over ranks, without a process group or a device."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from torch import nn
 
 from dryfit.core.errors import ConfigError, TraceError
 from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan, Traffic
-from dryfit.parallel.planning.choose import TOKENS, TOLD_BYTES, Chosen, choose
+from dryfit.parallel.planning.choose import LOSS_BYTES, TOKENS, Chosen, choose
 from dryfit.parallel.planning.rank_shapes import Attributes, Misfit, check_size, misfits, read_numbers
 from dryfit.parallel.trace.capture import OTHER, SMALL, Inputs, capture
 from dryfit.parallel.trace.graph import Graph, Leaf, Ref, Value
@@ -22,19 +22,19 @@ def plan_shards(
     tokens: int = TOKENS,
     loss_over_ranks: bool = False,
 ) -> ShardPlan:
-    """Plan how a model is cut over ranks.
+    """Plan how a model is sharded over ranks.
 
     Args:
-        module: A model; its parameters may be on the meta device. It is left as it was.
+        module: A model, which may be on the meta device; it is not changed.
         degree: Number of ranks.
-        inputs: From rows and length to the keywords that it is called with; tokens and a mask where nothing is given.
-        tokens: Of a step, for weighing what is sent against what is saved.
-        loss_over_ranks: Whether the loss is a cross entropy over the last dimension of what the model returns, and can
-            be computed from a rank's part of it: scores of a vocabulary then stay cut.
+        inputs: Returns its keyword arguments, given rows and length; None: tokens and a mask.
+        tokens: Tokens of a step, for weighing bytes sent against bytes saved.
+        loss_over_ranks: Whether the loss is a cross entropy over the last dimension of the model's output and can be
+            computed from a rank's part of it: vocabulary scores then stay sharded.
 
     Raises:
-        ConfigError: Nothing can be cut, or the degree does not divide what can be.
-        TraceError: Its code cannot be followed.
+        ConfigError: Nothing can be sharded, or the degree does not divide it.
+        TraceError: The model's code cannot be traced.
     """
     if degree < 2:
         raise ConfigError("planning how a model is cut", f"{degree} ranks", "2 or more", "leave execution.tp away")
@@ -45,7 +45,7 @@ def plan_shards(
             if not stands_for:
                 raise
             plan = None
-    if plan is None:  # its code counts on all of its layers
+    if plan is None:  # its code needs all of its layers
         return _planned(module, degree, inputs, tokens, loss_over_ranks)
     return for_all_layers(plan, module, stands_for)
 
@@ -65,15 +65,15 @@ def _planned(module: nn.Module, degree: int, inputs: Inputs | None, tokens: int,
                 continue
             tried.append(attributes)
             plan = assemble(chosen, degree, attributes)
-            found = misfits(module, inputs, chosen, other, (plan.parameters, plan.modules, degree))
-            if not found:
+            mismatches = misfits(module, inputs, chosen, other, (plan.parameters, plan.modules, degree))
+            if not mismatches:
                 return plan
-            wrong = wrong or found
+            wrong = wrong or mismatches
         refused |= _kept_whole(chosen, wrong)
 
 
 def _kept_whole(chosen: Chosen, wrong: list[Misfit]) -> dict[str, str]:
-    """The parameters that a misfit keeps whole, in all layers alike."""
+    """Return the parameters that stay whole because of misfits, in all layers alike, with the reason."""
     kept: dict[str, str] = {}
     for misfit in wrong:
         patterns = {
@@ -88,7 +88,7 @@ def _kept_whole(chosen: Chosen, wrong: list[Misfit]) -> dict[str, str]:
 
 
 def assemble(chosen: Chosen, degree: int, attributes: Attributes) -> ShardPlan:
-    """The plan that says what was chosen."""
+    """Return the plan for the chosen axes."""
     parameters: dict[str, ParameterShard] = {}
     for leaf in chosen.solved.graph.parameters():
         parameters[leaf.name] = _parameter(chosen, leaf)
@@ -139,7 +139,7 @@ def _modules(chosen: Chosen, attributes: Attributes) -> dict[str, ModuleShard]:
 
 
 def _in_order(path: str) -> list[tuple[int, str]]:
-    """Layers by their numbers, not by their digits."""
+    """Return a sort key that orders layers by number."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.split(".")]
 
 
@@ -164,15 +164,15 @@ def _traffic(chosen: Chosen, degree: int) -> list[Traffic]:
         for name in sorted(regions.summed)
     ]
     gathers = {place: ref for place, ref in regions.gathers.items() if place[0] != chosen.scores}
-    told = [
-        Traffic(module=module, boundary=Boundary.GATHER, bytes_per_token=(degree - 1) * TOLD_BYTES)
+    losses = [
+        Traffic(module=module, boundary=Boundary.GATHER, bytes_per_token=(degree - 1) * LOSS_BYTES)
         for module, _ in regions.gathers
         if module == chosen.scores
     ]
     return [
         *of(regions.reduces, Boundary.REDUCE, 2 * once, backward=False),
         *of(gathers, Boundary.GATHER, once, backward=False),
-        *told,
+        *losses,
         *of(regions.copies, Boundary.COPY, 2 * once, backward=True),
         *sums,
     ]

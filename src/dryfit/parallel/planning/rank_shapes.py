@@ -1,9 +1,9 @@
-"""Whether a rank's part of a model has the shapes that a plan says, found by following its code once more.
+"""Check by a second trace that a rank's shard of a model has the shapes that the plan says.
 
-A size that stands in the code as a number does not change with what is cut. Where it is an attribute that the module
-reads (``num_heads``), a rank's module gets its own number; where it is not, the module computes something else, or
-nothing, and what is cut there stays whole. That is found out by following a rank's module, at another size of the batch
-than the plan was made with, and comparing every tensor's shape.
+A size that the code has as a number does not shrink with the weights. Where it is an attribute of the module
+(``num_heads``), the rank's module gets its own value; where it is not, the module would compute something else or fail,
+and the axis stays whole. To find that out, a rank's module is traced at another batch size than the plan was made with,
+and every tensor's shape is compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,16 +42,16 @@ _SIZED: Final = frozenset(
 _PARTED: Final = frozenset({"split", "unsafe_split"})
 
 Attributes = dict[str, dict[str, int]]
-"""Numbers of modules on a rank, by path and name."""
+"""Integer attributes of modules on a rank, by path and name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Where a rank's module does not do what the plan says.
+    """A place where a rank's module does not do what the plan says.
 
     Attributes:
-        axes: What is cut there.
-        text: What it does instead.
+        axes: The axes sharded there.
+        text: What the module does instead.
     """
 
     axes: frozenset[int]
@@ -59,13 +59,13 @@ class Misfit:
 
 
 def read_numbers(chosen: Chosen, other: Graph, degree: int, *, computed: bool) -> Attributes:
-    """The attributes of modules that are sizes of what is cut, as they are on a rank.
+    """Return the attributes of modules that are sizes of sharded axes, with their values on a rank.
 
     Args:
-        chosen: What is cut.
-        other: The same forward pass at another size: numbers that differ in it come from the inputs.
+        chosen: The sharded axes.
+        other: The same forward pass at another batch size: integers that differ in it come from the inputs.
         degree: Number of ranks.
-        computed: Whether attributes count too that a size was computed from, if they are as large as what is cut.
+        computed: Whether to include attributes that a size was computed from, if they equal the axis's size.
     """
     made: Attributes = {}
     for node, again in zip(chosen.solved.graph.nodes, other.nodes, strict=True):
@@ -85,7 +85,7 @@ def read_numbers(chosen: Chosen, other: Graph, degree: int, *, computed: bool) -
 
 
 def _axis_sized(chosen: Chosen, node: Node, position: int) -> int | None:
-    """The axis that is cut in the dimension which an integer is the size of."""
+    """Return the sharded axis in the dimension whose size an integer argument is."""
     ref = Ref(node.name)
     axes = chosen.solved.axes_of(ref)
     if node.op in _SIZED and position < len(axes):
@@ -98,7 +98,7 @@ def _axis_sized(chosen: Chosen, node: Node, position: int) -> int | None:
 
 
 def check_size(graph: Graph, other: Graph, module: nn.Module) -> None:
-    """Refuse a model that does something else for other rows or lengths.
+    """Refuse a model that runs other operators for other rows or lengths.
 
     Raises:
         ConfigError: It does.
@@ -108,10 +108,10 @@ def check_size(graph: Graph, other: Graph, module: nn.Module) -> None:
             break
     else:
         return
-    found = f"with more rows it runs {_named(again)} where it ran {_named(node)}"
+    problem = f"with more rows it runs {_named(again)} where it ran {_named(node)}"
     raise ConfigError(
         f"planning how {type(module).__name__} is cut",
-        found,
+        problem,
         "a model that does the same for any number of rows and any length",
         "train it without execution.tp",
     )
@@ -124,13 +124,13 @@ def misfits(
     other: Graph,
     tables: tuple[Mapping[str, ParameterShard], Mapping[str, ModuleShard], int],
 ) -> list[Misfit]:
-    """Where a rank's part of a module has other shapes than the plan says.
+    """Return the first place where a rank's shard has other shapes than the plan says; empty if there is none.
 
     Args:
         module: The whole module.
-        inputs: What it is called with.
-        chosen: What is cut.
-        other: The whole module's forward pass at the size that the part is followed with.
+        inputs: Returns its inputs.
+        chosen: The sharded axes.
+        other: The whole module's forward pass, at the batch size that the shard is traced with.
         tables: The plan's parameters and modules, and its degree.
     """
     parameters, modules, degree = tables
@@ -152,12 +152,16 @@ def misfits(
             made = found.outputs[item] if item < len(found.outputs) else None
             if value and (made is None or made.shape != _local(chosen, ref, value.shape, degree)):
                 axes = _axes_near(chosen, node) or chosen.cut
-                return [Misfit(axes, _said(node, made.shape if made else (), _local(chosen, ref, value.shape, degree)))]
+                return [
+                    Misfit(
+                        axes, _wrong_shape(node, made.shape if made else (), _local(chosen, ref, value.shape, degree))
+                    )
+                ]
     return []
 
 
 def _acts(node: Node) -> bool:
-    """Whether an operator is there in any case: torch leaves copies away where a tensor lies as it should already."""
+    """Return whether torch keeps an operator in any case: it omits copies where the memory layout is right already."""
     return node.op not in ("contiguous", "clone")
 
 
@@ -165,7 +169,7 @@ def _named(node: Node | None) -> str:
     return f"{node.op} in {node.module or 'the model itself'}" if node else "nothing"
 
 
-def _said(node: Node, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+def _wrong_shape(node: Node, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
     return (
         f"{node.op} in {node.module or 'the model itself'} makes {list(found)} on a rank and should make "
         f"{list(expected)}: a size stands in its code that is no attribute of the module"
@@ -178,16 +182,16 @@ def _local(chosen: Chosen, ref: Ref, shape: tuple[int, ...], degree: int) -> tup
 
 
 def _axes_in(chosen: Chosen, module: str) -> frozenset[int]:
-    """What is cut in a module and those within it."""
-    found: set[int] = set()
+    """Return the sharded axes in a module and those within it."""
+    axes: set[int] = set()
     for node in chosen.solved.graph.nodes:
         if node.module == module or node.module.startswith(f"{module}."):
-            found.update(_axes_near(chosen, node))
-    return frozenset(found)
+            axes.update(_axes_near(chosen, node))
+    return frozenset(axes)
 
 
 def _axes_near(chosen: Chosen, node: Node) -> frozenset[int]:
-    """What is cut of an operator's tensors."""
+    """Return the sharded axes of an operator's tensors."""
     made = [Ref(node.name, item) for item, value in enumerate(node.outputs) if value]
     axes = {chosen.solved.cut_of(ref, chosen.cut) for ref in (*node.refs(), *made)}
     return frozenset(axis for axis in axes if axis is not None)
@@ -197,7 +201,7 @@ def _axes_near(chosen: Chosen, node: Node) -> frozenset[int]:
 def one_rank(
     module: nn.Module, parameters: Mapping[str, ParameterShard], modules: Mapping[str, ModuleShard], degree: int
 ) -> Iterator[None]:
-    """Let a module have the shapes of one rank's part, without its values, and put it back."""
+    """Give a module the shapes of one rank's shard, without values, and put it back."""
     parts = dict(module.named_modules(remove_duplicate=False))
     held: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
     numbers: list[tuple[nn.Module, str, int]] = []

@@ -1,9 +1,9 @@
-"""What has to happen at the edges of what is cut: where sums are made, and where gradients are.
+"""Place the collectives at the edges of sharded regions: where outputs are reduced or gathered, and gradients summed.
 
-Forward, an operator that sums over a cut axis gives each rank a share of the sum. The shares are added where the next
-module ends; until then only operators that a sum passes through may see them. Backward, a whole tensor that is used by
-something cut gets a share of its gradient from each rank. Those are added where a module takes it in, at the outermost
-one in which it has no other use; and where no module lies between, at the parameter it was computed from.
+Forward, an operator that sums over a sharded axis gives each rank a partial sum. Partial sums are added where the next
+module ends; until then only operators that commute with a sum may use them. Backward, a whole tensor that is used by
+something sharded gets a partial gradient from each rank. These are added at the input of a module, the outermost one in
+which the tensor has no other use; where no module lies between, at the parameter that it was computed from.
 """
 
 import copy
@@ -20,10 +20,10 @@ Place = tuple[str, str]
 
 
 class CannotCut(Exception):  # noqa: N818 - it is an answer, not a fault
-    """Some axes cannot be cut together.
+    """Some axes cannot be sharded together.
 
     Args:
-        why: Of each of them, what is in the way.
+        why: The obstacle, by axis.
     """
 
     def __init__(self, why: Mapping[int, str]) -> None:
@@ -32,23 +32,23 @@ class CannotCut(Exception):  # noqa: N818 - it is an answer, not a fault
 
     @classmethod
     def all_of(cls, axes: Iterable[int], text: str) -> "CannotCut":
-        """The same is in the way of all of them."""
+        """Return an error with one obstacle for all axes."""
         return cls(dict.fromkeys(axes, text))
 
 
 @dataclass(slots=True)
 class Regions:
-    """What happens where.
+    """Places of collectives.
 
     Attributes:
-        shares: Tensors of which each rank has a share of the sum, with the axis that the sum is over.
-        reduces: Outputs that are added up, with the tensor.
-        gathers: Outputs that are put together.
-        copies: Inputs whose gradients are added up.
-        summed: Parameters whose gradients are.
+        shares: Tensors of which each rank has a partial sum, with the axis that the sum is over.
+        reduces: Outputs that are reduced, with the tensor.
+        gathers: Outputs that are gathered.
+        copies: Inputs whose gradients are summed.
+        summed: Parameters whose gradients are summed.
         lookups: Modules with a table of which each rank has some rows.
-        biases: Modules whose bias is added behind the sum.
-        at: Names of the marks at which something happens.
+        biases: Modules whose bias is added after the sum.
+        at: Names of the marks at which a collective runs.
     """
 
     shares: dict[Ref, int] = field(default_factory=dict)
@@ -62,10 +62,10 @@ class Regions:
 
 
 def find_regions(solved: Solved, cut: frozenset[int]) -> Regions:
-    """What has to happen where some axes are cut.
+    """Return the collectives that sharding some axes needs.
 
     Raises:
-        CannotCut: It cannot be done between modules.
+        CannotCut: They cannot be placed between modules.
     """
     regions = Regions()
     forward = _Forward(solved, cut, regions)
@@ -96,7 +96,7 @@ class _Forward:
         self.why: dict[int, str] = {}
 
     def cannot(self, axes: Iterable[int], text: str) -> None:
-        """Note that some axes cannot be cut, and why."""
+        """Note why some axes cannot be sharded."""
         for axis in axes:
             self.why.setdefault(axis, text)
 
@@ -132,7 +132,7 @@ class _Forward:
             self.regions.at.add(node.name)
 
     def _pass(self, node: Node, shares: list[int], *, summing: bool) -> None:
-        """Whether a sum may be made behind an operator instead of before it."""
+        """Check that a sum may be made after an operator instead of before it."""
         known = RULES.get(node.op)
         given = list(node.refs())
         whole = [ref for ref in given if ref not in self.regions.shares]
@@ -160,7 +160,7 @@ class _Forward:
             self.regions.biases.add(node.module)
 
     def _own(self, node: Node, ref: Ref | None, name: str, axis: int) -> None:
-        """What is done to a tensor is done by its module, which must be the one that uses it."""
+        """Check that a tensor belongs to the module that uses it, which applies the plan's row."""
         leaf = self.solved.graph.leaves.get(ref.name) if ref else None
         if leaf is None or leaf.role is not LeafRole.PARAMETER or f"{node.module}.{name}" not in leaf.names:
             self.cannot([axis], f"{node.op} in {node.module or 'the model itself'} uses a {name} of another module")
@@ -168,11 +168,11 @@ class _Forward:
 
 @dataclass(frozen=True, slots=True)
 class _Owed:
-    """Of a whole tensor's gradient, each rank has a share.
+    """A whole tensor whose gradient is partial on each rank.
 
     Attributes:
-        axes: What is cut where it is used.
-        marks: Inputs of modules at which the shares could be added; empty where there is none.
+        axes: The axes sharded where the tensor is used.
+        marks: Inputs of modules at which the partial gradients could be added; empty where there is none.
     """
 
     axes: frozenset[int]
@@ -180,7 +180,7 @@ class _Owed:
 
 
 class _Backward:
-    """Where gradients are added; ``unlike`` are inputs at which they must not be."""
+    """Finds where gradients are summed; ``unlike`` are inputs at which they must not be."""
 
     def __init__(self, solved: Solved, cut: frozenset[int], regions: Regions, unlike: frozenset[Place]) -> None:
         self.solved = solved
@@ -210,12 +210,12 @@ class _Backward:
             self._of_leaf(leaf)
 
     def _of_leaf(self, leaf: Leaf) -> None:
-        """A parameter's own gradient is added once in a step, where everything it goes into is cut."""
+        """Sum a parameter's own gradient, once in a step, where every use of it is sharded."""
         if self._of_tensor(Ref(leaf.name)):
             self.regions.summed.add(leaf.name)
 
     def _of_node(self, node: Node) -> _Owed | None:
-        """Whether shares of a gradient go backward through an operator."""
+        """Return the partial gradients that pass backward through an operator."""
         made = [Ref(node.name, item) for item in range(len(node.outputs))]
         states = {ref: self._of_tensor(ref) for ref in made if ref in self.uses}
         owed = [state for state in states.values() if state]
@@ -228,7 +228,7 @@ class _Backward:
         bare = any(not state.marks for state in owed)
         mixed = len(owed) < len(states)
         if node.op == LEAVE and node.name in self.regions.at and bare:
-            # What is summed or put together there passes gradients on as they are: they must be complete.
+            # A reduce or gather there passes gradients on as they are: they must be complete.
             raise CannotCut.all_of(axes, f"gradients of what {node.module} returns would come in shares")
         if bare and mixed:
             raise CannotCut.all_of(axes, f"only a part of what {node.op} in {node.module} makes goes to something cut")
@@ -242,7 +242,7 @@ class _Backward:
         return None
 
     def _of_tensor(self, ref: Ref) -> _Owed | None:
-        """Whether a whole tensor's gradient comes in shares that are not yet added."""
+        """Return whether a whole tensor's gradient is partial and not yet summed."""
         if ref in self.regions.shares or self.solved.cut_of(ref, self.cut) is not None:
             return None
         whole = False
@@ -287,7 +287,7 @@ class _Backward:
 
 
 def _treated_unlike(graph: Graph, at: set[str]) -> set[tuple[str, Place]]:
-    """Inputs and outputs of modules that run more than once, at which something happens in some of the calls only."""
+    """Return inputs and outputs of repeatedly called modules that have a collective in some of the calls only."""
     treated: dict[tuple[str, Place], bool] = {}
     unlike: set[tuple[str, Place]] = set()
     for node in graph.nodes:

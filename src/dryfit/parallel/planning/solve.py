@@ -1,4 +1,4 @@
-"""Lets every operator of a graph say which dimensions are the same, in one pass."""
+"""Find the axes of a graph: apply every operator's rule once, in order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ class Solved:
 
     Attributes:
         axes: The axes.
-        dims: Of each tensor.
-        values: Of each tensor.
-        sums: By node.
-        opened: Marks behind which an output that was cut is whole.
+        dims: Dimensions of each tensor.
+        values: Shape and type of each tensor.
+        sums: Sums over a dimension, by node.
+        opened: Marks behind which a sharded output is gathered.
     """
 
     graph: Graph
@@ -30,17 +30,17 @@ class Solved:
     _axes_of: dict[Ref, tuple[Dim, ...]] = field(default_factory=dict)
 
     def axes_of(self, ref: Ref) -> tuple[Dim, ...]:
-        """The axes of each dimension of a tensor."""
+        """Return the axes of each dimension of a tensor."""
         if ref not in self._axes_of:
             self._axes_of[ref] = tuple(self.axes.axes_of(dim) for dim in self.dims[ref])
         return self._axes_of[ref]
 
     def places(self, ref: Ref, axis: int) -> list[int]:
-        """The dimensions of a tensor that an axis is in."""
-        return [at for at, axes in enumerate(self.axes_of(ref)) for found in axes if found == axis]
+        """Return the dimensions of a tensor that contain an axis."""
+        return [at for at, axes in enumerate(self.axes_of(ref)) for one in axes if one == axis]
 
     def cut_of(self, ref: Ref, cut: frozenset[int]) -> int | None:
-        """The axis of a tensor that is among those that are cut."""
+        """Return the sharded axis of a tensor; None where it is whole."""
         return next((axis for axes in self.axes_of(ref) for axis in axes if axis in cut), None)
 
 
@@ -49,7 +49,7 @@ def solve(graph: Graph, opened: Iterable[str] = ()) -> Solved:
 
     Args:
         graph: A forward pass.
-        opened: Names of marks behind which outputs are whole, although they may have been cut before.
+        opened: Names of marks behind which sharded outputs are gathered.
     """
     state = State(opened=frozenset(opened))
     for leaf in graph.leaves.values():

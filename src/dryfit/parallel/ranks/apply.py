@@ -132,7 +132,7 @@ def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: ShardedScore
     require("connecting the ranks of a model", MODULES, TENSORS)
     if vars(module).get(SHARDED) != (ranks.rank, plan.degree) or ranks.degree != plan.degree:
         held = vars(module).get(SHARDED)
-        state = f"sharded as rank {held[0]} of {held[1]}" if held else "not sharded"
+        state = f"cut as rank {held[0]} of {held[1]}" if held else "not sharded"
         raise ShardError(
             f"connecting rank {ranks.rank} of {ranks.degree}",
             f"the module is {state}, the plan is for {plan.degree} ranks",

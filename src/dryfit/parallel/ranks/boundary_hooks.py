@@ -110,7 +110,7 @@ class _Hooks:
             else:
                 raise ShardError(
                     f"connecting {self.path}",
-                    f"it has no input {given!r}",
+                    f"{given!r} is none of its inputs",
                     allowed=", ".join(plain),
                 )
 

@@ -1,6 +1,6 @@
-"""Runs a case for real, with made-up weights and rows, and reads what its device says of memory.
+"""Run a calibration case for real, with random weights and rows, and measure the device's memory.
 
-The order of a run is that of a plan: loading, two steps, a validation, a third step, a checkpoint.
+A run has the order of a plan: loading, two steps, a validation, a third step, a checkpoint.
 """
 
 import gc
@@ -38,7 +38,7 @@ from dryfit.train.validation import evaluation_rows
 
 _DEVICE = 0
 _TOKENS = (10, 30)
-"""Ids of made-up tokens: no padding, in every vocabulary."""
+"""Range of random token ids: no padding, in every vocabulary."""
 _PADDING_TOKENS = 5
 _SCALE = 0.02
 _SMI_TIMEOUT_S = 20.0
@@ -47,24 +47,24 @@ ALLOCATOR_SETTINGS = {
     Allocator.EXPANDABLE: "expandable_segments:True",
     Allocator.NATIVE: "expandable_segments:False",
 }
-"""What the allocator is told, in the form of ``PYTORCH_ALLOC_CONF``."""
+"""Allocator settings in the form of ``PYTORCH_ALLOC_CONF``."""
 
 
 class Meter(Protocol):
-    """Hears what runs, and looks at memory."""
+    """Follows a run and measures memory."""
 
     def part(self, name: str) -> AbstractContextManager[None]:
-        """A part of the run."""
+        """Measure a part of the run."""
         ...
 
     def phase(self, phase: StepPhase) -> None:
-        """A phase begins."""
+        """Note that a phase begins."""
         ...
 
 
 @dataclass(slots=True)
 class CudaMeter:
-    """Peaks of each part by torch's own count; the phases go into the allocator's history."""
+    """Measures each part's peak by torch's counters; phases go into the allocator's history."""
 
     parts: list[PartPeak] = field(default_factory=list[PartPeak])
 
@@ -73,7 +73,7 @@ class CudaMeter:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of the run."""
+        """Measure a part of the run."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats(_DEVICE)
         yield
@@ -82,7 +82,7 @@ class CudaMeter:
         self.parts.append(PartPeak(part=name, allocated_bytes=allocated, reserved_bytes=reserved))
 
     def phase(self, phase: StepPhase) -> None:
-        """A phase begins."""
+        """Note that a phase begins."""
         note_phase(phase.value)
 
 
@@ -91,7 +91,7 @@ def observe(case: MemoryCase, history: Path | None = None) -> Observation:
 
     Args:
         case: What to run.
-        history: Where to put the allocator's history; None: none is kept.
+        history: File for the allocator's history; None: none is kept.
 
     Raises:
         torch.cuda.OutOfMemoryError: It does not fit.
@@ -121,12 +121,12 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
     """Load, step twice, validate, step, save.
 
     Args:
-        case: What to run; its weights and rows are made up.
+        case: What to run; weights and rows are random.
         device: ``cuda`` or ``cpu``.
-        meter: Hears what runs.
+        meter: Measures the run.
 
     Returns:
-        Optimizer steps that were done.
+        Number of optimizer steps done.
     """
     torch.manual_seed(0)
     train, execution = case.subject.settings.train, case.execution
@@ -164,18 +164,18 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
 
 
 def fill(model: nn.Module, device: str) -> None:
-    """Give a model memory on a device: small random weights, zeros where numbers are whole. Ties stay ties."""
+    """Give a model memory on a device: small random weights, zeros in integer tensors. Ties stay."""
     put_all(model, lambda old: _values(old, device))
 
 
 def device_spec() -> DeviceSpec:
-    """The first CUDA device, as its driver describes it."""
-    found = torch.cuda.get_device_properties(_DEVICE)
-    return DeviceSpec(name=found.name, capacity_bytes=found.total_memory, capability=(found.major, found.minor))
+    """Return the first CUDA device's properties."""
+    device = torch.cuda.get_device_properties(_DEVICE)
+    return DeviceSpec(name=device.name, capacity_bytes=device.total_memory, capability=(device.major, device.minor))
 
 
 def used_before(device: int) -> int:
-    """What is in use on a device before this process has a context there; 0 where the driver's tool is absent.
+    """Return the bytes in use on a device before this process has a context there; 0 without ``nvidia-smi``.
 
     Args:
         device: Index among all devices of the machine, or 0 where ``CUDA_VISIBLE_DEVICES`` names one.
@@ -184,14 +184,14 @@ def used_before(device: int) -> int:
     name = str(visible[device]) if len(visible) > device else str(device)
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", name]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
-        return int(said.splitlines()[0]) * 2**20
+        output = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
+        return int(output.splitlines()[0]) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return 0
 
 
 def cublas_workspaces() -> tuple[int, int]:
-    """What the first matrix product of this thread, and of autograd's, takes through the allocator and keeps."""
+    """Return the bytes that cuBLAS keeps after the first product of this thread and of autograd's."""
     gc.collect()
     clear_workspaces()
     factor = torch.ones(_MATRIX, _MATRIX, device="cuda", requires_grad=True)
@@ -221,7 +221,7 @@ def _values(old: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
-    """A batch with values; filled in place, so that nothing else is allocated."""
+    """Return a batch with values, filled in place, so that nothing else is allocated."""
     batch = rehearsal.batch(Shape(rows, case.subject.settings.train.max_length))
     for name, values in batch.items():
         match name:
@@ -241,7 +241,7 @@ def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
 
 
 def _label_range(task: Task, batch: Batch) -> tuple[int, int]:
-    """From and below what labels lie: classes, tokens, or the first position of a row."""
+    """Return the range of labels: classes, tokens, or the first position of a row."""
     labels = batch["labels"]
     if task.classes is not None:
         return 0, task.classes if labels.ndim == 1 else 2
@@ -250,7 +250,7 @@ def _label_range(task: Task, batch: Batch) -> tuple[int, int]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """As while tracing: an object dies when its last name goes."""
+    """Switch garbage collection off, as while tracing."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Stand-ins for optimizers that a rehearsal without data cannot run: their device memory, and nothing learned."""
+"""Stand-ins for optimizers that cannot run on tensors without data: they make the same state and learn nothing."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -17,7 +17,7 @@ StateOf = Callable[[nn.Parameter], State]
 
 @final
 class ModelledOptimizer(Optimizer):
-    """Holds the state of another optimizer, made at its first step as there; its steps take no other memory.
+    """Makes the state of another optimizer at its first step; steps take no other memory.
 
     Args:
         groups: Parameter groups with their ``lr``.
@@ -30,7 +30,7 @@ class ModelledOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody here passes a closure
-        """Make what state is not there yet."""
+        """Make missing state."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter not in self.state:
@@ -38,9 +38,9 @@ class ModelledOptimizer(Optimizer):
 
 
 def adamw8bit_state(parameter: nn.Parameter) -> State:
-    """State of bitsandbytes' AdamW8bit: two moments, a byte an element, with a scale for each block of 256.
+    """Return the state of bitsandbytes' AdamW8bit: two moments of a byte an element, a scale for each block of 256.
 
-    Small tensors keep fp32 moments. The two code maps (1 KiB each) are one pair a device there; 2 KiB are not modelled.
+    Small tensors keep fp32 moments. The two code maps (1 KiB each, once a device) are not modelled.
     """
     if parameter.numel() < _LEAST_8BIT_ELEMENTS:
         return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
@@ -53,10 +53,10 @@ def adamw8bit_state(parameter: nn.Parameter) -> State:
 
 
 def momentum_state(parameter: nn.Parameter) -> State:
-    """State of SGD with momentum."""
+    """Return the state of SGD with momentum."""
     return {"momentum_buffer": torch.empty_like(parameter)}
 
 
 def no_state(parameter: nn.Parameter) -> State:
-    """State that lies elsewhere."""
+    """Return no state: it lies elsewhere."""
     return {}

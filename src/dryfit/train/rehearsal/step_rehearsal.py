@@ -1,8 +1,8 @@
-"""A trial's training step, taken apart, so that it can be run on tensors that are not there.
+"""A trial's training step in separate parts, which also run on tensors without data.
 
-What surrounds the model in a real step is done by Hugging Face's Trainer and Accelerate inline in their loops. Here it
-is repeated, operator for operator: autocast around the model's forward pass, its outputs cast to fp32, the loss
-scaler of fp16, clipping, the norm's reading, the optimizer, the end of the gradients. A contract test compares both.
+Hugging Face's Trainer and Accelerate do what surrounds the model inline in their loops. It is repeated here, operator
+for operator: autocast around the forward pass, outputs cast to fp32, fp16's loss scaler, clipping, reading the norm,
+the optimizer, freeing the gradients. A contract test compares both.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ class Rehearsal:
     """Runs the parts of a training step, one after another.
 
     Args:
-        parts: What it works on; the model's tensors are on ``device``, fake or real.
+        parts: Model, task and optimizer; the model's tensors are on ``device``, fake or real.
         device: ``cuda`` or ``cpu``.
-        plan: How the optimizer does its work, from its next start on.
+        plan: How the optimizer works, from its next start on.
     """
 
     def __init__(self, parts: StepParts, device: str, plan: OptimizerPlan) -> None:
@@ -43,16 +43,16 @@ class Rehearsal:
             _autocast_forward(parts.model, device, DTYPES[precision])
 
     def batch(self, shape: Shape) -> Batch:
-        """A batch on the device, its values unset."""
+        """Return a batch on the device, without values."""
         sizes = self.parts.batch_sizes(shape.rows, shape.length)
         return {name: torch.empty(size, dtype=torch.int64, device=self.device) for name, size in sizes.items()}
 
     def micro(self, batch: Batch, phases: Callable[[StepPhase], None]) -> None:
-        """Forward and backward of one micro-batch.
+        """Run forward and backward passes of one micro-batch.
 
         Args:
             batch: Its rows.
-            phases: Told the phases as they begin.
+            phases: Called with each phase as it begins.
         """
         self.parts.model.train()
 
@@ -67,7 +67,7 @@ class Rehearsal:
         )
 
     def update(self, phases: Callable[[StepPhase], None]) -> None:
-        """Clipping, the optimizer's step and the end of the gradients."""
+        """Clip, step the optimizer and free the gradients."""
         phases(StepPhase.CLIP)
         if self.optimizer is None:
             self.optimizer = self.parts.optimizer(self.plan)
@@ -88,14 +88,14 @@ class Rehearsal:
     def evaluate(self, batch: Batch) -> None:
         """Score one validation batch."""
         self.parts.model.eval()
-        # Inference mode of the real run keeps no more and no less; fake tensors know this one better.
+        # The real run's inference mode keeps as much; fake tensors support no_grad better.
         task = self.parts.task
         with torch.no_grad():
             outputs = self.parts.model(**{name: batch[name] for name in task.inputs if name in batch})
             task.keep(outputs, batch).cpu()
 
     def measure(self, shape: Shape) -> None:
-        """What a task's metrics ask of the model beyond that; without autocast, as a validation does it."""
+        """Run what the task's metrics need besides scores, without autocast, as a validation does."""
         self.parts.model.eval()
         self.parts.task.rehearse_measure(self.parts.model, shape.rows, shape.length)
 

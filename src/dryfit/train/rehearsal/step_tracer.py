@@ -40,9 +40,9 @@ class StepTracer:
 
     Args:
         subject: What is to be trained; its batch size and length do not matter here.
-        device: Where; for a CUDA device the operators and kernels are those of its compute capability.
-        reentrant: Checkpointing by reentrant autograd.
-        plan: Cuts the model over ranks; the step is rank 0's then.
+        device: The device; for CUDA the operators and kernels are those of its compute capability.
+        reentrant: Whether checkpointing is by reentrant autograd.
+        plan: Shards the model over ranks; the step is then rank 0's.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StepTracer:
 
     @property
     def key(self) -> str:
-        """Everything a segment depends on besides its arguments."""
+        """Key of everything that a segment depends on besides its arguments."""
         return self._key
 
     @cached_property
@@ -70,7 +70,7 @@ class StepTracer:
             **{f"config {part}".rstrip(): config.to_json_string(use_diff=False) for part, config in configs.items()},
             "device": [self._spec.kind, *self._spec.capability],
             "reentrant": self._reentrant,
-            # The plan itself follows from the degree and the rest.
+            # The plan follows from the degree and the other facts.
             "ranks": step_layout(self._plan).ranks,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -115,7 +115,7 @@ _FOREIGN = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeE
 
 
 def _place(error: BaseException) -> str:
-    """The last line of code outside of torch and dryfit that an exception came through."""
+    """Return the last line of code outside torch and dryfit that an exception came through."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if "/torch/" not in frame.filename and "/dryfit/" not in frame.filename]
     frame = (theirs or frames)[-1]
@@ -124,7 +124,7 @@ def _place(error: BaseException) -> str:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """An object dies when its last name goes, in every trace at the same place."""
+    """Switch garbage collection off, so that objects die at the same place in every trace."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -191,11 +191,11 @@ class _Stage:
     def _phase(self, phase: StepPhase) -> None:
         self._recorder.phase = phase
         self._layout.count(backward=phase is StepPhase.BACKWARD)
-        # The loss scaler asks whether it found an infinite gradient: no. Models ask for sizes: at least one.
+        # The number that fake tensors give: 0 for the scaler's count of infinite gradients, 1 for sizes in models.
         self._stand_ins.number = 0 if phase in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
 
     def _place(self, device: str) -> None:
-        """Put a fake tensor of the device in every place; ties stay ties."""
+        """Put fake tensors of the device in all places; ties stay."""
         self._phase(StepPhase.LOAD)
         for slot, tensor in put_all(self._model, lambda old: _like(old, device)):
             is_adapter = slot.kind is SlotKind.PARAMETER and tensor.requires_grad and "lora_" in slot.name
@@ -259,7 +259,7 @@ class _Stage:
         self._model.zero_grad()
 
     def _make_gradients(self) -> None:
-        """Gradients as a backward pass leaves them, for the parameters that get one."""
+        """Make gradients as a backward pass leaves them, for the parameters that get one."""
         if self._trained is None:
             self._micro(_TINY)
         trained = set(self._trained or ())

@@ -1,4 +1,4 @@
-"""What is planned, as the parts of a training step: the model without memory, its loss, its optimizer."""
+"""Build the parts of a training step from a planning subject: model on the meta device, loss, optimizer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,10 +24,10 @@ from dryfit.train.optimizer import OptimizerPlan, make_optimizer
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """What a training step works on.
+    """The parts of a training step.
 
     Attributes:
-        model: On the meta device.
+        model: The model, on the meta device.
         task: Gives loss sum and normaliser, and the sizes of a batch.
         optimizer: Makes the optimizer once the model is on its device.
         layout: How the model lies on its ranks.
@@ -45,19 +45,19 @@ class StepParts:
         return replace(self, task=self.layout.task_here(self.task))
 
     def batch_sizes(self, rows: int, length: int) -> dict[str, tuple[int, ...]]:
-        """The size of each entry of a batch of so many rows of so many tokens."""
+        """Return the shape of each entry of a batch."""
         return self.task.batch_sizes(rows, length, segments=self.model.takes_types)
 
 
 def subject_task(subject: PlanSubject) -> Task:
-    """The task that is planned; nothing is known of its rows."""
+    """Return a subject's task, without knowledge of its rows."""
     data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
     adapted = subject.settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
     return make_task(subject.task, TaskContext(adapted, data))
 
 
 def whole_model(subject: PlanSubject) -> tuple[TaskModel, Task]:
-    """The whole model of a subject, on meta, and its task.
+    """Return a subject's whole model, on the meta device, and its task.
 
     Raises:
         ConfigError: The model is unknown.
@@ -69,12 +69,12 @@ def whole_model(subject: PlanSubject) -> tuple[TaskModel, Task]:
 def step_parts(
     subject: PlanSubject, *, checkpointing: bool, reentrant: bool, layout: StepLayout | None = None
 ) -> StepParts:
-    """Build what is planned; nothing takes memory, no weight is read.
+    """Build the parts of a subject's step, without memory or reading weights.
 
     Args:
         subject: What is trained.
-        checkpointing: Whether activations are computed again.
-        reentrant: How.
+        checkpointing: Whether activations are recomputed.
+        reentrant: Whether by reentrant autograd.
         layout: Says which part of the model this rank holds; None: all of it.
 
     Raises:
@@ -93,7 +93,7 @@ def step_parts(
 
 
 def _planned(regularization: RegularizationSettings) -> MakeBase:
-    """Makes models that are known by their config alone."""
+    """Return a maker of models from their configs alone."""
 
     def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
         del part

@@ -1,4 +1,4 @@
-"""The rules of all operators that are known; importing them makes the registry."""
+"""The rules of all known operators; importing this package fills the registry."""
 
 from dryfit.parallel.planning.rules import elements, products, reductions, shapes
 from dryfit.parallel.planning.rules.base import RULES

@@ -1,4 +1,4 @@
-"""What a rule is: a small function that says of one family of operators which dimensions are the same."""
+"""Rules of operators: functions that say which dimensions of an operator's tensors are the same."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,16 +10,16 @@ from dryfit.parallel.trace.graph import Node, Ref, Value
 
 
 class Partial(StrEnum):
-    """Whether an operator may work on the ranks' shares of a sum, so that the sum can be made behind it."""
+    """Whether an operator may be applied to partial sums, so that the sum can be made after it."""
 
     NEVER = "never"
-    FIRST = "first"  # its first tensor may be such shares, no other: moving, scaling by a constant
+    FIRST = "first"  # its first tensor may be a partial sum, no other: moving, scaling by a constant
     ONE = "one"  # exactly one of its tensors may be: products
     ALL = "all"  # all of them must be: sums
 
 
 class Meeting(StrEnum):
-    """How an operator takes an axis out of its result by a sum over it."""
+    """How an operator sums over an axis."""
 
     PRODUCT = "product"
     LOOKUP = "lookup"  # a table's row for each id
@@ -27,13 +27,13 @@ class Meeting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """An operator whose result is a sum over a dimension: of shares, where that is cut.
+    """An operator whose result is a sum over a dimension; partial sums where that is sharded.
 
     Attributes:
-        node: Its name.
+        node: The operator's name.
         dim: The dimension.
-        meeting: How.
-        bias: A tensor that is added once, not in each share.
+        meeting: How it sums.
+        bias: A tensor that is added once, not to each partial sum.
         weight: The table of a lookup.
     """
 
@@ -46,14 +46,14 @@ class Sum:
 
 @dataclass(slots=True)
 class State:
-    """What is known after some operators."""
+    """Axes, dimensions and sums known after some operators."""
 
     axes: Axes = field(default_factory=Axes)
     dims: dict[Ref, tuple[Dim, ...]] = field(default_factory=dict)
     values: dict[Ref, Value] = field(default_factory=dict)
     sums: list[Sum] = field(default_factory=list)
     opened: frozenset[str] = frozenset()
-    """Marks behind which an output is whole although it was cut before: it is put together there."""
+    """Marks behind which a sharded output is gathered."""
 
 
 class Step:
@@ -65,54 +65,54 @@ class Step:
         self.node = node
 
     def dims(self, ref: Ref) -> tuple[Dim, ...]:
-        """The dimensions of a tensor."""
+        """Return the dimensions of a tensor."""
         return self.state.dims[ref]
 
     def shape(self, ref: Ref) -> tuple[int, ...]:
-        """The sizes of a tensor."""
+        """Return the shape of a tensor."""
         return self.state.values[ref].shape
 
     def made(self, item: int = 0) -> tuple[int, ...]:
-        """The sizes of an output."""
+        """Return the shape of an output."""
         value = self.node.outputs[item]
         return value.shape if value else ()
 
     def out(self, dims: Iterable[Dim], item: int = 0) -> None:
-        """Say what the dimensions of an output are."""
+        """Set the dimensions of an output."""
         self.state.dims[Ref(self.node.name, item)] = tuple(dims)
 
     def same(self, one: Dim, other: Dim) -> None:
-        """Two dimensions that the operator needs to be equal."""
+        """Make two dimensions the same."""
         self.axes.unify(one, other, self.why("takes dimensions apart in two ways that cross", Hold.OPERATOR))
 
     def whole(self, dim: Dim, text: str = "needs all of a dimension") -> None:
-        """A dimension that the operator cannot work on in parts."""
+        """Record that the operator needs all of a dimension."""
         self.axes.hold(dim, self.why(text, Hold.OPERATOR))
 
     def fresh(self, size: int) -> Dim:
-        """A dimension that is like no other."""
+        """Return a new dimension."""
         return self.axes.new(size)
 
     def fixed(self, size: int, text: str = "needs all of a dimension") -> Dim:
-        """A dimension that is like no other and cannot be cut."""
+        """Return a new dimension that cannot be sharded."""
         return self.axes.new(size, self.why(text, Hold.OPERATOR))
 
     def sum(
         self, dim: Dim, meeting: Meeting = Meeting.PRODUCT, bias: Ref | None = None, weight: Ref | None = None
     ) -> None:
-        """The result is a sum over a dimension."""
+        """Record that the result is a sum over a dimension."""
         self.state.sums.append(Sum(self.node.name, dim, meeting, bias, weight))
 
     def why(self, text: str, hold: Hold) -> Reason:
-        """A reason, with where it is."""
+        """Return a reason that names the operator and its module."""
         return Reason(hold, f"{self.node.op} in {self.node.module or 'the model itself'} {text}")
 
     def broadcast(self, refs: Iterable[Ref], shape: tuple[int, ...]) -> list[Dim]:
-        """The dimensions of tensors that are stretched to one shape."""
+        """Return the dimensions of tensors broadcast to one shape."""
         return self.stretched(map(self.dims, refs), len(shape))
 
     def stretched(self, tensors: Iterable[tuple[Dim, ...]], rank: int) -> list[Dim]:
-        """The dimensions that tensors of such dimensions have where they are stretched to one shape."""
+        """Return the dimensions of tensors broadcast to one shape, given each tensor's dimensions."""
         made: list[Dim] = [()] * rank
         for dims in tensors:
             for at, dim in enumerate(dims, start=rank - len(dims)):
@@ -122,7 +122,7 @@ class Step:
         return made
 
     def stretch_to(self, dims: Sequence[Dim], made: Sequence[Dim]) -> None:
-        """A tensor is stretched to a shape that others have made: its dimensions are the last of that shape's."""
+        """Broadcast a tensor to a shape that other tensors determine."""
         for dim, like in zip(reversed(dims), reversed(made), strict=False):
             if dim and like:
                 self.same(dim, like)
@@ -133,18 +133,18 @@ Handler = Callable[[Step], None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is known of an operator."""
+    """An operator's rule."""
 
     apply: Handler
     partial: Partial
 
 
 RULES: Final[dict[str, Rule]] = {}
-"""By the operator's name."""
+"""Rules by the operator's name."""
 
 
 def rule(names: str, partial: Partial = Partial.NEVER) -> Callable[[Handler], Handler]:
-    """Make a function the rule of some operators, whose names stand in one text."""
+    """Register a function as the rule of some operators, named in one text."""
 
     def known(apply: Handler) -> Handler:
         for name in names.split():
@@ -155,7 +155,7 @@ def rule(names: str, partial: Partial = Partial.NEVER) -> Callable[[Handler], Ha
 
 
 def unknown(step: Step) -> None:
-    """What holds of an operator that nobody knows: nothing that goes into it can be cut."""
+    """Rule of an unknown operator: nothing that goes into it can be sharded."""
     reason = step.why("has no rule here", Hold.UNKNOWN)
     for ref in step.node.refs():
         for dim in step.dims(ref):
@@ -165,5 +165,5 @@ def unknown(step: Step) -> None:
 
 
 def positive(dim: int, rank: int) -> int:
-    """A dimension counted from the front."""
+    """Return a dimension's index counted from the front."""
     return dim + rank if dim < 0 else dim

@@ -1,4 +1,4 @@
-"""Operators that work on each element, and those that move a tensor without changing its shape."""
+"""Rules of elementwise operators, and of those that create or copy tensors."""
 
 from dryfit.parallel.planning.axes import Hold, Reason
 from dryfit.parallel.planning.rules.base import Partial, Step, rule
@@ -43,7 +43,7 @@ def _(step: Step) -> None:
 
 @rule("zeros ones empty full new_zeros new_ones new_empty new_full scalar_tensor")
 def _(step: Step) -> None:
-    """Each element is the same: any part of such a tensor is one of another size."""
+    """All elements are the same: a slice is such a tensor of a smaller size."""
     step.out(step.fresh(size) for size in step.made())
 
 

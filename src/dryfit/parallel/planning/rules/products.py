@@ -1,4 +1,4 @@
-"""Products of matrices and attention: sums over one dimension, which make shares of a sum where that is cut."""
+"""Rules of matrix products, attention and embeddings: sums over one dimension, partial where that is sharded."""
 
 from dryfit.parallel.planning.rules.base import Meeting, Partial, Step, rule, unknown
 from dryfit.parallel.trace.graph import Ref
@@ -45,7 +45,7 @@ def _(step: Step) -> None:
     step.same(one[2], other[1])
     made = (one[0] or other[0], one[1], other[2])
     step.stretch_to(step.dims(step.node.ref("self")), made)
-    # What is added is added once in each share; with beta = 0 nothing is.
+    # The first tensor would be added to each partial sum; with beta = 0 it is not added.
     if step.node.args.get("beta") == 0:
         step.sum(one[2])
     else:
@@ -90,7 +90,7 @@ def _(step: Step) -> None:
 
 @rule("embedding")
 def _(step: Step) -> None:
-    """A row for each id; where rows are cut, a rank has zeros for the ids of others."""
+    """One row for each id; where rows are sharded, a rank has zeros for the ids of others."""
     weight: Ref = step.node.ref("weight")
     table, ids = step.dims(weight), step.dims(step.node.ref("indices"))
     if step.node.args.get("sparse"):

@@ -1,4 +1,4 @@
-"""Operators that make one number of many or set a dimension in relation to itself, and those that look up by number."""
+"""Rules of reductions, normalisations over a dimension, sorting and indexing."""
 
 from dryfit.parallel.planning.axes import Dim, Hold
 from dryfit.parallel.planning.rules.base import Partial, Step, positive, rule, unknown
@@ -28,7 +28,7 @@ def _(step: Step) -> None:
 
 
 def _reduced(step: Step) -> tuple[list[int], list[Dim]]:
-    """Which dimensions are reduced, and what is left."""
+    """Return which dimensions are reduced, and the remaining ones."""
     dims = step.dims(step.node.ref("self"))
     given = [positive(dim, len(dims)) for dim in step.node.numbers("dim")] or list(range(len(dims)))
     if step.node.args.get("keepdim"):
@@ -47,7 +47,7 @@ def _(step: Step) -> None:
 
 @rule("mean", partial=Partial.FIRST)
 def _(step: Step) -> None:
-    """It divides by a size, which is another one where the dimension is cut."""
+    """Needs all of the dimension: it divides by its size."""
     _needs_all(step)
 
 
@@ -58,7 +58,7 @@ def _(step: Step) -> None:
 
 @rule("min max")
 def _(step: Step) -> None:
-    """With another tensor they work on elements; else they reduce."""
+    """With a second tensor they work elementwise; else they reduce."""
     if other := step.node.optional("other"):
         step.out(step.broadcast([step.node.ref("self"), other], step.made()))
     else:
@@ -90,7 +90,7 @@ def _(step: Step) -> None:
 
 @rule("cross_entropy_loss nll_loss_nd nll_loss")
 def _(step: Step) -> None:
-    """A loss over classes, the second dimension; of one of several rows, all of them are needed too."""
+    """A loss over classes, the second dimension, and a mean over rows: all of both are needed."""
     reason = step.why("needs the scores of all classes", Hold.LOSS)
     for ref in step.node.refs():
         for dim in step.dims(ref):

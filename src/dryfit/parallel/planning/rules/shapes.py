@@ -1,4 +1,4 @@
-"""Operators that give the same elements another shape, or a part of them."""
+"""Rules of operators that reshape, split, join or slice tensors."""
 
 from dryfit.parallel.planning.axes import Dim
 from dryfit.parallel.planning.rules.base import Partial, Step, positive, rule
@@ -96,7 +96,7 @@ def _(step: Step) -> None:
 
 
 def _part_of(step: Step, dim: Dim, count: int, sizes: set[int]) -> Dim | None:
-    """One of several equal parts of a dimension; its axes are then those of each part."""
+    """Return the dimension of one of several equal parts; None where the parts are unequal."""
     if len(sizes) != 1 or step.axes.length(dim) != count * next(iter(sizes)):
         step.whole(dim, "takes a dimension apart in unequal parts")
         return None
