@@ -21,7 +21,7 @@ from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSu
 from dryfit.core.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
 from dryfit.meta.files.source import FolderSource, local_folder
 from dryfit.meta.loading.configs import load_tokenizer, most_tokens
-from dryfit.meta.loading.pretrained import Kind, encoder_config, load_stack
+from dryfit.meta.loading.pretrained import Kind, load_stack, pretrained_config
 from dryfit.study.loop.child_jobs import run_alone
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, encoder_parts, freeze
@@ -169,7 +169,7 @@ def test_positions_end_where_the_architecture_says(made: Made) -> None:
     """RoBERTa's family counts positions from the padding token on; relative positions have no end."""
     name, folder = made
     source = FolderSource.of(folder)
-    limit = most_tokens(encoder_config(source))
+    limit = most_tokens(pretrained_config(source, Kind.ENCODER))
     expected = {"roberta": 70, "xlm-roberta": 70, "xlnet": None, "deberta-v2": None, "deberta-v3": None}
     assert limit == expected.get(name, 72)
     encoder, _ = load_stack(source, Kind.ENCODER)

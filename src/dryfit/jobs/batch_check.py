@@ -31,7 +31,7 @@ from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.wire import ErrorParts, Note, Phase
-from dryfit.meta.loading.pretrained import encoder_config
+from dryfit.meta.loading.pretrained import Kind, pretrained_config
 from dryfit.tasks.base import DTYPES, Batch, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard, config_bounds
 from dryfit.tasks.rows.checked_rows import TRAIN
@@ -66,7 +66,7 @@ def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
     for length in body.lengths:
         with findings.stage(f"tokens, train.max_length = {length}"):
             made = _tokens(trial, length)
-            encoder = encoder_config(trial.config.settings.model)
+            encoder = pretrained_config(trial.config.settings.model, Kind.ENCODER)
             findings.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
             findings.remarks += trial_task(_of_length(trial.config, length)).remarks(made)
             if length == trial.config.settings.train.max_length:

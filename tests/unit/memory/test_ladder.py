@@ -262,11 +262,6 @@ def test_a_model_that_cannot_recompute_is_not_asked_to():
     assert not any(fallback.execution.checkpointing for fallback in found.ladder)
 
 
-def test_the_clock_is_read_twice():
-    ticks = iter([10.0, 12.5])
-    assert planned(8192, clock=lambda: next(ticks)).planner_s == 2.5
-
-
 def test_halvings_end_with_one_row():
     assert list(halvings(10)) == [10, 5, 3, 2, 1]
     assert list(halvings(1)) == [1]

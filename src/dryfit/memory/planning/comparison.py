@@ -100,18 +100,15 @@ def phase_differences(planned: Sequence[Taken], observed: Sequence[Taken]) -> tu
     return tuple(differences)
 
 
-def first_deviation(
-    planned: Sequence[Taken], observed: Sequence[Taken], *, least_bytes: int = ALIGNED_BYTES
-) -> Deviation | None:
+def first_deviation(planned: Sequence[Taken], observed: Sequence[Taken]) -> Deviation | None:
     """Find the first place at which two orders of allocations differ in size; None where they are the same.
 
     Args:
         planned: As traced.
         observed: As recorded.
-        least_bytes: Smaller allocations are left out of both.
     """
-    mine = [one for one in planned if one.size_bytes >= least_bytes]
-    theirs = [one for one in observed if one.size_bytes >= least_bytes]
+    mine = [one for one in planned if one.size_bytes >= ALIGNED_BYTES]
+    theirs = [one for one in observed if one.size_bytes >= ALIGNED_BYTES]
     for index in range(max(len(mine), len(theirs))):
         one = mine[index] if index < len(mine) else None
         other = theirs[index] if index < len(theirs) else None

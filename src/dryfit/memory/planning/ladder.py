@@ -1,6 +1,5 @@
 """The fit ladder: find the first fallback by which a trial fits, and price the others."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,7 +44,6 @@ def plan(
     *,
     resubject: Resubject,
     every_fallback: bool = False,
-    clock: Callable[[], float] = time.monotonic,
 ) -> PlanAnswer:
     """Find how a trial is to be run so that it fits.
 
@@ -56,20 +54,24 @@ def plan(
         device: The device it is to fit on.
         resubject: Gives the segments of a changed trial, for the suggestions.
         every_fallback: Report all fallbacks and suggestions; else the ladder ends with the first fallback that fits.
-        clock: In seconds.
 
     Raises:
         ConfigError: The settings ask for what this trial cannot do.
     """
-    began_s = clock()
     asked = execution_asked(trial, execution)
-    answer = partial(PlanAnswer, device=device.spec, confidence=device.constants.confidence, torch=device.torch)
+    answer = partial(
+        PlanAnswer,
+        device=device.spec,
+        confidence=device.constants.confidence,
+        torch=device.torch,
+        planner_s=0.0,  # whoever asks measures it
+    )
     climb = _Climb(trial, source, device, capacity_bytes(execution, device))
     try:
         _refuse_fsdp(execution)
         as_asked = climb.memory(asked)
     except TraceError as error:
-        return answer(verdict=VerdictKind.UNKNOWN, reasons=(str(error),), planner_s=clock() - began_s)
+        return answer(verdict=VerdictKind.UNKNOWN, reasons=(str(error),))
     stages = fallback_stages(trial, execution, asked)
     chosen = asked if climb.fits(as_asked) else None
     for stage in stages:
@@ -83,7 +85,6 @@ def plan(
         answer,
         shortfall_bytes=max(0, as_asked.required_bytes - climb.capacity_bytes),
         ladder=tuple(ladder),
-        planner_s=clock() - began_s,
     )
     if chosen is None:
         return answer(verdict=VerdictKind.REFUSED, memory=as_asked, reasons=climb.reasons(asked))

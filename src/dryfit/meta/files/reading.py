@@ -26,6 +26,7 @@ from dryfit.meta.private_apis.torch_modes import without_function_modes
 _CHUNK_BYTES: Final = 1 << 30  # one read of Linux moves at most 2 GiB less a page
 _BATCH_BYTES: Final = 8 << 20
 _AHEAD_BYTES: Final = 64 << 20
+_THREADS: Final = 2
 
 
 class ReadMode(Enum):
@@ -51,13 +52,11 @@ class CheckpointReader:
     Args:
         checkpoint: What to read.
         mode: Private or mapped.
-        threads: How many threads read ahead in private mode.
     """
 
-    def __init__(self, checkpoint: CheckpointFiles, mode: ReadMode, *, threads: int = 2) -> None:
+    def __init__(self, checkpoint: CheckpointFiles, mode: ReadMode) -> None:
         self._checkpoint = checkpoint
         self._mode = mode
-        self._threads = threads
         self._stamps = {stamp.path: stamp for stamp in checkpoint.guard.files}
         self._descriptors: dict[Path, int] = {}
         self._maps: dict[Path, mmap.mmap] = {}
@@ -128,7 +127,7 @@ class CheckpointReader:
         # Memory is allocated here: allocated in the threads, small tensors would fragment the heap.
         pending: deque[tuple[Future[list[torch.Tensor]], list[_Wanted], int]] = deque()
         ahead_bytes = 0
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="dryfit-read") as pool:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="dryfit-read") as pool:
             try:
                 for batch, size_bytes in _batches(order):
                     while pending and ahead_bytes + size_bytes > _AHEAD_BYTES:

@@ -220,16 +220,6 @@ STACKS = {Kind.ENCODER: "an encoder", Kind.CAUSAL_LM: "a decoder"}
 """The models that are trained, in words: encoders and decoders, no model of both."""
 
 
-def encoder_config(source: ModelSource) -> PreTrainedConfig:
-    """Read an encoder's config.
-
-    Raises:
-        LoadError: The folder holds no config that transformers knows.
-        ConfigError: The model is no encoder.
-    """
-    return pretrained_config(source, Kind.ENCODER)
-
-
 def pretrained_config(source: ModelSource, kind: Kind) -> PreTrainedConfig:
     """Read the config of an encoder or of a decoder.
 

@@ -1,4 +1,7 @@
-"""The tables and lines that ``dryfit plan`` prints."""
+"""The tables and lines that ``dryfit plan`` prints.
+
+A study says why a trial is refused in ``study.planning.refusals``, its report in ``reporting.data.observed_memory``.
+"""
 
 from collections.abc import Iterator, Sequence
 

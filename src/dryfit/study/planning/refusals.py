@@ -1,4 +1,7 @@
-"""The sentences for trials that do not fit: with numbers, and with what would fit."""
+"""The sentences for trials that do not fit: with numbers, and with what would fit.
+
+``dryfit plan`` prints a plan in ``reporting.terminal.plan_tables``, reports in ``reporting.data.observed_memory``.
+"""
 
 from collections.abc import Sequence
 
