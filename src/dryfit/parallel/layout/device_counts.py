@@ -1,4 +1,4 @@
-"""What a trial needs of each of several devices: fallbacks to name, and those that ``execution.tp = "auto"`` takes."""
+"""Plan a trial on several devices: fallbacks to name, and the number that ``execution.tp = "auto"`` takes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -15,26 +15,26 @@ from dryfit.memory.planning.ladder import capacity_bytes, memory_of, work_of
 from dryfit.memory.planning.segment_source import SegmentSource
 
 NAMED_COUNTS: Final = (2, 4)
-"""How many devices are named where nothing says how many there are."""
+"""Numbers of devices to name where the machine's is not known."""
 
 RankSegments = Callable[[int], SegmentSource]
-"""The segments of one rank of so many; raises ConfigError, ShardError or TraceError where the model cannot be cut."""
+"""Returns a rank's segments, given the degree; ConfigError, ShardError or TraceError: the model cannot be sharded."""
 
 
 def with_rank_counts(
-    answer: PlanAnswer, trial: PlannedTrial, body: PlanRequest, device: Device, divided: RankSegments
+    answer: PlanAnswer, trial: PlannedTrial, body: PlanRequest, device: Device, rank_segments: RankSegments
 ) -> PlanAnswer:
-    """Add to a ladder what each of several devices would need, and to a refusal how many would do.
+    """Add to an answer's ladder what each of several devices would need, and to a refusal how many would do.
 
     Unless every fallback is asked for, this is done for refusals alone, and for each degree only the smallest choice
     that was tried is traced. The first that fits ends the search.
 
     Args:
-        answer: What was found, with all that was tried in its ladder; degrees that were tried are left out.
+        answer: The answer so far; degrees in its ladder are left out.
         trial: What is fixed.
-        body: What is asked: only degrees above those set are tried.
-        device: What each rank would have.
-        divided: Gives a rank's segments.
+        body: The request: only degrees above its own are tried.
+        device: The device of each rank.
+        rank_segments: Returns a rank's segments.
     """
     execution, every_fallback = body.execution, body.every_fallback
     refused = answer.verdict is VerdictKind.REFUSED
@@ -57,7 +57,7 @@ def with_rank_counts(
         if degree <= known:
             continue
         try:
-            choice, required_bytes = _first_that_fits(choices, trial, divided(degree), device, most_bytes)
+            choice, required_bytes = _first_that_fits(choices, trial, rank_segments(degree), device, most_bytes)
         except (ConfigError, ShardError, TraceError) as error:
             cannot_cut = cannot_cut or why_not_sharded(degree, error)
             continue
@@ -82,12 +82,12 @@ def with_rank_counts(
 
 
 def rank_outcome(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> RankOutcome:
-    """What an answer about a trial on so many ranks comes to.
+    """Return whether a trial fits on a number of ranks.
 
     Args:
-        answer: About one of the ranks.
-        ranks: How many; of one, the host's memory is not asked.
-        host_bytes: What all ranks together may take of the host; None: that is not counted.
+        answer: The answer about one of the ranks.
+        ranks: Number of ranks; for a single one the host's memory does not count.
+        host_bytes: Host memory for all ranks together; None: it does not count.
     """
     if answer.verdict is VerdictKind.UNKNOWN:
         return RankOutcome.NOT_POSSIBLE
@@ -100,14 +100,14 @@ def rank_outcome(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> Rank
 def answer_on_ranks(
     one: PlanAnswer, several: PlanAnswer, ranks: int, trial: PlannedTrial, execution: ExecutionSettings
 ) -> PlanAnswer:
-    """The answer about a trial that does not fit on one device and is run on several.
+    """Return the answer about a trial that does not fit on one device and runs on several.
 
     Args:
         one: The refusal on one device.
-        several: The answer about one of the ranks, by which it fits.
-        ranks: How many.
+        several: The answer about one of the ranks, which fits.
+        ranks: Number of ranks.
         trial: What is fixed, on one device.
-        execution: Those for one device.
+        execution: Settings for one device.
     """
     assert several.execution is not None and several.memory is not None  # it fits
     asked = execution_asked(trial, execution)
@@ -144,11 +144,11 @@ def answer_on_ranks(
 
 
 def with_tried_ranks(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_bytes: int | None) -> PlanAnswer:
-    """A refusal, with what the trial takes on numbers of ranks that do not do either.
+    """Add to a refusal what the trial takes on numbers of ranks that do not suffice either.
 
     Args:
         one: The refusal on one device.
-        tried: The answers about one of the ranks, by how many there are.
+        tried: The answers about one of the ranks, by number of ranks.
         host_bytes: As in :func:`rank_outcome`.
     """
     found: list[Fallback] = []
@@ -167,7 +167,7 @@ def with_tried_ranks(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_byte
 
 
 def with_more_ranks(answer: PlanAnswer, ranks: int) -> PlanAnswer:
-    """An answer that fits, with more ranks as the last thing to fall back to: the smallest of its choices, cut."""
+    """Add more ranks to an answer that fits, as its last fallback: the smallest of its choices, sharded."""
     assert answer.execution is not None  # it fits
     choices = [choice for choice in (answer.execution, *answer.fallbacks) if not choice.offload_optimizer]
     smallest = (choices or [answer.execution])[-1]
@@ -176,14 +176,14 @@ def with_more_ranks(answer: PlanAnswer, ranks: int) -> PlanAnswer:
 
 
 def required_as_asked(answer: PlanAnswer) -> int:
-    """What one device must have for the plan as asked."""
+    """Return the bytes that one device must have for the plan as asked."""
     assert answer.memory is not None
     first = next((fallback for fallback in answer.ladder if fallback.execution is not None), None)
     return answer.memory.required_bytes if first is None else first.required_bytes + first.saves_bytes
 
 
 def why_not_sharded(degree: int, error: ConfigError | ShardError | TraceError) -> str:
-    """Why a model cannot be cut over so many ranks."""
+    """Return why a model cannot be sharded over a number of ranks."""
     return f"{_ranks(degree)}: {error.found}"
 
 
@@ -194,7 +194,7 @@ def _host_has(needed_bytes: int, host_bytes: int | None) -> bool:
 def _ranks_fallback(
     ranks: int, required_bytes: int, alone_bytes: int, *, fits: bool, time: float = 1.0, also: str = ""
 ) -> Fallback:
-    """A fallback of so many ranks, of which each needs so much in place of what one device would need alone."""
+    """Return the fallback to a number of ranks, with each one's bytes beside those of a single device."""
     return Fallback(
         change=_ranks(ranks),
         execution=None,
@@ -215,7 +215,7 @@ def _ranks(degree: int) -> str:
 def _first_that_fits(
     choices: Sequence[ExecutionChoice], trial: PlannedTrial, source: SegmentSource, device: Device, most_bytes: int
 ) -> tuple[ExecutionChoice, int]:
-    """The first choice that fits with what it needs, or the one that needs least."""
+    """Return the first choice that fits, or the one that needs least, with its bytes."""
     priced: list[tuple[ExecutionChoice, int]] = []
     for choice in choices:
         needs_bytes = memory_of(source, work_of(trial, choice), device, most_bytes).required_bytes
@@ -226,7 +226,7 @@ def _first_that_fits(
 
 
 def _smallest(answer: PlanAnswer, asked: ExecutionChoice) -> ExecutionChoice:
-    """Of what was tried, the choice that needs least; state in host memory is for one process alone."""
+    """Return the tried choice that needs least; optimizer state in host memory is for a single process only."""
     own = [
         (fallback.required_bytes, fallback.execution)
         for fallback in answer.ladder
