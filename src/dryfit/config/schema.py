@@ -18,7 +18,7 @@ Condition = dict[str, Value | tuple[Value, ...]]
 """Dotted names of other searched keys, each with the value or values for which a case applies."""
 
 Point = Annotated[dict[str, Value], Field(min_length=1)]
-"""A known point of the search space: values of searched keys, by dotted name."""
+"""An enqueued point of the search space: values of searched keys, by dotted name."""
 
 _MINIMIZED = frozenset({Metric.LOSS, Metric.ECE})
 
@@ -171,7 +171,7 @@ def dotted(value: object) -> object:
 
 
 class SearchSettings(Settings):
-    """``[search]``: the sampler, the pruner and known points."""
+    """``[search]``: the sampler, the pruner and enqueued points."""
 
     sampler: SamplerName = Field(default=SamplerName.TPE, description="tpe, random, qmc or nsga2")
     startup_trials: int = Field(default=10, ge=0, description="tpe: random trials before the model is trusted")
@@ -202,7 +202,7 @@ class SearchSettings(Settings):
         description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, `env:NAME` or `none`",
     )
     enqueue: Annotated[tuple[Point, ...], BeforeValidator(_points)] = Field(
-        default=(), description="known points, tried first: tables of searched keys and their values"
+        default=(), description="enqueued points, tried first: tables of searched keys and their values"
     )
 
 
