@@ -24,8 +24,8 @@ from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.optimizer import OptimizerPlan, make_optimizer
-from dryfit.train.step import backward_batch
+from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer
+from dryfit.train.optim.step import backward_batch
 
 VOCABULARY = 30_522
 SPLIT_ROWS = 20_000

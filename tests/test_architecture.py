@@ -15,12 +15,12 @@ MOST_OVERVIEW_WORDS = 1500
 MOST_OF_ONE_NAME = 2
 MODULES = (5, 15)
 FEW: dict[str, str] = {
-    "parallel": "only sub-packages, but for what training asks of them",
+    "jobs/planning": "the parts of one job",
     "search": "what concerns all of its sub-packages",
     "starter": "what `dryfit init` writes, and nothing else",
     "tasks/rows": "the public face of reading rows, for tasks of one's own",
     "tasks/saved": "saved models",
-    "train/export": "one module for each kind of model card",
+    "train/export": "model cards and the programs in them",
 }
 """Packages with fewer modules, each with the reason."""
 

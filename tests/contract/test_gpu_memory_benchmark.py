@@ -24,7 +24,7 @@ from dryfit.core.settings.tables import Precision  # noqa: E402
 from dryfit.meta.loading.catalogue import planning_config  # noqa: E402
 from dryfit.meta.loading.configs import most_tokens  # noqa: E402
 from dryfit.meta.loading.pretrained import Kind, cannot_checkpoint  # noqa: E402
-from dryfit.train.optimizer import implementations  # noqa: E402
+from dryfit.train.optim.optimizer import implementations  # noqa: E402
 
 MIB = 2**20
 

@@ -13,7 +13,7 @@ from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.memory.tracing.events import SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
-from dryfit.train.optimizer import OptimizerPlan
+from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.observing import fill
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
 from dryfit.train.rehearsal.step_tracer import StepTracer

@@ -27,10 +27,10 @@ from dryfit.parallel.layout.step_layouts import RankStep
 from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 from dryfit.tasks.base import Batch
-from dryfit.train.optimizer import make_optimizer
+from dryfit.train.optim.optimizer import make_optimizer
+from dryfit.train.optim.step import backward_batch
 from dryfit.train.rehearsal.step_tracer import StepTracer
 from dryfit.train.rehearsal.subjects import StepParts, step_parts, whole_model
-from dryfit.train.step import backward_batch
 from rank_plans import CPU, config, planned, subject, with_weights
 
 ROWS, MICRO = 8, 3

@@ -16,10 +16,10 @@ from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject, adapters
 from dryfit.tasks.guard import BatchGuard
 from dryfit.train import trainer as loop
-from dryfit.train.optimizer import optimizer_plan
+from dryfit.train.optim.optimizer import optimizer_plan
+from dryfit.train.optim.step import micro_batches
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
 from dryfit.train.rehearsal.subjects import StepParts, step_parts
-from dryfit.train.step import micro_batches
 from trials import Trial, small
 
 _STEP = 2

@@ -29,7 +29,7 @@ from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows.checked_rows import load_splits
 from dryfit.tasks.saved.saved_model import load
 from dryfit.tasks.tokens.token_set import Tokens, TokenSet
-from dryfit.train.optimizer import parameter_groups
+from dryfit.train.optim.optimizer import parameter_groups
 from dryfit.train.validation import evaluate, evaluation_rows
 from parts import need_package
 

@@ -26,7 +26,7 @@ from dryfit.core.jobs import StopReason, StudyTokens, TrainResult
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.trial import MetricPoint, fold_spreads
 from dryfit.core.wire import Checkpointed, FirstStep, Note, Progress
-from dryfit.jobs import plan_trials
+from dryfit.jobs.planning import plan_trials
 from dryfit.jobs.train import train
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, fold_splits, study_folds

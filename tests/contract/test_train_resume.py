@@ -172,7 +172,7 @@ def test_state_on_the_host_changes_no_value_and_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole way through the Trainer; a CPU, where it would be refused, stands in for the device."""
-    monkeypatch.setattr("dryfit.train.optimizer.cannot_offload", lambda *_: None)
+    monkeypatch.setattr("dryfit.train.optim.optimizer.cannot_offload", lambda *_: None)
     trial = trials.small(tmp_path, encoder=model, **TABLES, execution={"offload_optimizer": True})
     _, before = trial.run(stop_at=4)
     trial.plan = trial.plan.model_copy(update={"offload_optimizer": False})

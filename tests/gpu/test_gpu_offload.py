@@ -15,7 +15,7 @@ import trials
 from dryfit.core.jobs import TrainResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.tables import OptimSettings
-from dryfit.train.optimizer import OptimizerPlan, make_optimizer
+from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -20,9 +20,9 @@ from dryfit.tasks.heads import freeze
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.model import build_model
-from dryfit.train.optimizer import make_optimizer, optimizer_plan
+from dryfit.train.optim.optimizer import make_optimizer, optimizer_plan
+from dryfit.train.optim.step import backward_batch
 from dryfit.train.start import start_training
-from dryfit.train.step import backward_batch
 from trials import ScriptedChannel, Trial, apart
 
 

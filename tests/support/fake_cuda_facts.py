@@ -27,7 +27,7 @@ from dryfit.memory.tracing.recorder import StorageRecorder
 from dryfit.memory.tracing.stand_ins import StandIns
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.meta.construction.walk import put_all
-from dryfit.train.optimizer import OptimizerPlan
+from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal import step_tracer as tracing
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
 from dryfit.train.rehearsal.subjects import step_parts

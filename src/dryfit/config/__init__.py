@@ -1,0 +1,1 @@
+"""The study file: its types, how it is read and checked, and how its errors are reported."""

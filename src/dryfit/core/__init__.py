@@ -1,0 +1,1 @@
+"""What both planes share: settings, job types, messages, errors. The standard library and pydantic only."""

@@ -41,8 +41,8 @@ from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
 from dryfit.train.ineffective_settings import check_effect
 from dryfit.train.model import build_model
-from dryfit.train.optimizer import make_optimizer, optimizer_plan
-from dryfit.train.step import backward_batch
+from dryfit.train.optim.optimizer import make_optimizer, optimizer_plan
+from dryfit.train.optim.step import backward_batch
 from dryfit.train.validation import evaluation_rows
 
 _MOST_FAULTS = 5

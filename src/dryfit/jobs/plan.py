@@ -17,10 +17,10 @@ from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import gib
 from dryfit.core.wire import Phase
-from dryfit.jobs.plan_answers import Planner
-from dryfit.jobs.plan_ranks import on_fewest_ranks
-from dryfit.jobs.plan_traces import StepTraces
-from dryfit.jobs.plan_trials import PlannedTrials
+from dryfit.jobs.planning.plan_answers import Planner
+from dryfit.jobs.planning.plan_ranks import on_fewest_ranks
+from dryfit.jobs.planning.plan_traces import StepTraces
+from dryfit.jobs.planning.plan_trials import PlannedTrials
 from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.memory.planning.estimate import Device
@@ -32,7 +32,7 @@ from dryfit.parallel.layout.proved_plans import PLANS_FOLDER
 from dryfit.parallel.layout.shard_plans import ShardPlans
 from dryfit.tasks.own import own_source
 from dryfit.tasks.registry import task_class
-from dryfit.train.optimizer import check_divided, moments_of
+from dryfit.train.optim.optimizer import check_divided, moments_of
 from dryfit.train.rehearsal.subjects import step_parts, whole_model
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

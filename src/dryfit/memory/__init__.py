@@ -1,0 +1,1 @@
+"""What a training step takes of a device, without taking it."""

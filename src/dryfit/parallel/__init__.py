@@ -1,1 +1,1 @@
-"""Models cut over several ranks: planned from a trace, proved equal to the whole, filled by slices, and run."""
+"""Models over several ranks: planned from a trace, proved equal to the whole, filled by slices, and run."""

@@ -1,1 +1,1 @@
-"""Child processes: how they are made, heard, limited and buried, and what their ends mean."""
+"""Child processes, the machine that they run on, and what their failures mean."""

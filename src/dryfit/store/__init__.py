@@ -1,0 +1,1 @@
+"""The record of a study: the ledger, its events, and the state projected from them."""

@@ -1,0 +1,1 @@
+"""Tasks: how rows become tokens, a model, a loss, metrics and predictions."""

@@ -1,0 +1,1 @@
+"""One trial's training, from its model to its result."""

@@ -12,7 +12,7 @@ from dryfit.tasks.metrics import check_metrics
 from dryfit.train.data import trial_task
 from dryfit.train.device import prepare_device
 from dryfit.train.ineffective_settings import check_effect
-from dryfit.train.optimizer import check_divided, check_optimizer, optimizer_plan
+from dryfit.train.optim.optimizer import check_divided, check_optimizer, optimizer_plan
 
 
 def start_training(request: TrainRequest, channel: ChildChannel) -> None:

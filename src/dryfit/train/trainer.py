@@ -24,10 +24,10 @@ from dryfit.tasks.saved.saved_model import save_weights, weights_file
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, Reading
 from dryfit.train.error_context import ErrorContext
-from dryfit.train.nonfinite import loss_origin, non_finite
-from dryfit.train.optimizer import make_optimizer, make_schedule, optimizer_plan
+from dryfit.train.optim.nonfinite import loss_origin, non_finite
+from dryfit.train.optim.optimizer import make_optimizer, make_schedule, optimizer_plan
+from dryfit.train.optim.step import backward_batch
 from dryfit.train.run import RunState, TrialParts
-from dryfit.train.step import backward_batch
 from dryfit.train.trial_callback import TrialCallback
 
 

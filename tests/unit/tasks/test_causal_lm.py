@@ -24,7 +24,7 @@ from dryfit.tasks.rows.prompts import PromptPart
 from dryfit.tasks.tokens.packs import pack
 from dryfit.tasks.tokens.prompt_tokens import Example, sequences
 from dryfit.tasks.tokens.token_set import TokenFacts
-from dryfit.train.step import backward_batch
+from dryfit.train.optim.step import backward_batch
 
 EXAMPLES = 14
 CAPACITY = 48

@@ -22,8 +22,8 @@ from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
 from dryfit.tasks.lm.decoder import check_packing, load_int8
 from dryfit.tasks.tokens.token_set import TokenFacts
 from dryfit.train.model import enable_checkpointing
+from dryfit.train.optim.step import backward_batch
 from dryfit.train.rehearsal.subjects import step_parts
-from dryfit.train.step import backward_batch
 
 FORMATS = [BaseFormat.FP32, BaseFormat.FP16, BaseFormat.BF16]
 

@@ -13,7 +13,7 @@ from dryfit.tasks.base import Batch
 from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.losses import make_loss
 from dryfit.tasks.tokens.token_set import CLASSES
-from dryfit.train.step import backward_batch
+from dryfit.train.optim.step import backward_batch
 
 WINDOWS, LENGTH, COUNTS = 23, 17, {0: 40, 1: 9, 2: 21}
 

@@ -9,7 +9,7 @@ from torch import nn
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.tables import OptimSettings
 from dryfit.core.text.units import gib
-from dryfit.train.optimizer import OptimizerPlan, make_optimizer, moments_of
+from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer, moments_of
 from dryfit.train.rehearsal.subjects import step_parts
 from rank_plans import config, planned, subject
 

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dryfit.core.settings.execution import OptimizerImpl
 from dryfit.core.settings.tables import OptimSettings
-from dryfit.train.optimizer import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
+from dryfit.train.optim.optimizer import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
 from dryfit.train.rehearsal.optimizer_stand_ins import ModelledOptimizer, adamw8bit_state
 from parts import need_package
 

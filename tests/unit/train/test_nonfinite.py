@@ -18,7 +18,7 @@ from dryfit.core.jobs import ChildResult
 from dryfit.runtime.children.child import describe_fault
 from dryfit.runtime.failures.classify import classify
 from dryfit.tasks.heads import EncoderWithHead
-from dryfit.train.nonfinite import loss_origin, non_finite
+from dryfit.train.optim.nonfinite import loss_origin, non_finite
 from dryfit.train.run import ALONE
 from dryfit.train.trainer import TrialTrainer
 

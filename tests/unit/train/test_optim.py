@@ -14,7 +14,7 @@ from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.pretrained import Kind, load_stack
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
-from dryfit.train.optimizer import (
+from dryfit.train.optim.optimizer import (
     IMPLEMENTATIONS,
     OptimizerPlan,
     cannot_offload,

@@ -19,8 +19,8 @@ from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.optimizer import make_optimizer
-from dryfit.train.step import backward_batch, micro_batches
+from dryfit.train.optim.optimizer import make_optimizer
+from dryfit.train.optim.step import backward_batch, micro_batches
 
 CLASSES = 3
 ROWS = 11

@@ -10,8 +10,8 @@ from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from dryfit.core.settings.tables import SchedSettings
-from dryfit.train.offload import Groups, HostOptimizer
-from dryfit.train.optimizer import make_schedule
+from dryfit.train.optim.offload import Groups, HostOptimizer
+from dryfit.train.optim.optimizer import make_schedule
 
 MAKERS: dict[str, Callable[[Groups], Optimizer]] = {
     "adamw": lambda groups: AdamW(groups, fused=True),

@@ -1,0 +1,1 @@
+"""Small tools for text: units, lists of names, secrets, lines of files."""

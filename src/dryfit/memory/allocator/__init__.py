@@ -1,0 +1,1 @@
+"""PyTorch's caching allocator, simulated: settings, blocks, replay, snapshots of real runs."""

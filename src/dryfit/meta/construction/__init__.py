@@ -1,0 +1,1 @@
+"""Models built without memory, and how a missing weight gets the value of its own initialiser."""

@@ -1,0 +1,1 @@
+"""Checkpoint files: headers, shards, tensors and parts of tensors."""

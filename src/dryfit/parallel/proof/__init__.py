@@ -1,0 +1,1 @@
+"""The check that a sharded model computes what the whole one does."""

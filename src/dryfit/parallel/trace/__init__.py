@@ -1,0 +1,1 @@
+"""A model's forward pass as data, by ``torch.export`` on the meta device."""

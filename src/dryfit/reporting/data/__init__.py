@@ -1,0 +1,1 @@
+"""Studies, trials and plans as data: JSON, CSV, records."""

@@ -1,0 +1,1 @@
+"""Studies, trials and plans as text: tables, stories, the live view."""

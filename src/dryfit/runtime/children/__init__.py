@@ -1,0 +1,1 @@
+"""Child processes: started, heard, limited and ended."""

@@ -1,0 +1,1 @@
+"""Failures: the evidence, what kind it shows, and what may follow."""

@@ -1,0 +1,1 @@
+"""The machine: GPUs, host memory, control groups, and which trial gets which device."""

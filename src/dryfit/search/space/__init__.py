@@ -1,0 +1,1 @@
+"""The search space: which keys may be searched, over which values, under which conditions."""

@@ -1,0 +1,1 @@
+"""The task ``causal-lm``: prompts, batches, adapters, generated answers."""

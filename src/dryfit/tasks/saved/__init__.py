@@ -1,0 +1,1 @@
+"""Trained models as folders: written by a trial, loaded by anyone."""

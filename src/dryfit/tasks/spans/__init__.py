@@ -1,0 +1,1 @@
+"""The task ``evidence``: spans of texts, decoded, scored and averaged."""

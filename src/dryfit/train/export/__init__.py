@@ -1,0 +1,1 @@
+"""Model cards and example programs of saved models."""

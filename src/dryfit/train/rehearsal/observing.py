@@ -31,7 +31,7 @@ from dryfit.meta.private_apis.torch_cuda import (
     visible_devices,
 )
 from dryfit.tasks.base import Batch, Task
-from dryfit.train.optimizer import OptimizerPlan
+from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
 from dryfit.train.rehearsal.subjects import step_parts
 from dryfit.train.validation import evaluation_rows

@@ -18,9 +18,9 @@ from dryfit.core.jobs.memory import StepPhase
 from dryfit.core.settings.choices import Precision
 from dryfit.memory.tracing.events import Shape
 from dryfit.tasks.base import DTYPES, Batch
-from dryfit.train.optimizer import OptimizerPlan
+from dryfit.train.optim.optimizer import OptimizerPlan
+from dryfit.train.optim.step import backward_batch
 from dryfit.train.rehearsal.subjects import StepParts
-from dryfit.train.step import backward_batch
 
 
 class Rehearsal:

@@ -26,7 +26,7 @@ from dryfit.memory.tracing.tracer import Variant
 from dryfit.meta.construction.walk import SlotKind, put_all
 from dryfit.meta.loading.catalogue import planning_config
 from dryfit.parallel.layout.step_layouts import step_layout
-from dryfit.train.optimizer import OptimizerPlan
+from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
 from dryfit.train.rehearsal.subjects import StepParts, step_parts, subject_task
 

@@ -19,7 +19,7 @@ from dryfit.tasks.heads import freeze
 from dryfit.tasks.lm.decoder import frozen_in
 from dryfit.tasks.registry import make_task
 from dryfit.train.model import enable_checkpointing
-from dryfit.train.optimizer import OptimizerPlan, make_optimizer
+from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dryfit.tasks.folds import Fold, study_folds
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
-from dryfit.train.optimizer import cannot_offload, implementations
+from dryfit.train.optim.optimizer import cannot_offload, implementations
 from dryfit.train.rehearsal.subjects import subject_task
 from dryfit.train.validation import evaluation_rows
 

@@ -17,8 +17,8 @@ from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, OptimizerImpl
 from dryfit.core.settings.tables import OptimSettings, SchedSettings, TrialSettings
 from dryfit.tasks.heads import encoder_parts
-from dryfit.train.extras import bitsandbytes, pytorch_optimizer
-from dryfit.train.offload import HostOptimizer
+from dryfit.train.optim.extras import bitsandbytes, pytorch_optimizer
+from dryfit.train.optim.offload import HostOptimizer
 from dryfit.train.rehearsal.optimizer_stand_ins import (
     ModelledOptimizer,
     StateOf,

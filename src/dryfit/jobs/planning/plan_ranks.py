@@ -7,10 +7,10 @@ from dryfit.core.errors import ConfigError, ShardError, TraceError
 from dryfit.core.jobs import PlanAnswer
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.sharding.rank_search import RankOutcome, next_ranks, ranks_taken
-from dryfit.jobs.plan_answers import Planner
+from dryfit.jobs.planning.plan_answers import Planner
 from dryfit.memory.planning.fallbacks import PlannedTrial
 from dryfit.parallel.layout import device_counts
-from dryfit.train.optimizer import check_divided
+from dryfit.train.optim.optimizer import check_divided
 
 
 def on_fewest_ranks(planner: Planner, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:

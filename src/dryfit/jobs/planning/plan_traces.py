@@ -15,7 +15,7 @@ from dryfit.memory.planning.trace_store import TraceStore
 from dryfit.memory.tracing.events import Shape
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.parallel.layout.shard_plans import ShardPlans
-from dryfit.train.optimizer import check_divided
+from dryfit.train.optim.optimizer import check_divided
 from dryfit.train.rehearsal.step_tracer import StepTracer
 
 _Step = tuple[int, ModelSettings, str]

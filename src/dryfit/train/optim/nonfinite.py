@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from dryfit.core.errors import NonFiniteError
 from dryfit.meta.construction.walk import floats_of
 from dryfit.tasks.base import Batch, Loss
-from dryfit.train.step import micro_batches
+from dryfit.train.optim.step import micro_batches
 
 _HINT = "a smaller optim.lr, a longer sched.warmup_ratio or a smaller regularization.max_grad_norm"
 

@@ -7,8 +7,8 @@ from dryfit.core.errors import TraceError
 from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.core.sharding.shard_summary import Sent, ShardSummary
-from dryfit.jobs.plan_traces import StepTraces
-from dryfit.jobs.plan_trials import PlannedTrials
+from dryfit.jobs.planning.plan_traces import StepTraces
+from dryfit.jobs.planning.plan_trials import PlannedTrials
 from dryfit.memory.planning.estimate import Device
 from dryfit.memory.planning.fallbacks import PlannedTrial, execution_asked
 from dryfit.memory.planning.ladder import plan
