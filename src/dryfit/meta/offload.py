@@ -1,4 +1,4 @@
-"""Refuse, before the first step, models and optimizers that could not be trained exactly.
+"""Refuse models and optimizers whose weights lie elsewhere (disk, host, meta) and could not be trained exactly.
 
 Weights that are streamed in for each forward (offloading to CPU memory or disk) get no gradient, or a wrong one, and an
 optimizer that was built before the weights came keeps updating unused tensors. Neither raises by itself.

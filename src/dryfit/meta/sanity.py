@@ -1,4 +1,4 @@
-"""Check that this process's torch is as it was imported.
+"""Notice a process whose torch was left changed: functions replaced, a default type or device that nobody set back.
 
 Loading a model swaps functions of the whole process for a while: `torch.nn.Module.register_parameter`, the default
 dtype, `PreTrainedModel.tie_weights`, `torch.linspace`, `torch.nn.init`. Where two loads overlap, or one is interrupted,

@@ -1,4 +1,4 @@
-"""Segments of many shapes from a few traces.
+"""Interpolate segments: polynomials through traces of a few batch shapes give the others, checked against a trace.
 
 Every tensor of a training step has a size that is a polynomial in rows ``B`` and padded length ``L``, with terms among
 ``1, B, L, B*L, L*L, B*L*L``, as long as the same operators run. So the segments at two ``B`` and three ``L`` determine

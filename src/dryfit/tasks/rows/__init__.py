@@ -1,4 +1,4 @@
-"""Rows of a data set: read, checked and split. What a task of one's own needs of them."""
+"""Rows of a data set: read, checked and split. A task of your own imports ``Row`` and ``Readable`` from here."""
 
 from dryfit.tasks.rows.checked_rows import Readable, Row
 

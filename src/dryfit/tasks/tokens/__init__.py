@@ -1,4 +1,4 @@
-"""Rows as token ids. What a task of one's own needs of them."""
+"""Rows as token ids. A task of your own imports ``TokenSet`` from here."""
 
 from dryfit.tasks.tokens.token_set import TokenSet
 
