@@ -31,7 +31,8 @@ import ledgers
 from dryfit.cli.live import LiveDisplay
 from dryfit.config.schema import PrunerName, SamplerName, StudyConfig
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import ChildResult, StopReason, TrainRequest, TrainResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import Checkpointed, FirstStep, Progress, Report, Started, Verdict
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec

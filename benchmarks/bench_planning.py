@@ -22,7 +22,7 @@ from itertools import product
 from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import PlanRequest
+from dryfit.core.jobs.plan import PlanRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings

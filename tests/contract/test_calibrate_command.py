@@ -11,9 +11,10 @@ import torch
 import calibrate_stand_in
 import tiny
 from dryfit.core.errors import ChildError, ConfigError, MachineError
-from dryfit.core.jobs import ENTRY_POINTS, CalibrateRequest, Job
 from dryfit.core.jobs.calibration import MemoryCase
 from dryfit.core.jobs.memory import Confidence, ExecutionChoice
+from dryfit.core.jobs.names import ENTRY_POINTS, Job
+from dryfit.core.jobs.plan import CalibrateRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import TrialSettings

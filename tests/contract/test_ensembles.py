@@ -18,7 +18,8 @@ import spans
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult, FinalRequest
+from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.train import FinalRequest
 from dryfit.jobs import predict as predicting
 from dryfit.jobs.ensemble import ensemble
 from dryfit.jobs.final import final

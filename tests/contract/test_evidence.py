@@ -15,7 +15,7 @@ import study_runs
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs import FinalRequest
+from dryfit.core.jobs.train import FinalRequest
 from dryfit.core.settings.task_facts import task_metrics
 from dryfit.core.wire import Note
 from dryfit.jobs.final import final

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 import tiny
 from dryfit.core.errors import ConfigError, LoadError, NonFiniteError
-from dryfit.core.jobs import FinalRequest, PlanRequest, PredictRequest, ResolveRequest, StopReason
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.plan import PlanRequest
+from dryfit.core.jobs.train import FinalRequest, PredictRequest, ResolveRequest, StopReason
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.memory_key import memory_key
 from dryfit.core.settings.tables import TrialSettings

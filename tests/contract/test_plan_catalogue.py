@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings

@@ -16,14 +16,14 @@ import dryfit
 import plan_stand_in
 import tiny
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import ENTRY_POINTS, Job
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.names import ENTRY_POINTS, Job
 from study_runs import command, run_here, write_study
 
 Plan = Callable[..., subprocess.CompletedProcess[str]]
 SUPPORT = Path(plan_stand_in.__file__).parent
 START = (
-    "from dryfit.core.jobs import ENTRY_POINTS, Job\n"
+    "from dryfit.core.jobs.names import ENTRY_POINTS, Job\n"
     "ENTRY_POINTS[Job.PLAN] = 'plan_stand_in:plan'\n"
     "from dryfit.cli.app import main\n"
     "main()"

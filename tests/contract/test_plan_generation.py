@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.jobs.memory import StepPhase
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dryfit.core.errors import ConfigError, ShardError
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import Effect, MemoryCategory, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import OptimizerImpl, PlanSubject
 from dryfit.core.sharding.shard_plan import ShardPlan

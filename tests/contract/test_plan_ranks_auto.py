@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.parallel.layout import proved_plans as sharding
 from dryfit.reporting.terminal.plan_tables import headline

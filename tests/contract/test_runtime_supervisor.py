@@ -10,7 +10,7 @@ import pytest
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import InternalError
 from dryfit.core.failure import FailureKind
-from dryfit.core.jobs import StopReason
+from dryfit.core.jobs.train import StopReason
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import STACKS_FILE, Note, Report, Started, Verdict
 from dryfit.runtime.children.child import ChildStatus

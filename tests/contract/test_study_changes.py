@@ -15,7 +15,7 @@ from optuna.trial import TrialState as Optunas
 
 from changing import SAMPLERS, AtOnce, Killed, Watch, config, mirrored, own_function, run, space_of
 from dryfit.config.schema import StudyConfig
-from dryfit.core.jobs import TrainRequest
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.settings.trial import Outcome, TrialRecord
 from dryfit.reporting.data.csv_file import csv_text
 from dryfit.reporting.data.records import records_of

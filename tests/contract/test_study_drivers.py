@@ -13,7 +13,7 @@ import pytest
 import dryfit
 import plan_jobs
 from dryfit.core.failure import PERMITTED, Action, FailureKind
-from dryfit.core.jobs import ENTRY_POINTS, Job
+from dryfit.core.jobs.names import ENTRY_POINTS, Job
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.store.events import AttemptPlaced, Event, ParallelSet

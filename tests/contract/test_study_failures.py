@@ -16,7 +16,8 @@ import instant
 from dryfit.api.studies import exit_status
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
-from dryfit.core.jobs import ChildResult, StopReason, TrainRequest, TrainResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.store.events import AttemptEnded

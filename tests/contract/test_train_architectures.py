@@ -14,8 +14,8 @@ import tasks
 import tiny
 import trials
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import PlanRequest
 from dryfit.core.jobs.memory import MemoryCategory, StepPhase, VerdictKind
+from dryfit.core.jobs.plan import PlanRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings

@@ -14,8 +14,8 @@ import reads
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, NonFiniteError
-from dryfit.core.jobs import StopReason
 from dryfit.core.jobs.load_report import LoadReport
+from dryfit.core.jobs.train import StopReason
 from dryfit.core.wire import Checkpointed, Note, Started, read_model
 from dryfit.jobs import train as entry
 from dryfit.jobs.train import train

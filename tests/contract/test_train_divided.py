@@ -15,7 +15,7 @@ import dryfit
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, NonFiniteError
-from dryfit.core.jobs import StopReason
+from dryfit.core.jobs.train import StopReason
 from dryfit.parallel.layout.fsdp_bytes import held_bytes
 from dryfit.train import trainer as loop
 from together import (

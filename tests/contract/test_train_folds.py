@@ -22,7 +22,8 @@ import tiny
 import tiny_lms
 import trials
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs import StopReason, StudyTokens, TrainResult
+from dryfit.core.jobs.plan import StudyTokens
+from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.trial import MetricPoint, fold_spreads
 from dryfit.core.wire import Checkpointed, FirstStep, Note, Progress

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 import tiny
 import trials
 from dryfit.core.errors import LoadError
-from dryfit.core.jobs import StopReason
 from dryfit.core.jobs.load_report import LoadReport, TensorOrigin
+from dryfit.core.jobs.train import StopReason
 from dryfit.train.model import build_model
 
 

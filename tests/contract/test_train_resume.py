@@ -14,7 +14,7 @@ import tiny
 import trials
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError, NonFiniteError
-from dryfit.core.jobs import StopReason
+from dryfit.core.jobs.train import StopReason
 from dryfit.core.wire import STOP_FILE, FirstStep, Note, Phase, Progress
 from dryfit.jobs.train import train
 from dryfit.train.checkpoint import newest_good

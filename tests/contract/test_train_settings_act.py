@@ -11,7 +11,7 @@ import pytest
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DryfitError, LoadError
-from dryfit.core.jobs import StopReason
+from dryfit.core.jobs.train import StopReason
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
 from dryfit.search.space.fields import searchable_keys

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.jobs import CalibrateRequest, CalibrateResult
 from dryfit.core.jobs.calibration import CaseComparison, MemoryCase
+from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Outcome

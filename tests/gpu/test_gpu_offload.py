@@ -12,7 +12,7 @@ import torch
 
 import tiny
 import trials
-from dryfit.core.jobs import TrainResult
+from dryfit.core.jobs.train import TrainResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.tables import OptimSettings
 from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer

@@ -13,7 +13,9 @@ from dryfit.core.failure import (
     FailureKind,
     PastFailure,
 )
-from dryfit.core.jobs import ChildResult, Job, StopReason, TrainResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.runtime.failures.classify import ROWS, classify
 from dryfit.runtime.failures.fault_detail import fault_detail
 from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide_recovery

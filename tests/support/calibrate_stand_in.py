@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import CalibrateRequest, CalibrateResult, ChildResult
 from dryfit.core.jobs.calibration import Observation, PartPeak
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.memory import Confidence
+from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.wire import write_model
 from dryfit.jobs.calibrate import calibrate as real

@@ -15,7 +15,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import ChildResult, ObjectiveRequest, ResolveResult, TrainRequest, TrainResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import ObjectiveRequest, ResolveResult, TrainRequest, TrainResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import MetricPoint, Scalar
 from dryfit.core.wire import RESULT_FILE, Report, Started, Verdict, write_model

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dryfit.core.jobs import TrainRequest
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.seeds import derive_seed
 from dryfit.parallel.layout.fsdp import FsdpBuilder, FsdpLayout, local_shard
 from dryfit.parallel.layout.fsdp_bytes import HeldBytes, ParameterSize

@@ -7,7 +7,8 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs import ChildResult, TrainRequest
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.wire import Note, Phase
 from dryfit.jobs.train import train
 from dryfit.tasks.guard import BatchGuard

@@ -11,16 +11,10 @@ from typing import Any, cast
 import plan_jobs
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import (
-    ChildResult,
-    EnsembleRequest,
-    EnsembleResult,
-    FinalRequest,
-    FinalResult,
-    PlanRequest,
-    PlanResult,
-    TrainRequest,
-)
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.plan import PlanRequest, PlanResult
+from dryfit.core.jobs.train import FinalRequest, FinalResult, TrainRequest
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import Checkpointed, Report, Started, Verdict
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec

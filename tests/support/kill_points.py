@@ -18,15 +18,9 @@ import pytest
 import plan_jobs
 from dryfit.config.load import load_document
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import (
-    ChildResult,
-    PlanRequest,
-    PlanResult,
-    ResolveRequest,
-    StopReason,
-    TrainRequest,
-    TrainResult,
-)
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.plan import PlanRequest, PlanResult
+from dryfit.core.jobs.train import ResolveRequest, StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import (
     BEAT_FILE,

@@ -12,8 +12,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 import plan_jobs
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult, SplitFacts
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
+from dryfit.core.jobs.train import ResolveResult, SplitFacts
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import TrialSettings

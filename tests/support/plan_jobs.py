@@ -13,19 +13,7 @@ from typing import Any
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.failure import ChildFault
-from dryfit.core.jobs import (
-    ENTRY_POINTS,
-    ChildResult,
-    Job,
-    PlanAnswer,
-    PlanRequest,
-    PlanResult,
-    ResolveRequest,
-    ResolveResult,
-    StopReason,
-    TrainRequest,
-    TrainResult,
-)
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
@@ -36,6 +24,9 @@ from dryfit.core.jobs.memory import (
     VerdictKind,
     WorstBatch,
 )
+from dryfit.core.jobs.names import ENTRY_POINTS, Job
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult
+from dryfit.core.jobs.train import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.trial import MetricPoint
 from nvml import Driver

@@ -5,7 +5,7 @@ import signal
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
@@ -17,6 +17,7 @@ from dryfit.core.jobs.memory import (
     VerdictKind,
     WorstBatch,
 )
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult
 from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 
 GIB = 2**30

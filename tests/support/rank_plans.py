@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from dryfit.core.jobs import PlanAnswer, PlanRequest
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, adapters
 from dryfit.core.settings.tables import TrialSettings

@@ -17,7 +17,9 @@ from pathlib import Path
 from dryfit.config.schema import Isolation
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs import ChildResult, Job, StopReason, TrainRequest, TrainResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
 from dryfit.core.process import die_with_parent
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan

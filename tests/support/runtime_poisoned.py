@@ -9,7 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError, PoisonedError
-from dryfit.core.jobs import ChildResult, TrainRequest
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import TrainRequest
 from runtime_jobs import done
 
 changed = os.environ.get("POISON_AT") == "start"

@@ -9,7 +9,8 @@ from google.protobuf.internal import api_implementation
 
 import encoders
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import ChildResult, TrainRequest
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.wire import Note
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import tiny
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import (
+from dryfit.core.jobs.train import (
     PredictRequest,
     PredictResult,
     ResolveRequest,

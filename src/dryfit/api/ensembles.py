@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dryfit.api.training import do_runs, exit_status, none_completed, study_snapshot
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
-from dryfit.core.jobs import EnsembleResult
+from dryfit.core.jobs.ensemble import EnsembleResult
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import AVERAGED, task_word
 from dryfit.core.settings.trial import Outcome, best_first

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Final, Unpack
 
 from dryfit.core.errors import ConfigError, InternalError, MachineError
-from dryfit.core.jobs import RowsRequest
+from dryfit.core.jobs.train import RowsRequest
 from dryfit.core.settings.tables import HUB_DEFAULT_SPLIT, HUB_PREFIX
 from dryfit.core.wire import Message, Progress
 from dryfit.importers.columns import hub_rows, table_rows

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dryfit.core.errors import ConfigError, InternalError, LoadError
-from dryfit.core.jobs import CheckRequest, MergeRequest, PredictRequest, PredictResult
 from dryfit.core.jobs.checkpoint_health import Health
+from dryfit.core.jobs.diagnostics import CheckRequest
+from dryfit.core.jobs.train import MergeRequest, PredictRequest, PredictResult
 from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import Message, Note, Progress
 from dryfit.study.loop.child_jobs import run_alone

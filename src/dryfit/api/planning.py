@@ -8,7 +8,7 @@ from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.config.checks import Use
 from dryfit.config.load import load_study_file, load_study_text
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import CalibrateResult, PlanAnswer
+from dryfit.core.jobs.plan import CalibrateResult, PlanAnswer
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.core.sharding.rank_search import AUTO, DEGREES, degrees_within

@@ -9,7 +9,7 @@ from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
-from dryfit.core.jobs import TinyLmRequest
+from dryfit.core.jobs.train import TinyLmRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import write_text_atomic

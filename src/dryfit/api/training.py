@@ -13,7 +13,7 @@ from dryfit.api.models import merge
 from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
-from dryfit.core.jobs import FinalResult
+from dryfit.core.jobs.train import FinalResult
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.reporting.data.final_results import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
 from dryfit.runtime.children.child_spec import SupervisorSettings

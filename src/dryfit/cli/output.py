@@ -11,9 +11,9 @@ from rich.text import Text
 
 from dryfit.api import Diagnosis, End, Finding, SpacePlan, Status, StudyRun, TuneAllResult, TuneResult
 from dryfit.core.errors import DryfitError, ExitStatus, InternalError
-from dryfit.core.jobs import CalibrateResult, PlanAnswer
 from dryfit.core.jobs.checkpoint_health import Health
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.plan import CalibrateResult, PlanAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.reporting.data.final_results import (

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from dryfit.core.jobs import ChildResult, StopReason
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import StopReason
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.text.secrets import redacted_json
 from dryfit.core.wire import (

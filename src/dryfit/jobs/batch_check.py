@@ -17,16 +17,16 @@ from transformers import PreTrainedConfig
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError, DryfitError
-from dryfit.core.jobs import (
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.diagnostics import (
     BatchCheckRequest,
     BatchCheckResult,
     BatchWalk,
-    ChildResult,
     PointCheck,
     ProbeFailure,
     StepCheck,
-    TrainRequest,
 )
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import TrialConfig

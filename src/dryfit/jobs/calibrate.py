@@ -10,9 +10,10 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.jobs import CalibrateRequest, CalibrateResult, ChildResult
 from dryfit.core.jobs.calibration import CaseComparison, MemoryCase, Observation
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.memory import Confidence, MemoryPlan
+from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
 from dryfit.core.wire import Phase, read_model, write_model
 from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.allocator.snapshot import read_snapshot

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs import ChildResult, RowsRequest, RowsResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import RowsRequest, RowsResult
 from dryfit.core.text.words import few
 from dryfit.core.wire import Phase, Progress
 from dryfit.tasks.rows.sources import BadRow, RawRow, stream_rows

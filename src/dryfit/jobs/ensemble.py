@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs import ChildResult, EnsembleMember, EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.version import VERSION

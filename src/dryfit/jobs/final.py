@@ -8,7 +8,8 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
-from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason
 from dryfit.core.settings.task_facts import is_own, reads, task_word
 from dryfit.core.settings.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION

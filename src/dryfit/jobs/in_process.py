@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DryfitError, InternalError
-from dryfit.core.jobs import StopReason, TrainRequest
+from dryfit.core.jobs.train import StopReason, TrainRequest
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import Message, Note, Phase, Progress, read_model
 from dryfit.jobs.train import train

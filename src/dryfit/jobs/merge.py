@@ -9,7 +9,8 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import ChildResult, MergeRequest, MergeResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import MergeRequest, MergeResult
 from dryfit.core.settings.choices import BaseFormat
 from dryfit.core.wire import Phase, sync_path
 from dryfit.tasks.base import TaskModel

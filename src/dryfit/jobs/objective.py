@@ -14,7 +14,8 @@ from typing import Any
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ObjectiveError
-from dryfit.core.jobs import ChildResult, ImportRequest, ImportResult, ObjectiveRequest
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import ImportRequest, ImportResult, ObjectiveRequest
 from dryfit.core.user_code import source_file, source_hash
 from dryfit.core.wire import Phase
 from dryfit.jobs.objective_function import import_function

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError, ObjectiveError
-from dryfit.core.jobs import ObjectiveRequest, StopReason, TrainResult
+from dryfit.core.jobs.train import ObjectiveRequest, StopReason, TrainResult
 from dryfit.core.process import peak_rss_bytes
 from dryfit.core.settings.trial import MetricPoint, Scalar
 from dryfit.core.wire import Checkpointed

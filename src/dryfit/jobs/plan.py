@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, PlanResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult
 from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import gib

@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs import ChildResult, PredictRequest, PredictResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import PredictRequest, PredictResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.wire import Note, Phase, Progress, sync_path
 from dryfit.jobs.ensemble import EnsemblePredictor

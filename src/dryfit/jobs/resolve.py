@@ -11,16 +11,9 @@ from transformers import PreTrainedModel
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import (
-    CheckRequest,
-    CheckResult,
-    ChildResult,
-    ProbeRequest,
-    ProbeResult,
-    ResolveRequest,
-    ResolveResult,
-    SplitFacts,
-)
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult, ProbeRequest, ProbeResult
+from dryfit.core.jobs.train import ResolveRequest, ResolveResult, SplitFacts
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.tables import ModelSettings

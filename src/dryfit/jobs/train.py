@@ -10,7 +10,8 @@ import transformers.models.roberta.modeling_roberta  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import ChildResult, TrainRequest, TrainResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import TrainRequest, TrainResult
 from dryfit.core.wire import Note
 from dryfit.parallel.layout.processes import ProcessGroup, run_in_process_group
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs import PlanAnswer, ResolveResult
+from dryfit.core.jobs.plan import PlanAnswer
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.task_facts import TaskName
 from dryfit.core.settings.trial import FoldScore, Goal, MetricPoint, Outcome, Scalar

@@ -4,7 +4,8 @@ from itertools import compress
 
 from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs import PlanAnswer, ResolveResult
+from dryfit.core.jobs.plan import PlanAnswer
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.pareto import Losses, as_losses, dominates
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, better

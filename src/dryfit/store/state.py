@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dryfit.core.failure import PERMITTED, Action, PastFailure
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import ExecutionChoice
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
 from dryfit.store.events import ComparabilityKey, FailureFacts, Observed
 

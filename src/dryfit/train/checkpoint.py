@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError, LoadError
-from dryfit.core.jobs import TrainRequest
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.settings.trial import FoldScore, MetricPoint
 from dryfit.core.wire import Checkpointed, Note, Phase, canonical_json, sync_path, sync_tree
 from dryfit.train.run import FoldPosition

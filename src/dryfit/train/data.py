@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import TrainRequest
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.wire import Note
 from dryfit.tasks.base import Task, TaskContext

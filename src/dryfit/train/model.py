@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import TrainRequest
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan
 from dryfit.core.settings.tables import ModelSettings, RegularizationSettings

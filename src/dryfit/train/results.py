@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dryfit.core.jobs import StopReason, TrainRequest, TrainResult
+from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import FoldScore, best_point, fold_means
 from dryfit.parallel.layout.processes import ProcessGroup

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import StopReason, TrainRequest
+from dryfit.core.jobs.train import StopReason, TrainRequest
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.trial import FoldScore, MetricPoint, mean

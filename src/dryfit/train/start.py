@@ -6,7 +6,7 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import InternalError
-from dryfit.core.jobs import TrainRequest
+from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.wire import Note, Phase
 from dryfit.tasks.metrics import check_metrics
 from dryfit.train.data import trial_task

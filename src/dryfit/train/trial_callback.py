@@ -9,7 +9,7 @@ from typing import Any, Protocol, final
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from dryfit.core.jobs import StopReason
+from dryfit.core.jobs.train import StopReason
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import MetricPoint, best_value, better
 from dryfit.core.wire import Checkpointed, Phase, Progress

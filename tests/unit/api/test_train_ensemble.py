@@ -11,7 +11,8 @@ import plan_jobs
 from dryfit.api import ensembles, train_ensemble
 from dryfit.api.training import study_snapshot, train
 from dryfit.core.errors import ChildError, ConfigError, LedgerError
-from dryfit.core.jobs import EnsembleRequest, EnsembleResult, FinalRequest
+from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.train import FinalRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.trial import MetricPoint, Outcome
 from dryfit.runtime.children.supervisor import Supervisor

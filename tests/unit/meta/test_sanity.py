@@ -11,7 +11,7 @@ from transformers.initialization import guard_torch_init_functions, no_tie_weigh
 
 from dryfit.core.errors import PoisonedError
 from dryfit.core.failure import Evidence, FailureKind
-from dryfit.core.jobs import ChildResult
+from dryfit.core.jobs.child import ChildResult
 from dryfit.meta.sanity import check_process
 from dryfit.runtime.children.child import describe_fault
 from dryfit.runtime.failures.classify import classify

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
@@ -14,6 +13,7 @@ from dryfit.core.jobs.memory import (
     VerdictKind,
     WorstBatch,
 )
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.shard_summary import KeptWhole, Sent, ShardRow, ShardSummary

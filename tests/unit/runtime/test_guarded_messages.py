@@ -12,7 +12,7 @@ import pytest
 from dryfit.core.channel import ChildChannel
 from dryfit.core.cleanup import closing, first_error_wins
 from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
-from dryfit.core.jobs import ChildResult
+from dryfit.core.jobs.child import ChildResult
 from dryfit.runtime.children.child import ChildStatus, _last_word
 from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.result_reading import read_result

@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 
 from dryfit.core.failure import ChildFault, Evidence, FailureKind
-from dryfit.core.jobs import ChildResult, Job, PlanResult, StopReason, TrainResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.plan import PlanResult
+from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.runtime.children.child import ChildStatus, describe_fault
 from dryfit.runtime.failures.classify import ROWS, classify
 from dryfit.runtime.failures.fault_case import FaultCase

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs import ChildResult, TrainResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import TrainResult
 from dryfit.core.wire import MARKER_VARIABLE, Note, Phase, write_model
 from dryfit.runtime.children.environment import child_environment
 from dryfit.runtime.children.protocol import LineBuffer

@@ -8,7 +8,7 @@ import pytest
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import DataError
 from dryfit.core.failure import FailureKind
-from dryfit.core.jobs import FinalRequest
+from dryfit.core.jobs.train import FinalRequest
 from dryfit.core.wire import Note
 from dryfit.runtime.children import child
 from dryfit.runtime.children.child import ChildStatus, describe_fault

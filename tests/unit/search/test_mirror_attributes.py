@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import ExecutionChoice, MemoryPlan, PeakAt, StepPhase, VerdictKind, WorstBatch
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.trial import FoldScore, Outcome
 from dryfit.search.mirror.attributes import end_attributes, failure_attributes, plan_attributes, user_attributes

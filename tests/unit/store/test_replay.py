@@ -6,8 +6,8 @@ import pytest
 
 from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import FoldScore, Goal, MetricPoint, Outcome

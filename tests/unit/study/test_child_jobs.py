@@ -8,8 +8,9 @@ import pytest
 
 from dryfit.core.errors import ChildError, DataError
 from dryfit.core.failure import ChildFault, Evidence
-from dryfit.core.jobs import CheckRequest, CheckResult, ChildResult
 from dryfit.core.jobs.checkpoint_health import Health, Subject
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult
 from dryfit.core.wire import ErrorParts
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
 from dryfit.runtime.children.supervisor import Supervisor

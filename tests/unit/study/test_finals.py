@@ -9,7 +9,8 @@ import pytest
 import instant
 import plan_jobs
 from dryfit.core.errors import ChildError, ConfigError, MachineError
-from dryfit.core.jobs import FinalRequest, FinalResult, PlanRequest
+from dryfit.core.jobs.plan import PlanRequest
+from dryfit.core.jobs.train import FinalRequest, FinalResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.trial import FoldScore
 from dryfit.runtime.children.supervisor import Supervisor

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs import StopReason, TrainResult
+from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import FoldScore, Outcome
 from dryfit.runtime.machine.packing import Allocation, Cluster

@@ -10,7 +10,7 @@ import instant
 import plan_jobs
 from device_bench import GIB, MIB, NEED, OTHER, PID, Bench, events_of
 from dryfit.core.failure import Failure, FailureKind
-from dryfit.core.jobs import PlanAnswer
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.machine.gpus import ProcessOwner
 from dryfit.runtime.machine.host_memory import HostMemory

@@ -10,8 +10,8 @@ import pytest
 import instant
 import plan_jobs
 from device_bench import NEED, Bench, events_of
-from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.execution import DeviceKind, PlanSubject
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.data.story import trial_story

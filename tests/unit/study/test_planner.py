@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 import plan_jobs
-from dryfit.core.jobs import PlanAnswer, PlanRequest, ResolveResult
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import (
     Allocator,

@@ -9,7 +9,7 @@ import pytest
 import instant
 import plan_jobs
 from dryfit.core.errors import MachineError
-from dryfit.core.jobs import ResolveResult
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.study.resources import trial_devices as devices
 from dryfit.study.resources.trial_devices import choose_device, devices_without_torch, first_gpu, gpu_count, parallelism

@@ -8,8 +8,8 @@ import pytest
 import instant
 import plan_jobs
 from dryfit.core.failure import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.runtime.machine.packing import Need
 from dryfit.store.events import FailureFacts

@@ -8,7 +8,7 @@ import pytest
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs import RowsRequest
+from dryfit.core.jobs.train import RowsRequest
 from dryfit.jobs.copy_rows import copy_rows
 
 

@@ -12,7 +12,7 @@ import sick
 import tiny
 import trials
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import BatchCheckRequest, BatchCheckResult, ProbeRequest
+from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, ProbeRequest
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.jobs import batch_check as checking
 from dryfit.jobs.batch_check import batch_check

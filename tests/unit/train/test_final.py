@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 import tiny
 import trials
 from dryfit.core.errors import DataError
-from dryfit.core.jobs import ChildResult, FinalRequest, FinalResult, StopReason
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason
 from dryfit.core.settings.choices import Metric
 from dryfit.jobs import final as final_module
 from dryfit.jobs.final import final

@@ -13,7 +13,7 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.failure import Evidence, FailureKind
-from dryfit.core.jobs import ChildResult
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.seeds import derive_seed
 from dryfit.runtime.children.child import describe_fault
 from dryfit.runtime.failures.classify import classify

@@ -14,7 +14,7 @@ import tiny
 import trials
 from dryfit.core.errors import NonFiniteError
 from dryfit.core.failure import Evidence, FailureKind
-from dryfit.core.jobs import ChildResult
+from dryfit.core.jobs.child import ChildResult
 from dryfit.runtime.children.child import describe_fault
 from dryfit.runtime.failures.classify import classify
 from dryfit.tasks.heads import EncoderWithHead

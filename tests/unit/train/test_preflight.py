@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError, MachineError
-from dryfit.core.jobs import ResolveRequest
+from dryfit.core.jobs.train import ResolveRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.tables import DataSettings, TrialSettings

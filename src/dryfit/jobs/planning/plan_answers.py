@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dryfit.core.errors import TraceError
-from dryfit.core.jobs import PlanAnswer, PlanRequest
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.core.sharding.shard_summary import Sent, ShardSummary
 from dryfit.jobs.planning.plan_traces import StepTraces

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dryfit.core.errors import ConfigError, ShardError, TraceError
-from dryfit.core.jobs import PlanAnswer
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.sharding.rank_search import RankOutcome, next_ranks, ranks_taken
 from dryfit.jobs.planning.plan_answers import Planner

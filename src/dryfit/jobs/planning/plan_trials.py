@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import PlanRequest, StudyTokens
+from dryfit.core.jobs.plan import PlanRequest, StudyTokens
 from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import DataSettings
 from dryfit.memory.planning.estimate import Lengths

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dryfit.core.errors import TraceError
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import Effect, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import ExecutionSettings
 from dryfit.core.text.units import gib, parse_bytes
 from dryfit.memory.planning.estimate import Device, Work, estimate, with_fragmentation

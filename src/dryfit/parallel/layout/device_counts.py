@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dryfit.core.errors import ConfigError, ShardError, TraceError
-from dryfit.core.jobs import PlanAnswer, PlanRequest
 from dryfit.core.jobs.memory import Effect, ExecutionChoice, Fallback, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.execution import ExecutionSettings
 from dryfit.core.sharding.rank_search import RankOutcome
 from dryfit.core.text.units import gib

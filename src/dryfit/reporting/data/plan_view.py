@@ -1,6 +1,5 @@
 """A plan, or a planned search space, as the JSON object that ``plan --json`` prints."""
 
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import (
     Confidence,
     ExecutionChoice,
@@ -11,6 +10,7 @@ from dryfit.core.jobs.memory import (
     VerdictKind,
     WorstBatch,
 )
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.shard_summary import ShardSummary

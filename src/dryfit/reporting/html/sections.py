@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dryfit.core.jobs import ResolveResult, SplitFacts
+from dryfit.core.jobs.train import ResolveResult, SplitFacts
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, Scalar
 from dryfit.core.text.units import gib

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dryfit.core.jobs import CalibrateResult
 from dryfit.core.jobs.calibration import Calibration, CaseComparison
+from dryfit.core.jobs.plan import CalibrateResult
 from dryfit.core.text.units import gib
 from dryfit.reporting.data.json_view import Answer
 from dryfit.reporting.terminal.tables import Table

@@ -5,8 +5,8 @@ A study says why a trial is refused in ``study.planning.refusals``, its report i
 
 from collections.abc import Iterator, Sequence
 
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import Effect, Fallback, MemoryPlan, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.text.units import gib

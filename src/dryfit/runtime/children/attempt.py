@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import ChildResult
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import BEAT_FILE, LOG_FILE, MESSAGES_FILE, Checkpointed, Message, Phase, Progress, Started
 from dryfit.runtime.children.child_spec import ChildSpec

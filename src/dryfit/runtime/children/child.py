@@ -24,19 +24,11 @@ from typing import Any, NoReturn, cast
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DryfitError, InternalError, NonFiniteError, PoisonedError
 from dryfit.core.failure import ChildFault
-from dryfit.core.jobs import (
-    BatchCheckRequest,
-    Body,
-    CalibrateRequest,
-    ChildRequest,
-    ChildResult,
-    EnsembleRequest,
-    FinalRequest,
-    ImportRequest,
-    ObjectiveRequest,
-    PlanRequest,
-    TrainRequest,
-)
+from dryfit.core.jobs.child import Body, ChildRequest, ChildResult
+from dryfit.core.jobs.diagnostics import BatchCheckRequest
+from dryfit.core.jobs.ensemble import EnsembleRequest
+from dryfit.core.jobs.plan import CalibrateRequest, PlanRequest
+from dryfit.core.jobs.train import FinalRequest, ImportRequest, ObjectiveRequest, TrainRequest
 from dryfit.core.process import die_with_parent
 from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.text.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of

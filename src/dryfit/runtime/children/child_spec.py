@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs import ENTRY_POINTS, Body, ChildResult, Job
+from dryfit.core.jobs.child import Body, ChildResult
+from dryfit.core.jobs.names import ENTRY_POINTS, Job
 from dryfit.core.wire import Message
 
 PRELOAD = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from dryfit.core.jobs import ChildResult
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.text.secrets import redacted, redacted_json, secrets_of
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import (

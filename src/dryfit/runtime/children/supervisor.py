@@ -11,7 +11,7 @@ from typing import Self
 from dryfit.config.schema import Isolation
 from dryfit.core.cleanup import first_error_wins
 from dryfit.core.errors import InternalError, MachineError, PoisonedError
-from dryfit.core.jobs import ChildRequest, ChildResult
+from dryfit.core.jobs.child import ChildRequest, ChildResult
 from dryfit.core.wire import REQUEST_FILE, STACKS_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
 from dryfit.runtime.children.attempt import Attempt
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings

@@ -4,7 +4,9 @@ import signal
 from dataclasses import dataclass
 
 from dryfit.core.failure import ChildFault, Evidence, Failure, FailureKind
-from dryfit.core.jobs import ChildResult, Job, StopReason
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.train import StopReason
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.failures import fault_texts as texts
 from dryfit.runtime.failures.device_memory import known_device_memory, memory_text

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dryfit.core.failure import ChildFault, Evidence
-from dryfit.core.jobs import ChildResult, Job, StopReason
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.train import StopReason
 from dryfit.core.sharding.device_groups import devices_of
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.failures import fault_texts as texts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.config.schema import Isolation
-from dryfit.core.jobs import ProbeResult
+from dryfit.core.jobs.diagnostics import ProbeResult
 from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.study.doctor.machine_facts import RoundTrip, fork_round_trip, forks_here, fresh_round_trip

@@ -10,8 +10,10 @@ from typing import Final
 
 from dryfit.config.schema import Isolation, StudyConfig
 from dryfit.core.errors import ChildError, DryfitError, InternalError
-from dryfit.core.jobs import BatchCheckRequest, ChildResult, ImportRequest, ProbeResult, ResolveResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.diagnostics import BatchCheckRequest, ProbeResult
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.tables import ObjectiveSettings
 from dryfit.core.text.units import gib

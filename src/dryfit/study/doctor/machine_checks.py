@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dryfit.core.jobs import ProbeResult
+from dryfit.core.jobs.diagnostics import ProbeResult
 from dryfit.core.text.units import gib
 from dryfit.study.doctor.finding import Finding, failed, passed, warned
 from dryfit.study.doctor.folder import FolderFacts

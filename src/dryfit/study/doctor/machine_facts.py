@@ -16,7 +16,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from dryfit.core.errors import ChildError, MachineError
-from dryfit.core.jobs import ProbeRequest, ProbeResult
+from dryfit.core.jobs.diagnostics import ProbeRequest, ProbeResult
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.machine.cgroup import memory_limit_bytes
 from dryfit.store.layout import shared_traces

@@ -8,16 +8,9 @@ from typing import Final
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, InternalError, MachineError
-from dryfit.core.jobs import (
-    BatchCheckRequest,
-    BatchCheckResult,
-    ChildResult,
-    PointCheck,
-    ProbeResult,
-    SplitFacts,
-    StepCheck,
-    TrainRequest,
-)
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, PointCheck, ProbeResult, StepCheck
+from dryfit.core.jobs.train import SplitFacts, TrainRequest
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind, plan_execution
 from dryfit.core.settings.splits import TRAIN, VALIDATION

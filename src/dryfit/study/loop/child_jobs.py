@@ -12,7 +12,7 @@ from pathlib import Path
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import ChildError, PoisonedError
 from dryfit.core.failure import PastFailure
-from dryfit.core.jobs import Body, ChildResult
+from dryfit.core.jobs.child import Body, ChildResult
 from dryfit.core.wire import LOG_FILE, Message
 from dryfit.runtime.children.child_spec import ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor

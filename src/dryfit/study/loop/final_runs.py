@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import EnsembleMember, EnsembleRequest, EnsembleResult, FinalRequest, FinalResult, TrainRequest
+from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.train import FinalRequest, FinalResult, TrainRequest
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, TrialConfig, mean
 from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
@@ -27,9 +28,9 @@ class FinalRun:
     Attributes:
         trial: The trial with the configuration.
         seed: Seed of head, dropout and batch order; the trial's own repeats the trial.
-        last_step: As in :class:`dryfit.core.jobs.FinalRequest`.
+        last_step: As in :class:`dryfit.core.jobs.train.FinalRequest`.
         save: Whether to save the model, or to return its scores alone.
-        schedule_steps: As in :class:`dryfit.core.jobs.FinalRequest`.
+        schedule_steps: As in :class:`dryfit.core.jobs.train.FinalRequest`.
     """
 
     trial: TrialState

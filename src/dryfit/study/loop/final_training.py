@@ -12,7 +12,8 @@ from pathlib import Path
 
 from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError
 from dryfit.core.failure import Action, PastFailure
-from dryfit.core.jobs import ChildResult, Job
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.names import Job
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.wire import LOG_FILE, Checkpointed, Note, Progress, Report, Verdict
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from dryfit.core.failure import Action, Evidence, Failure, FailureKind, RecoveryAction
-from dryfit.core.jobs import ChildResult
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.children.result_reading import read_result, stacks_tail
 from dryfit.runtime.failures.classify import classify

@@ -12,7 +12,7 @@ from typing import Final
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs import ResolveResult
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import OwnSettings
 from dryfit.core.settings.task_facts import is_own_key, metric_of

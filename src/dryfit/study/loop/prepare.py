@@ -7,7 +7,7 @@ import os
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import InternalError
-from dryfit.core.jobs import ImportRequest, ResolveResult
+from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.tables import ObjectiveSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.search.space.space import Space

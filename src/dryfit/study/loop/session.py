@@ -14,7 +14,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
 from dryfit.core.errors import LedgerError, MachineError
-from dryfit.core.jobs import ResolveResult
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.version import VERSION
 from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic

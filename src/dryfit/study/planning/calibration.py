@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dryfit.core.errors import ChildError, InternalError
-from dryfit.core.jobs import CalibrateRequest, CalibrateResult
 from dryfit.core.jobs.calibration import MemoryCase
 from dryfit.core.jobs.memory import ExecutionChoice
+from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
 from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Precision
 from dryfit.core.settings.execution import Allocator, OptimizerImpl, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings

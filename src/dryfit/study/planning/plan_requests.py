@@ -9,8 +9,9 @@ from typing import Final, TypeAlias
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
-from dryfit.core.jobs import ChildResult, PlanAnswer, PlanRequest, StudyTokens
+from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, StudyTokens
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject, adapters
 from dryfit.core.settings.tables import PACKAGED_MODEL, ModelSettings, TrialSettings
 from dryfit.core.settings.trial import Scalar

@@ -5,8 +5,8 @@
 
 from collections.abc import Sequence
 
-from dryfit.core.jobs import PlanAnswer
 from dryfit.core.jobs.memory import Effect, Fallback, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.units import gib
 from dryfit.store.replay import StudyState

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
-from dryfit.core.jobs import Job, PlanAnswer, PlanRequest, ResolveResult, StudyTokens
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, StudyTokens
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.execution import (
     DeviceKind,
     DeviceSpec,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import MachineError
-from dryfit.core.jobs import ResolveResult
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.text.units import gib
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout

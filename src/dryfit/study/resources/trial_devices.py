@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.jobs import ResolveResult
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.sharding.device_groups import check_enough, overlap, places_of
 from dryfit.core.sharding.rank_search import AUTO, degrees_within

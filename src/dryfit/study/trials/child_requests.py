@@ -8,8 +8,8 @@ from optuna.distributions import CategoricalDistribution
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import AttemptTerms
-from dryfit.core.jobs import ObjectiveRequest, ResolveRequest, TrainRequest
 from dryfit.core.jobs.memory import ExecutionChoice
+from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, TrainRequest
 from dryfit.core.settings.execution import plan_execution
 from dryfit.core.settings.tables import ModelSettings, ObjectiveSettings
 from dryfit.core.settings.task_facts import is_own

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.jobs import Job, ResolveResult
+from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.train import ResolveResult
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger

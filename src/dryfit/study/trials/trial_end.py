@@ -4,7 +4,7 @@ import math
 from typing import Final
 
 from dryfit.core.failure import Action, Failure, FailureKind
-from dryfit.core.jobs import StopReason, TrainResult
+from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.core.settings.trial import Outcome
 from dryfit.store.events import Observed, TrialFinished
 from dryfit.store.state import TrialState

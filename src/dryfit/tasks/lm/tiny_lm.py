@@ -12,7 +12,8 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs import ChildResult, TinyLmRequest, TinyLmResult
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.train import TinyLmRequest, TinyLmResult
 from dryfit.core.wire import Phase
 
 END, PAD = "<|endoftext|>", "<|pad|>"

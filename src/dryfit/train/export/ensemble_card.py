@@ -2,7 +2,7 @@
 
 from huggingface_hub import ModelCardData
 
-from dryfit.core.jobs import EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.version import VERSION

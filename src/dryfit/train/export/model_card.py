@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from dryfit.core.jobs import FinalRequest, FinalResult
+from dryfit.core.jobs.train import FinalRequest, FinalResult
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import PACKAGED_MODEL
 from dryfit.core.settings.task_facts import TaskName, is_own, task_word

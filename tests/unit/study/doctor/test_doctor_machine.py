@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.jobs import ProbeResult
+from dryfit.core.jobs.diagnostics import ProbeResult
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.study.doctor import machine_facts as gathered
 from dryfit.study.doctor.finding import Finding, Status

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 import instant
 from dryfit.core.errors import ChildError, InternalError
-from dryfit.core.jobs import (
+from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.diagnostics import (
     BatchCheckRequest,
     BatchCheckResult,
     BatchWalk,
-    ChildResult,
     PointCheck,
     ProbeFailure,
     ProbeResult,
-    SplitFacts,
     StepCheck,
 )
+from dryfit.core.jobs.train import SplitFacts
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.wire import ErrorParts
