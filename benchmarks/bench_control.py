@@ -45,11 +45,11 @@ from dryfit.store.replay import StudyState
 from dryfit.study.loop.finalizer import AttemptFinalizer
 from dryfit.study.loop.messages import MessageHandler
 from dryfit.study.loop.stops import StopRequests
-from dryfit.study.loop.study_run import StudyRun
+from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.trials.context import StudyContext
 
 PARTS: dict[str, tuple[type, str]] = {
-    "ask": (StudyRun, "_ask"),
+    "ask": (TrialDecider, "_ask"),
     "verdict": (MessageHandler, "_verdict"),
     "tell": (AttemptFinalizer, "on_exit"),
 }
@@ -159,7 +159,7 @@ def go_on(folder: Path, config: StudyConfig, space: Space, more: int) -> dict[st
         trials = config.study.model_copy(update={"trials": state.counted + more + 1})
         config = config.model_copy(update={"study": trials})
         study = StudyContext(config, layout, space, ledger, state, ledgers.resolved(), cores=1)
-        StudyRun(study, supervisor, stops, [LiveDisplay(), ends]).run()
+        TrialDecider(study, supervisor, stops, [LiveDisplay(), ends]).run()
     ledger.close()
     # The first trial imports what a sampler needs, and goes through the whole history.
     per_trial = {name: found[1 if name == "ask" else len(found) // (more + 1) :] for name, found in costs.items()}

@@ -245,3 +245,13 @@ def test_the_control_plane_never_loads_torch():
     assert not [name for name in control_modules() if name.endswith("__main__")]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_no_public_class_stands_twice():
+    classes = [
+        node.name
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert not {name for name in classes if classes.count(name) > 1}

@@ -26,7 +26,7 @@ from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
-from dryfit.study.loop.study_run import StudyRun
+from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.trials.context import StudyContext
 
 
@@ -208,7 +208,7 @@ def run(
         ledger.append(SessionOpened(pid=1, host="h", version="0", total=study.study.trials))
         context = change(StudyContext(study, layout, space, ledger, state, plan_jobs.resolved(), cores=1))
         stops = StopRequests(layout.stop_request, supervisor.wake)
-        end = StudyRun(context, cast(Supervisor, supervisor), stops, **{"clock": Clock(), **loop}).run()
+        end = TrialDecider(context, cast(Supervisor, supervisor), stops, **{"clock": Clock(), **loop}).run()
         ledger.append(SessionClosed(reason=end))
     except Killed:
         pass

@@ -251,6 +251,7 @@ class Harness:
     limits: ChildLimits = GENEROUS
     events: list[ChildEvent] = field(default_factory=list)
     more_environment: dict[str, str] = field(default_factory=dict)
+    _looked_at: int = field(default=0, init=False)
 
     def __enter__(self) -> "Harness":
         self.marker = f"test-{self.folder}"
@@ -276,14 +277,17 @@ class Harness:
         return folder
 
     def until(self, arrived: Callable[[ChildEvent], bool]) -> ChildEvent:
-        """Wait for an event; what comes on the way is kept in ``events``."""
+        """Wait for an event after the last one that was waited for; all are kept in ``events``."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline_s:
-            batch = self.supervisor.wait(1.0)
-            self.events += batch
-            for event in batch:
+        while True:
+            while self._looked_at < len(self.events):
+                event = self.events[self._looked_at]
+                self._looked_at += 1
                 if arrived(event):
                     return event
+            if time.monotonic() >= deadline_s:
+                break
+            self.events += self.supervisor.wait(1.0)
         raise AssertionError(f"no such event; so far: {self.events}")
 
     def until_said(self, key: str, kind: str) -> ChildMessage:

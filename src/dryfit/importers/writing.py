@@ -71,7 +71,7 @@ class ImportSummary(Wire):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ImportTarget:
     """The files of an import.
 
     Attributes:
@@ -95,7 +95,7 @@ class Target:
         return (*self.files.values(), self.rejected)
 
 
-def target_of(out: Path | str) -> Target:
+def target_of(out: Path | str) -> ImportTarget:
     """Return the target meant by a ``.jsonl`` file, or a folder for the splits.
 
     Raises:
@@ -106,13 +106,13 @@ def target_of(out: Path | str) -> Target:
     if path.suffix == _SUFFIX:
         if path.is_dir():
             raise ConfigError(doing, "it is a folder", "a file that ends in .jsonl, or a folder of another name")
-        return Target(path.parent, {_NOT_SPLIT: path}, path.with_suffix(f".rejected{_SUFFIX}"))
+        return ImportTarget(path.parent, {_NOT_SPLIT: path}, path.with_suffix(f".rejected{_SUFFIX}"))
     if path.is_file() or (path.suffix in _OTHER_KINDS and not path.is_dir()):
         raise ConfigError(doing, f"a file of kind {path.suffix!r}", "a file that ends in .jsonl, or a folder")
-    return Target(path, {name: path / f"{name}{_SUFFIX}" for name in SPLITS}, path / f"rejected{_SUFFIX}")
+    return ImportTarget(path, {name: path / f"{name}{_SUFFIX}" for name in SPLITS}, path / f"rejected{_SUFFIX}")
 
 
-def refuse_taken(target: Target) -> None:
+def refuse_taken(target: ImportTarget) -> None:
     """Refuse to overwrite files.
 
     Raises:
@@ -137,7 +137,7 @@ class _Tally:
 
 
 def write_rows(
-    items: Iterable[Item], target: Target, rule: SplitRule, on_note: Callable[[str], None]
+    items: Iterable[Item], target: ImportTarget, rule: SplitRule, on_note: Callable[[str], None]
 ) -> tuple[tuple[WrittenFile, ...], int, int]:
     """Write the items of a reader.
 
@@ -243,7 +243,7 @@ def _split(spool: Path, ready: Mapping[str, Path], of_group: Mapping[str, str]) 
     return counts
 
 
-def _move_in(moves: Mapping[Path, Path], target: Target) -> None:
+def _move_in(moves: Mapping[Path, Path], target: ImportTarget) -> None:
     """Move files to their places.
 
     Files of an earlier import are removed first: a kill between two renames must not leave one of its splits beside a
@@ -263,7 +263,7 @@ def _written(path: Path, counts: _Counts) -> WrittenFile:
 
 
 @contextmanager
-def _temporary(target: Target) -> Generator[Callable[[str], Path]]:
+def _temporary(target: ImportTarget) -> Generator[Callable[[str], Path]]:
     """Give names of temporary files in the target's folder, removed at the end as is a new folder without files."""
     is_new = not target.folder.exists()
     target.folder.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ from dryfit.study.loop.next_step import End
 from dryfit.study.loop.observers import Observer
 from dryfit.study.loop.prepare import prepare
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
-from dryfit.study.loop.study_run import StudyRun
+from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.resources.disk import check_disk, study_need, taken_bytes
 from dryfit.study.resources.placements import Machine
 from dryfit.study.resources.trial_devices import available_cores, device_uuids
@@ -210,7 +210,7 @@ def _work(
         cores=available_cores(),
     )
     machine.devices.set_uuids(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    return StudyRun(context, supervisor, stops, observers, work.clock, machine).run()
+    return TrialDecider(context, supervisor, stops, observers, work.clock, machine).run()
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:

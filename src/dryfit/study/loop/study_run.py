@@ -38,7 +38,7 @@ from dryfit.study.loop.next_step import (
 from dryfit.study.loop.observers import Observer
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.refusals import refusal_text
-from dryfit.study.planning.trial_plans import Planner, host_bytes_for
+from dryfit.study.planning.trial_plans import TrialPlanner, host_bytes_for
 from dryfit.study.resources.placements import Machine, Placements
 from dryfit.study.trials.child_requests import Placement, child_spec
 from dryfit.study.trials.context import StudyContext
@@ -47,7 +47,7 @@ from dryfit.study.trials.trial_config import fold_reports, trial_fingerprint
 _IDLE_S = 0.5
 
 
-class StudyRun:
+class TrialDecider:
     """Runs a study to its end, or to the request to stop.
 
     Args:
@@ -74,7 +74,7 @@ class StudyRun:
         self._observers = observers
         self._clock = clock
         machine = machine or Machine()
-        self._planner = Planner(study, supervisor, self._write, self._host_bytes(machine))
+        self._planner = TrialPlanner(study, supervisor, self._write, self._host_bytes(machine))
         self._messages = MessageHandler(study, supervisor, self._write, observers)
         self._placements = Placements(study, machine, self._write, self._note, clock)
         self._finalizer = AttemptFinalizer(

@@ -120,7 +120,7 @@ class PlanTrouble:
     delay_s: float
 
 
-class Planner:
+class TrialPlanner:
     """Plans the trials of one session.
 
     An answer is never asked for twice in a study: trials that differ in nothing that decides memory share it, so a
