@@ -169,7 +169,7 @@ def _stand_in(module: nn.Module, plan: ShardPlan, seed: int, whole: bool, most_b
             f"proving a plan that cuts a {type(module).__name__} over {plan.degree} ranks",
             f"{needed // _BYTES_OF_EACH:,} parameters take about {needed / 2**30:.1f} GiB to prove",
             allowed=f"{most_bytes / 2**30:.1f} GiB",
-            hint="prove the plan on a narrower model of the same class (parallel.narrow), or allow more memory",
+            hint="prove the plan on a narrower model of the same class (parallel.proof.narrow), or allow more memory",
         )
     return stand_in(module, plan, seed=seed, whole=whole)
 
