@@ -31,7 +31,7 @@ class FaultDetail:
     Attributes:
         error_type: Qualified class of the exception; empty if there was none.
         error: The first lines of its message.
-        place: The place in the code, like ``train/step.py:88 in step``; empty if unknown.
+        place: The place in the code, like ``train/optim/step.py:88 in backward_batch``; empty if unknown.
         detail: Further lines for the story.
     """
 
