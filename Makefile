@@ -21,7 +21,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench gpu gpu-memory clean
-.PHONY: engines wheel-test versions mutants map
+.PHONY: attack engines wheel-test versions mutants map
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -85,6 +85,9 @@ map: $(STAMP) ## write the map of all modules into ARCHITECTURE.md
 
 mutants: $(STAMP) ## change five modules a little, 8 times each: what the night's tests notice, the daily ones must
 	$(TEST_ENV) $(BIN)/python scripts/mutants.py
+
+attack: $(STAMP) ## hostile folders, ledgers, surroundings and signals at random for ten minutes: no promise may break
+	$(TEST_ENV) PYTHONPATH=src:tests/support $(BIN)/python tests/support/attacker.py $(ATTACK)
 
 soak: $(STAMP) ## 5 000 tiny trials in one run: nothing may grow; 10 to 30 minutes on two cores, prints a table
 	$(TEST_ENV) $(BIN)/python benchmarks/soak.py

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import long_study
 
@@ -34,9 +34,11 @@ from dryfit.core.failure import Evidence
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.trial import MetricPoint
+from dryfit.core.sharding.device_groups import HERE
 from dryfit.core.wire import Checkpointed, FirstStep, Progress, Report, Started, Verdict
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.runtime.machine.node import NodeFacts
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event, SessionOpened, TrialFinished
 from dryfit.store.layout import StudyLayout
@@ -47,6 +49,7 @@ from dryfit.study.loop.messages import MessageHandler
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.trials.context import StudyContext
+from quiet_children import QuietChildren
 
 PARTS: dict[str, tuple[type, str]] = {
     "ask": (TrialDecider, "_ask"),
@@ -56,7 +59,7 @@ PARTS: dict[str, tuple[type, str]] = {
 
 
 @dataclass
-class Played:
+class Played(QuietChildren):
     """Children that a script plays."""
 
     draw: random.Random
@@ -92,12 +95,6 @@ class Played:
     def wait(self, timeout_s: float) -> list[ChildEvent]:
         """The next thing said."""
         return [self.events.popleft()] if self.events else []
-
-    def ask_stop(self, key: str) -> None:
-        """Nobody asks."""
-
-    def wake(self) -> None:
-        """Nothing to wake."""
 
 
 @contextlib.contextmanager
@@ -151,15 +148,22 @@ def go_on(folder: Path, config: StudyConfig, space: Space, more: int) -> dict[st
     before = len(state.trials)
     ledger.append(SessionOpened(pid=os.getpid(), host="here", version="0", total=before + more + 1))
     played = Played(random.Random(before))
-    supervisor = cast("Supervisor", played)
     stops = StopRequests(layout.stop_request, played.wake)
 
     ends = Ends()
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere), timed() as costs:
         trials = config.study.model_copy(update={"trials": state.counted + more + 1})
         config = config.model_copy(update={"study": trials})
-        study = StudyContext(config, layout, space, ledger, state, ledgers.resolved(), cores=1)
-        TrialDecider(study, supervisor, stops, [LiveDisplay(), ends]).run()
+        study = StudyContext(
+            config=config,
+            layout=layout,
+            space=space,
+            ledger=ledger,
+            state=state,
+            resolved=ledgers.resolved(),
+            nodes={HERE: NodeFacts(cores=1, host_bytes=2**36)},
+        )
+        TrialDecider(study, LocalNode(played), stops, [LiveDisplay(), ends]).run()
     ledger.close()
     # The first trial imports what a sampler needs, and goes through the whole history.
     per_trial = {name: found[1 if name == "ask" else len(found) // (more + 1) :] for name, found in costs.items()}

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from dryfit.core.settings.tables import DataSettings, HeadSettings, OptimSettings, TrialSettings
 from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_stack
+from dryfit.meta.loading.pretrained import Kind, load_pretrained
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
@@ -47,7 +47,7 @@ def encoder(layers: int, width: int, folder: Path) -> EncoderWithHead:
         intermediate_size=4 * width,
     )
     BertModel(config).save_pretrained(folder)
-    loaded, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
+    loaded, _ = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     return EncoderWithHead(loaded, HeadSpec(HeadSettings(), 2))
 
 

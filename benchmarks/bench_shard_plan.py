@@ -1,16 +1,17 @@
-"""How long it takes to plan how a model is cut: tiny models of each architecture, and BERT-large's shape.
+"""How long it takes to plan how a model is sharded: tiny models of each architecture, and BERT-large's shape.
 
     python benchmarks/bench_shard_plan.py [--degree 2]
     python benchmarks/bench_shard_plan.py --wide [--degree 2]
 
-Everything is on the meta device. Said are seconds of this process's CPU and by the clock, how many parameters are cut,
-the bytes of parameters a rank holds, and the bytes it sends for a token.
+Everything is on the meta device. Said are seconds of this process's CPU and by the clock, how many parameters are
+sharded, and the bytes of parameters a rank holds.
 
 With --wide, trials' models of well-known sizes are planned and proved, each in a process of its own, by the clock and
 by that process's largest resident memory; those that are too wide to be proved themselves on a narrower model.
 """
 
 import argparse
+import math
 import os
 import resource
 import subprocess
@@ -47,11 +48,12 @@ def measured(name: str, module: nn.Module, degree: int) -> None:
     clock, cpu = time.perf_counter(), time.process_time()
     plan = plan_shards(module, degree)
     seconds, used = time.perf_counter() - clock, time.process_time() - cpu
-    cut = sum(shard.dim is not None for shard in plan.parameters.values())
-    sent = sum(one.bytes_per_token for one in plan.traffic)
+    sharded = sum(shard.dim is not None for shard in plan.parameters.values())
+    rows = [shard for shard in plan.parameters.values() if shard.tied_to is None]
+    held_bytes = _FP32_BYTES * sum(math.prod(shard.local_shape(degree)) for shard in rows)
     print(
-        f"{name:24s} {used:7.1f} s CPU {seconds:7.1f} s   {cut:4d} of {len(plan.parameters):4d} cut   "
-        f"{plan.held_bytes(_FP32_BYTES) / 2**20:8.1f} MiB held   {sent:8d} bytes a token"
+        f"{name:24s} {used:7.1f} s CPU {seconds:7.1f} s   {sharded:4d} of {len(plan.parameters):4d} sharded   "
+        f"{held_bytes / 2**20:8.1f} MiB held"
     )
 
 

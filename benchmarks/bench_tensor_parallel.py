@@ -1,4 +1,4 @@
-"""A step of a model cut over two processes: run by dryfit and by transformers' native tensor parallelism, side by side.
+"""A step of a model sharded over two processes: by dryfit and by transformers' native tensor parallelism, side by side.
 
     python benchmarks/bench_tensor_parallel.py [--ranks 2] [--rounds 15]
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,22 @@ ENGINES = (
     Engine("systemd-analyze", "systemd", "checking the unit file of docs/supervision.md"),
     Engine("unshare", "util-linux", "tests with mounts that nothing else sees"),
     Engine("mount", "mount", "tests on a disk that is full"),
+    Engine("pg_ctl", "postgresql", "a mirror whose database stops and comes back"),
 )
 
 ADMIN_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 """Where Debian puts servers; a user's PATH often lacks them."""
+
+POSTGRESQL = Path("/usr/lib/postgresql")
+"""Where Debian puts each version of PostgreSQL; no PATH has its programs."""
 
 Find = Callable[[str], str | None]
 
 
 def find(command: str) -> str | None:
     """Return the path of a program on PATH or among those for administrators, None where there is none."""
-    return shutil.which(command, path=os.pathsep.join((os.environ.get("PATH", os.defpath), *ADMIN_FOLDERS)))
+    folders = (os.environ.get("PATH", os.defpath), *ADMIN_FOLDERS, *map(str, sorted(POSTGRESQL.glob("*/bin"))))
+    return shutil.which(command, path=os.pathsep.join(folders))
 
 
 def absent(engines: Sequence[Engine], look: Find) -> list[Engine]:

@@ -31,7 +31,7 @@ from throwaway import (
 
 PACKAGE = "dryfit"
 CONSUMERS = ROOT / "tests" / "wheel"
-EXTRAS = "demo,lora,lion,8bit"
+EXTRAS = "demo,lora,lion,8bit,postgres"
 NEEDED = (
     "py.typed",
     "*.py",

@@ -14,7 +14,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 HOMES = packages_distributions()
 
 # What is declared although no source file names it, each with its reason.
-NOT_NAMED: dict[str, str] = {}
+NOT_NAMED = {"psycopg": "the driver that SQLAlchemy imports for a mirror in PostgreSQL"}
 # Tools of development that no test imports, each with its reason.
 TOOLS = {
     "pytest-timeout": "pytest's setting `timeout`",
@@ -25,6 +25,7 @@ TOOLS = {
     "build": "make wheel-test",
     "bitsandbytes": "the optimizer adamw8bit of the tests",
     "pytorch-optimizer": "the optimizer lion of the tests",
+    "psycopg": "the mirror in a real PostgreSQL",
 }
 
 

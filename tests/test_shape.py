@@ -36,6 +36,37 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.api.models:predict": "the public face of predicting, as of loading",
     "dryfit.tasks.saved.saved_model:load": "the public face of loading: only the caller knows the answers",
 }
+ASKS_A_MACHINE = {
+    "os.cpu_count",
+    "os.sched_getaffinity",
+    "os.process_cpu_count",
+    "os.getloadavg",
+    "os.uname",
+    "platform.node",
+    "platform.uname",
+    "socket.gethostname",
+    "psutil.virtual_memory",
+    "CUDA_VISIBLE_DEVICES",
+    "nvidia-smi",
+    "pynvml",
+    "/proc/meminfo",
+    "read_host_memory",
+    "host_total_bytes",
+    "memory_limit_bytes",
+    "available_cores",
+    "gpu_count",
+    "first_gpu",
+    "visible_here",
+    "local_facts",
+}
+"""Calls, names and texts by which a module learns of the machine that it runs on."""
+ASKED_OF_A_NODE = ("config", "importers", "reporting", "search", "starter", "store", "study")
+"""Packages that learn of machines from nodes alone: a study may have several."""
+THIS_VERY_MACHINE: dict[str, str] = {
+    "dryfit.study.doctor.machine_facts": "the doctor examines the machine where it is called",
+    "dryfit.study.loop.session": "the ledger names the host of the control process, beside its process id",
+    "dryfit.reporting.terminal.watch": "a process id means something on the host that the ledger names",
+}
 CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.parallel.ranks.simulated": "the outermost frame of a rank's thread: its waiter raises what it caught",
     "dryfit.core.private_names": "whatever a changed library raises in a self-test is what is wrong with it",
@@ -43,7 +74,9 @@ CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.parallel.layout.processes": "what ends a rank, whatever it is, ends the trial, and rank 0 tells of it",
     "dryfit.runtime.children.child": "the child's outermost frame turns any exception into its last word",
     "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",
-    "dryfit.search.mirror.process": "the process's outermost frame takes passwords out of what drivers say",
+    "dryfit.study.loop.listeners": "whatever a user's module raises as it is imported is wrong with that module",
+    "dryfit.study.loop.observers": "the outermost frame of an observer's thread: whatever it raises detaches it",
+    "dryfit.search.mirror.process": "drivers have errors of their own; after any of them the storage is tried again",
 }
 IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit": "the public names load lazily, so that the command line never imports torch",
@@ -58,7 +91,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.meta.loading.adapters": "PEFT is an optional extra",
     "dryfit.runtime.children.child": "resolves a job's entry point in the child only",
     "dryfit.runtime.children.fork_server": "the fork server imports the compute plane, nobody else may",
-    "dryfit.search.sampling.importance_process": "optuna.importance brings scikit-learn: only this process pays",
+    "dryfit.search.sampling.importance": "optuna.importance brings scikit-learn: only a report pays",
     "dryfit.tasks.metrics": "scikit-learn takes a second and 100 MB: loading and planning need neither",
     "dryfit.tasks.rows.sources": "pyarrow and datasets cost a second: only rows of those kinds pay",
 }
@@ -148,13 +181,13 @@ def test_no_function_takes_or_is_given_many_arguments():
             and node.name not in commands
             and f"{name}:{node.name}" not in MANY_ARGUMENTS
         ]
-        # Building a record (a class, by its capital) field by field is no call in this sense.
+        # Building a record (a class, by its capital, or its View.of) field by field is no call in this sense.
         many += [
             f"{name}:{node.lineno} gives {called_name(node)} {len(node.args) + len(node.keywords)}"
             for node in ast.walk(tree(path))
             if isinstance(node, ast.Call)
             and not called_name(node)[:1].isupper()
-            and called_name(node) != "Field"
+            and called_name(node) not in ("Field", "of")
             and len(node.args) + len(node.keywords) > MOST_ARGUMENTS
             and f"{name}:{called_name(node)}" not in MANY_ARGUMENTS
         ]
@@ -197,6 +230,33 @@ def test_nobody_imports_the_package_root():
         or (isinstance(node, ast.ImportFrom) and (node.module == "dryfit" or node.level))
     ]
     assert not [name for name in importers if name != "dryfit"]
+
+
+def learned_from(path: Path) -> Iterator[str]:
+    """Yield what of a module may tell of a machine: names, names of a module's, and texts."""
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Attribute(value=ast.Name(id=module), attr=name):
+                yield f"{module}.{name}"
+            case ast.Name(id=name) | ast.alias(name=name):
+                yield name
+            case ast.Constant(value=str(text)):
+                yield text
+            case _:
+                pass
+
+
+def test_only_nodes_tell_of_machines():
+    """What the control process asks of its own machine would be wrong for a trial on another."""
+    asking = {
+        module_name(path): sorted(ASKS_A_MACHINE.intersection(learned_from(path)))
+        for path in SOURCES
+        if path.relative_to(ROOT / "src" / "dryfit").parts[0] in ASKED_OF_A_NODE
+    }
+    assert len(asking) > 100
+    assert {module for module, asked in asking.items() if asked} == set(THIS_VERY_MACHINE), asking
+    asked = set(learned_from(ROOT / "src/dryfit/runtime/machine/local_devices.py"))
+    assert {"os.cpu_count", "CUDA_VISIBLE_DEVICES", "nvidia-smi"} <= asked, "where they are asked, they are seen"
 
 
 def test_core_needs_only_the_standard_library_and_pydantic():

@@ -36,19 +36,26 @@ if TYPE_CHECKING:
     )
     from dryfit.core.errors import DryfitError, LoadError
     from dryfit.jobs.objective_trial import Trial
+    from dryfit.store import event_types as events
+    from dryfit.study.loop.observers import Observer
     from dryfit.tasks.saved.saved_model import load
 
 _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
+    "Observer": "dryfit.study.loop.observers",
     "Trial": "dryfit.jobs.objective_trial",
     "load": "dryfit.tasks.saved.saved_model",
 }
 """Modules of the public names that are not in ``dryfit.api``."""
 
+_MODULES = {"events": "dryfit.store.event_types", "meta": "dryfit.meta"}
+"""Public names that are modules."""
+
 __all__ = [
     "DryfitError",
     "LoadError",
+    "Observer",
     "Trial",
     "TuneAllResult",
     "TuneResult",
@@ -56,6 +63,7 @@ __all__ = [
     "calibrate",
     "check",
     "doctor",
+    "events",
     "export",
     "import_rows",
     "init",
@@ -77,8 +85,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "meta":  # the one subpackage with a public face of its own
-        return import_module("dryfit.meta")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in __all__:
         raise AttributeError(f"module 'dryfit' has no attribute {name!r}")
     refuse_unsupported_platform()

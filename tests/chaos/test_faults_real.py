@@ -83,7 +83,7 @@ def assert_ended(folder: Path, trials: int) -> list[TrialState]:
     state = fold(folder)
     assert state.open_trials == [] and state.counted == trials
     assert marked_processes(folder) == []
-    assert not list(folder.glob("trials/*/checkpoints"))
+    assert not list(folder.glob("trials/**/checkpoints"))
     return state.trials
 
 
@@ -208,7 +208,7 @@ def test_an_encoder_killed_in_the_middle_of_a_checkpoint_loses_only_that_one(tmp
     assert run("tune", undisturbed, "--quiet").returncode == 0
     process, caught = start("tune", folder, "--quiet"), 0
     while process.poll() is None:
-        half = next(folder.glob("trials/*/checkpoints/.step-*.tmp"), None)
+        half = next(folder.glob("trials/*/attempt-*/checkpoints/.step-*.tmp"), None)
         pid = int(half.name.split(".")[-2]) if half is not None and caught < 2 else None
         if half is None or pid is None:
             continue

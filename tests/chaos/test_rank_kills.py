@@ -32,13 +32,13 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-CUT = "tp = 2"
+SHARDED = "tp = 2"
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "study"
-    write_study(folder, trials=2, execution=CUT)
+    write_study(folder, trials=2, execution=SHARDED)
     done = run("tune", folder)
     assert done.returncode == 0, done.stderr
     return folder
@@ -46,7 +46,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def other_rank(folder: Path) -> int | None:
     """The process id of rank 1 of the trial that runs, once it has one and has a checkpoint."""
-    if not any((folder / "trials").glob("*/checkpoints/step-*")):
+    if not any((folder / "trials").glob("*/attempt-*/checkpoints/step-*")):
         return None
     started = [event for event in events_of(folder) if isinstance(event, AttemptStarted)]
     try:
@@ -70,7 +70,7 @@ def kill_rank(folder: Path) -> None:
 
 def test_a_killed_rank_is_one_failure_and_the_trial_goes_on(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "study"
-    write_study(folder, trials=2, execution=CUT)
+    write_study(folder, trials=2, execution=SHARDED)
     command = start("tune", folder)
     kill_rank(folder)
     command.communicate(timeout=DEADLINE_S)
@@ -84,7 +84,7 @@ def test_a_killed_rank_is_one_failure_and_the_trial_goes_on(tmp_path: Path, undi
 
 def test_a_killed_study_leaves_no_rank_behind_and_goes_on(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "study"
-    write_study(folder, trials=2, execution=CUT)
+    write_study(folder, trials=2, execution=SHARDED)
     command = start("tune", folder)
     deadline_s = time.monotonic() + DEADLINE_S
     while other_rank(folder) is None and time.monotonic() < deadline_s:

@@ -12,18 +12,19 @@ import calibrate_stand_in
 import tiny
 from dryfit.core.errors import ChildError, ConfigError, MachineError
 from dryfit.core.jobs.calibration import MemoryCase
+from dryfit.core.jobs.child import JOBS
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import Confidence, ExecutionChoice
-from dryfit.core.jobs.names import ENTRY_POINTS, Job
 from dryfit.core.jobs.plan import CalibrateRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.memory.planning.constants import device_constants, read_calibrations
-from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table, calibration_view
+from dryfit.reporting.terminal.calibration_text import CalibrationView, calibration_lines, calibration_table
+from dryfit.runtime.machine.local_devices import named_gpu
 from dryfit.study.loop.child_jobs import run_alone
 from dryfit.study.planning import calibration as calibrating
 from dryfit.study.planning.calibration import measure_and_compare
-from dryfit.study.resources.trial_devices import named_gpu
 from study_runs import run_here
 
 SUPPORT = Path(calibrate_stand_in.__file__).parent
@@ -64,7 +65,7 @@ def case(folder: Path, name: str) -> MemoryCase:
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENTRY_POINTS, Job.CALIBRATE, "calibrate_stand_in:calibrate")
+    monkeypatch.setitem(JOBS, Job.CALIBRATE, JOBS[Job.CALIBRATE]._replace(entry="calibrate_stand_in:calibrate"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), *(path for path in sys.path if path)]))
     found = (case(tmp_path / "model", "tiny"),)
     monkeypatch.setattr(calibrating, "calibration_cases", lambda folder, quick: found)
@@ -88,7 +89,7 @@ def test_a_device_that_does_as_planned_has_no_error(tmp_path: Path) -> None:
     assert notes == ["measuring tiny", "planning the same 1 cases without the device"]
     assert calibration_table(result.comparisons).rows[0][-2:] == (f"{one.replayed_events} events, exact", "none")
     assert "Stand-In 4000" in calibration_lines(result)[0]
-    said = json.loads(calibration_view(result).model_dump_json(by_alias=True))
+    said = json.loads(CalibrationView.of(result).model_dump_json(by_alias=True))
     assert (said["schema"], said["calibration"]["runs"]) == (1, 1)
 
 

@@ -1,13 +1,14 @@
 """Trials of causal language models: resumed bit for bit, adapters alone on disk, and every key acts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 import dryfit
 import tiny
@@ -15,11 +16,15 @@ import tiny_lms
 import trials
 from dryfit.core.errors import LoadError
 from dryfit.core.jobs.train import MergeRequest, StopReason
+from dryfit.core.settings import weight_formats
+from dryfit.core.settings.choices import BaseFormat, Precision
 from dryfit.core.settings.tables import LmSettings, LoraSettings
+from dryfit.core.settings.weight_formats import WEIGHT_FORMATS
 from dryfit.jobs.merge import merge
 from dryfit.tasks.lm.causal_lm import CausalLm
 from dryfit.tasks.lm.generation import answer
 from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer
+from parts import need_package
 
 # PEFT itself asks transformers for a property under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -255,3 +260,31 @@ def test_plain_text_needs_neither_labels_nor_criteria(tmp_path: Path, model: Pat
 def _predicted(folder: Path, source: Path) -> dict[str, Any]:
     (line,) = trials.predicted(folder, source, source.with_suffix(".out"))[1]
     return line
+
+
+@pytest.mark.slow
+def test_a_trial_on_a_base_in_8_bits(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns, stops, goes on, is loaded and is merged: here without CUDA, where bitsandbytes computes too."""
+    need_package("bitsandbytes")
+    # All but linear layers in bf16: autocast on CPU takes no fp16 beside it.
+    int8 = replace(WEIGHT_FORMATS[BaseFormat.INT8], cuda_only=False, compute=Precision.BF16)
+    monkeypatch.setattr(weight_formats, "WEIGHT_FORMATS", {**WEIGHT_FORMATS, int8.name: int8})
+    tables = {"lora": {"r": 4, "base": "int8"}, "train": {**TRAIN, "precision": "bf16"}, "optim": {"lr": 2e-2}}
+    made = trial(tmp_path / "trial", model, **tables)
+    _, channel = made.run()
+    assert channel.points[-1].metrics["loss"] < 0.99 * channel.points[0].metrics["loss"]
+    stopped = trial(tmp_path / "stopped", model, **tables)
+    assert stopped.run(stop_at=3)[0].stopped_by is StopReason.REQUEST
+    stopped.run()
+    assert trials.same_weights(weights_of(stopped), weights_of(made))
+
+    best, out = made.folder / "best", tmp_path / "merged"
+    ours = dryfit.load(best)
+    how = BitsAndBytesConfig(load_in_8bit=True)
+    base = AutoModelForCausalLM.from_pretrained(model, quantization_config=how, dtype=torch.bfloat16, device_map="cpu")
+    assert torch.equal(scores(ours.decoder, IDS), scores(peft.PeftModel.from_pretrained(base, str(best)).eval(), IDS))
+    merge(MergeRequest(model_dir=str(best), out=str(out), threads=1), trials.ScriptedChannel(tmp_path / "channel"))
+    merged = AutoModelForCausalLM.from_pretrained(out, dtype="auto").eval()
+    assert {one.dtype for one in merged.parameters()} == {torch.bfloat16}
+    wanted = scores(dryfit.load(best, dtype=torch.float32).decoder, IDS)
+    assert float((scores(merged.float(), IDS) - wanted).abs().max()) < 3e-2 * float(wanted.abs().max())

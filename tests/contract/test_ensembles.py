@@ -19,7 +19,7 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
-from dryfit.core.jobs.train import FinalRequest
+from dryfit.core.jobs.train import FinalRequest, FinalResult
 from dryfit.jobs import predict as predicting
 from dryfit.jobs.ensemble import ensemble
 from dryfit.jobs.final import final
@@ -72,15 +72,17 @@ def made(folder: Path, data: dict[str, Any], members: list[tuple[Path, dict[str,
         trial = trials.Trial(folder / str(number), encoder=encoder, data=data, **merged)
         trial.seed += number
         own = folder / f"final-{number}"
-        paths = {"checkpoint_dir": str(own / "checkpoints"), "best_dir": str(own / "best")}
-        training = trial.request().model_copy(update=paths)
-        asked = FinalRequest(training=training, model_dir=str(own / "model"), study="s")
-        result = final(asked, trials.ScriptedChannel(own)).final
-        assert result is not None
+        training = trials.alone(trial.request(), own)
+        model = str(own / "model")
+        asked = FinalRequest(training=training, model_dir=model, attempt_model_dir=model, study="s")
+        result = final(asked, trials.ScriptedChannel(own))
+        assert isinstance(result, FinalResult)
         done.append(EnsembleMember(training=training, result=result, searched=0.5, model_dir=str(own / "model")))
-    request = EnsembleRequest(members=tuple(done), model_dir=str(folder / "together"), study="s", with_validation=False)
-    result = ensemble(request, trials.ScriptedChannel(folder / "channel")).ensemble
-    assert result is not None
+    together = str(folder / "together")
+    request = EnsembleRequest(
+        members=tuple(done), model_dir=together, attempt_model_dir=together, study="s", with_validation=False
+    )
+    result = ensemble(request, trials.ScriptedChannel(folder / "channel"))
     return Made(result, request, data)
 
 

@@ -15,8 +15,9 @@ import study_runs
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs.train import FinalRequest
-from dryfit.core.settings.task_facts import task_metrics
+from dryfit.core.jobs.train import FinalRequest, FinalResult
+from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.task_facts import metrics_of_spans
 from dryfit.core.wire import Note
 from dryfit.jobs.final import final
 from dryfit.jobs.predict import Predictor
@@ -75,7 +76,7 @@ def assert_same(have: dict[str, float], want: dict[str, float]) -> None:
 def test_it_reports_all_metrics_of_the_task(whole) -> None:
     _, result, points = whole
     assert len(points) == 6
-    assert set(points[0].metrics) == set(task_metrics(trials.BuiltInTask.EVIDENCE, 2, multi_label=False))
+    assert set(points[0].metrics) == set(metrics_of_spans(DataSettings()))
     assert result.value == max(point.metrics["token_f1"] for point in points)
     assert points[-1].metrics["loss"] < points[0].metrics["loss"]
 
@@ -148,11 +149,10 @@ def once_more(whole):
     """The trial's configuration trained once more, and evaluated on test."""
     trial, _, _ = whole
     own = trial.folder / "final"
-    paths = {"checkpoint_dir": str(own / "checkpoints"), "best_dir": str(own / "best")}
-    training = trial.request().model_copy(update=paths)
-    request = FinalRequest(training=training, model_dir=str(own / "model"), study="s")
-    done = final(request, trials.ScriptedChannel(own)).final
-    assert done is not None
+    training, model = trials.alone(trial.request(), own), str(own / "model")
+    request = FinalRequest(training=training, model_dir=model, attempt_model_dir=model, study="s")
+    done = final(request, trials.ScriptedChannel(own))
+    assert isinstance(done, FinalResult)
     return done, own / "model"
 
 
@@ -173,17 +173,17 @@ def test_with_validation_the_threshold_is_the_one_that_validation_chose(whole, t
     """Of the trial's own weights, while they are there; else it is 0, which is told."""
     trial, _, _ = whole
     best = trial.folder / "best"
-    paths = {"checkpoint_dir": str(tmp_path / "checkpoints"), "best_dir": str(tmp_path / "best")}
     request = FinalRequest(
-        training=trial.request().model_copy(update=paths),
+        training=trials.alone(trial.request(), tmp_path),
         last_step=3,
         chosen_dirs=(str(tmp_path / "gone"), *([str(best)] if there else [])),
         model_dir=str(tmp_path / "model"),
+        attempt_model_dir=str(tmp_path / "model"),
         study="s",
     )
     channel = trials.ScriptedChannel(tmp_path)
-    done = final(request, channel).final
-    assert done is not None and done.test is not None
+    done = final(request, channel)
+    assert isinstance(done, FinalResult) and done.test is not None
     fitted = read_model_input(tmp_path / "model").fitted
     assert fitted == (read_model_input(best).fitted if there else {})
     told = [m.text for m in channel.messages() if isinstance(m, Note) and "threshold of null" in m.text]

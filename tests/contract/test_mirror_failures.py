@@ -11,8 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 import instant
 import plan_jobs
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.records import records_of
-from dryfit.search.mirror.process import Mirror
+from dryfit.search.mirror.process import Mirror, MirrorStatus
 from study_runs import fold, run_here
 
 WAYS = ["fine", "out of memory", "assert", "illegal access", "wrong device", "nan", "poor"]
@@ -163,11 +162,11 @@ def test_planned_and_observed_memory_are_those_of_the_exports(tmp_path: Path) ->
         tmp_path / "ledger.jsonl",
         storage=f"journal:{journal}",
         study="n",
-        status=tmp_path / "mirror.json",
+        status=MirrorStatus(tmp_path / "mirror.json"),
     )
     assert mirror.catch_up()
     mirrored = optuna.load_study(study_name="n", storage=JournalStorage(JournalFileBackend(str(journal)))).trials
-    rows = records_of(done.state).trials
+    rows = done.state.present
     assert len(mirrored) == len(rows)
     for trial, row in zip(mirrored, rows, strict=True):
         assert trial.user_attrs.get("planned_bytes") == row.planned_bytes

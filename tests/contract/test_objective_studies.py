@@ -142,7 +142,7 @@ def test_every_way_to_end_has_an_outcome(ways: dict[str, tuple[TrialState, Study
     failure = trial.attempts[0].failure
     assert (failure.kind if failure is not None else None) == kind
     assert len(trial.attempts) == (2 if way in ("killed once", "crash", "device assert") else 1)
-    assert not layout.trial(trial.number).checkpoints.exists()
+    assert not list(layout.trial(trial.number).folder.glob("**/checkpoints"))
 
 
 def test_the_log_has_the_traceback(ways: dict[str, tuple[TrialState, StudyLayout]]) -> None:
@@ -241,7 +241,7 @@ def test_a_request_to_stop_reaches_the_function_and_the_trial_goes_on(tmp_path: 
     folder = tmp_path / "study"
     file = study_file(tmp_path, 'function = "objectives:waits"\n', trials=1)
     process = start("tune", file, "--quiet", "--dir", folder)
-    assert wait_for(lambda: (folder / "trials/0000/checkpoints/attempt-1").exists(), process)
+    assert wait_for(lambda: (folder / "trials/0000/attempt-1/checkpoints/attempt-1").exists(), process)
     assert run_here("stop", folder).returncode == 0
     process.communicate()
     assert process.returncode == ExitStatus.STOPPED
@@ -249,6 +249,38 @@ def test_a_request_to_stop_reaches_the_function_and_the_trial_goes_on(tmp_path: 
     assert run_here("resume", folder, "--quiet").returncode == 0
     trial = fold(folder).trials[0]
     assert (trial.outcome, trial.value, len(trial.attempts)) == (Outcome.COMPLETE, 2.0, 2)
+
+
+def interrupted(folder: Path, file: Path) -> StudyLayout:
+    """A study whose only trial was stopped in its first attempt, which left a file."""
+    process = start("tune", file, "--quiet", "--dir", folder)
+    assert wait_for(lambda: (folder / "trials/0000/attempt-1/checkpoints/attempt-1").exists(), process)
+    assert run_here("stop", folder).returncode == 0
+    process.communicate()
+    return StudyLayout(folder)
+
+
+def test_a_trial_goes_on_from_the_folder_that_its_attempts_once_shared(tmp_path: Path) -> None:
+    """As dryfit left it before attempts had folders of their own, without a word on whose it is."""
+    layout = interrupted(tmp_path / "study", study_file(tmp_path, 'function = "objectives:waits"\n', trials=1))
+    kept = layout.trial(0).checkpoints
+    (kept / ".dryfit-trial.json").unlink()
+    assert [path.name for path in kept.iterdir()] == ["attempt-1"]
+    assert run_here("resume", layout.folder, "--quiet").returncode == 0
+    assert fold(layout.folder).trials[0].value == 2.0
+
+
+def test_the_folder_of_another_studys_trial_is_not_taken_over(tmp_path: Path) -> None:
+    """The ledger was deleted, to begin anew, but not what its trials had left."""
+    file = study_file(tmp_path, 'function = "objectives:waits"\n', trials=1)
+    layout = interrupted(tmp_path / "study", file)
+    layout.ledger.unlink()
+    done = run("tune", file, "--quiet", "--dir", layout.folder, "--set", "study.seed=77")
+    assert done.returncode != 0
+    trial = fold(layout.folder).trials[0]
+    assert trial.outcome is Outcome.FAILED and len(trial.attempts) == 1
+    assert ".dryfit-trial.json in it is of a trial with fingerprint" in trial.reason
+    assert "remove the folder" in run_here("show", layout.folder, "0").stdout
 
 
 # ---- study files and scripts

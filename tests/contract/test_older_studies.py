@@ -16,8 +16,8 @@ import dryfit
 import older_studies
 import trials
 from dryfit.core.settings.trial import Outcome
+from dryfit.runtime.machine.local_devices import available_cores
 from dryfit.store import events
-from dryfit.study.resources.trial_devices import available_cores
 from dryfit.tasks.saved.load_check import folder_health
 from study_runs import events_of, run_here, summary_of
 

@@ -13,7 +13,7 @@ import tiny
 from dryfit.core.errors import ConfigError, LoadError, NonFiniteError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.plan import PlanRequest
-from dryfit.core.jobs.train import FinalRequest, PredictRequest, ResolveRequest, StopReason
+from dryfit.core.jobs.train import FinalRequest, FinalResult, PredictRequest, ResolveRequest, StopReason
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.memory_key import memory_key
 from dryfit.core.settings.tables import TrialSettings
@@ -62,9 +62,10 @@ def test_a_saved_model_says_its_class_and_is_used_where_that_is_found(
     tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = score_trial(tmp_path, encoder, task_in(tmp_path, "contract_saved"), own={"delta": 0.5})
-    body = FinalRequest(training=trial.request(), model_dir=str(tmp_path / "model"), study="scores")
-    done = final(body, ScriptedChannel(tmp_path / "final")).final
-    assert done is not None and done.test is not None and set(done.test) == {"spearman", "mse"}
+    model = str(tmp_path / "model")
+    body = FinalRequest(training=trial.request(), model_dir=model, attempt_model_dir=model, study="scores")
+    done = final(body, ScriptedChannel(tmp_path / "final"))
+    assert isinstance(done, FinalResult) and done.test is not None and set(done.test) == {"spearman", "mse"}
     said = json.loads((tmp_path / "model" / "dryfit.json").read_text(encoding="utf-8"))
     assert said["task"] == said["input"]["task"] == "contract_saved.py:ScoreTask"
     assert said["input"]["settings"]["own"] == {"delta": 0.5} and str(tmp_path) not in json.dumps(said)
@@ -133,8 +134,8 @@ def test_before_any_trial_the_class_is_asked_for_the_metric_and_for_what_it_read
     refused("accuracy of ScoreTask.*spearman, mse", metrics=("accuracy",))
     refused("loss.* does not read it", searched={"loss.name": ("focal",)})
     refused("there is no key own.delt", tables={"own": {"delt": 1.0}})
-    found = resolve(asked(metrics=("mse",)), ScriptedChannel(tmp_path / "resolve")).resolve
-    assert found is not None and set(found.revisions) == {"contract_asked.py:ScoreTask"}
+    found = resolve(asked(metrics=("mse",)), ScriptedChannel(tmp_path / "resolve"))
+    assert set(found.revisions) == {"contract_asked.py:ScoreTask"}
 
 
 def test_its_memory_is_planned_and_another_source_is_another_plan(tmp_path: Path, encoder: Path) -> None:
@@ -148,8 +149,8 @@ def test_its_memory_is_planned_and_another_source_is_another_plan(tmp_path: Path
         execution=ExecutionSettings(),
         trace_dir=str(tmp_path / "traces"),
     )
-    result = plan(body, ScriptedChannel(tmp_path / "plan")).plan
-    assert result is not None and result.answers[0].verdict is VerdictKind.FITS, result
+    result = plan(body, ScriptedChannel(tmp_path / "plan"))
+    assert result.answers[0].verdict is VerdictKind.FITS, result
     sources = {memory_key(subject.model_copy(update={"source": source})) for source in ("one", "two")}
     assert len(sources) == 2
 

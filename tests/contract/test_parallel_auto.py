@@ -5,8 +5,8 @@ from pathlib import Path
 import dryfit
 import objectives
 from dryfit.core.settings.trial import Outcome
+from dryfit.runtime.machine.local_devices import available_cores
 from dryfit.store.events import AttemptPlaced, ParallelSet
-from dryfit.study.resources.trial_devices import available_cores
 from study_runs import events_of, fold, run_here
 
 

@@ -16,19 +16,21 @@ import dryfit
 import plan_stand_in
 import tiny
 from dryfit.core.errors import ConfigError
+from dryfit.core.jobs.child import JOBS
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.names import ENTRY_POINTS, Job
 from study_runs import command, run_here, write_study
 
 Plan = Callable[..., subprocess.CompletedProcess[str]]
 SUPPORT = Path(plan_stand_in.__file__).parent
 START = (
-    "from dryfit.core.jobs.names import ENTRY_POINTS, Job\n"
-    "ENTRY_POINTS[Job.PLAN] = 'plan_stand_in:plan'\n"
+    "from dryfit.core.jobs.child import JOBS, Job\n"
+    "JOBS[Job.PLAN] = JOBS[Job.PLAN]._replace(entry='plan_stand_in:plan')\n"
     "from dryfit.cli.app import main\n"
     "main()"
 )
 LARGE = ("--set", "model.name=bert-large-uncased", "--set", "train.batch_size=16", "--set", "train.max_length=512")
+STAND_IN = JOBS[Job.PLAN]._replace(entry="plan_stand_in:plan")
 KEYS = (
     "schema verdict peak_allocated_bytes peak_reserved_bytes min_cap_bytes overhead_bytes margin_bytes required_bytes "
     "capacity_bytes fragmented_bytes by_category by_phase peak_at worst_batch execution fallbacks ladder "
@@ -44,7 +46,7 @@ def paths() -> str:
 def plan(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """``dryfit plan`` with the stand-in, whose processes alone are others than this one."""
     known = {"PYTHONPATH": paths(), **environment}
-    with patch.dict(os.environ, known), patch.dict(ENTRY_POINTS, {Job.PLAN: "plan_stand_in:plan"}):
+    with patch.dict(os.environ, known), patch.dict(JOBS, {Job.PLAN: STAND_IN}):
         return run_here("plan", *words)
 
 
@@ -69,7 +71,7 @@ def answer(*words: str | Path, status: int = 0, plan: Plan = plan) -> dict[str, 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENTRY_POINTS, Job.PLAN, "plan_stand_in:plan")
+    monkeypatch.setitem(JOBS, Job.PLAN, STAND_IN)
     monkeypatch.setenv("PYTHONPATH", paths())
 
 

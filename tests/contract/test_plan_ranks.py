@@ -1,4 +1,4 @@
-"""The step that is planned where a model is cut over ranks is the step of one rank: what it holds and what it sends."""
+"""The step that is planned where a model is sharded over ranks is that of one rank: what it holds and what it sends."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ from dryfit.memory.tracing.events import SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.parallel.layout import proved_plans as sharding
 from dryfit.parallel.layout.shard_plans import ShardPlans
-from dryfit.parallel.layout.step_layouts import RankStep
+from dryfit.parallel.layout.tensor_parallel import TensorParallel
 from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 from dryfit.tasks.base import Batch
@@ -118,7 +118,7 @@ def batch_of(sizes: dict[str, tuple[int, ...]]) -> Batch:
 def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: SimulatedRanks) -> Held:
     """One optimizer step of a module with weights, really cut, beside the other ranks."""
     sent = Counting(ranks)
-    model, layout = with_weights(parts.model), RankStep(plan, sent)
+    model, layout = with_weights(parts.model), TensorParallel(plan, sent)
     layout.shard(model)
     parts = replace(parts, layout=layout).connected()
     model.train()
@@ -178,7 +178,7 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
 
 
 @pytest.mark.slow
-def test_scores_that_stay_cut_take_less_and_send_less(tmp_path: Path) -> None:
+def test_scores_that_stay_sharded_take_less_and_send_less(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
     plan = ShardPlans(tmp_path / "shards", whole_model).plan(what, 2)
     assert plan.scores == "decoder.lm_head"
@@ -194,7 +194,7 @@ def test_scores_that_stay_cut_take_less_and_send_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_has_its_peak_from_scores_that_stay_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_has_its_peak_from_scores_that_stay_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     what = subject(config(tmp_path / "model", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
     found = planned(what, tmp_path / "apart", tp=2, micro_batch=MICRO, checkpointing=False)
     monkeypatch.setattr(sharding, "over_tokens", lambda _: None)
@@ -206,7 +206,7 @@ def test_a_plan_has_its_peak_from_scores_that_stay_cut(tmp_path: Path, monkeypat
 
 
 def of(answer: PlanAnswer) -> ShardSummary:
-    """How the model is cut."""
+    """How the model is sharded."""
     assert answer.sharding is not None
     return answer.sharding
 
@@ -260,7 +260,7 @@ def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> Non
     assert (back.count, back.shape, back.local_shape, back.how) == (3, (64, 96), (64, 48), "row")
     assert rows["encoder.embeddings.LayerNorm.weight"].how == "whole"
     (kept,) = shard.kept_whole
-    assert kept.reason == "cutting it would send more than it saves"
+    assert kept.reason == "sharding it would send more than it saves"
     assert "encoder.embeddings.word_embeddings.weight" in kept.names
     assert 0 <= shard.output_error < 1e-10 and 0 <= shard.gradient_error < 1e-8
 
@@ -275,7 +275,7 @@ def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> Non
         ({}, {"tp": 3}, "3 does not divide 4, the heads or features"),
     ],
 )
-def test_what_cannot_be_cut_so_is_refused_before_anything_is_traced(
+def test_what_cannot_be_sharded_so_is_refused_before_anything_is_traced(
     tables: dict[str, Any], execution: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -283,7 +283,7 @@ def test_what_cannot_be_cut_so_is_refused_before_anything_is_traced(
     assert not list((tmp_path / "cache").glob("traces/*"))
 
 
-def test_a_base_in_8_bits_is_not_cut(tmp_path: Path) -> None:
+def test_a_base_in_8_bits_is_not_sharded(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", "llama"), BuiltInTask.CAUSAL_LM, lora={"r": 4, "base": "int8"})
     with pytest.raises(ConfigError, match='lora.base is "int8"'):
         planned(what, tmp_path / "cache", tp=2)
@@ -350,7 +350,7 @@ def test_more_devices_are_the_last_fallbacks_and_a_refusal_names_the_fewest(tmp_
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_cut_has_no_such_fallback_but_a_reason(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_sharded_has_no_such_fallback_but_a_reason(tmp_path: Path) -> None:
     few = partial(
         planned, cache=tmp_path / "cache", every_fallback=True, micro_batch=8, optimizer_impl=OptimizerImpl.FUSED
     )

@@ -1,4 +1,4 @@
-"""``execution.tp = "auto"`` with the real planner: what is cut, over how many ranks, and what a refusal says."""
+"""``execution.tp = "auto"`` with the real planner: what is sharded, over how many ranks, and what a refusal says."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_refusal_names_the_fewest_devices_for_one_trace_each_and_no_proof(
 
 
 @pytest.mark.slow
-def test_the_fewest_ranks_are_taken_and_what_fits_is_not_cut(ask: Callable[..., PlanAnswer]) -> None:
+def test_the_fewest_ranks_are_taken_and_what_fits_is_not_sharded(ask: Callable[..., PlanAnswer]) -> None:
     one = ask(0, tp="auto", degrees=(2, 4))
     assert one.verdict is VerdictKind.FITS and one.devices == 1 and one.sharding is None
     assert one.execution is not None and one.execution.tp is None
@@ -93,7 +93,7 @@ def test_the_fewest_ranks_are_taken_and_what_fits_is_not_cut(ask: Callable[..., 
 
 
 @pytest.mark.slow
-def test_what_cannot_be_cut_is_no_fallback_and_says_why(ask: Callable[..., PlanAnswer], tmp_path: Path) -> None:
+def test_what_cannot_be_sharded_is_no_fallback_and_says_why(ask: Callable[..., PlanAnswer], tmp_path: Path) -> None:
     for more, said in (
         ({"what": wide(tmp_path / "rows", optim={"name": "adafactor"}), "optimizer_impl": "plain"}, "adafactor"),
         ({"allow": "exact"}, 'execution.allow is "exact"'),

@@ -19,7 +19,7 @@ from dryfit.core.errors import ConfigError, LedgerError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Goal, Outcome
-from dryfit.store.ledger import StudyLock
+from dryfit.store.lock import StudyLock
 from ledgers import Script, eventful
 
 STUDY = """

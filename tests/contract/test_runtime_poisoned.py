@@ -6,6 +6,7 @@ import pytest
 
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import Action, FailureKind
+from dryfit.core.jobs.train import TrainResult
 from dryfit.core.wire import Note
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage
 from dryfit.runtime.failures.classify import classify
@@ -27,7 +28,7 @@ def test_a_poisoned_server_heals_by_itself(tmp_path):
         for number in range(4):
             opened.start(f"child{number}", "noop")
             event = opened.until_exit(f"child{number}")
-            assert event.result is not None and event.result.train is not None, event
+            assert event.result is not None and isinstance(event.result.answer, TrainResult), event
             servers.add(opened.supervisor.server_pid)
         notes = [e.message.text for e in opened.events if isinstance(getattr(e, "message", None), Note)]
         assert notes == ["the forked child found its torch changed: started again in a fresh interpreter"] * 3
@@ -74,7 +75,7 @@ def test_what_a_process_did_after_it_was_changed_is_not_taken(tmp_path, job, kin
         opened.start("child", job)
         event = opened.until_exit("child")
         server = opened.supervisor.server_pid
-        assert event.result is not None and event.result.train is None and event.result.fault is not None
+        assert event.result is not None and event.result.answer is None and event.result.fault is not None
         assert classify(event.evidence, event.result).kind is kind
         assert event.result.fault.message.startswith(told)
         if job == "raise":

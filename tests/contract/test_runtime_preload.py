@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from dryfit.config.schema import Isolation
+from dryfit.core.jobs.train import TrainResult
 from dryfit.core.wire import Started
 from runtime_jobs import Harness
 
@@ -17,8 +18,8 @@ def test_a_forked_child_of_preloaded_libraries_computes_with_two_threads(tmp_pat
         for number in range(3):
             harness.start(f"torch{number}", "torch")
             event = harness.until_exit(f"torch{number}")
-            assert event.result is not None and event.result.train is not None, event.evidence.log_tail
-            assert event.result.train.value == 3 * 2 * 600.0 * 600 * 600
+            assert event.result is not None and isinstance(event.result.answer, TrainResult), event.evidence.log_tail
+            assert event.result.answer.value == 3 * 2 * 600.0 * 600 * 600
         overheads_ms: list[float] = []
         for number in range(30):
             harness.start(f"noop{number}", "noop")

@@ -8,16 +8,27 @@ from pathlib import Path
 import pytest
 
 from dryfit.config.schema import Isolation
-from dryfit.core.settings.tables import DataSettings, ModelSettings
+from dryfit.core.jobs.diagnostics import BatchCheckRequest, CheckRequest, ProbeRequest
+from dryfit.core.jobs.plan import CalibrateRequest
+from dryfit.core.jobs.train import (
+    ImportRequest,
+    MergeRequest,
+    ResolveRequest,
+    RowsRequest,
+    TinyLmRequest,
+    TrainRequest,
+)
+from dryfit.core.settings.tables import DataSettings, JointSettings, ModelSettings, ObjectiveSettings
 from dryfit.core.text.secrets import forget_secrets
-from dryfit.runtime.children import child
+from dryfit.core.wire import Started
+from dryfit.runtime.children.environment import leave_secrets
 from dryfit.runtime.children.result_reading import child_log_tail, read_messages, read_result
 from dryfit.runtime.failures.classify import classify
 from runtime_jobs import Harness, request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 
-TOKEN, KEY = "hf_planted-token-0001", "planted/key 0002"
+TOKEN, KEY, PASSWORD = "hf_planted-token-0001", "planted/key 0002", "planted-0003"
 
 
 def everything(folder: Path) -> bytes:
@@ -59,23 +70,79 @@ def test_what_a_child_could_not_know_to_be_secret_is_taken_out_by_its_reader(tmp
     assert TOKEN not in said and "see <HF_TOKEN>" in said and "{<HF_TOKEN>" in said
 
 
+@pytest.mark.parametrize("isolation", [Isolation.FORKSERVER, Isolation.FRESH])
+def test_no_process_is_started_with_a_secret(tmp_path, monkeypatch, isolation):
+    """The kernel shows the environment that a process was started with, whatever it removed since."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("DRYFIT_COLD", "1")  # not forked from the process that has imported everything for the tests
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me:{PASSWORD}@db/x")
+    with Harness(tmp_path, isolation=isolation) as harness:
+        harness.start("run", "run")
+        said = harness.until_said("run", "started").message
+        assert isinstance(said, Started)
+        pids = (said.pid, harness.supervisor.server_pid or said.pid)
+        started = [Path(f"/proc/{pid}/environ").read_bytes() for pid in pids]
+        inputs = {os.readlink(f"/proc/{pid}/fd/0") for pid in pids}
+    assert all(b"PATH=" in environ for environ in started)
+    assert not any(secret.encode() in environ for environ in started for secret in (TOKEN, PASSWORD))
+    assert inputs == {os.devnull}  # what handed the secrets over is closed
+
+
+HUB = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
+TRAINING = request("noop")
+
+
+def training(model: str = "minilm", rows: str = "/a.jsonl", criteria: str | None = None) -> TrainRequest:
+    changed = {"model": ModelSettings(name=model), "joint": JointSettings(criteria_model=criteria)}
+    settings = TRAINING.config.settings.model_copy(update=changed)
+    data = DataSettings(train=rows, validation="/b.jsonl")
+    return TRAINING.model_copy(
+        update={"config": TRAINING.config.model_copy(update={"settings": settings, "data": data})},
+    )
+
+
+def resolve(*models: str, rows: str = "/a.jsonl") -> ResolveRequest:
+    pairs = tuple((ModelSettings(name=model), 16) for model in models)
+    config = training(rows=rows).config
+    return ResolveRequest(
+        task=config.task, data=config.data, settings=config.settings, pairs=pairs, cache_dir="c", device="cpu"
+    )
+
+
+OWN = ObjectiveSettings(function="mine:f", secrets=("MY_API_KEY",))
+
+
 @pytest.mark.parametrize(
-    ("model", "rows", "kept"),
+    ("body", "kept"),
     [
-        ("minilm", "a.jsonl", set()),
-        ("/models/mine", "a.jsonl", set()),
-        ("org/name", "a.jsonl", {"HF_TOKEN"}),
-        ("minilm", "hub:org/rows", {"HF_TOKEN"}),
+        (training(), set()),
+        (training("/models/mine"), set()),
+        (training("org/name"), HUB),
+        (training(rows="hub:org/rows"), HUB),
+        (training(criteria="org/name"), HUB),
+        (BatchCheckRequest(trial=training("org/name"), lengths=(8,)), HUB),
+        (BatchCheckRequest(trial=training(), lengths=(8,)), set()),
+        (resolve("minilm", "/models/mine"), set()),
+        (resolve("minilm", "org/name"), HUB),
+        (resolve("minilm", rows="hub:org/rows"), HUB),
+        (CheckRequest(folder="/models/mine", task=None, trust=False), set()),
+        (ProbeRequest(), set()),
+        (CalibrateRequest(case=None, folder="m"), set()),
+        (RowsRequest(source="/a.jsonl", columns=("text",), out="o"), set()),
+        (RowsRequest(source="hub:org/rows", columns=("text",), out="o"), HUB),
+        (MergeRequest(model_dir="m", out="o", threads=1), HUB),
+        (TinyLmRequest(folder="f", source="s", seed=0), set()),
+        (ImportRequest(objective=OWN), {"MY_API_KEY"}),
+        (ImportRequest(objective=ObjectiveSettings(function="mine:f")), set()),
     ],
 )
-def test_a_trial_keeps_the_hubs_token_only_where_it_may_need_it(monkeypatch, model, rows, kept):
-    monkeypatch.setattr(os, "environ", {"HF_TOKEN": TOKEN, "SOME_API_KEY": KEY, "HOME": "/home/me"})
-    body = request("noop")
-    settings = body.config.settings.model_copy(update={"model": ModelSettings(name=model)})
-    data = DataSettings(train=rows, validation="b.jsonl")
-    config = body.config.model_copy(update={"settings": settings, "data": data})
-    child._forget_secrets(body.model_copy(update={"config": config}))
-    assert set(os.environ) == {"HOME"} | kept
+def test_a_job_has_the_secrets_of_the_table_and_no_others(monkeypatch, body, kept):
+    inherited = {"HOME": "/home/me", "PGPASSWORD": "inherited", "HTTPS_PROXY": "http://me:proxy-pass@host"}
+    monkeypatch.setattr(os, "environ", dict(inherited))
+    secrets = {name: f"value of {name}" for name in (*HUB, "MY_API_KEY", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY")}
+    leave_secrets(body, secrets)
+    assert set(os.environ) == {"HOME", "HTTPS_PROXY"} | kept
+    assert all(os.environ[name] == secrets[name] for name in kept)
 
 
 def test_forgotten_variables_are_gone_for_grandchildren_too(tmp_path, monkeypatch):

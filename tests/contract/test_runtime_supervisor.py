@@ -10,7 +10,7 @@ import pytest
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import InternalError
 from dryfit.core.failure import FailureKind
-from dryfit.core.jobs.train import StopReason
+from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import STACKS_FILE, Note, Report, Started, Verdict
 from dryfit.runtime.children.child import ChildStatus
@@ -32,8 +32,8 @@ def harness(request, tmp_path_factory):
 def test_a_child_starts_speaks_and_leaves_a_result(harness):
     folder = harness.start("noop", "noop")
     exit_event = harness.until_exit("noop")
-    assert exit_event.result is not None and exit_event.result.train is not None
-    assert exit_event.result.train.value == 1.0
+    assert exit_event.result is not None and isinstance(exit_event.result.answer, TrainResult)
+    assert exit_event.result.answer.value == 1.0
     assert exit_event.evidence.exit_code == ChildStatus.RESULT
     started = read_messages(folder)[0]
     assert isinstance(started, Started) and started.overhead_ms > 0
@@ -50,8 +50,8 @@ def test_each_report_gets_its_verdict(harness):
         assert event.message.point == MetricPoint(n=n, step=n, epoch=float(n), value=float(n), metrics={})
         harness.supervisor.answer("reports", Verdict(n=n, proceed=n == 0))
     result = harness.until_exit("reports").result
-    assert result is not None and result.train is not None
-    assert (result.train.value, result.train.stopped_by) == (1.0, StopReason.VERDICT)
+    assert result is not None and isinstance(result.answer, TrainResult)
+    assert (result.answer.value, result.answer.stopped_by) == (1.0, StopReason.VERDICT)
 
 
 def test_everything_said_comes_before_the_one_end(harness):

@@ -17,8 +17,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from dryfit.search.mirror.handle import MirrorProcess
-from dryfit.search.mirror.process import Mirror
+from dryfit.search.mirror import process as mirror_process
+from dryfit.search.mirror.handle import MirrorProcess, mirrored_bytes, pause_after, storage_error
+from dryfit.search.mirror.process import Mirror, MirrorStatus
 
 pytestmark = pytest.mark.heavy
 
@@ -198,7 +199,7 @@ def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
 
 def in_process(ledger: Ledger, journal: Path) -> Mirror:
     where = f"journal:{journal}"
-    return Mirror(ledger.path, storage=where, study="toy", status=journal.with_suffix(".json"))
+    return Mirror(ledger.path, storage=where, study="toy", status=MirrorStatus(journal.with_suffix(".json")))
 
 
 def test_killed_between_any_two_writes(ledger: Ledger, tmp_path: Path) -> None:
@@ -236,27 +237,110 @@ def test_a_damaged_journal_is_rebuilt_under_a_new_name(ledger: Ledger, tmp_path:
     assert "torn or corrupt: writing optuna.journal.2" in (tmp_path / "mirror.log").read_text()
 
 
-def test_it_is_restarted_a_few_times_and_then_left(ledger: Ledger, tmp_path: Path) -> None:
+def until(happened: Callable[[], object]) -> bool:
+    deadline_s = time.monotonic() + FLUSH_S
+    while not happened():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_it_is_restarted_whenever_it_is_killed(ledger: Ledger, tmp_path: Path) -> None:
     mirror = mirror_of(ledger, f"journal:{tmp_path / 'j'}")
     mirror.start()
-    for _ in range(4):
-        assert mirror.alive
+    for _ in range(3):
         assert mirror.pid is not None
         os.kill(mirror.pid, signal.SIGKILL)
-        while mirror.alive:
-            time.sleep(0.005)
-        mirror.keep_alive()
-    assert not mirror.alive
-    assert not mirror.flush(FLUSH_S)
+        assert until(lambda: not mirror.alive)
+        assert until(lambda: mirror.keep_alive() or mirror.alive)
+    for _ in ledger.whole_study():
+        pass
+    assert mirror.flush(FLUSH_S)
     mirror.stop()
+    mirror.keep_alive()
+    assert not mirror.alive
+    check_whole_study(trials(f"journal:{tmp_path / 'j'}"))
 
 
-def test_a_storage_that_cannot_be_opened_harms_nobody(ledger: Ledger) -> None:
+def test_pauses_grow_to_a_minute_and_no_further() -> None:
+    assert [pause_after(failures) for failures in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert pause_after(10_000) == 60
+
+
+def test_a_storage_that_cannot_be_written_is_never_given_up() -> None:
+    """Ten thousand failures at whatever moment, each with a new mirror; then all is written."""
+    paused: list[float] = []
+    told: list[Exception] = []
+    made: list[int] = []
+    done: list[int] = []
+
+    class Flaky:
+        def __init__(self) -> None:
+            self.number = len(made)
+            made.append(self.number)
+
+        def catch_up(self) -> bool:
+            if self.number < 10_000:
+                raise OSError(f"no server at try {self.number}")
+            done.append(self.number)
+            return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        clock = {"s": 0.0}
+        patch.setattr(mirror_process.time, "monotonic", lambda: clock["s"])
+        patch.setattr(mirror_process.time, "sleep", lambda s: clock.update(s=clock["s"] + 60.0) or paused.append(s))
+        assert mirror_process.follow(Flaky, ending=lambda: len(done) > 3, failed=told.append)  # type: ignore[arg-type]
+    assert len(told) == 10_000 and len(paused) >= 10_000
+    assert done[0] == 10_000
+
+
+def test_a_storage_that_comes_back_has_everything(ledger: Ledger, tmp_path: Path) -> None:
+    """The folder of the database appears only later: that is what a server is that is not there yet."""
+    status = tmp_path / "mirror.json"
+    storage = f"sqlite:///{tmp_path / 'later' / 'o.db'}"
+    mirror = mirror_of(ledger, storage)
+    mirror.start()
+    try:
+        study = ledger.whole_study()
+        for _ in range(3):
+            next(study)
+        assert until(lambda: storage_error(status))
+        since_s, error = storage_error(status) or (0.0, "")
+        assert "unable to open database file" in error and "\n" not in error
+        assert abs(since_s - time.time()) < FLUSH_S
+        (tmp_path / "later").mkdir()
+        for _ in study:
+            pass
+        assert until(lambda: mirrored_bytes(status) == ledger.path.stat().st_size)
+        assert storage_error(status) is None
+        assert mirror.flush(FLUSH_S)
+    finally:
+        mirror.stop()
+    check_whole_study(trials(storage))
+
+
+def test_a_study_that_ends_does_not_wait_for_its_storage(ledger: Ledger, tmp_path: Path) -> None:
     mirror = mirror_of(ledger, "sqlite:////no/such/folder/o.db")
     mirror.start()
     assert not mirror.flush(FLUSH_S)
+    assert not mirror.alive  # one more try, and it ended
     mirror.stop()
-    assert "unable to open database file" in (ledger.path.parent / "mirror.log").read_text()
+    assert "unable to open database file" in (tmp_path / "mirror.log").read_text()
+    assert storage_error(tmp_path / "mirror.json")
+
+
+def test_a_last_try_finds_a_storage_that_came_back(ledger: Ledger, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'later' / 'o.db'}"
+    mirror = mirror_of(ledger, storage)
+    mirror.start()
+    for _ in ledger.whole_study():
+        pass
+    assert until(lambda: storage_error(tmp_path / "mirror.json"))
+    (tmp_path / "later").mkdir()
+    assert mirror.flush(FLUSH_S)
+    mirror.stop()
+    check_whole_study(trials(storage))
 
 
 def test_changed_choices_get_a_name_of_their_own(ledger: Ledger, storage: str) -> None:
@@ -366,10 +450,13 @@ def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monke
     monkeypatch.setenv("MY_STORAGE", "sqlite://host/db?password=planted-password")
     ledger = Ledger(tmp_path / "ledger.jsonl")
     command = [sys.executable, "-m", "dryfit.search.mirror.process", "--ledger", str(ledger.path)]
-    command += ["--storage", "env:MY_STORAGE", "--study", "toy"]
-    done = subprocess.run(
-        [*command, "--status", str(tmp_path / "status.json")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "Invalid SQLite URL: <env:MY_STORAGE>" in done.stderr
-    assert "planted-password" not in done.stdout + done.stderr
+    command += ["--storage", "env:MY_STORAGE", "--study", "toy", "--status", str(tmp_path / "status.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert until(lambda: storage_error(tmp_path / "status.json"))
+        process.terminate()
+        said, _ = process.communicate()
+    assert process.returncode == 1
+    status = (tmp_path / "status.json").read_text()
+    for text in (said, status):
+        assert "Invalid SQLite URL: <MY_STORAGE>" in text
+        assert "planted-password" not in text

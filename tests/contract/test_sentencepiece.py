@@ -18,6 +18,7 @@ import tiny
 import trials
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import LoadError, MachineError
+from dryfit.core.jobs.train import TrainResult
 from dryfit.core.wire import LOG_FILE, Note
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
@@ -98,7 +99,7 @@ def test_ids_are_those_of_sentencepiece_itself(folders: dict[str, Path], name: s
     if name.startswith("deberta"):
         texts = [text for text in texts if unicodedata.normalize("NFKC", text) == text]
         assert len(texts) > 100
-    tokenizer = load_tokenizer(FolderSource.of(folders[name]))
+    tokenizer = load_tokenizer(FolderSource(str(folders[name])))
     found = tokenizer(texts, add_special_tokens=False)["input_ids"]
     different = [
         (text, have, want)
@@ -112,7 +113,7 @@ def test_deberta_normalises_less_than_its_model_says(folders: dict[str, Path]) -
     """transformers 5 leaves out the normaliser compiled into the model. Once this fails, the docs may drop it."""
     text = encoders.SCRIPTS[0]
     folder = folders["deberta-v3"]
-    tokenizer = load_tokenizer(FolderSource.of(folder))
+    tokenizer = load_tokenizer(FolderSource(str(folder)))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.unk_token_id in ids
     assert tokenizer.unk_token_id not in reference(folder, "deberta-v3", [text])[0]
@@ -124,7 +125,7 @@ def test_a_bpe_model_that_would_be_read_as_unigram_is_refused(tmp_path: Path) ->
         encoders.tokenizer(folder, name)
         (folder / encoders.SENTENCEPIECE[name][0]).write_bytes(encoders.sentencepiece_model(name, "bpe"))
         with pytest.raises(LoadError, match="it is a BPE model") as caught:
-            load_tokenizer(FolderSource.of(folder))
+            load_tokenizer(FolderSource(str(folder)))
         assert encoders.SENTENCEPIECE[name][0] in caught.value.doing
         assert "tokenizer.json" in caught.value.allowed
         assert "PreTrainedTokenizerFast" in caught.value.hint
@@ -146,14 +147,14 @@ def test_a_bpe_model_as_tokenizer_json_is_read_as_it_is(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", pad_token="</s>").save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "xlm-roberta"}), encoding="utf-8")
     texts = encoders.words(100, seed=3)
-    found = load_tokenizer(FolderSource.of(folder))(texts, add_special_tokens=False)["input_ids"]
+    found = load_tokenizer(FolderSource(str(folder)))(texts, add_special_tokens=False)["input_ids"]
     assert found == sentencepiece.SentencePieceProcessor(model_file=str(file)).encode(texts)
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(config | {"tokenizer_class": "XLMRobertaTokenizer"}), encoding="utf-8"
     )
     with pytest.raises(LoadError, match="loading the tokenizer"):
-        load_tokenizer(FolderSource.of(folder))
+        load_tokenizer(FolderSource(str(folder)))
 
 
 def exits_of(harness: Harness) -> list[ChildExited]:
@@ -185,7 +186,7 @@ def test_children_side_by_side_cut_texts_alike(
             while len(exits_of(harness)) < start + len(together):
                 harness.events += harness.supervisor.wait(1.0)
         for event in exits_of(harness):
-            assert event.result is not None and event.result.train is not None, event.evidence.log_tail
+            assert event.result is not None and isinstance(event.result.answer, TrainResult), event.evidence.log_tail
         said = {
             event.key: json.loads(event.message.text)
             for event in harness.events
@@ -258,7 +259,7 @@ def test_so_it_is_where_a_tokenizer_is_loaded(folders: dict[str, Path]) -> None:
         "from dryfit.meta.loading.configs import load_tokenizer\n"
         "from dryfit.meta.files.source import FolderSource\n"
         "try:\n"
-        f"    load_tokenizer(FolderSource.of({str(folders['xlnet'])!r}))\n"
+        f"    load_tokenizer(FolderSource(str({str(folders['xlnet'])!r})))\n"
         "except MachineError as error:\n"
         "    print(error)\n"
     )

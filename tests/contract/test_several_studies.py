@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 import dryfit
+from dryfit.api import Turn
 from dryfit.core.errors import ExitStatus
-from dryfit.core.wire import Message
-from dryfit.store.events import Event
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
+from observers import Recorder
 from study_runs import ends, fold, marked_processes, objective_study, run, run_here, start, wait_for, write_study
 
 
@@ -94,7 +92,8 @@ class LetGo:
         self.left: list[object] = []
         self.held: list[tuple[int, int]] = []
 
-    def on_open(self, layout: StudyLayout) -> None:
+    def on_turn(self, turn: Turn) -> None:
+        """Look; nothing has been done for this study yet."""
         for before in self.opened:
             self.left += marked_processes(before)
             targets = (os.readlink(f"/proc/self/fd/{fd}") for fd in self._fds())
@@ -103,24 +102,18 @@ class LetGo:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             closed = fold(before).sessions[-1].closed
             self.left += [] if closed == "done" else [closed]
-        self.opened.append(layout.folder)
+        self.opened.append(turn.folder)
         self.held.append((len(list(self._fds())), threading.active_count()))
 
     @staticmethod
     def _fds() -> Iterator[str]:
         return (fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}"))
 
-    def on_event(self, event: Event, state: StudyState) -> None: ...
-
-    def on_message(self, number: int, message: Message) -> None: ...
-
-    def on_note(self, text: str) -> None: ...
-
 
 def test_a_study_lets_go_of_everything_before_the_next_begins(tmp_path: Path) -> None:
     files = [write(tmp_path, "a", mirror="journal"), write(tmp_path, "b")]
     watch = LetGo()
-    result = dryfit.tune_all(files, trials=1, observers=[watch])
+    result = dryfit.tune_all(files, trials=1, observers=[Recorder()], on_turn=watch.on_turn)
     assert [run.status for run in result.studies] == [0, 0]
     assert watch.opened == [tmp_path / "a", tmp_path / "b"]
     assert watch.left == []
@@ -144,7 +137,7 @@ def test_a_signal_stops_the_one_that_runs_and_begins_no_further_one(
 ) -> None:
     files = [write(tmp_path, "a"), write(tmp_path, "b", "waits"), write(tmp_path, "c")]
     process = start("tune", *files, "--trials", "1")
-    assert wait_for(lambda: (tmp_path / "b/trials/0000/checkpoints/attempt-1").exists(), process)
+    assert wait_for(lambda: (tmp_path / "b/trials/0000/attempt-1/checkpoints/attempt-1").exists(), process)
     process.send_signal(number)
     out, errors = process.communicate()
     assert process.returncode == status, errors

@@ -23,13 +23,13 @@ OWN_TOLERANCE = 1e-6  # of a gradient, relative to the parameter's own largest
 DEGREES = (2, 4)
 
 
-def cut_in_layers(plan: ShardPlan) -> set[str]:
+def sharded_in_layers(plan: ShardPlan) -> set[str]:
     return {name for name, shard in plan.parameters.items() if shard.dim is not None and re.search(r"\.\d+\.", name)}
 
 
 def checked_plan(name: str, degree: int, *, words: bool) -> ShardPlan:
     plan = planned(name, degree, words=words)
-    assert len(cut_in_layers(plan)) == 2 * ARCHITECTURES[name][2]
+    assert len(sharded_in_layers(plan)) == 2 * ARCHITECTURES[name][2]
     assert any(row.vocabulary for row in plan.modules.values()) is words
     assert ShardPlan.model_validate_json(plan.model_dump_json()) == plan
     return plan
@@ -49,7 +49,7 @@ def test_four_ranks_need_four_heads_of_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
-def test_layers_are_cut_as_transformers_own_plan_does(name: str) -> None:
+def test_layers_are_sharded_as_transformers_own_plan_does(name: str) -> None:
     module: Any = model(name)
     theirs: dict[str, str] = module.config.base_model_tp_plan
     plan = planned(name, 2, words=False)

@@ -18,7 +18,6 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.settings.trial import Outcome, TrialRecord
 from dryfit.reporting.data.csv_file import csv_text
-from dryfit.reporting.data.records import records_of
 from dryfit.reporting.data.summary import summarise
 from dryfit.reporting.html.verdict import verdict_of
 from dryfit.reporting.terminal.generation_text import began_text, generation_text, generations_table
@@ -183,15 +182,14 @@ def test_what_is_said(tmp_path: Path) -> None:
     assert summary.best is not None and summary.best.number >= TRIALS
     view = summary.generation
     assert (view.number, view.mirror, view.earlier, view.used) == (2, "toy-g2", TRIALS, len(fitting))
-    text = generation_text(2, began_at_s=view.began_at_s, reasons=view.reasons, earlier=view.earlier, used=view.used)
+    text = generation_text(view)
     assert text.startswith("generation 2 (since 20") and text.endswith(f"kept, {len(fitting)} of them used")
     table = trials_table(state)
     assert [row[2] for row in table.rows] == ["1"] * TRIALS + ["2"] * 3
     assert [row[0] for row in generations_table(state).rows] == ["2", "1"]
-    records = records_of(state)
-    assert [trial.number for trial in records.trials] == [8, 9, 10]
-    assert len(csv_text(records).splitlines()) == 1 + TRIALS + 3
-    assert "trial 0" not in verdict_of(records, defaults_first=True).result
+    assert [trial.number for trial in state.present] == [8, 9, 10]
+    assert len(csv_text(state).splitlines()) == 1 + TRIALS + 3
+    assert "trial 0" not in verdict_of(state, defaults_first=True).result
 
 
 def test_values_of_other_goals_stand_under_their_own_names(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 import dryfit
 import plan_jobs
 from dryfit.core.failure import PERMITTED, Action, FailureKind
-from dryfit.core.jobs.names import ENTRY_POINTS, Job
+from dryfit.core.jobs.child import JOBS
+from dryfit.core.jobs.job import Job
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.store.events import AttemptPlaced, Event, ParallelSet
@@ -46,8 +47,8 @@ class Watcher:
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plan_jobs.use_stand_ins(monkeypatch, Job.PLAN)
-    monkeypatch.setitem(ENTRY_POINTS, Job.RESOLVE, "plan_jobs:resolve_cuda")
-    monkeypatch.setitem(ENTRY_POINTS, Job.TRAIN, "plan_jobs:train_beside")
+    monkeypatch.setitem(JOBS, Job.RESOLVE, JOBS[Job.RESOLVE]._replace(entry="plan_jobs:resolve_cuda"))
+    monkeypatch.setitem(JOBS, Job.TRAIN, JOBS[Job.TRAIN]._replace(entry="plan_jobs:train_beside"))
     return Driver.install(tmp_path / "driver", monkeypatch)
 
 

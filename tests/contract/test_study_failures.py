@@ -59,7 +59,7 @@ class Shows:
 
 
 def stopped(by: StopReason) -> ChildResult:
-    return ChildResult(train=TrainResult(value=None, best=None, steps=3, stopped_by=by))
+    return ChildResult(TrainResult(value=None, best=None, steps=3, stopped_by=by))
 
 
 EVERY = (
@@ -67,7 +67,7 @@ EVERY = (
     Shows(K.CONFIG, fault(code="CONFIG"), (A.GIVE_UP,)),
     Shows(K.DATA, fault(code="DATA"), (A.GIVE_UP,), end=End.BAD_DATA),
     Shows(K.NETWORK, fault("builtins.ConnectionError"), (*(A.RETRY,) * 3, A.GIVE_UP)),
-    Shows(K.DISK_FULL, Evidence(exit_code=int(ChildStatus.DISK_FULL)), (A.PAUSE,), None, End.PAUSED),
+    Shows(K.DISK_FULL, Evidence(exit_code=int(ChildStatus.DISK_FULL), disk_full=True), (A.PAUSE,), None, End.PAUSED),
     Shows(K.CHECKPOINT_CORRUPT, fault("builtins.EOFError", trace=READING), (*(A.RETRY,) * 3, A.GIVE_UP)),
     Shows(K.OOM_NEIGHBOUR, NEIGHBOURS, (*(A.RETRY,) * 3, *(A.EXCLUSIVE,) * 5, A.GIVE_UP)),
     Shows(K.OOM_HOST, crash(9, oom_kills_rose=True), (A.LIGHTER, A.GIVE_UP)),

@@ -15,8 +15,8 @@ import plan_jobs
 from dryfit.cli.live import event_line
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action, FailureKind
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.names import Job
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.trial import Outcome

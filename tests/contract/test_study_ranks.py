@@ -1,4 +1,4 @@
-"""A real study of two models under a limit that the larger one does not fit: that one is cut, the other is not."""
+"""A real study of two models under a limit that the larger one does not fit: that one is sharded, the other is not."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 import tiny
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.study.resources.trial_devices import available_cores
+from dryfit.runtime.machine.local_devices import available_cores
 from study_runs import fold, run
 
 STUDY = """

@@ -21,7 +21,7 @@ from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSu
 from dryfit.core.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
 from dryfit.meta.files.source import FolderSource, local_folder
 from dryfit.meta.loading.configs import load_tokenizer, most_tokens
-from dryfit.meta.loading.pretrained import Kind, load_stack, pretrained_config
+from dryfit.meta.loading.pretrained import Kind, load_pretrained, pretrained_config
 from dryfit.study.loop.child_jobs import run_alone
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, encoder_parts, freeze
@@ -57,7 +57,7 @@ def made(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Made:
 
 def tokens_of(folder: Path, place: Path) -> Tokens:
     splits = load_splits(DataSettings(**tiny.data(place)))
-    return tasks.criteria(max_length=64).tokenise(splits, load_tokenizer(FolderSource.of(folder)))
+    return tasks.criteria(max_length=64).tokenise(splits, load_tokenizer(FolderSource(str(folder))))
 
 
 @pytest.mark.every(2)
@@ -91,12 +91,12 @@ def test_a_trial_resumes_and_its_best_weights_score_the_same_bit_for_bit(tmp_pat
     assert whole.best is not None
     assert found == seen.points[whole.best].metrics
     whole_encoder_changed(name, folder, model)
-    again = load_tokenizer(FolderSource.of(tmp_path / "straight/best"))
-    assert again("feel sad")["input_ids"] == load_tokenizer(FolderSource.of(folder))("feel sad")["input_ids"]
+    again = load_tokenizer(FolderSource(str(tmp_path / "straight/best")))
+    assert again("feel sad")["input_ids"] == load_tokenizer(FolderSource(str(folder)))("feel sad")["input_ids"]
 
 
 def whole_encoder_changed(name: str, folder: Path, model: EncoderWithHead) -> None:
-    before, report = load_stack(FolderSource.of(folder), Kind.ENCODER)
+    before, report = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     assert all("pooler" in key for key in report.unexpected)
     after = dict(model.encoder.named_parameters())
     unused = {"mask_emb"} if name == "xlnet" else set()
@@ -107,7 +107,7 @@ def whole_encoder_changed(name: str, folder: Path, model: EncoderWithHead) -> No
 
 def test_rows_are_laid_out_as_the_architecture_was_pretrained(tmp_path: Path, made: Made) -> None:
     name, folder = made
-    tokenizer = load_tokenizer(FolderSource.of(folder))
+    tokenizer = load_tokenizer(FolderSource(str(folder)))
     tokens = tokens_of(folder, tmp_path)
     train = tokens.splits["train"]
     assert tokens.cls_last == (name in LAST_CLS)
@@ -129,7 +129,7 @@ def scores(model: EncoderWithHead, task: CriteriaTask, train: TokenSet, rows: li
 
 
 def in_fp64(folder: Path, pooling: str, tokens: Tokens) -> tuple[EncoderWithHead, CriteriaTask]:
-    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER, dtype=torch.float64)
+    encoder, _ = load_pretrained(FolderSource(str(folder)), Kind.ENCODER, dtype=torch.float64)
     spec = HeadSpec(HeadSettings(pooling=pooling), num_outputs=2, cls_last=tokens.cls_last)
     torch.manual_seed(0)
     task = tasks.criteria(num_labels=2, train_counts={0: 20, 1: 20}, pad_id=tokens.pad_id)
@@ -168,11 +168,11 @@ def test_segments_reach_the_encoders_that_have_them(tmp_path: Path, made: Made) 
 def test_positions_end_where_the_architecture_says(made: Made) -> None:
     """RoBERTa's family counts positions from the padding token on; relative positions have no end."""
     name, folder = made
-    source = FolderSource.of(folder)
+    source = FolderSource(str(folder))
     limit = most_tokens(pretrained_config(source, Kind.ENCODER))
     expected = {"roberta": 70, "xlm-roberta": 70, "xlnet": None, "deberta-v2": None, "deberta-v3": None}
     assert limit == expected.get(name, 72)
-    encoder, _ = load_stack(source, Kind.ENCODER)
+    encoder, _ = load_pretrained(source, Kind.ENCODER)
     size = limit or 200
     ids = torch.full((1, size), 7)
     with torch.inference_mode():
@@ -184,7 +184,7 @@ def test_positions_end_where_the_architecture_says(made: Made) -> None:
 
 
 def hidden(folder: Path, *, seed: int = 0, **rates: float) -> torch.Tensor:
-    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER, **rates)
+    encoder = encoders.with_dropouts(folder, **rates)
     ids = torch.arange(6, 26).unsqueeze(0)
     torch.manual_seed(seed)
     with torch.inference_mode():
@@ -198,12 +198,12 @@ def test_dropouts_act_in_every_architecture(made: Made, key: str) -> None:
     off = {"dropout": 0.0} if name == "xlnet" else {"dropout": 0.0, "attention_dropout": 0.0}
     if name == "xlnet" and key == "attention_dropout":  # it has one rate for both
         with pytest.raises(ConfigError, match="xlnet has no such dropout"):
-            load_stack(FolderSource.of(folder), Kind.ENCODER, attention_dropout=0.23)
+            encoders.with_dropouts(folder, attention_dropout=0.23)
         return
     still = hidden(folder, **off)
     assert torch.equal(still, hidden(folder, seed=1, **off)), "something else is random"
     assert not torch.equal(still, hidden(folder, **off | {key: 0.37}))
-    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER, **off | {key: 0.37})
+    encoder = encoders.with_dropouts(folder, **off | {key: 0.37})
     rates = {module.p for module in encoder.modules() if isinstance(module, nn.Dropout)}
     rates |= {getattr(m, attribute, 0.0) for m in encoder.modules() for attribute in ("attention_dropout", "drop_prob")}
     assert 0.37 in rates
@@ -220,7 +220,7 @@ def refused_for_shared_layers(name: str, act: Any) -> bool:
 
 def test_freezing_reaches_the_embeddings_and_the_first_layers_alone(made: Made) -> None:
     name, folder = made
-    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
+    encoder, _ = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     model = EncoderWithHead(encoder, HeadSpec(HeadSettings(), num_outputs=2))
     if refused_for_shared_layers(name, lambda: freeze(model, 1)):
         return
@@ -233,7 +233,7 @@ def test_freezing_reaches_the_embeddings_and_the_first_layers_alone(made: Made) 
 
 def test_every_layer_has_its_learning_rate(made: Made) -> None:
     name, folder = made
-    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
+    encoder, _ = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     model = EncoderWithHead(encoder, HeadSpec(HeadSettings(), num_outputs=2))
     optim = OptimSettings(lr=1.0, layer_decay=0.5)
     if refused_for_shared_layers(name, lambda: parameter_groups(model, optim)):
@@ -252,7 +252,7 @@ def test_every_layer_has_its_learning_rate(made: Made) -> None:
 
 def test_what_deberta_keeps_beside_its_layers_is_frozen_with_what_reads_it(folders: dict[str, Path]) -> None:
     """Its relative embeddings have a norm, and all layers read them; its convolution is a part of the first layer."""
-    encoder, _ = load_stack(FolderSource.of(folders["deberta-v2"]), Kind.ENCODER)
+    encoder, _ = load_pretrained(FolderSource(str(folders["deberta-v2"])), Kind.ENCODER)
     depth_of = encoder_parts(encoder).depth_of
     assert {depth_of[key] for key in depth_of if "encoder.LayerNorm" in key or "rel_embeddings" in key} == {0}
     assert {depth_of[key] for key in depth_of if "encoder.conv." in key} == {1}
@@ -273,12 +273,11 @@ def test_the_memory_of_each_is_planned(folders: dict[str, Path], tmp_path: Path)
         subjects=tuple(subjects), device=HUGE, execution=ExecutionSettings(), trace_dir=str(tmp_path / "traces")
     )
     result = run_alone("planning all architectures", request)
-    assert result.plan is not None
-    for name, answer in zip(names, result.plan.answers, strict=True):
+    for name, answer in zip(names, result.answers, strict=True):
         assert answer.verdict is VerdictKind.FITS, (name, answer.reasons)
         memory = answer.memory
         assert memory is not None
-        encoder, _ = load_stack(FolderSource.of(folders[name]), Kind.ENCODER)
+        encoder, _ = load_pretrained(FolderSource(str(folders[name])), Kind.ENCODER)
         weights_bytes = sum(parameter.nbytes for parameter in encoder.parameters())
         # Blocks are rounded up, and buffers are counted.
         spare_bytes = 2 * 512 * len([*encoder.parameters(), *encoder.buffers()])

@@ -16,7 +16,7 @@ import tiny
 from dryfit.api import train, train_ensemble, train_top
 from dryfit.api.studies import tune
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.store.ledger import StudyLock
+from dryfit.store.lock import StudyLock
 from dryfit.study.loop.next_step import End
 from dryfit.tasks.saved.saved_model import load
 from study_runs import DEADLINE_S, command, fold, run, run_here, start, wait_for, write_study
@@ -59,7 +59,8 @@ def test_the_best_trial_once_more_is_the_trial_and_the_study_is_not_touched(stud
     assert again.model.test == told["test"]
     (folder,) = (study / "final").glob(f"trial-{best.number:04d}-seed-{best.seed}")
     assert len(list(folder.glob("attempt-*"))) == 1  # it was not trained a second time
-    assert not (folder / "checkpoints").exists()
+    assert not list(folder.glob("**/checkpoints")) and not list(folder.glob("**/best"))
+    assert [path.relative_to(folder) for path in folder.glob("**/model")] == [Path("model")]
     with pytest.raises(ConfigError, match="something is there already"):
         train(study, out=out)
 
@@ -137,7 +138,7 @@ def test_an_ensemble_that_is_killed_between_its_members_goes_on(tmp_path: Path) 
         study / "final" / f"trial-{number:04d}-seed-{fold(study).trials[number].seed}" for number in best_trials(study)
     )
     process = start("train", study, "--trial", "top2", "--json")
-    assert wait_for(lambda: (first / "model").is_dir() and any(second.glob("checkpoints/step-*")), process)
+    assert wait_for(lambda: (first / "model").is_dir() and any(second.glob("attempt-1/checkpoints/step-*")), process)
     process.kill()
     process.communicate()
     assert not list((study / "final").glob("top2-*/model"))
@@ -247,7 +248,7 @@ def test_what_ends_it_in_between_changes_nothing(tmp_path: Path, number: int) ->
     value = fold(study).trials[0].value
     process = start("train", study, "--json")
     (paths,) = [study / "final" / f"trial-0000-seed-{fold(study).trials[0].seed}"]
-    assert wait_for(lambda: len(list(paths.glob("checkpoints/step-*"))) > 1, process)
+    assert wait_for(lambda: len(list(paths.glob("attempt-1/checkpoints/step-*"))) > 1, process)
     process.send_signal(number)
     process.communicate()
     assert process.returncode == (130 if number == signal.SIGINT else -number)

@@ -246,7 +246,7 @@ def test_killed_in_its_second_fold(
     result, points = undisturbed
     trial = in_folds(tmp_path, model)
     killed(trial, lambda point: point.n == n, checkpoint_every_s=every_s)
-    found = newest_good(tmp_path / "checkpoints", trial.fingerprint)
+    found = newest_good(trial.layout.files_of(1).checkpoints, trial.fingerprint)
     assert found is not None
     assert (found.step, found.fold_step, found.folds) == (from_step, from_step - 10, result.folds[:1])
     second, after = trial.run()

@@ -209,7 +209,7 @@ def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed: Und
         os._exit(3)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
-    found = newest_good(tmp_path / "checkpoints", trial.fingerprint)
+    found = newest_good(trial.layout.files_of(1).checkpoints, trial.fingerprint)
     assert found is not None
     assert (found.step, len(found.points)) == (5, 2)
     second, after = trial.run(checkpoint_every_s=1e-9)
@@ -251,14 +251,14 @@ def test_killed_while_a_checkpoint_is_written(
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     status = die_while_writing(trial, "step-00000005", operation)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    found = newest_good(tmp_path / "checkpoints", trial.fingerprint)
+    found = newest_good(trial.layout.files_of(1).checkpoints, trial.fingerprint)
     assert found is not None
     assert found.step == 3
     second, after = trial.run(checkpoint_every_s=1e-9)
     assert after.points == points[1:]
     assert second == result
     assert same_weights(trial.best_weights(), whole.best_weights())
-    assert not list((tmp_path / "checkpoints").glob(".*"))
+    assert not list(tmp_path.glob("**/.*")), "nothing half written stays"
 
 
 def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(
@@ -356,8 +356,7 @@ def test_a_real_stop_file_and_a_deadline(tmp_path: Path, model: Path) -> None:
     request = trial.request().model_copy(update={"verdict_timeout_s": 0.05})
     (tmp_path / "attempt").mkdir()
     channel = ChildChannel(tmp_path / "attempt", wakeup_fifo=None, placed_at_s=time.monotonic())
-    result = train(request, channel).train
-    assert result is not None
+    result = train(request, channel)
     assert result.stopped_by is None
     assert result.peak_rss_bytes is not None
     assert result.peak_rss_bytes > 100 << 20
@@ -371,6 +370,5 @@ def test_a_real_stop_file_and_a_deadline(tmp_path: Path, model: Path) -> None:
     assert all(m.total_steps == STEPS for m in messages if isinstance(m, Progress))
     (tmp_path / "attempt" / STOP_FILE).touch()
     again = trials.small(tmp_path / "again", encoder=model, **TABLES)
-    stopped = train(again.request(), channel).train
-    assert stopped is not None
+    stopped = train(again.request(), channel)
     assert (stopped.stopped_by, stopped.steps) == (StopReason.REQUEST, 1)

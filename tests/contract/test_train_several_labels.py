@@ -12,7 +12,8 @@ import tiny
 import trials
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Metric
-from dryfit.core.settings.task_facts import class_metrics
+from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.task_facts import metrics_of_classes
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.tasks.base import pad_rows
@@ -33,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> trials.T
     trial = trials.Trial(folder, encoder=encoder, data=tiny.multi_label_data(folder / "data"), **TABLES)
     result, channel = trial.run()
     assert result.value == min(point.metrics["loss"] for point in channel.points)
-    assert set(channel.points[0].metrics) == set(class_metrics(3, multi_label=True))
+    assert set(channel.points[0].metrics) == set(metrics_of_classes(DataSettings(num_labels=3, multi_label=True)))
     return trial
 
 
@@ -110,7 +111,9 @@ def test_micro_batches_learn_the_same(tmp_path: Path, encoder: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("metric", sorted(set(Metric) - set(class_metrics(3, multi_label=True))))
+@pytest.mark.parametrize(
+    "metric", sorted(set(Metric) - set(metrics_of_classes(DataSettings(num_labels=3, multi_label=True))))
+)
 def test_a_metric_of_one_guess_for_each_row_is_refused(tmp_path: Path, encoder: Path, metric: Metric) -> None:
     data = tiny.multi_label_data(tmp_path / "data")
     with pytest.raises(ConfigError, match=f"{metric} with 3 classes, any number of them to a row"):

@@ -15,6 +15,7 @@ import tiny
 import trials
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import FailureKind
+from dryfit.core.jobs.train import TrainResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.wire import Note, Report, Verdict
 from dryfit.runtime.children.child_spec import PRELOAD, ChildExited, ChildLimits, ChildMessage, ChildSpec
@@ -120,7 +121,7 @@ def test_a_fork_of_the_preloaded_server_makes_its_context_cleanly(
     harness: Harness, tmp_path: Path, encoder: Path
 ) -> None:
     found = run(harness, tmp_path / "trial", encoder, "clean")
-    assert found.result is not None and found.result.train is not None, found.evidence.log_tail
+    assert found.result is not None and isinstance(found.result.answer, TrainResult), found.evidence.log_tail
     note = next(e.message for e in harness.events if isinstance(getattr(e, "message", None), Note))
     assert isinstance(note, Note)
     assert note.text == "(False, False) 1024.0 1"

@@ -38,10 +38,11 @@ CAPPED = """
 import json, sys
 import torch
 from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.train.rehearsal.observing import ALLOCATOR_SETTINGS, CudaMeter, device_spec, run_case
+from dryfit.train.device import ALLOCATOR_TEXTS
+from dryfit.train.rehearsal.observing import CudaMeter, device_spec, run_case
 
 case = MemoryCase.model_validate_json(sys.argv[1])
-torch._C._accelerator_setAllocatorSettings(ALLOCATOR_SETTINGS[case.allocator])
+torch._C._accelerator_setAllocatorSettings(ALLOCATOR_TEXTS[case.allocator])
 torch.cuda.set_per_process_memory_fraction(int(sys.argv[2]) / device_spec().capacity_bytes)
 try:
     print(json.dumps({"steps": run_case(case, "cuda", CudaMeter())}))
@@ -91,9 +92,8 @@ def result(cases: dict[str, MemoryCase], tmp_path_factory: pytest.TempPathFactor
         run_alone("measuring", CalibrateRequest(case=case, folder=str(exchange), visible_device="0"))
     kept = str(exchange / "kept")
     found = run_alone("comparing", CalibrateRequest(case=None, folder=str(exchange), calibration_dir=kept))
-    assert found.calibrate is not None
-    assert read_calibrations(Path(kept)) == (found.calibrate.calibration,)
-    return found.calibrate
+    assert read_calibrations(Path(kept)) == (found.calibration,)
+    return found
 
 
 def compared(result: CalibrateResult, name: str) -> CaseComparison:

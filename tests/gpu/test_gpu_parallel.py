@@ -45,7 +45,7 @@ expected = module(**{name: value.cuda() for name, value in made.batch().items()}
 module = made.on_meta("llama")
 materialise(module, missing="init", device="cuda")
 plan = made.llama_plan(module, 2, vocabulary=True)
-ranks = ProcessRanks(checked=True)
+ranks = ProcessRanks()
 module = apply(module.double(), plan, ranks)
 torch.manual_seed(0)
 check_ranks(module, plan, ranks)

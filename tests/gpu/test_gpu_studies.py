@@ -26,7 +26,7 @@ def test_two_trials_side_by_side_on_one_card(tmp_path: Path, precision: str) -> 
     assert state.counts[Outcome.COMPLETE] == 4
     assert state.resolved is not None
     assert state.resolved.device == "cuda"
-    assert all(attempt.device == "0" for trial in state.trials for attempt in trial.attempts)
+    assert all(attempt.device == "here/0" for trial in state.trials for attempt in trial.attempts)
     assert all(len(trial.attempts) == 1 for trial in state.trials)
 
 

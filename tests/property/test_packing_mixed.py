@@ -59,13 +59,13 @@ class Machine:
         if not isinstance(found, Fit):
             return found
         one = next(waiting for waiting in self.waiting if waiting.number == found.number)
-        assert found.device is not None and len(set(devices_of(found.device))) == one.device_count
+        assert len(set(devices_of(found.place))) == one.device_count
         for other in self.waiting:
             if other.number < one.number:
                 self.bypassed[other.number] = self.bypassed.get(other.number, 0) + 1
         self.waiting.remove(one)
-        self.running[one.number] = one, found.device
-        for device in devices_of(found.device):
+        self.running[one.number] = one, found.place
+        for device in devices_of(found.place):
             self.check(device)
         return found
 

@@ -13,7 +13,7 @@ FACTORS = st.lists(st.sampled_from([2, 3, 4]), min_size=2, max_size=5)
 
 
 def rank_slice(tensor: torch.Tensor, dims: list[Dim], axes: Axes, axis: int, rank: int) -> torch.Tensor:
-    """What a rank has of a tensor that is cut, element by element, at an axis."""
+    """What a rank has of a tensor that is sharded, element by element, at an axis."""
     at = next(place for place, dim in enumerate(dims) if axis in axes.axes_of(dim))
     outer, inner = axes.layout(dims[at], axis)
     size = axes.size(axis)
@@ -32,13 +32,13 @@ def grouped(data: st.DataObject, factors: list[int]) -> list[int]:
     return shape
 
 
-def replayed(tensor: torch.Tensor, moves: list[tuple[list[int] | None, list[Dim]]], axes: Axes, cut: int | None):
-    """The moves once more: an order of dimensions, or a shape whose sizes are a rank's where an axis is cut."""
+def replayed(tensor: torch.Tensor, moves: list[tuple[list[int] | None, list[Dim]]], axes: Axes, sharded: int | None):
+    """The moves once more: an order of dimensions, or a shape whose sizes are a rank's where an axis is sharded."""
     for order, dims in moves:
         if order is not None:
             tensor = tensor.permute(order)
         else:
-            sizes = [[axes.size(one) // (2 if one == cut else 1) for one in axes.axes_of(dim)] for dim in dims]
+            sizes = [[axes.size(one) // (2 if one == sharded else 1) for one in axes.axes_of(dim)] for dim in dims]
             tensor = tensor.reshape([prod(each) for each in sizes])
     return tensor
 

@@ -1,4 +1,4 @@
-"""Over how many ranks a model is cut: the fewest that fit, never more than there are, and one where one will do."""
+"""Over how many ranks a model is sharded: the fewest that fit, never more than there are, and one where one will do."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -14,7 +14,7 @@ from dryfit.core.failure import (
     PastFailure,
 )
 from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.runtime.failures.classify import ROWS, classify
 from dryfit.runtime.failures.fault_detail import fault_detail
@@ -74,7 +74,7 @@ evidence = st.builds(
 trained = st.builds(
     TrainResult, value=st.none(), best=st.none(), steps=st.just(1), stopped_by=st.sampled_from(StopReason)
 )
-results = st.none() | st.builds(ChildResult, train=trained) | st.builds(ChildResult, fault=faults)
+results = st.none() | st.builds(ChildResult, answer=trained) | st.builds(ChildResult, fault=faults)
 kinds = st.sampled_from(FailureKind)
 actions = st.sampled_from(Action)
 pasts = st.lists(st.builds(PastFailure, kinds, st.booleans(), actions, st.none() | st.sampled_from("01")))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.sharding.device_groups import devices_of, left_over, places_of
+from dryfit.core.sharding.device_groups import HERE, cpu_of, devices_of, left_over, node_of, places_of
 from dryfit.runtime.machine.packing import (
     BYPASSED_MOST,
     CPU,
@@ -45,7 +45,7 @@ class Machine:
 
     devices: tuple[str, ...]
     waiting: list[Need]
-    running: dict[int, tuple[Need, str | None]] = field(default_factory=dict)
+    running: dict[int, tuple[Need, str]] = field(default_factory=dict)
     bypassed: dict[int, int] = field(default_factory=dict)
     neighbours: dict[str, int] = field(default_factory=dict)
 
@@ -64,18 +64,18 @@ class Machine:
         if not isinstance(found, Fit):
             return found
         one = next(waiting for waiting in self.waiting if waiting.number == found.number)
-        there = cluster.on(found.device)
+        there = cluster.on(found.place)
         assert not (there and one.exclusive) and not any(other.exclusive for other in there)
-        assert found.device not in one.avoid or one.avoid >= set(self.devices)
+        assert found.place not in one.avoid or one.avoid >= set(self.devices)
         taken = (one.shared_bytes if there else one.alone_bytes) or 0
         if one.shared_bytes is not None:
-            held = cluster.taken_bytes(found.device) + self.neighbours.get(str(found.device), 0)
+            held = cluster.taken_bytes(found.place) + self.neighbours.get(found.place, 0)
             assert taken + held <= CAPACITY
         for other in self.waiting:
             if other.number < one.number:
                 self.bypassed[other.number] = self.bypassed.get(other.number, 0) + 1
         self.waiting.remove(one)
-        self.running[one.number] = one, found.device
+        self.running[one.number] = one, found.place
         return found
 
 
@@ -173,15 +173,15 @@ def test_without_a_device_nothing_is_placed() -> None:
 
 def test_the_host_bounds_all_but_the_first() -> None:
     one = Need(5, host_bytes=4 * GIB)
-    busy = Cluster((CPU,), (Allocation(3, None),), host_free_bytes=3 * GIB)
+    busy = Cluster((CPU,), (Allocation(3, CPU.place),), host_free_bytes={HERE: 3 * GIB})
     found = pack([one], busy)
     assert isinstance(found, Blocker) and found.limit is Limit.HOST_MEMORY
     assert "trial 5 takes 4.0 GiB of the host's memory, which has room for 3.0 GiB" in found.text
-    assert pack([one], replace(busy, host_free_bytes=5 * GIB)) == Fit(5, None)
-    assert pack([one], replace(busy, allocations=())) == Fit(5, None)
-    unknown = replace(busy, host_free_bytes=9 * GIB, host_unknown="nobody knows")
+    assert pack([one], replace(busy, host_free_bytes={HERE: 5 * GIB})) == Fit(5, CPU.place)
+    assert pack([one], replace(busy, allocations=(), host_free_bytes={})) == Fit(5, CPU.place)
+    unknown = replace(busy, host_free_bytes={HERE: 9 * GIB}, host_unknown="nobody knows")
     assert pack([one], unknown) == Blocker(5, Limit.HOST_MEMORY, "nobody knows")
-    assert pack([one], replace(unknown, allocations=())) == Fit(5, None)
+    assert pack([one], replace(unknown, allocations=(), host_free_bytes={})) == Fit(5, CPU.place)
 
 
 # ---- groups of devices
@@ -217,11 +217,10 @@ class Groups:
         found = pack(self.waiting, self.cluster())
         if isinstance(found, Fit):
             one = next(waiting for waiting in self.waiting if waiting.number == found.number)
-            assert found.device is not None
-            chosen = devices_of(found.device)
+            chosen = devices_of(found.place)
             assert len(set(chosen)) == self.device_count and set(chosen) <= set(self.devices) - set(self.aside)
             self.waiting.remove(one)
-            self.running[one.number] = one, found.device
+            self.running[one.number] = one, found.place
             self.check(chosen)
         return found
 
@@ -281,6 +280,66 @@ def test_places_have_no_device_in_common_and_use_all_that_can_be_used(
     assert len(idle) == (count - len(aside)) % size and aside.isdisjoint(idle)
     if size == 1:
         assert places == [device for device in devices if device not in aside], "one device: as ever"
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=3), st.integers(1, 4), st.data())
+def test_places_on_several_nodes_are_those_of_each_alone(counts: list[int], size: int, data: st.DataObject) -> None:
+    nodes = [tuple(f"n{node}/{index}" for index in range(count)) for node, count in enumerate(counts)]
+    devices = tuple(device for node in nodes for device in node)
+    aside = frozenset(device for device in devices if data.draw(st.integers(0, 4)) == 0)
+    before = places_of(devices, size)
+    taken = [place for place in before if data.draw(st.booleans())]
+    alone = [
+        places_of(node, size, set_aside=aside, taken=[one for one in taken if set(devices_of(one)) <= set(node)])
+        for node in nodes
+    ]
+    assert places_of(devices, size, set_aside=aside, taken=taken) == [place for places in alone for place in places]
+    assert left_over(devices, size, set_aside=aside) == tuple(
+        device for node in nodes for device in left_over(node, size, set_aside=aside)
+    )
+
+
+@given(needs(12), st.lists(st.integers(0, 3), min_size=1, max_size=3), st.data())
+def test_each_node_bounds_its_own_trials(waiting: list[Need], mosts: list[int], data: st.DataObject) -> None:
+    """By their number and by its host memory; a trial that no node has room for waits, and no other node helps it."""
+    waiting = [replace(one, host_bytes=data.draw(st.integers(1, 4)), avoid=frozenset()) for one in waiting]
+    most = {f"n{index}": count for index, count in enumerate(mosts)}
+    free = {node: data.draw(st.integers(0, 9)) for node in most if data.draw(st.booleans())}
+    running: list[Allocation] = []
+    while True:
+        on = {node: [one for one in running if node_of(one.place) == node] for node in most}
+        full = [node for node, there in on.items() if len(there) >= most[node]]
+        cluster = Cluster([DeviceCapacity(cpu_of(node)) for node in most], running, (), dict(free), full=full)
+        found = pack(waiting, cluster)
+        if not isinstance(found, Fit):
+            break
+        (one,) = [waits for waits in waiting if waits.number == found.number]
+        node = node_of(found.place)
+        assert node not in full and not any(other.exclusive for other in on[node])
+        assert not (one.exclusive and on[node]), "it must be alone on its node's CPU"
+        assert node not in free or free[node] >= (one.host_bytes or 0)
+        if node in free:
+            free[node] -= one.host_bytes or 0
+        waiting.remove(one)
+        running.append(Allocation(one.number, found.place, None, one.exclusive))
+    assert found is None or found.limit in (Limit.ASKED, Limit.HOST_MEMORY, Limit.EXCLUSIVE)
+    assert all(len([one for one in running if node_of(one.place) == node]) <= most[node] for node in most)
+
+
+def test_the_reason_names_the_node() -> None:
+    one, two = cpu_of("n1"), cpu_of("n2")
+    busy = Cluster((DeviceCapacity(one), DeviceCapacity(two)), (Allocation(3, two), Allocation(4, one)), full=["n1"])
+    assert pack([Need(5)], busy) == Fit(5, two)
+    assert pack([Need(5)], replace(busy, full=["n1", "n2"])) == Blocker(
+        5, Limit.ASKED, "as many trials run on node n1 as may run there"
+    )
+    found = pack([Need(5, host_bytes=4 * GIB)], replace(busy, host_free_bytes={"n2": 3 * GIB}, full=()))
+    assert found == Fit(5, one), "the other has room"
+    found = pack([Need(5, host_bytes=4 * GIB)], replace(busy, host_free_bytes={"n1": 0, "n2": 3 * GIB}, full=["n1"]))
+    assert isinstance(found, Blocker) and found.limit is Limit.ASKED
+    found = pack([Need(5, host_bytes=4 * GIB)], replace(busy, host_free_bytes={"n1": 0, "n2": 3 * GIB}, full=()))
+    assert isinstance(found, Blocker) and found.limit is Limit.HOST_MEMORY
+    assert found.text == "trial 5 takes 4.0 GiB of the memory of node n1, which has room for 0 MiB"
 
 
 def test_a_group_has_the_room_of_its_device_with_the_least() -> None:

@@ -63,7 +63,7 @@ def test_micro_batches_add_up_to_the_whole_batch(data: st.DataObject) -> None:
             model, batch, task, micro_batch=micro_batch, backward=torch.Tensor.backward, autocast=torch.enable_grad
         )
         assert model.scores.grad is not None
-        return float(step.loss), model.scores.grad
+        return float(step), model.scores.grad
 
     whole = Rows(scores)
     mean = loss.loss_sum(whole(ids, ids), batch) / loss.batch_weight(batch)

@@ -7,7 +7,6 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs.calibration import Observation, PartPeak
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.memory import Confidence
 from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
 from dryfit.core.settings.execution import DeviceSpec
@@ -24,7 +23,7 @@ CONTEXT_BYTES = 456 << 20
 DEVICE = DeviceSpec(name="Stand-In 4000", capacity_bytes=24 << 30, capability=(8, 6))
 
 
-def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
+def calibrate(body: CalibrateRequest, channel: ChildChannel) -> CalibrateResult:
     """Observe what a plan says, with the history of a device that followed it; compare as usual."""
     case = body.case
     if case is None:
@@ -48,4 +47,4 @@ def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
         steps=3,
     )
     write_model(Path(body.folder) / f"{case.name}.json", seen)
-    return ChildResult(calibrate=CalibrateResult(observation=seen))
+    return CalibrateResult(observation=seen)

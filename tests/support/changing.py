@@ -19,15 +19,16 @@ from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import ObjectiveRequest, ResolveResult, TrainRequest, TrainResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import MetricPoint, Scalar
-from dryfit.core.wire import RESULT_FILE, Report, Started, Verdict, write_model
+from dryfit.core.wire import RESULT_FILE, Report, Started
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.search.mirror.process import Mirror
+from dryfit.search.mirror.process import Mirror, MirrorStatus
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
 from dryfit.study.loop import session
+from quiet_children import QuietChildren
 
 
 def space_of(models: int, **keys: Any) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def score(params: dict[str, Scalar]) -> float:
 
 
 @dataclass
-class AtOnce:
+class AtOnce(QuietChildren):
     """Answers where a real supervisor would start processes; each trial reports once and completes."""
 
     started: list[ChildSpec] = field(default_factory=list)
@@ -119,26 +120,14 @@ class AtOnce:
         point = MetricPoint(n=0, step=3, epoch=1.0, value=value, metrics={})
         done = TrainResult(value=value, also=(0.5,) * (goals - 1), best=0, steps=3)
         spec.folder.mkdir(parents=True, exist_ok=True)
-        write_model(spec.folder / RESULT_FILE, ChildResult(train=done), durable=False)
+        (spec.folder / RESULT_FILE).write_text(ChildResult(done).to_json())
         self.events.append(ChildMessage(spec.key, Started(pid=1, overhead_ms=1.0)))
         self.events.append(ChildMessage(spec.key, Report(point=point)))
-        self.events.append(ChildExited(spec.key, ChildResult(train=done), Evidence(exit_code=0)))
+        self.events.append(ChildExited(spec.key, ChildResult(done), Evidence(exit_code=0)))
 
     def wait(self, timeout_s: float) -> list[ChildEvent]:
         """The next thing said."""
         return [self.events.popleft()] if self.events else []
-
-    def kill(self, key: str, why: str = "now") -> None:
-        """Children are done before they can be killed."""
-
-    def answer(self, key: str, verdict: Verdict) -> None:
-        """Verdicts all say go on."""
-
-    def ask_stop(self, key: str) -> None:
-        """Children are done before they can be asked."""
-
-    def wake(self) -> None:
-        """Nothing to wake."""
 
 
 @contextmanager
@@ -210,6 +199,7 @@ def run(
 def mirrored(folder: Path, name: str) -> optuna.Study:
     """A generation of the study in ``folder``, as Optuna reads it from a mirror made now."""
     journal = folder / "optuna.journal"
-    mirror = Mirror(folder / "ledger.jsonl", storage=f"journal:{journal}", study="toy", status=folder / "mirror.json")
+    status = MirrorStatus(folder / "mirror.json")
+    mirror = Mirror(folder / "ledger.jsonl", storage=f"journal:{journal}", study="toy", status=status)
     mirror.catch_up()
     return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(journal))))

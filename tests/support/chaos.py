@@ -165,7 +165,7 @@ def assert_undisturbed(folder: Path, undisturbed: Path, trials: int) -> None:
     counts = summary_of(folder)["trials"]
     assert (counts["complete"], counts["failed"], counts["running"]) == (trials, 0, 0)
     assert marked_processes(folder) == []
-    assert not list(folder.glob("trials/*/checkpoints"))
+    assert not list(folder.glob("trials/**/checkpoints")) and not list(folder.glob("trials/*/attempt-*/best"))
 
 
 def failures(state: StudyState) -> Iterator[tuple[FailureKind, str]]:

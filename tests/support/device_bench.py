@@ -8,7 +8,7 @@ from typing import Any
 import instant
 import plan_jobs
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.study.resources.placements import Machine
+from dryfit.runtime.machine.node import DeviceFacts
 from dryfit.study.trials.context import StudyContext
 from nvml import ScriptedDevices
 
@@ -60,7 +60,9 @@ class Bench:
     def on_cuda(self, study: StudyContext) -> StudyContext:
         spec = DeviceSpec(name="made up", capacity_bytes=self.capacity_bytes)
         found = {"device": DeviceKind.CUDA, "device_count": self.count, "device_spec": spec}
-        return replace(study, resolved=study.resolved.model_copy(update=found), cores=16)
+        devices = [DeviceFacts(str(index), capacity_bytes=self.capacity_bytes) for index in range(self.count)]
+        resolved = study.resolved.model_copy(update=found)
+        return replace(study, resolved=resolved, nodes=instant.one_node(16, *devices))
 
     def clock(self) -> float:
         self.now_s += self.tick_s
@@ -81,7 +83,6 @@ class Bench:
             "runtime": {"parallel": 4},
         }
         seen = {name: hears for name, hears in (("host", host), ("placed", placed)) if hears is not None}
-        machine = Machine(self.devices, **seen)
         return instant.run(
             self.folder,
             instant.config(**(known | tables)),
@@ -89,7 +90,8 @@ class Bench:
             idle=self.idle,
             script=script or (lambda _: None),
             answerer=answerer or plan_jobs.answer,
-            machine=machine,
+            devices=self.devices,
+            **seen,
             clock=self.clock,
             observers=[self.watcher],
         )

@@ -9,11 +9,14 @@ from typing import Any
 import sentencepiece
 import torch
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
 
 import tiny
+from dryfit.core.settings.tables import RegularizationSettings
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.meta.loading.matching import LoadOptions
+from dryfit.meta.loading.pretrained import Kind, empty_stack, fill_pretrained
 
 _FULL_WIDTH = " ".join("".join(chr(ord(char) + 0xFEE0) for char in word) for word in ("full", "width", "123"))
 # Several scripts, full-width forms, accents and emoji: what normalisers change, and what they must not.
@@ -126,12 +129,20 @@ def _byte_level(folder: Path, bpe: ByteLevelBPETokenizer) -> None:
 def model(folder: Path, name: str, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a tiny random encoder with its own kind of tokenizer into a folder."""
     tokenizer(folder, name)
-    size = len(load_tokenizer(FolderSource.of(folder)))
+    size = len(load_tokenizer(FolderSource(str(folder))))
     architecture, settings = CONFIGS[name]
     config = AutoConfig.for_model(architecture, **{"vocab_size": size, **settings, **overrides})
     torch.manual_seed(seed)
     AutoModel.from_config(config).save_pretrained(folder)
     return folder
+
+
+def with_dropouts(folder: Path, dtype: torch.dtype | None = None, **rates: float) -> PreTrainedModel:
+    """A folder's model with other dropouts, as trials load it."""
+    source = FolderSource(str(folder))
+    encoder = empty_stack(source, Kind.ENCODER, RegularizationSettings(**rates))
+    fill_pretrained(encoder, source, Kind.ENCODER, LoadOptions(torch.device("cpu"), dtype))
+    return encoder
 
 
 def words(count: int, seed: int) -> list[str]:

@@ -26,7 +26,7 @@ from dryfit.memory.tracing.fake_cuda import FakeDevice, why_not
 from dryfit.memory.tracing.recorder import StorageRecorder
 from dryfit.memory.tracing.stand_ins import StandIns
 from dryfit.memory.tracing.tracer import Variant
-from dryfit.meta.construction.walk import put_all
+from dryfit.meta.construction.walk import like, put_all
 from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal import step_tracer as tracing
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
@@ -98,7 +98,7 @@ def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
         stand_ins.number = 0 if now in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
 
     with FakeDevice("cuda").active(), stand_ins, recorder, recorder.segment() as record:
-        put_all(parts.model, lambda old: torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cuda"))
+        put_all(parts.model, lambda slot: like(slot.tensor, "cuda"))
         rehearsal = Rehearsal(parts, "cuda", OptimizerPlan(impl=variant.optimizer_impl, modelled=True))
         for _ in range(2):
             phase(StepPhase.FORWARD)

@@ -7,8 +7,7 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import TrainRequest
+from dryfit.core.jobs.train import TrainRequest, TrainResult
 from dryfit.core.wire import Note, Phase
 from dryfit.jobs.train import train
 from dryfit.tasks.guard import BatchGuard
@@ -20,7 +19,7 @@ WRONG = "DRYFIT_TEST_WRONG"
 _THIRD = 3
 
 
-def run(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+def run(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     """Train, with one thing wrong in the third training batch."""
     wrong = os.environ[WRONG]
     if wrong == "context":

@@ -3,10 +3,10 @@
 import json
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import plan_jobs
 from dryfit.config.schema import StudyConfig
@@ -16,9 +16,13 @@ from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.plan import PlanRequest, PlanResult
 from dryfit.core.jobs.train import FinalRequest, FinalResult, TrainRequest
 from dryfit.core.settings.trial import MetricPoint
-from dryfit.core.wire import Checkpointed, Report, Started, Verdict
+from dryfit.core.sharding.device_groups import HERE
+from dryfit.core.wire import Checkpointed, Report, Started
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.gpus import GpuMonitor
+from dryfit.runtime.machine.host_memory import HostMemory, read_host_memory
+from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
@@ -28,6 +32,7 @@ from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.trials.context import StudyContext
+from quiet_children import QuietChildren
 
 
 class Killed(BaseException):
@@ -78,8 +83,17 @@ class Clock:
         return self.now_s
 
 
+def one_node(cores: int = 1, *devices: DeviceFacts, host_bytes: int = 2**36) -> dict[str, NodeFacts]:
+    """This machine, with so many cores and such devices."""
+    return {HERE: NodeFacts(cores, host_bytes, devices)}
+
+
+def _no_device(_key: str, _device: str, _planned_bytes: int | None) -> None:
+    """Nobody hears of devices."""
+
+
 @dataclass
-class InstantSupervisor:
+class InstantSupervisor(QuietChildren):
     """Runs stand-ins where a real supervisor would start processes."""
 
     answerer: plan_jobs.Answerer = plan_jobs.answer
@@ -103,11 +117,11 @@ class InstantSupervisor:
         try:
             if isinstance(body, PlanRequest):
                 answers = tuple(self.answerer(subject, body) for subject in body.subjects)
-                return [ChildExited(spec.key, ChildResult(plan=PlanResult(answers=answers)), Evidence(exit_code=0))]
+                return [ChildExited(spec.key, ChildResult(PlanResult(answers=answers)), Evidence(exit_code=0))]
             if isinstance(body, EnsembleRequest):
                 own = tuple(member.result for member in body.members)
                 mean = EnsembleResult(validation={}, test=None, rows={}, members=own, model_dir=body.model_dir)
-                return [ChildExited(spec.key, ChildResult(ensemble=mean), Evidence(exit_code=0))]
+                return [ChildExited(spec.key, ChildResult(mean), Evidence(exit_code=0))]
             training = body.training if isinstance(body, FinalRequest) else body
             assert isinstance(training, TrainRequest)
             ends = self.script(training)
@@ -121,10 +135,10 @@ class InstantSupervisor:
             done = plan_jobs.result(training)
             assert done.value is not None
             point = MetricPoint(n=0, step=3, epoch=1.0, value=done.value, metrics={})
-            result = ChildResult(train=done)
+            result = ChildResult(done)
             if isinstance(body, FinalRequest):
                 scores = FinalResult(training=done, step=3, validation={}, test=None, rows={}, model_dir=body.model_dir)
-                result = ChildResult(final=scores)
+                result = ChildResult(scores)
             end = ChildExited(spec.key, result, Evidence(exit_code=0))
             return [ChildMessage(spec.key, Report(point=point)), end]
         except Crash:
@@ -141,15 +155,6 @@ class InstantSupervisor:
     def kill(self, key: str, why: str = "now") -> None:
         """Nothing more is heard of a child."""
         self.events = deque(event for event in self.events if event.key != key)
-
-    def answer(self, key: str, verdict: Verdict) -> None:
-        """Verdicts all say go on."""
-
-    def ask_stop(self, key: str) -> None:
-        """Children are done before they can be asked."""
-
-    def wake(self) -> None:
-        """Nothing to wake."""
 
     def planned(self) -> list[PlanRequest]:
         """Every PLAN child that was started."""
@@ -183,11 +188,15 @@ def run(
     script: Script = lambda _: None,
     change: Callable[[StudyContext], StudyContext] = lambda study: study,
     idle: Callable[[], None] = lambda: None,
+    devices: GpuMonitor | None = None,
+    placed: Callable[[str, str, int | None], None] = _no_device,
+    host: Callable[[Iterable[int]], HostMemory] = read_host_memory,
     **loop: Any,
 ) -> Run:
     """One session on the study in ``folder``; it is killed once the ledger has ``kill_after`` events.
 
-    ``idle`` is called whenever the loop waits and nothing happens; ``loop`` are further arguments of the loop.
+    ``idle`` is called whenever the loop waits and nothing happens; ``devices``, ``placed`` and ``host`` are those of
+    the node; ``loop`` are further arguments of the loop.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layout, state, space = StudyLayout(folder), StudyState(), Space.from_config(study)
@@ -206,9 +215,18 @@ def run(
         if state.created is None:
             ledger.append(_created(study, space))
         ledger.append(SessionOpened(pid=1, host="h", version="0", total=study.study.trials))
-        context = change(StudyContext(study, layout, space, ledger, state, plan_jobs.resolved(), cores=1))
+        context = StudyContext(
+            config=study,
+            layout=layout,
+            space=space,
+            ledger=ledger,
+            state=state,
+            resolved=plan_jobs.resolved(),
+            nodes=one_node(),
+        )
         stops = StopRequests(layout.stop_request, supervisor.wake)
-        end = TrialDecider(context, cast(Supervisor, supervisor), stops, **{"clock": Clock(), **loop}).run()
+        node = LocalNode(supervisor, devices, placed=placed, host=host)
+        end = TrialDecider(change(context), node, stops, **{"clock": Clock(), **loop}).run()
         ledger.append(SessionClosed(reason=end))
     except Killed:
         pass

@@ -4,7 +4,6 @@ A session can be killed at any event of the ledger: before it, with half of its 
 are then as far as the control process has heard of them, or as far as they can be without its answers.
 """
 
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -33,7 +32,6 @@ from dryfit.core.wire import (
     Report,
     Started,
     Verdict,
-    write_model,
 )
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.children.result_reading import clear
@@ -43,6 +41,7 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.study.loop import session
 from dryfit.study.loop.session import SessionResult, run_session
+from quiet_children import QuietChildren
 
 REPORTS = 3
 CRASHES_ONCE, CRASHES_ALWAYS = 2, 3
@@ -80,25 +79,23 @@ def train(body: TrainRequest) -> Script:
     yield Phase(name="train")
     folder = Path(body.checkpoint_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    _crash(body.config.number, folder)
+    _crash(body.config.number, Path(body.kept_best_dir).with_name("crashed"))
     if plan_jobs.runs_out(body):
         raise plan_jobs.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-    state = folder / "state.json"
-    done = json.loads(state.read_text()) if state.exists() else 0
+    done = max((int(path.name[-1]) for path in Path(body.kept_checkpoint_dir).glob("step-*")), default=0)
     yield FirstStep(after_ms=2.0)
     for n in range(done, REPORTS):
         point = MetricPoint(n=n, step=n + 1, epoch=n + 1.0, value=_value(body, n), metrics={"f1": _value(body, n)})
         if (yield Report(point=point)) is False:
             return TrainResult(value=None, best=None, steps=n + 1, stopped_by=StopReason.VERDICT)
-        state.write_text(str(n + 1))
+        (folder / f"step-{n + 1:08d}").mkdir()
         yield Checkpointed(step=n + 1)
     return TrainResult(value=_value(body, REPORTS - 1), best=REPORTS - 1, steps=REPORTS)
 
 
-def _crash(number: int, folder: Path) -> None:
+def _crash(number: int, flag: Path) -> None:
     if number == CRASHES_ALWAYS:
         raise Crashed
-    flag = folder / "crashed"
     if number == CRASHES_ONCE and not flag.exists():
         flag.touch()
         raise Crashed
@@ -127,11 +124,13 @@ class FolderChild:
             if self.script is None:
                 return [self._end(_answer(body))]
             if self.asked_to_stop:
-                return [self._end(ChildResult(train=TrainResult(None, None, 0, StopReason.REQUEST)))]
+                return [
+                    self._end(ChildResult(TrainResult(value=None, best=None, steps=0, stopped_by=StopReason.REQUEST)))
+                ]
             verdict, self.verdict = self.verdict, None
             message = self.script.send(verdict)
         except StopIteration as stop:
-            return [self._end(ChildResult(train=stop.value))]
+            return [self._end(ChildResult(stop.value))]
         except Crashed:
             self.ended = ChildExited(self.spec.key, None, Evidence(signal=11))
             return [self.ended]
@@ -143,20 +142,20 @@ class FolderChild:
         return [ChildMessage(self.spec.key, message)]
 
     def _end(self, result: ChildResult, exit_code: int = 0) -> ChildExited:
-        write_model(self.spec.folder / RESULT_FILE, result, durable=False)
+        (self.spec.folder / RESULT_FILE).write_text(result.to_json())
         self.ended = ChildExited(self.spec.key, result, Evidence(exit_code=exit_code, fault=result.fault))
         return self.ended
 
 
 def _answer(body: Any) -> ChildResult:
     if isinstance(body, ResolveRequest):
-        return ChildResult(resolve=plan_jobs.resolved())
+        return ChildResult(plan_jobs.resolved())
     assert isinstance(body, PlanRequest)
-    return ChildResult(plan=PlanResult(answers=tuple(plan_jobs.answer(subject, body) for subject in body.subjects)))
+    return ChildResult(PlanResult(answers=tuple(plan_jobs.answer(subject, body) for subject in body.subjects)))
 
 
 @dataclass
-class FolderSupervisor:
+class FolderSupervisor(QuietChildren):
     """Stands where a real supervisor would, and starts no process.
 
     Attributes:
@@ -213,9 +212,6 @@ class FolderSupervisor:
         """Nothing more is heard of it."""
         self.children.pop(key, None)
         self.unheard = deque(event for event in self.unheard if event.key != key)
-
-    def wake(self) -> None:
-        """There is nobody to wake."""
 
 
 def load(folder: Path, tables: Mapping[str, Any]) -> Any:

@@ -135,6 +135,7 @@ class ScriptedDevices:
     reported: dict[str, list[int]] = field(default_factory=dict)
     owned: list[int] = field(default_factory=list)
     asked: int = 0
+    uuids: dict[str, str] = field(default_factory=dict)
 
     def look(self, device: str) -> GpuState | None:
         self.asked += 1
@@ -147,7 +148,7 @@ class ScriptedDevices:
         return tuple(self.reported.get(device, ()))
 
     def set_uuids(self, uuids: Mapping[str, str]) -> None:
-        del uuids
+        self.uuids.update(uuids)
 
     def set(self, device: str, total_bytes: int, *processes: tuple[int, int, ProcessOwner], extra: int = 0) -> None:
         """Let a device have these processes; ``extra`` belongs to nobody that is listed."""

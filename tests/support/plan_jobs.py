@@ -13,7 +13,8 @@ from typing import Any
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.failure import ChildFault
-from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.child import JOBS
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
@@ -24,7 +25,6 @@ from dryfit.core.jobs.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.jobs.names import ENTRY_POINTS, Job
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult
 from dryfit.core.jobs.train import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
@@ -40,7 +40,7 @@ def use_stand_ins(monkeypatch: Any, *jobs: Job) -> None:
     """Let children of these jobs be stand-ins; a study must run with ``isolation = "fresh"`` to do without torch."""
     entries = {Job.PLAN: "plan", Job.TRAIN: "train", Job.RESOLVE: "resolve"}
     for job in jobs:
-        monkeypatch.setitem(ENTRY_POINTS, job, f"plan_jobs:{entries[job]}")
+        monkeypatch.setitem(JOBS, job, JOBS[job]._replace(entry=f"plan_jobs:{entries[job]}"))
     paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
@@ -147,9 +147,9 @@ def answer(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
     )
 
 
-def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
+def plan(body: PlanRequest, channel: ChildChannel) -> PlanResult:
     """Entry point of stand-in PLAN children."""
-    return ChildResult(plan=PlanResult(answers=tuple(answer(subject, body) for subject in body.subjects)))
+    return PlanResult(answers=tuple(answer(subject, body) for subject in body.subjects))
 
 
 class OutOfMemoryError(RuntimeError):
@@ -182,7 +182,7 @@ def result(body: TrainRequest) -> TrainResult:
     )
 
 
-def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+def train(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     """Entry point of stand-in TRAIN children."""
     if runs_out(body):
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
@@ -190,12 +190,12 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     done = result(body)
     assert done.value is not None
     channel.report(MetricPoint(n=0, step=3, epoch=1.0, value=done.value, metrics={}), timeout_s=60)
-    return ChildResult(train=done.model_copy(update={"stopped_by": reason if reason is StopReason.REQUEST else None}))
+    return done.model_copy(update={"stopped_by": reason if reason is StopReason.REQUEST else None})
 
 
-def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
+def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     """Entry point of stand-in RESOLVE children."""
-    return ChildResult(resolve=resolved())
+    return resolved()
 
 
 def resolved() -> ResolveResult:
@@ -210,14 +210,14 @@ def resolved() -> ResolveResult:
     )
 
 
-def resolve_cuda(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
+def resolve_cuda(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     """The same of a machine with one CUDA device, of a GiB."""
     device = DeviceSpec(name="made up", capacity_bytes=1 << 30)
     found = {"device": DeviceKind.CUDA, "device_count": 1, "device_spec": device}
-    return ChildResult(resolve=resolved().model_copy(update=found))
+    return resolved().model_copy(update=found)
 
 
-def train_beside(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+def train_beside(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     """A stand-in TRAIN child. In the first of a study somebody comes to its device and takes nearly all of it."""
     driver = Driver(Path(os.environ["DRYFIT_TEST_DRIVER"]))
     if driver.comes and not driver.came:

@@ -5,7 +5,6 @@ import signal
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
@@ -117,7 +116,7 @@ def answer(subject: PlanSubject, request: PlanRequest) -> PlanAnswer:
     )
 
 
-def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
+def plan(body: PlanRequest, channel: ChildChannel) -> PlanResult:
     """Entry point: what a planner would do."""
     for subject in body.subjects:
         name = subject.settings.model.name
@@ -126,4 +125,4 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
         if name not in KNOWN and not os.path.isdir(name):
             raise ConfigError(f"looking for the model {name}", "it is unknown", hint=f"did you mean {KNOWN[0]}?")
         channel.beat()
-    return ChildResult(plan=PlanResult(answers=tuple(answer(subject, body) for subject in body.subjects)))
+    return PlanResult(answers=tuple(answer(subject, body) for subject in body.subjects))

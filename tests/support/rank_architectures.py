@@ -103,7 +103,7 @@ def model(name: str) -> nn.Module:
 
 @cache
 def planned(name: str, degree: int, *, words: bool) -> ShardPlan:
-    """How it is cut over ranks, with its vocabulary or without."""
+    """How it is sharded over ranks, with its vocabulary or without."""
     with mock.patch.object(planner, "capture", _capture):
         return plan_shards(model(name), degree, tokens=1 if words else 10**6)
 
@@ -186,8 +186,8 @@ def compare(whole: Whole, plan: ShardPlan, ranks: ProcessRanks) -> Facts:
     """
     with reads.counted() as read:
         loaded = LoadedRank(lambda: on_meta(whole.name), plan, whole.folder, ranks, dtype=torch.float64)
-    facts: Facts = {"read": read.all_bytes(), "slices": plan.held_bytes(8)}
     module = loaded.connected()
+    facts: Facts = {"read": read.all_bytes(), "slices": sum(one.nbytes for one in module.parameters())}
     shards = shards_of(module, plan)
 
     def local(key: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,13 +12,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
 from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.meta.loading.pretrained import Kind
+from dryfit.meta.loading.matching import LoadOptions
+from dryfit.meta.loading.pretrained import Kind, fill_pretrained
 from dryfit.parallel.layout import model_slices
-from dryfit.parallel.layout.layout import Layout
 from dryfit.parallel.layout.processes import RankGroup
-from dryfit.parallel.layout.tensor_parallel import TensorParallelBuilder
+from dryfit.parallel.layout.tensor_parallel import TensorParallelLayout
 from dryfit.parallel.ranks.collectives import AbsentRanks, Ranks
 from dryfit.tasks.base import MakeBase, TaskModel
 
@@ -63,20 +65,26 @@ class LoadedRank:
         source = ModelSettings(name=str(folder))
 
         def make(base: MakeBase) -> TaskModel:
-            return Bare(base(source, Kind.CAUSAL_LM, dtype=dtype))
+            return Bare(base(source, Kind.CAUSAL_LM))
 
-        self._on_meta = on_meta
-        self._layout: Layout | None = None
+        self._on_meta, self._dtype = on_meta, dtype
         with self._constructing():
             recipe = model_slices.ModelRecipe(make, RegularizationSettings(), device)
             whole = model_slices.empty_model(recipe)
-            self._builder = TensorParallelBuilder(recipe, whole, _of_inner(plan), group)
-            self._model, self.report = self._builder.filled()
+            self._layout = TensorParallelLayout(recipe, _of_inner(plan), group)
+            self._model, self.report = self._layout.load(whole)
 
     @contextmanager
     def _constructing(self) -> Iterator[None]:
         """Trials construct encoders and decoders from files; here any architecture is constructed by its test."""
-        with mock.patch.object(model_slices, "empty_stack", side_effect=lambda *_, **__: self._on_meta()):
+
+        def fill(model: Any, source: ModelSettings, kind: Kind, _frozen: None, options: LoadOptions) -> LoadReport:
+            return fill_pretrained(model, source, kind, replace(options, dtype=self._dtype))
+
+        with (
+            mock.patch.object(model_slices, "empty_stack", side_effect=lambda *_, **__: self._on_meta()),
+            mock.patch.object(model_slices, "fill_frozen", side_effect=fill),
+        ):
             yield
 
     @property
@@ -86,12 +94,11 @@ class LoadedRank:
 
     def connected(self) -> Any:
         """Let it compute with the others."""
-        self._layout = self._builder.connected(self._model)
+        self._layout.connect(self._model)
         return self.module
 
     def whole_state(self) -> dict[str, torch.Tensor]:
         """The whole model's state, put together on rank 0; empty on the others. Every rank calls it."""
-        assert self._layout is not None
         with self._constructing():
             whole = self._layout.whole(self._model)
         return whole.base().state_dict() if whole is not None else {}

@@ -1,4 +1,4 @@
-"""Subjects whose models are cut over ranks, planned in this process; a cut model of theirs with weights."""
+"""Subjects whose models are sharded over ranks, planned in this process; a sharded model of theirs with weights."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, adapters
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.jobs.plan import plan
-from dryfit.meta.construction.walk import put_all
+from dryfit.meta.construction.walk import Slot, put_all
 
 GIB = 2**30
 CPU = DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=64 * GIB)
@@ -73,15 +73,15 @@ def planned(
         host_bytes=host_bytes,
     )
     result = plan(body, Quiet())  # pyright: ignore[reportArgumentType]
-    assert result.plan is not None
-    return result.plan.answers[0]
+    return result.answers[0]
 
 
 def with_weights(model: nn.Module) -> nn.Module:
     """Random numbers in place of tensors that hold nothing."""
     generator = torch.Generator().manual_seed(1)
 
-    def drawn(old: torch.Tensor) -> torch.Tensor:
+    def drawn(slot: Slot) -> torch.Tensor:
+        old = slot.tensor
         if not old.is_floating_point():
             return torch.arange(old.numel(), dtype=old.dtype).reshape(old.shape) % 8
         return torch.randn(old.shape, generator=generator).mul(0.1).to(old.dtype)

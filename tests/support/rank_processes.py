@@ -221,10 +221,6 @@ def refusals(ranks: ProcessRanks, folder: Path) -> Facts:
     said("seed", lambda: check_ranks(part(), plan, ranks))
     torch.manual_seed(0)
     said("mode", lambda: check_ranks(part().train(ranks.rank == 0), plan, ranks))
-    ranks.checked = True
-    shape = (2, 3 + ranks.rank)
-    said("shape", lambda: ranks.all_reduce(torch.ones(shape), "layer 1"))
-    said("call", lambda: (ranks.all_gather if ranks.rank else ranks.all_reduce)(torch.ones(2), "layer 1"))
     said("degree", lambda: apply(copy.deepcopy(plain), plan.model_copy(update={"degree": 3}), ranks))
     return facts
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from dryfit.config.schema import Isolation
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.child import JOBS as ALL_JOBS
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
 from dryfit.core.process import die_with_parent
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
@@ -58,19 +58,21 @@ def request(job: str, **params: Scalar) -> TrainRequest:
         plan=ExecutionPlan(device=DeviceKind.CPU, effective_batch=1, micro_batch=1, accumulation=1),
         attempt=1,
         cache_dir="cache",
-        checkpoint_dir="checkpoints",
-        best_dir="best",
+        checkpoint_dir="attempt-1/checkpoints",
+        kept_checkpoint_dir="checkpoints",
+        best_dir="attempt-1/best",
+        kept_best_dir="best",
         load_report="load.json",
         checkpoint_every_s=1.0,
         verdict_timeout_s=PATIENCE_S,
     )
 
 
-def done(value: float = 1.0, stopped_by: StopReason | None = None) -> ChildResult:
-    return ChildResult(train=TrainResult(value=value, best=0, steps=1, stopped_by=stopped_by))
+def done(value: float = 1.0, stopped_by: StopReason | None = None) -> TrainResult:
+    return TrainResult(value=value, best=0, steps=1, stopped_by=stopped_by)
 
 
-def _sleep_beating(channel: ChildChannel) -> ChildResult:
+def _sleep_beating(channel: ChildChannel) -> TrainResult:
     while True:
         channel.beat()
         reason = channel.stop_requested()
@@ -79,7 +81,7 @@ def _sleep_beating(channel: ChildChannel) -> ChildResult:
         time.sleep(0.02)
 
 
-def _report(channel: ChildChannel) -> ChildResult:
+def _report(channel: ChildChannel) -> TrainResult:
     for n in range(3):
         point = MetricPoint(n=n, step=n, epoch=float(n), value=float(n), metrics={})
         if not channel.report(point, timeout_s=PATIENCE_S):
@@ -94,7 +96,7 @@ def _cause_chain() -> None:
         raise DataError("reading rows", "found 3", "2", "look") from error
 
 
-def _descendants(channel: ChildChannel) -> ChildResult:
+def _descendants(channel: ChildChannel) -> TrainResult:
     """One descendant in our group, one that left it and chained the death signal instead."""
     plain = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     me = os.getpid()
@@ -107,7 +109,7 @@ def _descendants(channel: ChildChannel) -> ChildResult:
     return _sleep_beating(channel)
 
 
-def _facts(channel: ChildChannel) -> ChildResult:
+def _facts(channel: ChildChannel) -> TrainResult:
     names: list[str] = []
     for fd in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the one that lists
@@ -119,7 +121,7 @@ def _facts(channel: ChildChannel) -> ChildResult:
     return done()
 
 
-def _torch_threads() -> ChildResult:
+def _torch_threads() -> TrainResult:
     import torch  # the test preloads it; the other jobs must do without
 
     torch.set_num_threads(2)
@@ -131,12 +133,12 @@ def _torch_threads() -> ChildResult:
     return done(total)
 
 
-def _crash(_channel: ChildChannel) -> ChildResult:
+def _crash(_channel: ChildChannel) -> TrainResult:
     ctypes.string_at(0)
     raise AssertionError("unreachable")
 
 
-def _deadlock() -> ChildResult:
+def _deadlock() -> TrainResult:
     """A lock that nobody gives back."""
     lock = threading.Lock()
     lock.acquire()
@@ -148,7 +150,7 @@ def _worker_waits() -> None:
     time.sleep(600)
 
 
-def _worker(channel: ChildChannel) -> ChildResult:
+def _worker(channel: ChildChannel) -> TrainResult:
     """Wait for a forked worker that does nothing."""
     me = os.getpid()
     pid = os.fork()
@@ -160,7 +162,7 @@ def _worker(channel: ChildChannel) -> ChildResult:
     return done()
 
 
-def _slow(channel: ChildChannel) -> ChildResult:
+def _slow(channel: ChildChannel) -> TrainResult:
     """A first step that takes long, then many quick ones."""
     channel.send(Phase(name="train"))
     time.sleep(1.5)
@@ -170,7 +172,7 @@ def _slow(channel: ChildChannel) -> ChildResult:
     return done()
 
 
-def _variables(channel: ChildChannel) -> ChildResult:
+def _variables(channel: ChildChannel) -> TrainResult:
     """Tell its environment."""
     channel.send(Note(text=json.dumps(dict(os.environ))))
     return done()
@@ -196,21 +198,21 @@ def _clean_up_fails() -> None:
         raise OSError("the clean-up's own")  # so it happens
 
 
-def _spill(channel: ChildChannel) -> ChildResult:
+def _spill(channel: ChildChannel) -> TrainResult:
     """Tell all it knows: its environment, and a secret from a file."""
     channel.send(Note(text=str(dict(os.environ))))
     print(dict(os.environ), flush=True)
     raise RuntimeError(f"401 Unauthorized: {Path(os.environ['SPILL_FROM']).read_text()}")
 
 
-def _print_much(_channel: ChildChannel) -> ChildResult:
+def _print_much(_channel: ChildChannel) -> TrainResult:
     for _ in range(200_000):
         print("x" * 100)
     print("the last line")
     os._exit(5)
 
 
-JOBS: Mapping[str, Callable[[ChildChannel], ChildResult]] = {
+JOBS: Mapping[str, Callable[[ChildChannel], TrainResult]] = {
     "noop": lambda _channel: done(),
     "run": _sleep_beating,
     "report": _report,
@@ -235,7 +237,7 @@ JOBS: Mapping[str, Callable[[ChildChannel], ChildResult]] = {
 }
 
 
-def run_job(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+def run_job(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     """Entry point of the test children."""
     return JOBS[str(body.config.params["job"])](channel)
 
@@ -263,7 +265,7 @@ class Harness:
             server_log=self.folder / "server.log",
             preload=self.preload,
             environment={"PYTHONPATH": os.pathsep.join(paths), **self.more_environment},
-            entry_points={Job.TRAIN: self.entry},
+            jobs={Job.TRAIN: ALL_JOBS[Job.TRAIN]._replace(entry=self.entry)},
         )
         self.supervisor = Supervisor(settings)
         return self

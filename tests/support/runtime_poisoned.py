@@ -9,8 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError, PoisonedError
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import TrainRequest
+from dryfit.core.jobs.train import TrainRequest, TrainResult
 from runtime_jobs import done
 
 changed = os.environ.get("POISON_AT") == "start"
@@ -29,7 +28,7 @@ def _stand_in() -> None:
     sys.modules.update({"torch": torch, "dryfit.meta.sanity": sanity})
 
 
-def run_job(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+def run_job(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     """Change torch, then end as asked."""
     global changed
     changed = True

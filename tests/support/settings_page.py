@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import TABLES, key_description, legal_values
-from dryfit.core.settings.choices import BuiltInTask, Metric
+from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.switches import TRIAL_NEEDS
-from dryfit.core.settings.tables import Settings, TrialSettings
-from dryfit.core.settings.task_facts import OWN_TABLE, UNREAD, class_metrics, reads, task_metrics
+from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
+from dryfit.core.settings.task_facts import BUILT_IN, OWN_TABLE, metrics_of_classes, reads
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -165,20 +165,21 @@ def _default(table: str, key: str) -> str:
 
 def _readers(table: str) -> str:
     """The tasks that read a table, where not all do."""
-    if table not in TrialSettings.model_fields or all(reads(task, table) for task in UNREAD):
+    trained = [task for task, facts in BUILT_IN.items() if not facts.calls_function]
+    if table not in TrialSettings.model_fields or all(reads(task, table) for task in trained):
         return ""
-    return f" Read by {', '.join(task for task in UNREAD if reads(task, table))}."
+    return f" Read by {', '.join(task for task in trained if reads(task, table))}."
 
 
 def _tasks(metric: Metric) -> str:
-    return ", ".join(task for task in BuiltInTask if metric in task_metrics(task, 2, multi_label=False))
+    return ", ".join(task for task, facts in BUILT_IN.items() if metric in facts.metrics(DataSettings()))
 
 
 def _whose(metric: Metric) -> str:
-    if metric not in class_metrics(2, multi_label=False):
+    if metric not in metrics_of_classes(DataSettings()):
         return "|"
-    of_two, of_more = (metric in class_metrics(classes, multi_label=False) for classes in (2, 3))
-    several = metric in class_metrics(3, multi_label=True)
+    of_two, of_more = (metric in metrics_of_classes(DataSettings(num_labels=classes)) for classes in (2, 3))
+    several = metric in metrics_of_classes(DataSettings(num_labels=3, multi_label=True))
     return f"{'yes' if of_more else 'two classes' if of_two else 'no'} | {'yes' if several else 'no'}"
 
 

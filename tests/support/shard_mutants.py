@@ -31,7 +31,7 @@ def changed_parameter(plan: ShardPlan, name: str, **changes: Any) -> ShardPlan:
 
 
 def changed_blocks(plan: ShardPlan, name: str, *quarters: int) -> ShardPlan:
-    """Cut along the dimension that is cut, in other blocks."""
+    """Cut along the dimension that is sharded, in other blocks."""
     shape, dim = plan.parameters[name].shape, plan.parameters[name].dim
     assert dim is not None
     return changed_parameter(plan, name, blocks=tuple(shape[dim] // 4 * part for part in quarters), unit=1)
@@ -44,7 +44,7 @@ def off_by_one(plan: ShardPlan, name: str) -> ShardPlan:
 
 
 def swapped(plan: ShardPlan, *names: str) -> ShardPlan:
-    """Parameters cut in their other dimension."""
+    """Parameters sharded in their other dimension."""
     for name in names:
         shape, dim = plan.parameters[name].shape, plan.parameters[name].dim
         assert dim is not None
@@ -52,7 +52,7 @@ def swapped(plan: ShardPlan, *names: str) -> ShardPlan:
     return plan
 
 
-# Of a plan by ``shard_plans.llama_plan`` with the vocabulary cut: what is wrong with it, and what the prover says.
+# Of a plan by ``shard_plans.llama_plan`` with the vocabulary sharded: what is wrong with it, and what the prover says.
 MUTANTS: dict[str, tuple[Callable[[ShardPlan], ShardPlan], str]] = {
     "row and column swapped in the MLP": (
         lambda plan: swapped(plan, *(f"{MLP}.{name}_proj.weight" for name in ("gate", "up", "down"))),
@@ -98,7 +98,7 @@ MUTANTS: dict[str, tuple[Callable[[ShardPlan], ShardPlan], str]] = {
         lambda plan: changed_blocks(plan, f"{ATTENTION}.v_proj.weight", 1, 3),
         f"{ATTENTION}.o_proj's output is off",
     ),
-    "gate and up cut differently": (
+    "gate and up sharded differently": (
         lambda plan: changed_blocks(plan, f"{MLP}.gate_proj.weight", 2, 2),
         f"{MLP}.down_proj's output is off",
     ),

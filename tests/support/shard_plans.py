@@ -64,7 +64,7 @@ class PlanBuilder:
             tied = first.setdefault(id(parameter), name)
             self.rows[name] = ParameterShard(shape=tuple(parameter.shape), tied_to=tied if tied != name else None)
 
-    def cut(self, name: str, dim: int, *, blocks: int = 1, unit: int = 1) -> None:
+    def shard(self, name: str, dim: int, *, blocks: int = 1, unit: int = 1) -> None:
         """Cut a parameter, if there is one of this name."""
         if name in self.rows:
             shape = self.rows[name].shape
@@ -75,12 +75,12 @@ class PlanBuilder:
 
     def column(self, path: str, *, unit: int = 1) -> None:
         """Cut a Linear's outputs."""
-        self.cut(f"{path}.weight", 0, unit=unit)
-        self.cut(f"{path}.bias", 0, unit=unit)
+        self.shard(f"{path}.weight", 0, unit=unit)
+        self.shard(f"{path}.bias", 0, unit=unit)
 
     def row(self, path: str, *, unit: int = 1) -> None:
         """Cut a Linear's inputs and sum what comes out."""
-        self.cut(f"{path}.weight", 1, unit=unit)
+        self.shard(f"{path}.weight", 1, unit=unit)
         self.modules[path] = ModuleShard(outputs={"0": REDUCE}, bias_after=f"{path}.bias" in self.rows)
 
     def plan(self) -> ShardPlan:
@@ -89,7 +89,7 @@ class PlanBuilder:
 
 
 def bert_plan(module: nn.Module, degree: int, *, vocabulary: bool = False) -> ShardPlan:
-    """Heads and intermediate features cut, as Megatron does."""
+    """Heads and intermediate features sharded, as Megatron does."""
     made = PlanBuilder(module, degree)
     unit = module.config.hidden_size // module.config.num_attention_heads  # pyright: ignore
     for path, part in module.named_modules():
@@ -104,13 +104,13 @@ def bert_plan(module: nn.Module, degree: int, *, vocabulary: bool = False) -> Sh
                 made.column(f"{path}.dense")
                 made.row(path.removesuffix("intermediate") + "output.dense")
             case "BertEmbeddings" if vocabulary:
-                made.cut(f"{path}.word_embeddings.weight", 0)
+                made.shard(f"{path}.word_embeddings.weight", 0)
                 made.modules[f"{path}.word_embeddings"] = ModuleShard(vocabulary=True, outputs={"0": REDUCE})
     return made.plan()
 
 
 def llama_plan(module: nn.Module, degree: int, *, vocabulary: bool = False) -> ShardPlan:
-    """Heads and intermediate features cut; with ``vocabulary`` the table of words and the head too."""
+    """Heads and intermediate features sharded; with ``vocabulary`` the table of words and the head too."""
     made = PlanBuilder(module, degree)
     unit = module.config.hidden_size // module.config.num_attention_heads  # pyright: ignore
     for path, part in module.named_modules():
@@ -126,20 +126,20 @@ def llama_plan(module: nn.Module, degree: int, *, vocabulary: bool = False) -> S
                 made.column(f"{path}.up_proj")
                 made.row(f"{path}.down_proj")
     if vocabulary:
-        made.cut("model.embed_tokens.weight", 0)
+        made.shard("model.embed_tokens.weight", 0)
         made.modules["model.embed_tokens"] = ModuleShard(vocabulary=True, outputs={"0": REDUCE})
-        made.cut("lm_head.weight", 0)
+        made.shard("lm_head.weight", 0)
         made.modules["lm_head"] = ModuleShard(inputs={"input": COPY}, outputs={"0": GATHER})
     return made.plan()
 
 
 def mixtral_plan(module: nn.Module, degree: int) -> ShardPlan:
-    """The features of each expert cut: gate and up in one weight of three dimensions."""
+    """The features of each expert sharded: gate and up in one weight of three dimensions."""
     made = PlanBuilder(module, degree)
     for path, part in module.named_modules():
         if type(part).__name__ == "MixtralExperts":
-            made.cut(f"{path}.gate_up_proj", 1, blocks=2)
-            made.cut(f"{path}.down_proj", 2)
+            made.shard(f"{path}.gate_up_proj", 1, blocks=2)
+            made.shard(f"{path}.down_proj", 2)
             made.modules[path] = ModuleShard(
                 inputs={"hidden_states": COPY, "top_k_weights": COPY}, outputs={"0": REDUCE}
             )
@@ -147,7 +147,7 @@ def mixtral_plan(module: nn.Module, degree: int) -> ShardPlan:
 
 
 def gpt2_plan(module: nn.Module, degree: int) -> ShardPlan:
-    """Fused queries, keys and values, cut in three blocks; weights are transposed."""
+    """Fused queries, keys and values, sharded in three blocks; weights are transposed."""
     made = PlanBuilder(module, degree)
     of = module.config  # pyright: ignore
     unit = of.hidden_size // of.num_attention_heads  # pyright: ignore
@@ -158,16 +158,16 @@ def gpt2_plan(module: nn.Module, degree: int) -> ShardPlan:
                     inputs={"hidden_states": COPY}, attributes={"split_size": of.hidden_size // degree}
                 )
                 for name, dim in (("weight", 1), ("bias", 0)):
-                    made.cut(f"{path}.c_attn.{name}", dim, blocks=3, unit=unit)
+                    made.shard(f"{path}.c_attn.{name}", dim, blocks=3, unit=unit)
                 _conv_rows(made, f"{path}.c_proj", unit)
             case "GPT2MLP":
                 made.modules[path] = ModuleShard(inputs={"hidden_states": COPY})
-                made.cut(f"{path}.c_fc.weight", 1)
-                made.cut(f"{path}.c_fc.bias", 0)
+                made.shard(f"{path}.c_fc.weight", 1)
+                made.shard(f"{path}.c_fc.bias", 0)
                 _conv_rows(made, f"{path}.c_proj", 1)
     return made.plan()
 
 
 def _conv_rows(made: PlanBuilder, path: str, unit: int) -> None:
-    made.cut(f"{path}.weight", 0, unit=unit)
+    made.shard(f"{path}.weight", 0, unit=unit)
     made.modules[path] = ModuleShard(outputs={"0": REDUCE}, bias_after=True)

@@ -1,12 +1,55 @@
 """Memory snapshots in the format of torch, made by running the simulated allocator."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dryfit.memory.allocator.caching_allocator import CachingAllocator
-from dryfit.memory.allocator.settings import AllocatorSettings
+from dryfit.memory.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings
 
 BASE = 0x7F0000000000
+_SMALL_BELOW = 1 << 56
+"""Addresses of the expandable segment of small blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """A block of a segment, in use or free."""
+
+    address: int
+    size_bytes: int
+    is_allocated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentState:
+    """Memory of the driver in one piece: a native segment, or a mapped stretch of an expandable one."""
+
+    address: int
+    size_bytes: int
+    is_small: bool
+    is_expandable: bool
+    blocks: tuple[BlockState, ...]
+
+
+def segments_of(allocator: CachingAllocator) -> tuple[SegmentState, ...]:
+    """The reserved segments of a simulated allocator and their blocks; by age, or by address where segments expand."""
+    live: dict[int, int] = allocator._live  # pyright: ignore[reportPrivateUsage]
+    free: dict[int, int] = allocator._free_size  # pyright: ignore[reportPrivateUsage]
+    expands = allocator.settings.expandable_segments
+    stretches: list[list[BlockState]] = []
+    end = -1
+    for address, size in sorted({**live, **free}.items()):
+        if address != end:
+            stretches.append([])
+        stretches[-1].append(BlockState(address, size, address in live))
+        end = address + size
+    made: list[SegmentState] = []
+    for blocks in stretches:
+        start, size = blocks[0].address, sum(block.size_bytes for block in blocks)
+        is_small = start < _SMALL_BELOW if expands else size == SMALL_SEGMENT_BYTES
+        made.append(SegmentState(start, size, is_small, expands, tuple(blocks)))
+    return tuple(made)
 
 
 def snapshot_of(
@@ -14,7 +57,6 @@ def snapshot_of(
     deltas: Sequence[int],
     conf: str = "",
     *,
-    keep: int | None = None,
     capacity: int | None = None,
 ) -> dict[str, Any]:
     """What ``torch.cuda.memory._snapshot()`` would return after these events.
@@ -23,7 +65,6 @@ def snapshot_of(
         blocks: Block of each event.
         deltas: Bytes, below 0 where the block is freed.
         conf: Text of the allocator's settings.
-        keep: How many of the latest entries of the trace are kept, as by ``max_entries``.
         capacity: Of the device.
     """
     settings = AllocatorSettings.parse(conf)
@@ -46,8 +87,8 @@ def snapshot_of(
             trace += [_entry(f"free_{what}", address, requested[address]) for what in ("requested", "completed")]
     trace.append({"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": []})
     return {
-        "segments": [_segment(segment, requested) for segment in allocator.segments()],
-        "device_traces": [trace if keep is None else trace[-keep:], []],
+        "segments": [_segment(segment, requested) for segment in segments_of(allocator)],
+        "device_traces": [trace, []],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": conf, "expandable_segments": settings.expandable_segments},
         "external_annotations": [],
     }
@@ -62,7 +103,7 @@ def _segment_entries(
     trace: list[dict[str, Any]], allocator: CachingAllocator, before: list[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """Entries for the memory that came and went with a request; the ranges reserved now."""
-    now = [(segment.address, segment.address + segment.size_bytes) for segment in allocator.segments()]
+    now = [(segment.address, segment.address + segment.size_bytes) for segment in segments_of(allocator)]
     expands = allocator.settings.expandable_segments
     for start, end in _without(before, now):
         trace.append(_entry("segment_unmap" if expands else "segment_free", start, end - start))

@@ -144,7 +144,7 @@ def both_data(folder: Path, *, criterion_repeated: int = 1, **sizes: int) -> dic
 def assert_predicts_as_validated(trial: Trial) -> None:
     """What the folder of a trial's best weights says of the validation rows scores as it did in training."""
     folder = trial.folder / "best"
-    source = FolderSource.of(folder)
+    source = FolderSource(str(folder))
     predictor = Predictor(load(folder), load_tokenizer(source), read_model_input(folder), 4, source)
     path = Path(trial.data.validation or "")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -9,8 +9,7 @@ from google.protobuf.internal import api_implementation
 
 import encoders
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import TrainRequest
+from dryfit.core.jobs.train import TrainRequest, TrainResult
 from dryfit.core.wire import Note
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
@@ -19,11 +18,11 @@ from runtime_jobs import done
 
 def ids_of(folder: Path, seed: int) -> list[list[int]]:
     """Token ids of random texts."""
-    tokenizer = load_tokenizer(FolderSource.of(folder))
+    tokenizer = load_tokenizer(FolderSource(str(folder)))
     return tokenizer(encoders.words(50, seed), add_special_tokens=False)["input_ids"]
 
 
-def run_job(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+def run_job(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     """Entry point: cut texts, and fork after that, as a loader's workers do."""
     warnings.simplefilter("error")
     params = body.config.params

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import tiny
 from dryfit.core.channel import ChildChannel
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import (
     PredictRequest,
     PredictResult,
@@ -31,6 +32,8 @@ from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Message
 from dryfit.jobs.predict import predict
 from dryfit.jobs.resolve import resolve
 from dryfit.jobs.train import train
+from dryfit.store.layout import FinalLayout
+from dryfit.study.resources.attempt_files import take_over
 
 
 def merged(*several: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -109,7 +112,7 @@ def _apart(request: TrainRequest, channel: ScriptedChannel) -> TrainResult | Non
 def _attempt(request: TrainRequest, channel: ScriptedChannel) -> tuple[object, list[Any]]:
     said: object
     try:
-        said, notes = train(request, channel).train, channel.points
+        said, notes = train(request, channel), channel.points
     except Exception as error:
         said, notes = error, getattr(error, "__notes__", [])
     try:
@@ -158,7 +161,11 @@ class Trial:
         self.seed = 3
         self.fingerprint = "recorded"
         """What identifies it; no hash of its configuration, so that nothing comes to be taken by one."""
-        self._attempt = 0
+
+    @property
+    def layout(self) -> FinalLayout:
+        """Where its files lie."""
+        return FinalLayout(self.folder)
 
     def resolve(self) -> ResolveResult:
         """Prepare the data."""
@@ -172,13 +179,14 @@ class Trial:
             device=str(self.plan.device),
             precisions=(str(self.settings.train.precision),),
         )
-        result = resolve(body, ScriptedChannel(self.folder / "resolve")).resolve
-        assert result is not None
-        return result
+        return resolve(body, ScriptedChannel(self.folder / "resolve"))
 
     def request(self, *, checkpoint_every_s: float = 1e9) -> TrainRequest:
-        """The request of the next attempt."""
-        self._attempt += 1
+        """The request of the next attempt; what the one before left is taken over, as the control process does."""
+        take_over(self.layout, self.layout.attempts, Job.TRAIN)
+        attempt = self.layout.attempts + 1
+        own = self.layout.files_of(attempt)
+        own.folder.mkdir(parents=True)
         config = TrialConfig(
             number=0,
             task=self.task,
@@ -194,11 +202,13 @@ class Trial:
             config=config,
             fingerprint=self.fingerprint,
             plan=self.plan,
-            attempt=self._attempt,
+            attempt=attempt,
             cache_dir=str(self.folder / "cache"),
-            checkpoint_dir=str(self.folder / "checkpoints"),
-            best_dir=str(self.folder / "best"),
-            load_report=str(self.folder / "load.json"),
+            checkpoint_dir=str(own.checkpoints),
+            kept_checkpoint_dir=str(self.layout.checkpoints),
+            best_dir=str(own.best),
+            kept_best_dir=str(self.layout.best),
+            load_report=str(own.load_report),
             checkpoint_every_s=checkpoint_every_s,
             verdict_timeout_s=5,
         )
@@ -215,14 +225,23 @@ class Trial:
         The result comes without what differs from process to process.
         """
         request = self.request(checkpoint_every_s=checkpoint_every_s)
-        channel = ScriptedChannel(self.folder / f"attempt-{self._attempt}", stop_at=stop_at, verdict=verdict)
-        result = _apart(request, channel) if self.plan.processes > 1 else train(request, channel).train
-        assert result is not None
+        channel = ScriptedChannel(self.layout.attempt(request.attempt), stop_at=stop_at, verdict=verdict)
+        try:
+            result = _apart(request, channel) if self.plan.processes > 1 else train(request, channel)
+        finally:
+            take_over(self.layout, request.attempt, Job.TRAIN)
         return result.model_copy(update={"peak_rss_bytes": None}), channel
 
     def best_weights(self, name: str = "model.safetensors") -> dict[str, torch.Tensor]:
         """The weights of the best validation."""
-        return load_file(self.folder / "best" / name)
+        return load_file(self.layout.best / name)
+
+
+def alone(request: TrainRequest, folder: Path) -> TrainRequest:
+    """A request whose attempts all have their files in one folder, where nobody else writes."""
+    both = {name: str(folder / "checkpoints") for name in ("checkpoint_dir", "kept_checkpoint_dir")}
+    best = {name: str(folder / "best") for name in ("best_dir", "kept_best_dir")}
+    return request.model_copy(update=both | best)
 
 
 def small(folder: Path, *, encoder: Path, **tables: dict[str, Any]) -> Trial:
@@ -273,8 +292,7 @@ def predicted(
         device="cpu",
         threads=1,
     )
-    result = predict(body, ScriptedChannel(out.with_name("channel"))).predict
-    assert result is not None
+    result = predict(body, ScriptedChannel(out.with_name("channel")))
     return result, read_lines(out)
 
 

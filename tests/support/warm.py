@@ -56,7 +56,7 @@ _COMMANDS: Final = (
         "dryfit.runtime.children.child",
         "dryfit.jobs.in_process",
     ),
-    *("dryfit.search.mirror.process", "dryfit.search.sampling.importance_process"),
+    "dryfit.search.mirror.process",
 )
 """What is started warm: modules with something to import."""
 _PYTHON: Final = sys.executable

@@ -20,6 +20,13 @@ def objective(trial: dryfit.Trial) -> float:
     return low + trial.seed
 
 
+class Watch(dryfit.Observer):
+    def on_event(self, event: dryfit.events.Event, state: dryfit.events.StudyState) -> None:
+        if isinstance(event, dryfit.events.TrialFinished):
+            assert_type(event.value, float | None)
+            assert_type(state.best, dryfit.events.TrialState | None)
+
+
 def prepare(folder: Path) -> list[str]:
     files = assert_type(dryfit.init(folder, preset="smoke", force=True), list[Path])
     rows = dryfit.import_rows("squad", folder / "squad.json", out=folder / "data")
@@ -30,7 +37,7 @@ def prepare(folder: Path) -> list[str]:
 def search(folder: Path) -> dryfit.TuneResult:
     of_function = dryfit.tune(objective=objective, space={"x": {"low": 0.0, "high": 1.0}}, trials=2, folder=folder)
     assert_type(of_function, dryfit.TuneResult)
-    several = assert_type(dryfit.tune_all([folder], trials=3), dryfit.TuneAllResult)
+    several = assert_type(dryfit.tune_all([folder], trials=3, observers=[Watch()]), dryfit.TuneAllResult)
     if several.status != 0 or several.stopped is not None:
         assert_type(dryfit.stop(folder), int | None)
     return dryfit.resume(folder, trials=4)

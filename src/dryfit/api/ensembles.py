@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dryfit.api.training import do_runs, exit_status, none_completed, study_snapshot
-from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
+from dryfit.api.training import FinalOutcome, do_runs, none_completed, study_snapshot
+from dryfit.core.errors import ConfigError, DryfitError
 from dryfit.core.jobs.ensemble import EnsembleResult
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.task_facts import AVERAGED, task_word
+from dryfit.core.settings.task_facts import BUILT_IN, facts_of, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.reporting.data.final_results import EnsembleMemberScores, TrainedEnsemble
 from dryfit.store.state import TrialState
@@ -23,21 +22,10 @@ MOST_MEMBERS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class EnsembleOutcome:
-    """How ``train_ensemble`` ended.
+class EnsembleOutcome(FinalOutcome):
+    """How ``train_ensemble`` ended; ``model`` is what was made, None where it stopped before."""
 
-    Attributes:
-        end: Done, or why it stopped; the same call goes on.
-        model: What was made; None where it stopped before.
-    """
-
-    end: End
     model: TrainedEnsemble | None
-
-    @property
-    def status(self) -> ExitStatus:
-        """The exit status of the command."""
-        return exit_status(self.end)
 
 
 def train_ensemble(
@@ -102,15 +90,10 @@ def _check_task(study: StudySnapshot) -> None:
         ConfigError: The study has such a task.
     """
     task = study.config.study.task
-    if task in AVERAGED:
-        return
-    hint = "it is not known what a mean of your task's outputs would be: train one model with --trial best"
-    if task is BuiltInTask.OBJECTIVE:
-        hint = "dryfit trains no model there: your function does"
-    elif task is BuiltInTask.CAUSAL_LM:
-        hint = "generated answers have no mean: train one model with --trial best"
-    names = ", ".join(map(str, AVERAGED))
-    raise ConfigError("averaging models", f'study.task is "{task_word(task)}"', f"one of {names}", hint)
+    if not facts_of(task).mean:
+        names = ", ".join(name for name, facts in BUILT_IN.items() if facts.mean)
+        found = f'study.task is "{task_word(task)}"'
+        raise ConfigError("averaging models", found, f"one of {names}", facts_of(task).no_mean)
 
 
 def _best_trials(study: StudySnapshot, top: int) -> list[TrialState]:
@@ -140,23 +123,19 @@ def _best_trials(study: StudySnapshot, top: int) -> list[TrialState]:
 
 def _trained(study: StudySnapshot, run: EnsembleRun, result: EnsembleResult, folder: Path) -> TrainedEnsemble:
     metric = study.config.study.metric
-    return TrainedEnsemble(
+    return TrainedEnsemble.of(
+        result,
         study=study.config.study.name,
         metric=metric,
         with_validation=run.with_validation,
         value=(result.validation or {}).get(metric),
-        validation=result.validation,
-        test=result.test,
-        rows=result.rows,
         members=tuple(
-            EnsembleMemberScores(
+            EnsembleMemberScores.of(
+                own,
                 trial=member.trial.number,
                 seed=member.seed,
                 params=member.trial.params,
                 searched=member.trial.value,
-                step=own.step,
-                validation=own.validation,
-                test=own.test,
                 folder=str(folder / "members" / str(place)),
             )
             for place, (member, own) in enumerate(zip(run.members, result.members, strict=True), start=1)

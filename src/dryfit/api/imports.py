@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Unpack
 
-from dryfit.core.errors import ConfigError, InternalError, MachineError
+from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.jobs.train import RowsRequest
 from dryfit.core.settings.tables import HUB_DEFAULT_SPLIT, HUB_PREFIX
 from dryfit.core.wire import Message, Progress
@@ -139,9 +139,7 @@ def _hub(source: str, options: ImportOptions, on_note: OnNote) -> Generator[Iter
         copied = Path(folder) / "rows.jsonl"
         wanted = tuple(dict.fromkeys(columns.columns.values()))
         request = RowsRequest(source=full, columns=wanted, out=str(copied))
-        result = run_alone(f"reading {source}", request, lambda message: _pass_on(message, on_note))
-        if result.rows is None:
-            raise InternalError(f"reading {source}", "the child's answer is of another job")
+        run_alone(f"reading {source}", request, lambda message: _pass_on(message, on_note))
         prefix = f"{Path(name).name}:{split.partition(':')[0] or HUB_DEFAULT_SPLIT}"
         with copied.open(encoding="utf-8", newline="\n") as lines:
             yield hub_rows(lines, columns, source, prefix)

@@ -4,14 +4,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dryfit.core.errors import ConfigError, InternalError, LoadError
+from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.jobs.checkpoint_health import Health
 from dryfit.core.jobs.diagnostics import CheckRequest
 from dryfit.core.jobs.train import MergeRequest, PredictRequest, PredictResult
 from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import Message, Note, Progress
+from dryfit.runtime.machine.local_devices import available_cores
 from dryfit.study.loop.child_jobs import run_alone
-from dryfit.study.resources.trial_devices import available_cores
 
 
 def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -> Health:
@@ -41,10 +41,7 @@ def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -
                 hint="check the path",
             )
         name = str(path)
-    result = run_alone(f"looking at {name}", CheckRequest(folder=name, task=task, trust=trust))
-    if result.check is None:
-        raise InternalError(f"looking at {name}", "the child's answer is of another job")
-    return result.check.health
+    return run_alone(f"looking at {name}", CheckRequest(folder=name, task=task, trust=trust)).health
 
 
 def predict(
@@ -79,9 +76,7 @@ def predict(
         DataError: The source is absent, or cannot be read to its end.
         MachineError: There is no such device.
     """
-    folder, target = Path(model).expanduser().resolve(), Path(out).expanduser().absolute()
-    if not folder.is_dir():
-        raise LoadError(f"looking at {model}", "there is no such folder", "a trained model's folder", "check the path")
+    folder, target = _model_folder(model, f"looking at {model}"), Path(out).expanduser().absolute()
     _check_target(target, force=force)
     name = str(source)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -97,12 +92,9 @@ def predict(
     )
 
     try:
-        result = run_alone(f"predicting {name}", body, lambda message: _pass_on(message, on_note))
+        return run_alone(f"predicting {name}", body, lambda message: _pass_on(message, on_note))
     finally:
         temporary.unlink(missing_ok=True)
-    if result.predict is None:
-        raise InternalError(f"predicting {name}", "the child's answer is of another job")
-    return result.predict
 
 
 def merge(model: Path | str, out: Path | str, *, trust: bool = False) -> Path:
@@ -120,18 +112,20 @@ def merge(model: Path | str, out: Path | str, *, trust: bool = False) -> Path:
         ConfigError: ``out`` is there already, or the model has no adapters.
         LoadError: The model's folder is absent or not of dryfit, or its base is no longer where it was.
     """
-    folder, target = Path(model).expanduser().resolve(), Path(out).expanduser().absolute()
     doing = f"merging the adapters of {model}"
-    if not folder.is_dir():
-        raise LoadError(doing, "there is no such folder", "a trained model's folder", "check the path")
+    folder, target = _model_folder(model, doing), Path(out).expanduser().absolute()
     if target.exists() or not target.parent.is_dir():
         found = f"{target} exists" if target.exists() else f"there is no folder {target.parent}"
         raise ConfigError(doing, found, "a new folder in one that is there")
     body = MergeRequest(model_dir=str(folder), out=str(target), threads=available_cores(), trust=trust)
-    result = run_alone(doing, body)
-    if result.merge is None:
-        raise InternalError(doing, "the child's answer is of another job")
-    return Path(result.merge.out)
+    return Path(run_alone(doing, body).out)
+
+
+def _model_folder(model: Path | str, doing: str) -> Path:
+    folder = Path(model).expanduser().resolve()
+    if not folder.is_dir():
+        raise LoadError(doing, "there is no such folder", "a trained model's folder", "check the path")
+    return folder
 
 
 def _pass_on(message: Message, on_note: Callable[[str], None]) -> None:

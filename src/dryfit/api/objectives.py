@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from dryfit.config.load import LoadedStudy, load_document
 from dryfit.core.errors import ConfigError, ObjectiveError
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.choices import FUNCTION_TASK
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.store.layout import StudyLayout
@@ -64,7 +64,7 @@ def objective_study(
     goals = {_GOAL: wanted} if isinstance(wanted, str) else dict(wanted)
     document = {
         **plain,
-        "study": {"name": _study_name(objective), **plain["study"], "task": BuiltInTask.OBJECTIVE.value},
+        "study": {"name": _study_name(objective), **plain["study"], "task": FUNCTION_TASK.value},
         "objective": {
             **plain["objective"],
             "function": str(name),

@@ -13,11 +13,11 @@ from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.core.sharding.rank_search import AUTO, DEGREES, degrees_within
 from dryfit.core.text.units import parse_bytes
+from dryfit.runtime.machine.local_devices import first_gpu, gpu_count, named_gpu, visible_here
 from dryfit.starter.preset import preset_text
 from dryfit.store.layout import shared_traces
 from dryfit.study.planning.calibration import measure_and_compare
 from dryfit.study.planning.plan_requests import OnNote, PlanInput, SpacePlan, plan_combinations, plan_trial
-from dryfit.study.resources.trial_devices import first_gpu, gpu_count, named_gpu
 
 
 def plan(
@@ -94,11 +94,11 @@ def _degrees(execution: ExecutionSettings, *, named: bool) -> tuple[int, ...]:
     """Return the numbers of ranks that a trial may take; any number of a device that is only named."""
     if execution.tp != AUTO:
         return ()
-    return DEGREES if named else degrees_within(gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return DEGREES if named else degrees_within(gpu_count(visible_here()))
 
 
 def _device(text: str | None) -> DeviceSpec:
-    found = parse_device(text) if text is not None else first_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = parse_device(text) if text is not None else first_gpu(visible_here())
     if found is None:
         raise ConfigError(
             "looking for a device to plan for",
@@ -121,6 +121,6 @@ def calibrate(device: str = "cuda:0", *, quick: bool = False, on_note: OnNote = 
         MachineError: There is no such device.
         ChildError: Nothing could be measured.
     """
-    visible = named_gpu(device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible = named_gpu(device, visible_here())
     keep_in = shared_traces(os.environ, Path.home()).parent
     return measure_and_compare(visible, keep_in, on_note, quick=quick)

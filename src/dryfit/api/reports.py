@@ -10,12 +10,11 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.data.csv_file import csv_text
 from dryfit.reporting.data.formats import ExportFormat
-from dryfit.reporting.data.records import records_of
 from dryfit.reporting.html.build import build_page
 from dryfit.reporting.html.page import MARK, render
 from dryfit.search.mirror.export import export_ledger, is_sqlite, storage_file
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import lock_owner
+from dryfit.store.lock import lock_owner
 from dryfit.study.loop.session import read_study
 
 _HEAD_BYTES = 1024
@@ -77,7 +76,7 @@ def export(folder: Path | str, to: ExportFormat | str, file: Path | str | None =
     _make_folder(target, own=file is None)
     match wanted:
         case ExportFormat.CSV:
-            write_text_atomic(target, csv_text(records_of(state)), durable=False)
+            write_text_atomic(target, csv_text(state), durable=False)
         case ExportFormat.OPTUNA:
             assert state.created is not None
             export_ledger(layout.ledger, target, study=state.created.name, sqlite=is_sqlite(text))
@@ -103,11 +102,11 @@ def _refuse_foreign(target: Path) -> None:
     """Refuse to replace anything but an earlier report."""
     if not target.exists():
         return
-    found = ""
+    head = ""
     if target.is_file():
         with target.open("rb") as file:
-            found = file.read(_HEAD_BYTES).decode("utf-8", errors="replace")
-    if MARK not in found:
+            head = file.read(_HEAD_BYTES).decode("utf-8", errors="replace")
+    if MARK not in head:
         what = "there is a folder" if target.is_dir() else "there is a file that is no report of dryfit"
         raise ConfigError(f"writing the report to {target}", what, "a new file, or an earlier report")
 

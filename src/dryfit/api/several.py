@@ -14,12 +14,13 @@ from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.reporting.data.several import FAILED, NOT_BEGUN, SeveralSummary, StudyEntry
 from dryfit.reporting.data.summary import StudySummary, summarise
+from dryfit.runtime.children.environment import demand_secrets
 from dryfit.search.mirror.handle import storage_url
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.finished import finished
 from dryfit.study.loop.next_step import End
-from dryfit.study.loop.observers import Observer
+from dryfit.study.loop.observers import Observer, threaded
 from dryfit.study.loop.session import read_study, run_session
 from dryfit.study.loop.stops import StopSignals
 
@@ -133,6 +134,7 @@ def tune_all(
         ConfigError: A file is wrong, or two studies are one; all problems of all files at once. Nothing has begun.
     """
     rows = _checked(studies, with_total(overrides, trials))
+    threads = [threaded(observer) for observer in observers]  # one that is detached is so for all the studies
     runs: list[StudyRun] = []
     stopped = None
     with StopSignals() as signals:
@@ -142,7 +144,7 @@ def tune_all(
                 runs.append(StudyRun(ready.turn, worked_on=False))
                 continue
             on_turn(ready.turn)
-            run = _run(ready, observers, signals)
+            run = _run(ready, threads, signals)
             runs.append(run)
             on_end(run)
     return TuneAllResult(tuple(runs), stopped, _summary(rows, runs, stopped))
@@ -187,6 +189,7 @@ def _checked(studies: Sequence[Path | str], overrides: Sequence[str]) -> list[_R
             folders[layout.folder] = study
             loaded = load_study_file(file, overrides)
             storage_url(loaded.config.search.mirror, os.environ)
+            demand_secrets(loaded.config.objective, os.environ)
             turn = Turn(number, len(studies), loaded.config.study.name, layout.folder)
             rows.append(_Ready(turn, loaded.config, space_of(loaded), layout))
         except DryfitError as error:

@@ -10,7 +10,8 @@ from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
 from dryfit.core.jobs.train import TinyLmRequest
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
+from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.data.story import trial_story
@@ -19,7 +20,8 @@ from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.reporting.terminal.watch import StudyFollower
 from dryfit.starter.template import DATA_FOLDER, MODEL_FOLDER, init_folder
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import lock_owner, read_ledger
+from dryfit.store.ledger import read_ledger
+from dryfit.store.lock import lock_owner
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.loop.child_jobs import run_alone
@@ -50,7 +52,7 @@ class TuneResult:
 
 
 def init(
-    folder: Path | str, *, task: BuiltInTask = BuiltInTask.CRITERIA, force: bool = False, preset: str | None = None
+    folder: Path | str, *, task: BuiltInTask = DEFAULT_TASK, force: bool = False, preset: str | None = None
 ) -> list[Path]:
     """Write a commented ``study.toml`` and a small synthetic data set into ``folder``.
 
@@ -70,7 +72,7 @@ def init(
     """
     target = Path(folder)
     written = init_folder(target, task=task, force=force, preset=preset)
-    if task is not BuiltInTask.CAUSAL_LM or preset is not None:
+    if not facts_of(task).decoder or preset is not None:
         return written
     model = (target / MODEL_FOLDER).absolute()
     source = (target / DATA_FOLDER / "train.jsonl").absolute()

@@ -15,9 +15,12 @@ from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
 from dryfit.core.jobs.train import FinalResult
 from dryfit.core.settings.trial import Outcome, best_first
+from dryfit.core.sharding.device_groups import HERE
 from dryfit.reporting.data.final_results import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
 from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.local_devices import local_facts
+from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
@@ -26,51 +29,51 @@ from dryfit.study.loop.generations import as_it_was
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
 from dryfit.study.loop.stops import StopRequests
-from dryfit.study.resources.trial_devices import available_cores
 from dryfit.study.trials.context import StudySnapshot
 
 BEST = "best"
 
 
-def exit_status(end: End) -> ExitStatus:
-    """Return the exit status of a command that trained configurations of a study."""
+def _exit_status(end: End) -> ExitStatus:
     if end is End.DONE:
         return ExitStatus.DONE
     return ExitStatus.INTERRUPTED if end is End.INTERRUPTED else ExitStatus.STOPPED
 
 
 @dataclass(frozen=True, slots=True)
-class TrainOutcome:
-    """How ``train`` ended.
+class FinalOutcome:
+    """How a command ended that trained configurations of a study.
 
     Attributes:
         end: Done, or why it stopped; the same call goes on.
-        model: What was trained; None where it stopped before.
     """
 
     end: End
-    model: TrainedModel | None
 
     @property
     def status(self) -> ExitStatus:
         """The exit status of the command."""
-        return exit_status(self.end)
+        return _exit_status(self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class TopOutcome:
+class TrainOutcome(FinalOutcome):
+    """How ``train`` ended; ``model`` is what was trained, None where it stopped before."""
+
+    model: TrainedModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopOutcome(FinalOutcome):
     """How ``train_top`` ended, and the table so far."""
 
-    end: End
     table: TopTable
 
     @property
     def status(self) -> ExitStatus:
         """The exit status of the command; 1 where no run has a value."""
-        if self.end is not End.DONE:
-            return exit_status(self.end)
         useful = any(run.error is None for configuration in self.table.configurations for run in configuration.runs)
-        return ExitStatus.DONE if useful else ExitStatus.ANSWER_IS_NO
+        return ExitStatus.ANSWER_IS_NO if self.end is End.DONE and not useful else _exit_status(self.end)
 
 
 def train(
@@ -195,7 +198,13 @@ def study_snapshot(folder: Path | str) -> StudySnapshot:
             "its data was never checked: no run of it came so far",
             hint=f"run it with `dryfit tune {layout.study_file}`",
         )
-    return StudySnapshot(load_study_file(layout.frozen_file).config, layout, state, state.resolved, available_cores())
+    return StudySnapshot(
+        config=load_study_file(layout.frozen_file).config,
+        layout=layout,
+        state=state,
+        resolved=state.resolved,
+        nodes={HERE: local_facts(state.resolved)},
+    )
 
 
 def _chosen(state: StudyState, trial: int | str) -> TrialState:
@@ -244,7 +253,7 @@ def do_runs(
             stack.enter_context(run_lock(study.layout.final(run.name)))
         supervisor = stack.enter_context(Supervisor(settings))
         stops = stack.enter_context(StopRequests(first.stop_request, supervisor.wake))
-        work = FinalTraining(study, supervisor, stops, on_note)
+        work = FinalTraining(study, LocalNode(supervisor), stops, on_note)
         work.do(runs, most=runs_at_once(study, runs))
         done = [result for run in runs if isinstance(result := work.results.get(run.name), FinalResult)]
         if together is not None and len(done) == len(runs):
@@ -254,7 +263,8 @@ def do_runs(
 
 def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: Path) -> TrainedModel:
     metric = study.config.study.metric
-    return TrainedModel(
+    return TrainedModel.of(
+        result,
         study=study.config.study.name,
         metric=metric,
         trial=run.trial.number,
@@ -262,11 +272,7 @@ def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: P
         with_validation=run.last_step is not None,
         searched=run.trial.value,
         value=(result.validation or {}).get(metric),
-        step=result.step,
         steps=result.training.steps,
-        validation=result.validation,
-        test=result.test,
-        rows=result.rows,
         folder=str(folder),
     )
 

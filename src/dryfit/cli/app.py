@@ -7,6 +7,7 @@ import typer
 
 from dryfit.cli import doctor, models, planning, reports, studies, training
 from dryfit.cli import imports as importing
+from dryfit.cli.streams import safe_streams
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.process import end_by_signals_alone
@@ -58,6 +59,11 @@ for command in (
 
 def main() -> None:
     """Run the command line, and exit with the status of the error, if any."""
+    with safe_streams():
+        _run()
+
+
+def _run() -> None:
     try:
         refuse_unsupported_platform()
         end_by_signals_alone()
@@ -67,6 +73,11 @@ def main() -> None:
 
         print_error(error)
         sys.exit(error.exit_status)
+    except OSError as error:
+        from dryfit.cli.output import print_machine_error
+
+        print_machine_error(error)
+        sys.exit(ExitStatus.CANNOT_RUN)
     except KeyboardInterrupt:
         sys.exit(ExitStatus.INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # the outermost frame: a bug of ours must end with its own status

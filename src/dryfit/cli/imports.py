@@ -1,11 +1,11 @@
 """The command ``import``, which turns data sets of other formats into rows."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, notes
+from dryfit.cli.options import JsonOption, QuietOption, notes, number_or_text
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.importers.options import Format, ImportOptions
 
@@ -63,25 +63,19 @@ def import_rows(
     import dryfit.api as api
     from dryfit.cli.output import print_json
 
-    options: ImportOptions = {}  # only the options given: one that a format does not read is an error
-    if columns is not None:
-        options["columns"] = _column_of(columns)
-    if labels is not None:
-        options["labels"] = [name.strip() for name in labels.split(",")]
-    if no_header:
-        options["header"] = False
-    if criteria is not None:
-        options["criteria"] = criteria
-    if passage_chars is not None:
-        options["passage_chars"] = passage_chars
-    if negatives is not None:
-        options["negatives"] = int(negatives) if negatives.isascii() and negatives.isdigit() else negatives
-    if validation is not None:
-        options["validation"] = validation
-    if test is not None:
-        options["test"] = test
-    if split_seed is not None:
-        options["split_seed"] = split_seed
+    given: dict[str, object] = {
+        "columns": _column_of(columns) if columns is not None else None,
+        "labels": [name.strip() for name in labels.split(",")] if labels is not None else None,
+        "header": False if no_header else None,
+        "criteria": criteria,
+        "passage_chars": passage_chars,
+        "negatives": number_or_text(negatives) if negatives is not None else None,
+        "validation": validation,
+        "test": test,
+        "split_seed": split_seed,
+    }
+    # Only the options given: one that a format does not read is an error.
+    options = cast("ImportOptions", {name: value for name, value in given.items() if value is not None})
     done = api.import_rows(form, *sources, out=out, force=force, on_note=notes(quiet=quiet), **options)
     print_json(done) if as_json else _print_summary(done)
     raise typer.Exit(ExitStatus.ANSWER_IS_NO if done.rejected and not allow_bad else ExitStatus.DONE)

@@ -17,6 +17,7 @@ from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.trial import MetricPoint, Outcome
+from dryfit.core.sharding.device_groups import place_in_words
 from dryfit.core.wire import Message, Note, Progress
 from dryfit.reporting.data.observed_memory import choice_text, plan_text
 from dryfit.reporting.terminal.generation_text import began_text, revised_text
@@ -62,7 +63,7 @@ def event_line(event: Event, state: StudyState) -> str | None:
         case AttemptPlaced(number=number, attempt=attempt, terms=terms) if attempt > 1:
             return f"trial {number}: {', '.join([f'attempt {attempt}', *terms])}"
         case DeviceSetAside(device=device, reason=reason):
-            return f"device {device} is set aside: {reason}"
+            return f"{place_in_words(device)} is set aside: {reason}"
         case ParallelSet(parallel=parallel, reason=reason):
             return f"side by side: {parallel} ({reason})"
         case ReportMade(number=number, point=point):

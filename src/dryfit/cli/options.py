@@ -15,6 +15,11 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY_DIR", help="A study's folder, or its study.toml.")]
 
 
+def number_or_text(text: str) -> int | str:
+    """Return a whole number that is written in digits as a number, any other text as it is."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
 def notes(*, quiet: bool) -> Callable[[str], None]:
     """Return a function that prints a line of progress on stderr, or ignores it if ``quiet``."""
 

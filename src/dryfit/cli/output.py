@@ -1,21 +1,27 @@
 """How commands print: results on stdout, everything else on stderr; without colours where that is no terminal."""
 
+import errno
 import os
 import sys
 import traceback
+from collections.abc import Iterable
+from typing import Any, TextIO, cast
 
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from dryfit.api import Diagnosis, End, Finding, SpacePlan, Status, StudyRun, TuneAllResult, TuneResult
-from dryfit.core.errors import DryfitError, ExitStatus, InternalError
+from dryfit.cli.streams import RawStream, SafeStream
+from dryfit.core.errors import DryfitError, ExitStatus, InternalError, MachineError
 from dryfit.core.jobs.checkpoint_health import Health
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.plan import CalibrateResult, PlanAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
+from dryfit.core.text.words import printable
 from dryfit.reporting.data.final_results import (
     TopTable,
     TrainedEnsemble,
@@ -60,6 +66,19 @@ from dryfit.reporting.terminal.tables import (
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 
+_HINTS = {
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
+    errno.ENFILE: "the system has no more open files",
+    errno.EAGAIN: "raise the limit on processes (`ulimit -u`)",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
+    errno.ENOSPC: "free some room on the disk",
+    errno.EDQUOT: "free some of your quota",
+    errno.EROFS: "choose a folder on a file system that can be written to",
+    errno.EACCES: "choose a folder that you may write to, or change its permissions",
+    errno.EPERM: "choose a folder that you may write to, or change its permissions",
+    errno.ENOENT: "go to a folder that exists",
+}
+
 _OUTCOME_STYLES = {Outcome.COMPLETE: "green", Outcome.PRUNED: "yellow", Outcome.FAILED: "red"}
 
 _VERDICT_STYLES = {
@@ -86,11 +105,23 @@ _SENTENCES = {
 }
 
 
-def console(*, stderr: bool = False) -> Console:
+class SafeConsole(Console):
+    """A console that escapes control characters in texts before it adds those of its styles."""
+
+    def __init__(self, stream: TextIO, **settings: Any) -> None:
+        super().__init__(file=cast(TextIO, RawStream(stream)) if isinstance(stream, SafeStream) else stream, **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, with every text escaped."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
+def console(*, stderr: bool = False) -> SafeConsole:
     """Return a console that honours ``NO_COLOR`` and ``CI`` and does not wrap lines."""
     stream = sys.stderr if stderr else sys.stdout
     plain = bool(os.environ.get("CI")) or not stream.isatty()
-    return Console(file=stream, no_color=plain or None, force_terminal=False if plain else None, soft_wrap=True)
+    return SafeConsole(stream, no_color=plain or None, force_terminal=False if plain else None, soft_wrap=True)
 
 
 def print_json(model: BaseModel) -> None:
@@ -108,6 +139,12 @@ def print_bug(error: BaseException) -> None:
     """Print an error of dryfit's own: the traceback, and a request to report it."""
     sys.stderr.write(redacted("".join(traceback.format_exception(error)), secrets_of(os.environ)))
     print_error(InternalError("running this command", f"{type(error).__name__}: {error}", hint="please report it"))
+
+
+def print_machine_error(error: OSError) -> None:
+    """Print an error of the machine or its file system that nothing before could name better."""
+    found = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
+    print_error(MachineError("running this command", found, hint=_HINTS.get(error.errno or 0, "")))
 
 
 def _print(*lines: str, style: str = "", stderr: bool = False) -> None:
@@ -240,16 +277,9 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
         f"  {done}/{counts.total} trials: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed, "
         f"{counts.refused} refused, {counts.running} open; {duration_text(summary.wall_s)} of work",
     )
-    generation = summary.generation
-    if generation.number > 1:
-        text = generation_text(
-            generation.number,
-            began_at_s=generation.began_at_s,
-            reasons=generation.reasons,
-            earlier=generation.earlier,
-            used=generation.used,
-        )
-        _print(f"  {text}")
+    generation = generation_text(summary.generation)
+    if generation:
+        _print(f"  {generation}")
     if summary.best is not None:
         best = summary.best
         value = measured_text(best.value, best.spread)

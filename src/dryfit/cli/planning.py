@@ -53,7 +53,7 @@ def calibrate(
     """Measure what training steps take of this machine's GPU, so that plans for it are surer."""
     import dryfit.api as api
     from dryfit.cli.output import print_calibration, print_json
-    from dryfit.reporting.terminal.calibration_text import calibration_view
+    from dryfit.reporting.terminal.calibration_text import CalibrationView
 
     result = api.calibrate(device, quick=quick, on_note=notes(quiet=quiet))
-    print_json(calibration_view(result)) if as_json else print_calibration(result)
+    print_json(CalibrationView.of(result)) if as_json else print_calibration(result)

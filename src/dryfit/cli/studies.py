@@ -10,7 +10,7 @@ import typer
 from dryfit.cli.doctor import examine
 from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption
 from dryfit.core.errors import ConfigError, ExitStatus
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
 
 if TYPE_CHECKING:
     from dryfit.api import TuneResult
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made when absent.")],
-    task: Annotated[BuiltInTask, typer.Option(help="What the model learns.")] = BuiltInTask.CRITERIA,
+    task: Annotated[BuiltInTask, typer.Option(help="What the model learns.")] = DEFAULT_TASK,
     preset: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="smoke, standard, max, supermax or evidence; default: a small study."),
@@ -27,10 +27,11 @@ def init(
 ) -> None:
     """Write a commented study.toml and a small synthetic data set."""
     import dryfit.api as api
+    from dryfit.core.settings.task_facts import facts_of
 
     for path in api.init(folder, task=task, force=force, preset=preset):
         typer.echo(path)
-    if task is BuiltInTask.CAUSAL_LM and preset is None:
+    if facts_of(task).decoder and preset is None:
         typer.echo("the model is a toy: tiny, of random weights, with a tokenizer trained on these rows", err=True)
     typer.echo(f"search with: dryfit tune {folder / 'study.toml'}", err=True)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, notes
+from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, notes, number_or_text
 from dryfit.core.errors import ConfigError, ExitStatus
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def train(
         )
         _print_model(ensemble.model, as_json=as_json)
         raise typer.Exit(ensemble.status)
-    chosen = _number(trial)
+    chosen = number_or_text(trial)
     if in_process:
         _refuse("--in-process", {"-o": out is not None, "--with-validation": with_validation, "--json": as_json})
         command = api.in_process(study, trial=chosen, seed=seed)
@@ -115,10 +115,6 @@ def predict(
     else:
         typer.echo(f"{done.rows} rows, {done.bad} of them bad: {out}")
     raise typer.Exit(ExitStatus.ANSWER_IS_NO if done.bad and not allow_bad else ExitStatus.DONE)
-
-
-def _number(trial: str) -> int | str:
-    return int(trial) if trial.isascii() and trial.isdigit() else trial
 
 
 def _refuse(option: str, others: dict[str, bool]) -> None:

@@ -1,24 +1,24 @@
 """Checks between keys of a study file that need no data and no machine."""
 
-import difflib
 import re
-from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
-from dryfit.config.language import language_problems
-from dryfit.config.objective import objective_problems
-from dryfit.config.own_task import own_task_problems, unread_own
+from dryfit.config.locate import KeyPath
 from dryfit.config.problems import Problem, shown
 from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
-from dryfit.config.schema_json import TABLES
+from dryfit.config.task_checks import (
+    decoder_problems,
+    direction_problems,
+    function_problems,
+    metric_problems,
+    unread_problems,
+)
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BuiltInTask, Metric, Precision
+from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.switches import TRIAL_NEEDS, Needs
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.core.settings.task_facts import is_own, reads, task_metrics, task_word
-from dryfit.core.text.secrets import redacted
+from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.text.units import parse_bytes
 
 
@@ -50,27 +50,12 @@ _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Return all problems between keys of a configuration whose single values are valid."""
-    if config.study.task is BuiltInTask.OBJECTIVE:
-        own = objective_problems(config, planned=use is Use.PLAN)
-        return [*own, *_unread(config), *_unread_by_patient(config)]
-    own = own_task_problems(config) if is_own(config.study.task) else unread_own(config)
-    problems = [*_task(config), *_data(config, use), *_classes(config), *language_problems(config), *own]
-    problems += [*_precision(config), *_limit(config), *_goals(config), *_mirror(config)]
-    problems += [*_unread(config), *_unread_by_patient(config)]
-    return [*problems, *(_plannable(config) if use is Use.PLAN else _metric(config))]
-
-
-def _task(config: StudyConfig) -> list[Problem]:
-    """Return the keys that are set and that the task does not read."""
-    task = task_word(config.study.task)
-    if config.objective is not None:
-        found = f"is read only with study.task = {BuiltInTask.OBJECTIVE}, and it is {task}"
-        return [Problem(("objective",), found, hint='remove the table, or write study.task = "objective"')]
-    keys = [f"{table}.{key}" for table in ("data", *TrialSettings.model_fields) for key in TABLES[table]]
-    unread = [key for key in keys if not reads(config.study.task, key)]
-    found = f"is not read by study.task = {task}"
-    problems = [Problem(tuple(key.split(".")), found, hint="remove it") for key in unread if config.is_changed(key)]
-    return problems + [Problem(("space", key), found) for key in unread if key in config.space]
+    unread = [*unread_problems(config), *_unread(config), *_unread_by_patient(config), *_mirror(config)]
+    if facts_of(config.study.task).calls_function:
+        return [*function_problems(config, planned=use is Use.PLAN), *unread]
+    problems = [*_data(config, use), *_classes(config), *decoder_problems(config), *direction_problems(config)]
+    problems += [*_precision(config), *_limit(config), *_goals(config), *unread]
+    return [*problems, *(_plannable(config) if use is Use.PLAN else metric_problems(config))]
 
 
 def _plannable(config: StudyConfig) -> list[Problem]:
@@ -128,28 +113,6 @@ def _classes(config: StudyConfig) -> list[Problem]:
     return problems
 
 
-def _metric(config: StudyConfig) -> list[Problem]:
-    data = config.data
-    task = config.study.task
-    if is_own(task):
-        return []  # its class checks its metrics
-    known = task_metrics(task, data.num_labels, multi_label=data.multi_label)
-    classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
-    given = classes if task is BuiltInTask.CRITERIA else f"study.task is {task}"
-    asked = {("study", "metric"): (config.study.metric,), ("study", "also"): config.study.also}
-    return [
-        Problem(path, f"is {metric}, and {given}", ", ".join(known), _nearest(metric, known))
-        for path, metrics in asked.items()
-        for metric in metrics
-        if metric not in known
-    ]
-
-
-def _nearest(metric: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(metric, known, n=1)
-    return f"did you mean {near[0]}?" if near and metric not in list(Metric) else f"use {known[0]}"
-
-
 def _goals(config: StudyConfig) -> list[Problem]:
     """Return contradictions between several goals, and between goals and pruner."""
     study, problems = config.study, list[Problem]()
@@ -187,12 +150,18 @@ def _limit(config: StudyConfig) -> list[Problem]:
     return []
 
 
-def _mirror(config: StudyConfig) -> list[Problem]:
-    """Refuse a password in the mirror's URL: it would be copied into frozen.toml and into reports."""
-    mirror = config.search.mirror
-    if redacted(mirror, {}) != mirror:
+def password_problem(place: KeyPath) -> Problem:
+    """Return the problem of a value that is a URL with a password in it."""
+    found = "is a URL with a password in it"
+    if place == ("search", "mirror"):
         hint = 'put the URL into a variable, such as DRYFIT_STORAGE, and write mirror = "env:DRYFIT_STORAGE"'
-        return [Problem(("search", "mirror"), "is a URL with a password in it", "env:NAME, a URL without", hint)]
+        return Problem(place, found, "env:NAME, a URL without", hint)
+    hint = "the file is copied into the study's folder: let what reads the URL take the password from a variable"
+    return Problem(place, found, "a URL without", hint)
+
+
+def _mirror(config: StudyConfig) -> list[Problem]:
+    mirror = config.search.mirror
     if mirror.startswith("env:") and not re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]*", mirror):
         return [Problem(("search", "mirror"), f"is {shown(mirror)}", "env:NAME, NAME a variable of the environment")]
     return []

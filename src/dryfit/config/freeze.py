@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 from typing import Any, Final, cast
 
-from dryfit.config.objective import is_read
 from dryfit.config.schema import StudyConfig
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.task_facts import reads
 
 _HEADER: Final = "# What this study was created from. Written by dryfit; edit study.toml instead.\n"
 _SOURCES: Final = ("train", "validation", "test", "file")
@@ -35,7 +34,9 @@ def _make_relative(document: dict[str, Any], folder: Path) -> None:
     for table, names in (("data", _SOURCES), ("model", ("name",)), ("joint", ("criteria_model",))):
         for name in names if table in document else ():
             document[table][name] = _relative(document[table][name], folder)
-    document["study"]["task"] = _relative(document["study"]["task"], folder)
+    study = document["study"]
+    study["task"] = _relative(study["task"], folder)
+    study["listeners"] = [_relative(name, folder) for name in study["listeners"]]
     if "objective" in document:
         document["objective"]["paths"] = [_relative(path, folder) for path in document["objective"]["paths"]]
 
@@ -73,7 +74,8 @@ def _value(value: object) -> str:
 def _document(config: StudyConfig) -> dict[str, dict[str, Any]]:
     """Return the tables that are set and that the study's task reads."""
     tables = {table: keys for table, keys in config.model_dump(mode="json").items() if keys is not None}
-    if config.study.task is not BuiltInTask.OBJECTIVE:
-        return tables
-    read = {table: {key: keys[key] for key in keys if is_read(table, key)} for table, keys in tables.items()}
+    read = {
+        table: {key: value for key, value in keys.items() if reads(config.study.task, f"{table}.{key}")}
+        for table, keys in tables.items()
+    }
     return {table: keys for table, keys in read.items() if keys}

@@ -18,21 +18,26 @@ from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
-from dryfit.config.checks import Use, cross_problems
+from dryfit.config.checks import Use, cross_problems, password_problem
 from dryfit.config.locate import KeyPath, locate_keys, parse_key
-from dryfit.config.problems import Problem, config_error, explain, unknown_searched_keys
+from dryfit.config.problems import MOST_PROBLEMS, Problem, config_error, explain, unknown_searched_keys
 from dryfit.config.schema import StudyConfig, dotted
 from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.regular_files import read_bounded
+from dryfit.core.settings.choices import FUNCTION_TASK
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import HUB_PREFIX
 from dryfit.core.settings.task_facts import OWN_TABLE
+from dryfit.core.text.json_text import MOST_DEPTH, is_too_deep
+from dryfit.core.text.secrets import has_password
 
 STUDY_FILE: Final = "study.toml"
 FROZEN_FILE: Final = "frozen.toml"
 DEFAULT_ORIGIN: Final = "default"
 SET_ORIGIN: Final = "--set"
+_MOST_SEARCHED: Final = 1000
+_TOO_DEEP: Final = f"its tables and lists are nested deeper than {MOST_DEPTH} levels"
 _SOURCES: Final = ("train", "validation", "test", "file")
 _MODELS: Final = ("model.name", "joint.criteria_model")
 """Keys whose values may be model folders."""
@@ -115,18 +120,24 @@ def load_document(
     places = {} if places is None else places
     _join_searched_names(document, places)
     _join_enqueued_names(places)
-    _refuse_dates(path, document, places)
+    _check_bounds(path, document, places)
     for override in overrides:
         _apply(document, override, places)
+    _check_bounds(path, document, places)
+    _refuse_passwords(path, document, places)
     folder = Path(_absolute("", path.parent))
     _resolve_paths(document, folder, places)
     config = _checked(path, document, places, use)
     return LoadedStudy(config, _origins(config, places, path.name), folder, path)
 
 
+_MOST_BYTES: Final = 2**20
+"""Of a study file."""
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_bounded(path, _MOST_BYTES, links=True).decode("utf-8")
     except FileNotFoundError as error:
         raise ConfigError(
             f"reading {path}", "there is no such file", "a study file", "write one with `dryfit init DIR`"
@@ -140,12 +151,16 @@ def _read(path: Path) -> str:
 def _parse(path: Path, text: str) -> Document:
     try:
         return tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"reading {path}", _TOO_DEEP) from error
     except tomllib.TOMLDecodeError as error:
         # The parser's message ends with "(at line 3, column 5)" or "(at end of document)".
         match = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
         message, line = (match[1], match[2]) if match else (str(error), None)
         line = line or str(text.count("\n") + 1)
         raise ConfigError(f"reading {path}, line {line}", f"this is not TOML: {message}", hint="see toml.io") from error
+    except ValueError as error:
+        raise ConfigError(f"reading {path}", "a number has thousands of digits", "integers of 64 bits") from error
 
 
 def _table(document: Document, name: str) -> Document:
@@ -184,14 +199,39 @@ def _join_enqueued_names(places: dict[KeyPath, str]) -> None:
             places.setdefault((*place[:3], ".".join(map(str, place[3:]))), line)
 
 
-def _refuse_dates(path: Path, document: Document, places: Mapping[KeyPath, str]) -> None:
-    problems = [
-        Problem(place, f"is the date or time {value}", "numbers, text, true or false", f'write it in quotes: "{value}"')
-        for place, value in _leaves(document)
-        if isinstance(value, datetime | date | time)
-    ]
+def _check_bounds(path: Path, document: Document, places: Mapping[KeyPath, str]) -> None:
+    """Refuse what would cost more than the checks of the schema are made for, and values that no key can have."""
+    if is_too_deep(document):
+        raise ConfigError(f"reading {path}", _TOO_DEEP)
+    problems = [problem for place, value in _leaves(document) if (problem := _illegal(place, value)) is not None]
+    if (searched := len(_table(document, "space"))) > _MOST_SEARCHED:
+        problems.insert(0, Problem(("space",), f"has {searched} keys", f"at most {_MOST_SEARCHED}"))
     if problems:
-        raise config_error(str(path), problems, places)
+        raise config_error(str(path), problems[:MOST_PROBLEMS], places)
+
+
+def _illegal(place: KeyPath, value: object) -> Problem | None:
+    """Return the problem of a value that no key can have."""
+    if isinstance(value, datetime | date | time):
+        hint = f'write it in quotes: "{value}"'
+        return Problem(place, f"is the date or time {value}", "numbers, text, true or false", hint)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return Problem(place, f"is an integer of {value.bit_length()} bits", "integers of 64 bits, as TOML has them")
+    if isinstance(value, str) and "\0" in value:
+        return Problem(place, "has a NUL character", "text without one")
+    return None
+
+
+def _refuse_passwords(path: Path, document: Document, places: Mapping[KeyPath, str]) -> None:
+    """Refuse URLs with a password, but in the frozen file of an earlier version: its study goes on as it was."""
+
+    def is_set(place: KeyPath) -> bool:
+        return any(places.get(place[:length]) == SET_ORIGIN for length in range(len(place) + 1))
+
+    found = [place for place, value in _leaves(document) if isinstance(value, str) and has_password(value)]
+    problems = [password_problem(place) for place in found if path.name != FROZEN_FILE or is_set(place)]
+    if problems:
+        raise config_error(str(path), problems[:MOST_PROBLEMS], places)
 
 
 def _leaves(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
@@ -235,7 +275,7 @@ def _override_value(text: str) -> Any:
     """Parse a TOML value; anything else is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     value = parsed["value"]
     has_date = any(isinstance(leaf, datetime | date | time) for _, leaf in _leaves(value))
@@ -243,7 +283,7 @@ def _override_value(text: str) -> Any:
 
 
 def _has_own_function(document: Document) -> bool:
-    return _table(document, "study").get("task") == BuiltInTask.OBJECTIVE
+    return _table(document, "study").get("task") == FUNCTION_TASK
 
 
 def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:
@@ -260,7 +300,13 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
             around = base(("objective", "paths"))
             objective["paths"] = list(dict.fromkeys(_absolute(path, around) for path in cast("list[str]", paths)))
     if isinstance(task := study.get("task"), str) and ":" in task:
-        study["task"] = _own_task(task, folder, base(("study", "task")))
+        study["task"] = _located(task, folder, base(("study", "task")))
+    if isinstance(listeners := study.get("listeners"), list):
+        around = base(("study", "listeners"))
+        study["listeners"] = [
+            _located(name, folder, around) if isinstance(name, str) and ":" in name else name
+            for name in cast("list[object]", listeners)
+        ]
     for name in _SOURCES:
         source = data.get(name)
         if isinstance(source, str) and not source.startswith(HUB_PREFIX):
@@ -308,9 +354,9 @@ def _model(name: str, base: Path) -> str:
     return _absolute(name, base) if looks_like_path or (base / name).is_dir() else name
 
 
-def _own_task(task: str, folder: Path, base: Path) -> str:
-    """Return a class's name with the folder of its file or module; unchanged if the module is installed."""
-    name = FunctionName.parse(task)
+def _located(text: str, folder: Path, base: Path) -> str:
+    """Return the name of a class or function with the folder of its file or module; unchanged if it is installed."""
+    name = FunctionName.parse(text)
     if name.folder:
         return str(replace(name, place=_absolute(name.place, base)))
     located = name.within(dict.fromkeys((base, folder, Path.cwd())))

@@ -4,6 +4,8 @@ The standard library's parser keeps no line numbers. This scanner expects text t
 only has to find the keys, not to validate them.
 """
 
+import re
+import tomllib
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,11 +13,14 @@ from typing import Final
 KeyPath = tuple[str | int, ...]
 """Keys from the top of the document down; an int is a place in an array."""
 
-_SPACE: Final = " \t"
-_BLANK: Final = " \t\r\n"
-_BARE_VALUE_ENDS: Final = ",]}#\n"
-_ESCAPES: Final = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\", "e": "\x1b"}
-_HEX_DIGITS: Final = {"u": 4, "U": 8, "x": 2}
+_SPACE: Final = re.compile(r"[ \t]*")
+_BLANK: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_DOT: Final = re.compile(r"[ \t]*\.[ \t]*")
+_KEY_PART: Final = re.compile(r"""[\w-]+|"(?:\\.|[^"\\])*"|'[^']*'""")
+# A string of one of four kinds, with up to two quotes right before the closing three; else to the end of the value.
+_VALUE: Final = re.compile(
+    r'''"""(?:\\.|[^\\])*?"""(?:"{0,2})|'{3}.*?'{3}(?:'{0,2})|"(?:\\.|[^"\\])*"|'[^']*'|[^,\]}#\n]*''', re.DOTALL
+)
 
 
 def locate_keys(text: str) -> dict[KeyPath, int]:
@@ -40,7 +45,7 @@ def parse_key(text: str) -> tuple[tuple[str, ...], int]:
         ValueError: There is no key.
     """
     scanner = _Scanner(text)
-    scanner.skip(_SPACE)
+    scanner.take(_SPACE)
     return scanner.key(), scanner.at
 
 
@@ -58,7 +63,7 @@ class _Scanner:
     def document(self) -> dict[KeyPath, int]:
         """Scan tables and keys to the end."""
         table: KeyPath = ()
-        while self._skip_blank_and_comments():
+        while self._more():
             start = self.at
             if self.text.startswith("[[", self.at):
                 self.at += 2
@@ -70,46 +75,36 @@ class _Scanner:
                 self._assignment(table)
         return self.lines
 
-    def skip(self, chars: str) -> None:
-        """Move past any of ``chars``."""
-        while self.at < len(self.text) and self.text[self.at] in chars:
-            self.at += 1
+    def take(self, pattern: re.Pattern[str]) -> str:
+        """Move past what a pattern finds here, and return it; empty where it finds nothing."""
+        found = pattern.match(self.text, self.at)
+        self.at = found.end() if found is not None else self.at
+        return found.group() if found is not None else ""
 
     def key(self) -> tuple[str, ...]:
         """Read a dotted key; ends behind its last part and the space after it."""
         parts = [self._key_part()]
-        self.skip(_SPACE)
-        while self.text.startswith(".", self.at):
-            self.at += 1
-            self.skip(_SPACE)
+        while self.take(_DOT):
             parts.append(self._key_part())
-            self.skip(_SPACE)
+        self.take(_SPACE)
         return tuple(parts)
 
     def _key_part(self) -> str:
-        if self.text[self.at : self.at + 1] in ('"', "'"):
-            return self._string()
-        start = self.at
-        while self.at < len(self.text) and (self.text[self.at].isalnum() or self.text[self.at] in "_-"):
-            self.at += 1
-        if start == self.at:
-            raise ValueError(f"no key at {self.text[start : start + 20]!r}")
-        return self.text[start : self.at]
+        part = self.take(_KEY_PART)
+        if not part:
+            raise ValueError(f"no key at {self.text[self.at : self.at + 20]!r}")
+        return tomllib.loads(f"part = {part}")["part"] if part[0] in "\"'" else part
 
-    def _skip_blank_and_comments(self) -> bool:
-        """Move to the next token; False at the end."""
-        self.skip(_BLANK)
-        while self.text.startswith("#", self.at):
-            end = self.text.find("\n", self.at)
-            self.at = len(self.text) if end < 0 else end
-            self.skip(_BLANK)
+    def _more(self) -> bool:
+        """Move past space, ends of lines and comments; False at the end."""
+        self.take(_BLANK)
         return self.at < len(self.text)
 
     def _mark(self, path: KeyPath, start: int) -> None:
         self.lines.setdefault(path, bisect_right(self.line_starts, start))
 
     def _header(self, *, array: bool, start: int) -> KeyPath:
-        self.skip(_SPACE)
+        self.take(_SPACE)
         parts = self.key()
         self.at += 2 if array else 1
         path: KeyPath = ()
@@ -138,25 +133,22 @@ class _Scanner:
             path = (*path, part)
             self._mark(path, start)
         self.at += 1  # the equals sign
-        self.skip(_SPACE)
+        self.take(_SPACE)
         self._value(path)
 
     def _value(self, path: KeyPath) -> None:
         match self.text[self.at]:
-            case '"' | "'":
-                self._string()
             case "[":
                 self._array(path)
             case "{":
                 self._inline_table(path)
             case _:
-                while self.at < len(self.text) and self.text[self.at] not in _BARE_VALUE_ENDS:
-                    self.at += 1
+                self.take(_VALUE)
 
     def _array(self, path: KeyPath) -> None:
         self.at += 1
         index = 0
-        self._skip_blank_and_comments()
+        self._more()
         while self.text[self.at] != "]":
             self._mark((*path, index), self.at)
             self._value((*path, index))
@@ -166,52 +158,14 @@ class _Scanner:
 
     def _inline_table(self, path: KeyPath) -> None:
         self.at += 1
-        self._skip_blank_and_comments()
+        self._more()
         while self.text[self.at] != "}":
             self._assignment(path)
             self._skip_separator()
         self.at += 1
 
     def _skip_separator(self) -> None:
-        self._skip_blank_and_comments()
+        self._more()
         if self.text[self.at] == ",":
             self.at += 1
-            self._skip_blank_and_comments()
-
-    def _string(self) -> str:
-        """Read any of the four kinds of string. The value of a multi-line one is not needed."""
-        quote = self.text[self.at]
-        if self.text.startswith(quote * 3, self.at):
-            self._multi_line_string(quote)
-            return ""
-        self.at += 1
-        chars: list[str] = []
-        while self.at < len(self.text) and self.text[self.at] != quote:
-            if quote == '"' and self.text[self.at] == "\\":
-                chars.append(self._escape())
-            else:
-                chars.append(self.text[self.at])
-                self.at += 1
-        if self.at >= len(self.text):
-            raise ValueError("a string without an end")
-        self.at += 1
-        return "".join(chars)
-
-    def _multi_line_string(self, quote: str) -> None:
-        self.at += 3
-        while not self.text.startswith(quote * 3, self.at):
-            self.at += 2 if quote == '"' and self.text[self.at] == "\\" else 1
-        self.at += 3
-        for _ in range(2):  # up to two quotes may stand right before the closing three
-            if self.text.startswith(quote, self.at):
-                self.at += 1
-
-    def _escape(self) -> str:
-        letter = self.text[self.at + 1 : self.at + 2]
-        self.at += 2
-        digits = _HEX_DIGITS.get(letter, 0)
-        if not digits:
-            return _ESCAPES.get(letter, letter)
-        code = self.text[self.at : self.at + digits]
-        self.at += digits
-        return chr(int(code, 16))
+            self._more()

@@ -4,6 +4,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
@@ -21,6 +22,8 @@ SEARCHABLE: Final[tuple[str, ...]] = tuple(
 
 _ALL_KEYS: Final = tuple(f"{table}.{key}" for table, keys in TABLES.items() for key in keys)
 _SHOWN_CHARS: Final = 60
+MOST_PROBLEMS: Final = 50
+"""Problems of one file that are told: each costs a search for the nearest key."""
 _CLOSE_ENOUGH: Final = 0.6
 _MISSING: Final = object()
 _RENAMED: Final[dict[tuple[str, ...], tuple[str, str]]] = {
@@ -67,6 +70,8 @@ def explain(error: ValidationError, document: Mapping[str, Any]) -> list[Problem
     problems: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
         path = _own_path(detail["loc"])
+        if len(problems) == MOST_PROBLEMS:
+            break
         if path in problems:
             continue  # every member of a union reports its own failure
         problems[path] = _problem(path, detail["type"], detail["msg"], _value_at(document, path))
@@ -82,8 +87,7 @@ def unknown_searched_keys(keys: Iterable[str]) -> list[Problem]:
             "a dotted name of a key in " + ", ".join(f"[{table}]" for table in TrialSettings.model_fields),
             _did_you_mean(key, SEARCHABLE),
         )
-        for key in keys
-        if key not in SEARCHABLE and not is_own_key(key)
+        for key in islice((key for key in keys if key not in SEARCHABLE and not is_own_key(key)), MOST_PROBLEMS)
     ]
 
 

@@ -1,12 +1,14 @@
 """The study file as types: all tables and keys, with ranges and defaults."""
 
 from enum import StrEnum
+from math import isfinite
 from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.core.settings.choices import DEFAULT_TASK, Direction, Metric
 from dryfit.core.settings.execution import ExecutionSettings
+from dryfit.core.settings.functions import NAME_PATTERN
 from dryfit.core.settings.tables import DataSettings, ObjectiveSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName, TaskName
 from dryfit.core.settings.trial import Goal
@@ -19,6 +21,18 @@ Condition = dict[str, Value | tuple[Value, ...]]
 
 Point = Annotated[dict[str, Value], Field(min_length=1)]
 """An enqueued point of the search space: values of searched keys, by dotted name."""
+
+ListenerName = Annotated[str, Field(pattern=NAME_PATTERN, description="package.module:function or file.py:function")]
+"""A user's own function that makes an observer of the study."""
+
+_MOST_CHOICES = 1000
+"""Of one case: each is checked as a setting, and written into every record of the space."""
+
+_MOST_CASES = 100
+"""Of one key: it is checked of every two of them that they exclude each other."""
+
+_MOST_STEPS = 2**53
+"""Of a grid: floats count no further."""
 
 _MINIMIZED = frozenset({Metric.LOSS, Metric.ECE})
 
@@ -33,7 +47,7 @@ class StudySettings(Settings):
 
     name: str = Field(default="study", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the study")
     task: TaskName = Field(
-        default=BuiltInTask.CRITERIA,
+        default=DEFAULT_TASK,
         description="what the model learns; or a class of your own: `package.module:Class`, or `file.py:Class`",
     )
     task_version: int = Field(
@@ -59,6 +73,10 @@ class StudySettings(Settings):
     )
     patience: int | None = Field(
         default=None, ge=1, description="stop after so many finished trials without a better one"
+    )
+    listeners: tuple[ListenerName, ...] = Field(
+        default=(),
+        description="functions of your own that make observers: `package.module:function`, or `file.py:function`",
     )
 
     @property
@@ -92,6 +110,8 @@ class Case(Settings):
         if self.choices is not None:
             if self.log or self.step is not None:
                 raise ValueError("log and step belong to low and high, not to choices")
+            if len(self.choices) > _MOST_CHOICES:
+                raise ValueError(f"there are {len(self.choices)} choices, and at most {_MOST_CHOICES} are allowed")
             if len({(type(choice), choice) for choice in self.choices}) != len(self.choices):
                 raise ValueError("the choices repeat a value")
             return self
@@ -103,6 +123,10 @@ class Case(Settings):
             raise ValueError(f"log needs low above 0, not {self.low}")
         if self.log and self.step is not None:
             raise ValueError("log and step exclude each other")
+        if not isfinite(self.high - self.low):
+            raise ValueError(f"the width of the range from {self.low} to {self.high} is no finite number")
+        if self.step is not None and (self.high - self.low) / self.step > _MOST_STEPS:
+            raise ValueError(f"step {self.step} divides the range into more than {_MOST_STEPS} steps")
         return self
 
 
@@ -265,6 +289,8 @@ def _cases(value: object) -> object:
     if isinstance(frozen, tuple):
         items = cast("tuple[object, ...]", frozen)
         whole_cases = bool(items) and all(isinstance(item, dict | Case) for item in items)
+        if whole_cases and len(items) > _MOST_CASES:
+            raise ValueError(f"there are {len(items)} cases, and at most {_MOST_CASES} are allowed")
         return items if whole_cases else ({"choices": items},)
     return value
 

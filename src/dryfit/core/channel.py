@@ -1,6 +1,7 @@
 """The child's side of the messages: reports, heartbeat, verdicts and stop requests, as files in its folder."""
 
 import os
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,10 +10,12 @@ from typing import Protocol, TypeVar
 
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import StopReason
+from dryfit.core.regular_files import open_regular
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.text.secrets import redacted_json
 from dryfit.core.wire import (
     BEAT_FILE,
+    DISK_FULL_BEAT_NS,
     MESSAGES_FILE,
     RESULT_FILE,
     STOP_FILE,
@@ -46,7 +49,12 @@ class WakeupFifo:
             return
         with suppress(OSError):  # no listener, a full pipe, a removed file: it polls as well
             if self._fd is None:
-                self._fd = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
+                fd = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+                if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+                    os.close(fd)
+                    self._fifo = None  # a file that somebody has put there is not ours to write to
+                    return
+                self._fd = fd
             os.write(self._fd, b"\n")
 
 
@@ -122,7 +130,7 @@ class ChildChannel:
         if not self._sends:
             return
         line = redacted_json(message.model_dump_json().encode(), self._secrets) + b"\n"
-        fd = os.open(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        fd = open_regular(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(fd, line)
         finally:
@@ -141,6 +149,11 @@ class ChildChannel:
         if now_s - self._last_beat_s >= _BEAT_EVERY_S and self._sends:
             self._last_beat_s = now_s
             os.utime(self._beat_path)
+
+    def note_full_disk(self) -> None:
+        """Leave the word that the disk is full where no word can be written."""
+        with suppress(OSError):
+            os.utime(self._beat_path, ns=(DISK_FULL_BEAT_NS, DISK_FULL_BEAT_NS))
 
     def stop_requested(self) -> StopReason | None:
         """Return who asked for a checkpoint and a stop; None: nobody did. Cheap: one stat."""
@@ -178,6 +191,6 @@ class ChildChannel:
 
     def finish(self, result: ChildResult) -> None:
         """Write the result durably and wake the control process."""
-        text = redacted_json(result.model_dump_json().encode(), self._secrets).decode()
+        text = redacted_json(result.to_json().encode(), self._secrets).decode()
         write_text_atomic(self.folder / RESULT_FILE, text)
         self._wakeup_fifo.ring()

@@ -6,6 +6,7 @@ do next. Every class has a stable ``code``, printed in brackets, and the exit st
     DryfitError
     ├── ConfigError            CONFIG      2   a study file, option or value is wrong
     ├── DataError              DATA        2   a row, label, split or file of the data set is wrong
+    ├── FileError              FILE        2   a file is not what belongs in its place: a link, a FIFO, a folder
     ├── MachineError           MACHINE     2   this machine cannot do what was asked
     ├── LibraryError           LIBRARY     2   a private name of a library is missing, or does something else
     ├── LoadError              LOAD        2   a checkpoint's weights do not fit the model
@@ -76,6 +77,12 @@ class DataError(DryfitError):
     """A row, a label, a split or a file of the data set is wrong."""
 
     code = "DATA"
+
+
+class FileError(DryfitError):
+    """A file is not what belongs in its place: a link, a FIFO, a device or a folder, or larger than it may be."""
+
+    code = "FILE"
 
 
 class MachineError(DryfitError):

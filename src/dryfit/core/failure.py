@@ -60,6 +60,7 @@ class Evidence:
 
     Attributes:
         exit_code: Exit status; None if ended by a signal, or unknown.
+        disk_full: Whether it said that not even its fault could be written to the disk.
         signal: Number of the signal that ended it.
         fault: The exception it reported.
         log_tail: Last lines of its log.
@@ -71,7 +72,7 @@ class Evidence:
         oom_kills_rose: Whether the cgroup's count of OOM kills rose during the attempt.
         phase: Its last phase, as in :class:`dryfit.core.wire.Phase`; empty: unknown.
         step: Its last optimizer step.
-        device: Its device or devices, as in ``CUDA_VISIBLE_DEVICES``; None: none.
+        device: Its device or devices, as in ``CUDA_VISIBLE_DEVICES`` on its node; None: none.
         device_free_bytes: Free memory of the device when it ended; of several, of the one with the least capacity left
             by other processes.
         device_total_bytes: All memory of that device.
@@ -87,6 +88,7 @@ class Evidence:
     """
 
     exit_code: int | None = None
+    disk_full: bool = False
     signal: int | None = None
     fault: ChildFault | None = None
     log_tail: str = ""

@@ -54,8 +54,19 @@ def end_of_command(number: int, _frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
+def let_signals_through() -> None:
+    """Undo what a careless parent has left to this process: blocked signals, and children that nobody may wait for.
+
+    A mask survives ``exec``. With SIGCHLD blocked, the end of a child is never noticed; with it ignored, the kernel
+    keeps no exit status.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def end_by_signals_alone() -> None:
     """Install :func:`end_of_command` for a scheduler's signals; ignored signals, as under ``nohup``, stay ignored."""
+    let_signals_through()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, end_of_command)

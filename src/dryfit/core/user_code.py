@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from dryfit.core.errors import DryfitError
+from dryfit.core.errors import ConfigError, DryfitError
+from dryfit.core.settings.functions import FunctionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,34 @@ class Search:
     def listed(self) -> str:
         """The paths, in words."""
         return ", ".join(self.paths) or "no folder"
+
+
+def imported(name: FunctionName, doing: str) -> object:
+    """Import a class or function from the folder before its name, or from the installed modules.
+
+    Args:
+        name: With the folder of its file or module, unless it is installed.
+        doing: What is being done, for the errors.
+
+    Raises:
+        ConfigError: There is no such module, file or name, or another module has the file's name. Errors of the module
+            itself are passed on.
+    """
+    if name.in_script and not Path(name.place).is_file():
+        raise ConfigError(doing, f"there is no file {name.place}", "a .py file, or package.module:name")
+    hint = "its folder is searched where the study file lies, in the current folder, and among installed packages"
+    search = Search(doing, ConfigError, [name.folder] if name.folder else [], hint)
+    module = search.module(name.module)
+    if name.folder and not _is_there(Path(module.__file__ or ""), Path(name.folder, *name.module.split("."))):
+        problem = f"{name.module} is already the module in {module.__file__}, and not the one in {name.folder}"
+        raise ConfigError(doing, problem, "a name that no other module has", "rename the file")
+    return search.named(module, name.place, name.qualname)
+
+
+def _is_there(file: Path, place: Path) -> bool:
+    """Return whether a module's file is the one that its name points to."""
+    wanted = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+    return any(one.is_file() and one.samefile(file) for one in wanted)
 
 
 def source_hash(file: Path | None) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dryfit.core.errors import DryfitError, error_class
+from dryfit.core.regular_files import read_bounded
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.text.words import sendable
 
@@ -22,9 +23,17 @@ VERDICT_FILE = "verdict.json"
 STOP_FILE = "stop"
 MESSAGES_FILE = "messages.jsonl"
 BEAT_FILE = "beat"
+DISK_FULL_BEAT_NS = 3
+"""Time of a beat that says that the disk is full: unlike a message it takes no room on it."""
 LOG_FILE = "log.txt"
 STACKS_FILE = "stacks.txt"
 RESULT_FILE = "result.json"
+
+STEP_PREFIX = "step-"
+"""A checkpoint's folder is named so, and by its step in eight digits."""
+UNREADABLE_PREFIX = "unreadable-"
+"""An entry of this prefix and a checkpoint's name, in an attempt's own folder, says that it cannot be read."""
+_MOST_BYTES = 1 << 28
 
 MARKER_VARIABLE = "DRYFIT_STUDY"
 """Environment variable that marks every process of a study, by which orphans are found."""
@@ -156,6 +165,14 @@ def sync_tree(folder: Path) -> None:
         sync_path(path)
 
 
+def empty_beside(folder: Path) -> Path:
+    """Make an empty folder beside one, to be filled and renamed to it; what an earlier process left there goes."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
 def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> None:
     """Add text files to a folder, sync it, and move it to its place by one rename.
 
@@ -199,9 +216,10 @@ def read_model(path: Path, cls: type[WireT]) -> WireT | None:
 
     Raises:
         pydantic.ValidationError: The file holds something else.
+        FileError: It is no regular file, or has no bounds.
     """
     try:
-        text = path.read_bytes()
+        text = read_bounded(path, _MOST_BYTES)
     except FileNotFoundError:
         return None
     return cls.model_validate_json(text)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
+from dryfit.core.text.json_text import parse_json
 from dryfit.core.text.words import few
 from dryfit.importers.files import Record
 from dryfit.importers.items import ImportedRow, Item, Rejected, Span
@@ -106,7 +107,7 @@ def _label(value: Any, labels: tuple[str, ...]) -> int:
 def _evidence(value: Any) -> tuple[Span, ...]:
     if isinstance(value, str):
         with suppress(ValueError):  # refused below
-            value = json.loads(value or "[]")
+            value = parse_json(value or "[]")
     if not isinstance(value, list):
         raise _UnfitError(f"evidence is of type {type(value).__name__}, not a list of [start, end)")
     spans: list[Span] = []

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from dryfit.core.errors import DataError
-from dryfit.core.text.lines import decoded, existing_file, without_mark
-from dryfit.core.text.words import few
+from dryfit.core.text.json_text import parse_json
+from dryfit.core.text.lines import bounded_lines, csv_reader, decoded, existing_file
+from dryfit.core.text.words import few, first_line
 from dryfit.importers.items import Rejected
 
 _OTHER_SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
@@ -42,12 +43,12 @@ def read_json(source: str) -> Any:
     if not text.strip():
         raise DataError(doing, "it is empty", "one JSON object")
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         found = f"not JSON: {error.msg}"
         raise DataError(f"{doing}, line {error.lineno}, column {error.colno}", found, "one JSON object") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; a thousand brackets
-        raise DataError(doing, f"JSON that Python does not read: {error}", "one JSON object") from error
+    except ValueError as error:
+        raise DataError(doing, first_line(error), "one JSON object") from error
 
 
 def top_level(document: Any) -> str:
@@ -75,8 +76,7 @@ def csv_records(source: str, needed: Sequence[str]) -> Iterator[Record | Rejecte
     """
     path = existing_file(source, allowed="a CSV file")
     with path.open("rb") as file:
-        lines = (decoded(line, f"reading {source}, line {number}") for number, line in enumerate(file, start=1))
-        reader = csv.reader(without_mark(lines), strict=True)
+        reader = csv_reader(file, source)
         begins = 1
         header: list[str] | None = None
         try:
@@ -113,7 +113,7 @@ def tsv_records(source: str, needed: Sequence[str], *, header: bool) -> Iterator
     path = existing_file(source, allowed="a TSV file")
     columns: list[str] | None = None
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in bounded_lines(file, source):
             place = f"{source}, line {number}"
             try:
                 text = decoded(line.rstrip(b"\r\n"), f"reading {place}")

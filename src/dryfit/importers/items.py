@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeAlias, TypeVar
 
 from pydantic import ValidationError
@@ -39,15 +39,8 @@ class ImportedRow:
 
     def as_json(self) -> str:
         """Return the row as one line; fields that are None are absent."""
-        fields = {
-            "id": self.id,
-            "group": self.group,
-            "criterion": self.criterion,
-            "text": self.text,
-            "label": self.label,
-            "evidence": self.evidence,
-        }
-        return json.dumps({name: value for name, value in fields.items() if value is not None}, ensure_ascii=False)
+        fields = {name: value for name, value in asdict(self).items() if name != "place" and value is not None}
+        return json.dumps(fields, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

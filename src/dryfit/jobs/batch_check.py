@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError, DryfitError
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.diagnostics import (
     BatchCheckRequest,
     BatchCheckResult,
@@ -31,8 +30,9 @@ from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.wire import ErrorParts, Note, Phase
+from dryfit.meta.loading.frozen_weights import DTYPES
 from dryfit.meta.loading.pretrained import Kind, pretrained_config
-from dryfit.tasks.base import DTYPES, Batch, Task, TaskModel
+from dryfit.tasks.base import Batch, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard, config_bounds
 from dryfit.tasks.rows.checked_rows import TRAIN
 from dryfit.tasks.tokens.token_set import Tokens, TokenSet
@@ -51,7 +51,7 @@ _FP16_SCALE = 1024.0
 """What a loss is multiplied by in fp16, as GradScaler would, so that small gradients do not become zero."""
 
 
-def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
+def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> BatchCheckResult:
     """Check every batch, then load the model and do one step of its largest batch and of each point."""
     trial = body.trial
     torch.set_num_threads(trial.plan.threads)
@@ -60,15 +60,16 @@ def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
         for note in prepare_device(trial.plan, os.environ).notes:
             channel.send(Note(text=note))
     if findings.failures:
-        return ChildResult(batch_check=findings.result(), error=None)
+        return findings.result()
     channel.send(Phase(name="load"))
     tokens: Tokens | None = None
     for length in body.lengths:
         with findings.stage(f"tokens, train.max_length = {length}"):
-            made = _tokens(trial, length)
+            task = trial_task(_of_length(trial.config, length))
+            made = read_tokens(trial, task, only=None)
             encoder = pretrained_config(trial.config.settings.model, Kind.ENCODER)
             findings.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
-            findings.remarks += trial_task(_of_length(trial.config, length)).remarks(made)
+            findings.remarks += task.remarks(made)
             if length == trial.config.settings.train.max_length:
                 tokens = made
     model: TaskModel | None = None
@@ -84,7 +85,7 @@ def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> ChildResult:
         del model  # the points build their own
         for point in body.points:
             findings.points.append(_point(trial, point, channel.beat))
-    return ChildResult(batch_check=findings.result(), error=None)
+    return findings.result()
 
 
 class _Findings:
@@ -113,11 +114,6 @@ class _Findings:
             points=tuple(self.points),
             failures=tuple(self.failures),
         )
-
-
-def _tokens(trial: TrainRequest, max_length: int) -> Tokens:
-    """Read the tokens of all splits, from the cache or made now."""
-    return read_tokens(trial.model_copy(update={"config": _of_length(trial.config, max_length)}), only=None)
 
 
 def _of_length(config: TrialConfig, max_length: int) -> TrialConfig:
@@ -263,8 +259,7 @@ def _backward(
     while True:
         began_s = time.perf_counter()
         try:
-            step = backward_batch(model, batch, task, micro_batch=rows, backward=backward, autocast=autocast)
-            loss = float(step.loss)
+            loss = float(backward_batch(model, batch, task, micro_batch=rows, backward=backward, autocast=autocast))
             if trial.plan.device is DeviceKind.CUDA:
                 torch.cuda.synchronize()
             return rows, loss, time.perf_counter() - began_s
@@ -282,7 +277,7 @@ def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) ->
     asked = trial.model_copy(update={"config": point, "plan": plan})
     try:
         check_effect(point)
-        tokens = _tokens(asked, point.settings.train.max_length)
+        tokens = read_tokens(asked, trial_task(point), only=None)
         rows = _Largest(point, tokens).longest[:_POINT_ROWS]
         model = build_model(asked, trial_task(point, tokens))
         step = _step(asked, model, tokens, (rows, None), beat)

@@ -11,7 +11,6 @@ import torch
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.jobs.calibration import CaseComparison, MemoryCase, Observation
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.memory import Confidence, MemoryPlan
 from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
 from dryfit.core.wire import Phase, read_model, write_model
@@ -31,7 +30,7 @@ from dryfit.train.validation import evaluation_rows
 _DOING = "calibrating"
 
 
-def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
+def calibrate(body: CalibrateRequest, channel: ChildChannel) -> CalibrateResult:
     """Measure one case, or compare all that were measured.
 
     Raises:
@@ -43,7 +42,7 @@ def calibrate(body: CalibrateRequest, channel: ChildChannel) -> ChildResult:
     result = _measured(body.case, Path(body.folder)) if body.case else _compared(Path(body.folder), channel)
     if body.calibration_dir is not None and result.calibration is not None:
         write_calibration(Path(body.calibration_dir), result.calibration)
-    return ChildResult(calibrate=result, error=None)
+    return result
 
 
 def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import RowsRequest, RowsResult
 from dryfit.core.text.words import few
 from dryfit.core.wire import Phase, Progress
@@ -14,7 +13,7 @@ from dryfit.tasks.rows.sources import BadRow, RawRow, stream_rows
 _PROGRESS_EVERY = 10_000
 
 
-def copy_rows(body: RowsRequest, channel: ChildChannel) -> ChildResult:
+def copy_rows(body: RowsRequest, channel: ChildChannel) -> RowsResult:
     """Write a line for each row, in order.
 
     Raises:
@@ -31,7 +30,7 @@ def copy_rows(body: RowsRequest, channel: ChildChannel) -> ChildResult:
             channel.beat()
             if count % _PROGRESS_EVERY == 0:
                 channel.send(Progress(step=count, total_steps=0, epoch=0.0))
-    return ChildResult(rows=RowsResult(rows=count))
+    return RowsResult(rows=count)
 
 
 def _line(row: RawRow | BadRow, columns: tuple[str, ...]) -> dict[str, object]:

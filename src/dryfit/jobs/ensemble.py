@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.task_facts import task_word
@@ -85,7 +84,7 @@ def said_by(
     )
 
 
-def ensemble(body: EnsembleRequest, channel: ChildChannel) -> ChildResult:
+def ensemble(body: EnsembleRequest, channel: ChildChannel) -> EnsembleResult:
     """Evaluate models together on validation and test, and put them into one folder.
 
     Returns:
@@ -112,7 +111,7 @@ def ensemble(body: EnsembleRequest, channel: ChildChannel) -> ChildResult:
     )
     channel.send(Phase(name="save"))
     _save(body, result, fitted)
-    return ChildResult(ensemble=result, error=None)
+    return result
 
 
 def _all_outputs(body: EnsembleRequest, channel: ChildChannel) -> dict[str, list[ModelOutputs]]:
@@ -132,7 +131,7 @@ def _said_of_splits(
 ) -> Iterator[tuple[str, ModelOutputs]]:
     training = member.training
     config, plan = training.config, training.plan
-    tokens = read_tokens(training, only=names)
+    tokens = read_tokens(training, trial_task(config), only=names)
     task = trial_task(config, tokens)
     trust = config.settings.model.trust_remote_code
     model = _loaded(Path(member.model_dir), plan.device, trust=trust)
@@ -178,7 +177,7 @@ def _save(body: EnsembleRequest, result: EnsembleResult, fitted: Mapping[str, fl
         "torch": torch.__version__,
     }
     save_ensemble(
-        Path(body.model_dir),
+        Path(body.attempt_model_dir),
         [Path(member.model_dir) for member in body.members],
         fitted=fitted,
         facts=facts,

@@ -8,9 +8,8 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason
-from dryfit.core.settings.task_facts import is_own, reads, task_word
+from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason, TrainRequest, TrainResult
+from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
@@ -33,7 +32,7 @@ from dryfit.train.trainer import run_training
 from dryfit.train.validation import evaluate, evaluation_rows
 
 
-def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
+def final(body: FinalRequest, channel: ChildChannel) -> FinalResult | TrainResult:
     """Train, or go on from the newest good checkpoint; then evaluate on test and save.
 
     Returns:
@@ -45,10 +44,10 @@ def final(body: FinalRequest, channel: ChildChannel) -> ChildResult:
     return run_in_process_group(body.training.plan, channel, lambda group: _final(body, channel, group))
 
 
-def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> ChildResult:
-    start_training(body.training, channel)
-    tokens = read_tokens(body.training, only=(TRAIN, VALIDATION, TEST))
-    send_remarks(body.training, channel, tokens)
+def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> FinalResult | TrainResult:
+    task = start_training(body.training, channel)
+    tokens = read_tokens(body.training, task, only=(TRAIN, VALIDATION, TEST))
+    send_remarks(channel, task, tokens)
     rows = {name: split.sources for name, split in tokens.splits.items()}
     length, fitted = None, dict[str, float]()
     if body.last_step is not None:
@@ -63,11 +62,11 @@ def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> Ch
     run = run_training(parts, newest_checkpoint(body.training, channel))
     ended = train_result(body.training, run, group)
     if run.stopped_by in (StopReason.REQUEST, StopReason.SIGTERM):
-        return ChildResult(train=ended, error=None)
+        return ended
     best = None
     if length is None:
         best = _take_best(parts, run.points)
-        fitted = read_model_input(Path(body.training.best_dir)).fitted
+        fitted = read_model_input(_best_dir(body.training)).fitted
     test = _scores(parts, tokens, run.step, fitted)
     result = FinalResult(
         training=ended,
@@ -80,7 +79,7 @@ def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> Ch
     if body.model_dir is not None:
         channel.send(Phase(name="save", step=result.step))
         _save(body, parts, result, fitted)
-    return ChildResult(final=result, error=None)
+    return result
 
 
 def _chosen_before(body: FinalRequest, channel: ChildChannel) -> dict[str, float]:
@@ -89,7 +88,7 @@ def _chosen_before(body: FinalRequest, channel: ChildChannel) -> dict[str, float
         if (folder / DRYFIT_FILE).is_file():
             return read_model_input(folder).fitted
     config = body.training.config
-    if not is_own(config.task) and reads(config.task, "span") and config.settings.span.null_policy == "calibrated":
+    if facts_of(config.task).spans and config.settings.span.null_policy == "calibrated":
         text = f"no model of trial {config.number} has a threshold of null that was fitted on validation: it is 0"
         channel.send(Note(text=f"{text}. Train the trial once without --with-validation before, and its own is taken"))
     return {}
@@ -113,8 +112,14 @@ def _take_best(parts: TrialParts, points: tuple[MetricPoint, ...]) -> MetricPoin
             f"training trial {config.number} once more", f"none of {len(points)} validations gave a number"
         )
     parts.layout.group.share(None)  # rank 0 has saved them
-    parts.layout.restore(parts.model, Path(parts.request.best_dir))
+    parts.layout.restore(parts.model, _best_dir(parts.request))
     return best
+
+
+def _best_dir(body: TrainRequest) -> Path:
+    """Return the folder of the best weights: this attempt's own where it has some, as they are better than before."""
+    own = Path(body.best_dir)
+    return own if (own / DRYFIT_FILE).is_file() else Path(body.kept_best_dir)
 
 
 def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, float]) -> dict[str, float] | None:
@@ -156,9 +161,10 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         "torch": torch.__version__,
     }
     save_trained(
-        Path(body.model_dir),
+        Path(body.attempt_model_dir),
         whole,
         tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
+        place=Path(body.model_dir),
         texts=Trained(body, result, read, whole).texts(),
     )

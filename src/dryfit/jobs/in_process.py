@@ -61,7 +61,7 @@ def main(request_path: Path) -> int:
         return int(error.exit_status)
     except KeyboardInterrupt:
         return 130
-    sys.stdout.write(f"{result.train.value!r}\n" if result.train is not None else "")
+    sys.stdout.write(f"{result.value!r}\n")
     return 0
 
 

@@ -1,7 +1,5 @@
 """Child job MERGE: save a base model and its adapters as one model, which needs neither dryfit nor PEFT."""
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +7,19 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import MergeRequest, MergeResult
-from dryfit.core.settings.choices import BaseFormat
-from dryfit.core.wire import Phase, sync_path
+from dryfit.core.settings.weight_formats import base_format
+from dryfit.core.wire import Phase, empty_beside, publish_folder
+from dryfit.meta.loading.frozen_weights import DTYPES
 from dryfit.tasks.base import TaskModel
-from dryfit.tasks.lm.decoder import BASE_DTYPES
 from dryfit.tasks.saved.model_input import read_model_input
 from dryfit.tasks.saved.saved_model import copy_tokenizer, load
 
 
-def merge(body: MergeRequest, channel: ChildChannel) -> ChildResult:
+def merge(body: MergeRequest, channel: ChildChannel) -> MergeResult:
     """Merge a saved model's adapters into its base, in fp32, and save it in the format its base had.
 
-    Where the base was read in 8 bits, the weights of its files are taken, in fp16.
+    Where the base was quantised, the weights of its files are taken, in the format it computed in.
 
     Raises:
         LoadError: The folder is not one that dryfit saved, or the base is no longer where it was.
@@ -38,14 +35,11 @@ def merge(body: MergeRequest, channel: ChildChannel) -> ChildResult:
         raise ConfigError(f"merging the adapters of {folder}", "it holds none", "a model with LoRA adapters")
     channel.beat()
     whole: Any = adapted.merge_and_unload(safe_merge=True)
-    base = read.settings.lora.base or BaseFormat(read.settings.train.precision)
-    dtype = torch.float16 if base is BaseFormat.INT8 else BASE_DTYPES[base]
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    dtype = DTYPES[base_format(read.settings.lora, read.settings.train).compute]
+    temporary = empty_beside(target)
     channel.send(Phase(name="save"))
     whole.to(dtype).save_pretrained(temporary)
     copy_tokenizer(folder, temporary)
-    temporary.rename(target)
-    sync_path(target.parent)
+    publish_folder(temporary, target, {})
     size = sum(path.stat().st_size for path in target.iterdir())
-    return ChildResult(merge=MergeResult(out=str(target), size_bytes=size), error=None)
+    return MergeResult(out=str(target), size_bytes=size)

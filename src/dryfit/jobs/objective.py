@@ -9,15 +9,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from pathlib import Path
 from typing import Any
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ObjectiveError
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import ImportRequest, ImportResult, ObjectiveRequest
+from dryfit.core.jobs.train import ImportRequest, ImportResult, ObjectiveRequest, TrainResult
 from dryfit.core.user_code import source_file, source_hash
 from dryfit.core.wire import Phase
+from dryfit.jobs.objective_files import make_checkpoint_folder
 from dryfit.jobs.objective_function import import_function
 from dryfit.jobs.objective_trial import Trial
 
@@ -26,7 +25,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 _NUMPY_SEEDS = 2**32
 
 
-def check(body: ImportRequest, channel: ChildChannel) -> ChildResult:
+def check(body: ImportRequest, channel: ChildChannel) -> ImportResult:
     """Import a study's function without calling it.
 
     Raises:
@@ -41,26 +40,27 @@ def check(body: ImportRequest, channel: ChildChannel) -> ChildResult:
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
         versions = {"python": platform.python_version(), **_versions(new | {"dryfit", *body.objective.preload})}
     source = source_hash(source_file(function))
-    return ChildResult(imported=ImportResult(source_hash=source, versions=versions))
+    return ImportResult(source_hash=source, versions=versions)
 
 
-def run(body: ObjectiveRequest, channel: ChildChannel) -> ChildResult:
+def run(body: ObjectiveRequest, channel: ChildChannel) -> TrainResult:
     """Call a study's function for one trial.
 
     Raises:
         ObjectiveError: It cannot be imported, or did not return one number for each goal.
+        CheckpointError: What is to go on from belongs to another trial.
         NonFiniteError: One of them is NaN or infinite.
     """
     _use_threads(body.threads)
     channel.send(Phase(name="load"))
     with _beating(channel):
         function = import_function(body.objective)
-        Path(body.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        make_checkpoint_folder(body)
         trial = Trial(body, channel)
         seed_libraries(body.seed)
         channel.send(Phase(name="train"))
         returned = function(trial)
-    return ChildResult(train=trial.result(returned))
+    return trial.result(returned)
 
 
 def seed_libraries(seed: int) -> None:

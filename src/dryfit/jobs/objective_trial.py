@@ -27,8 +27,8 @@ class Trial:
         seed: A seed of the trial's own: the same in every attempt. ``random``, and NumPy and PyTorch where they are
             imported by the time the function is called, are seeded with it.
         attempt: Which process of the trial this is, from 1.
-        checkpoint_dir: A folder for what the trial needs to go on; every attempt finds what those before it left there.
-            It is removed when the trial has ended.
+        checkpoint_dir: A folder for what the trial needs to go on; every attempt finds what those before it left there,
+            in a copy of its own. It is removed when the trial has ended. ``.dryfit-trial.json`` in it is dryfit's.
     """
 
     def __init__(self, request: ObjectiveRequest, channel: ChildChannel) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult
 from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.core.sharding.rank_search import AUTO
@@ -28,18 +27,17 @@ from dryfit.memory.planning.estimate import Device
 from dryfit.memory.planning.fallbacks import PlannedTrial
 from dryfit.memory.planning.trace_store import TraceStore
 from dryfit.parallel.layout.device_counts import with_rank_counts
-from dryfit.parallel.layout.fsdp_bytes import ParameterSize, held_bytes
+from dryfit.parallel.layout.fsdp_bytes import held_bytes
 from dryfit.parallel.layout.proved_plans import PLANS_FOLDER
 from dryfit.parallel.layout.shard_plans import ShardPlans
 from dryfit.tasks.own import own_source
 from dryfit.tasks.registry import task_class
-from dryfit.train.optim.optimizer import check_divided, moments_of
+from dryfit.train.device import ALLOCATOR_VARIABLES
+from dryfit.train.optim.optimizer import check_sharded, moments_of
 from dryfit.train.rehearsal.subjects import step_parts, whole_model
 
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
-
-def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
+def plan(body: PlanRequest, channel: ChildChannel) -> PlanResult:
     """Plan every subject of a request. What cannot be traced is answered as unknown.
 
     Raises:
@@ -49,7 +47,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     channel.send(Phase(name="load"))
     body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
     for subject in body.subjects:
-        check_divided(subject.settings, body.execution)
+        check_sharded(subject.settings, body.execution)
     trace_dir = Path(body.trace_dir)
     shards = ShardPlans(trace_dir.parent / PLANS_FOLDER, whole_model)
     traces = StepTraces(body.device, TraceStore.of_this_code(trace_dir), shards)
@@ -60,7 +58,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> ChildResult:
     for subject, trial in zip(body.subjects, trials, strict=True):
         answers.append(_answer(planner, subject, trial))
         channel.beat()
-    return ChildResult(plan=PlanResult(answers=tuple(answers)), error=None)
+    return PlanResult(answers=tuple(answers))
 
 
 def _answer(planner: Planner, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
@@ -90,12 +88,8 @@ def _answer(planner: Planner, subject: PlanSubject, trial: PlannedTrial) -> Plan
 def _held_text(subject: PlanSubject, processes: int) -> str:
     """Say what each process of an FSDP-sharded trial holds, as far as it is known without a trace."""
     model = step_parts(subject, checkpointing=False, reentrant=False).model
-    sizes = [
-        ParameterSize(tuple(parameter.shape), parameter.itemsize, parameter.requires_grad)
-        for parameter in model.parameters()
-    ]
     moments = moments_of(subject.settings.optim)
-    held = held_bytes(sizes, rank=0, processes=processes, moments=moments)  # no other process holds more
+    held = held_bytes(model.parameters(), rank=0, processes=processes, moments=moments)  # no other process holds more
     total = gib(held.weights_bytes + held.gradients_bytes + held.state_bytes)
     parts = (
         f"weights {gib(held.weights_bytes)}, gradients {gib(held.gradients_bytes)}, "
@@ -125,7 +119,7 @@ def _device(request: PlanRequest) -> Device:
 
 def _allocator_settings(execution: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:
     """Return the settings of a trial's caching allocator: those of the user's variable, else those planned."""
-    for name in _ALLOCATOR_VARIABLES:
+    for name in ALLOCATOR_VARIABLES:
         if environment.get(name):
             return AllocatorSettings.parse(environment[name])
     return AllocatorSettings.of(execution.allocator)

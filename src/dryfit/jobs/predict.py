@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import PredictRequest, PredictResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.wire import Note, Phase, Progress, sync_path
@@ -98,7 +97,7 @@ class Predictor:
         return task.predictions(kept, tokens, rows)
 
 
-def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
+def predict(body: PredictRequest, channel: ChildChannel) -> PredictResult:
     """Predict every row of a source; the output appears by one rename, when it is complete.
 
     Raises:
@@ -118,7 +117,7 @@ def predict(body: PredictRequest, channel: ChildChannel) -> ChildResult:
         os.fsync(file.fileno())
     Path(body.temporary).replace(body.out)
     sync_path(Path(body.out).parent)
-    return ChildResult(predict=PredictResult(rows=counts.rows, bad=counts.bad, device=device), error=None)
+    return PredictResult(rows=counts.rows, bad=counts.bad, device=device)
 
 
 def _predictor(body: PredictRequest, device: DeviceKind) -> Predictor | EnsemblePredictor:

@@ -11,18 +11,17 @@ from transformers import PreTrainedModel
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult, ProbeRequest, ProbeResult
 from dryfit.core.jobs.train import ResolveRequest, ResolveResult, SplitFacts
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.core.settings.tables import ModelSettings
-from dryfit.core.settings.task_facts import is_own, task_word
+from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
+from dryfit.core.settings.task_facts import facts_of, task_word
+from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.core.sharding.device_groups import check_enough
 from dryfit.core.wire import Phase
-from dryfit.meta.construction.construction import build
 from dryfit.meta.files.source import model_identity
-from dryfit.meta.loading.pretrained import Kind, make_model, pretrained_config, stack_bytes
+from dryfit.meta.loading.pretrained import Kind, empty_stack, stack_bytes
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import checked_fold, study_folds
 from dryfit.tasks.metrics import check_metrics
@@ -36,7 +35,7 @@ from dryfit.train.device import find_device
 _VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
 
 
-def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
+def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     """Check all data, tokenise it for every (model, length), and describe the machine.
 
     Raises:
@@ -49,7 +48,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
     check_precisions(body.precisions, device)
     channel.send(Phase(name="load"))
     task = make_task(body.task, TaskContext(body.settings, body.data))
-    if is_own(body.task):
+    if facts_of(body.task).own:
         check_settings(type(task), body.settings, body.searched)
     check_metrics(task, body.metrics)
     splits = checked_splits(task)
@@ -76,7 +75,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
             weights_bytes[model.name] = saved_bytes(task)
         channel.beat()
     facts = {name: _facts(rows, task) for name, rows in splits.items()}
-    result = ResolveResult(
+    return ResolveResult(
         data_fingerprint=data_fingerprint,
         splits=facts,
         fold_rows=tuple(len(rows[VALIDATION]) for rows in folds.values()),
@@ -89,7 +88,6 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ChildResult:
         device_uuids=device_uuids(count) if device is DeviceKind.CUDA else (),
         remarks=tuple(remarks),
     )
-    return ChildResult(resolve=result, error=None)
 
 
 def saved_bytes(task: Task) -> int:
@@ -98,10 +96,11 @@ def saved_bytes(task: Task) -> int:
     if task.kind is not Kind.CAUSAL_LM or settings.lora.r == 0:
         return sum(stack_bytes(source, task.kind) for source in task.sources().values())
 
-    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
-        del part, dtype
-        config = pretrained_config(source, kind)
-        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+    def make(
+        source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
+    ) -> PreTrainedModel:
+        del part, frozen
+        return empty_stack(source, kind, RegularizationSettings())
 
     trained = [parameter for parameter in task.model(make).parameters() if parameter.requires_grad]
     return sum(parameter.numel() * parameter.element_size() for parameter in trained)
@@ -112,7 +111,7 @@ def _facts(rows: tuple[Row, ...], task: Task) -> SplitFacts:
     return SplitFacts(rows=len(rows), label_counts=label_counts(rows), with_evidence=has_evidence)
 
 
-def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:
+def check(body: CheckRequest, channel: ChildChannel) -> CheckResult:
     """Check a checkpoint without loading it.
 
     Raises:
@@ -120,10 +119,10 @@ def check(body: CheckRequest, channel: ChildChannel) -> ChildResult:
     """
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
-    return ChildResult(check=CheckResult(health=folder_health(body.folder, body.task, trust=body.trust)))
+    return CheckResult(health=folder_health(body.folder, body.task, trust=body.trust))
 
 
-def probe(body: ProbeRequest, channel: ChildChannel) -> ChildResult:
+def probe(body: ProbeRequest, channel: ChildChannel) -> ProbeResult:
     """Add eight numbers on each CUDA device: a driver that is too old, or a build without its kernels, fails here."""
     del body
     channel.send(Phase(name="load"))
@@ -139,14 +138,13 @@ def probe(body: ProbeRequest, channel: ChildChannel) -> ChildResult:
             trouble = f"cuda:{index} says that eight ones are {total}"
             continue
         devices.append(_spec(torch.cuda.get_device_properties(index)))
-    result = ProbeResult(
+    return ProbeResult(
         torch=torch.__version__,
         cuda_build=torch.version.cuda,
         devices=tuple(devices),
         bf16=not devices or torch.cuda.is_bf16_supported(),
         trouble=trouble,
     )
-    return ChildResult(probe=result, error=None)
 
 
 def smallest_device(count: int) -> DeviceSpec:

@@ -10,7 +10,6 @@ import transformers.models.roberta.modeling_roberta  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import TrainRequest, TrainResult
 from dryfit.core.wire import Note
 from dryfit.parallel.layout.processes import ProcessGroup, run_in_process_group
@@ -28,7 +27,7 @@ from dryfit.train.trainer import run_training
 get_checkpoint_conversion_mapping("bert")
 
 
-def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
+def train(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     """Train one trial, or go on with it from its newest good checkpoint.
 
     Args:
@@ -44,7 +43,7 @@ def train(body: TrainRequest, channel: ChildChannel) -> ChildResult:
     result = run_in_process_group(body.plan, channel, lambda group: _train(body, channel, group))
     if body.diagnostic:
         channel.send(Note(text="what ended the attempt before did not come back, although every kernel was waited for"))
-    return ChildResult(train=result, error=None)
+    return result
 
 
 def _train(body: TrainRequest, channel: ChildChannel, group: ProcessGroup) -> TrainResult:
@@ -53,13 +52,13 @@ def _train(body: TrainRequest, channel: ChildChannel, group: ProcessGroup) -> Tr
     Every fold has a seed of its own and draws nothing that depends on those before, so that it is the same training
     whether this process has done these, another one has, or nobody.
     """
-    start_training(body, channel)
+    task = start_training(body, channel)
     checkpoint = newest_checkpoint(body, channel)
     position = first = FoldPosition.of(body, () if checkpoint is None else checkpoint.folds)
     while True:
-        tokens = read_tokens(body, only=(TRAIN, VALIDATION), fold=position.fold(body.config.data))
+        tokens = read_tokens(body, task, only=(TRAIN, VALIDATION), fold=position.fold(body.config.data))
         if position is first:  # once: each fold has all rows, on one side or the other
-            send_remarks(body, channel, tokens)
+            send_remarks(channel, task, tokens)
         parts = trial_parts(body, channel, tokens, position=position, group=group)
         run = run_training(parts, checkpoint)
         if position.folds == 1:

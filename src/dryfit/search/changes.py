@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from dryfit.core.settings.switches import TRIAL_NEEDS
-from dryfit.core.settings.task_facts import is_own
+from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Scalar
 from dryfit.search.comparability import FOLDS, Fixed, PossibleTrials, with_defaults
 from dryfit.search.space.params import (
@@ -89,7 +89,7 @@ def relocated(key: ComparabilityKey, folder: str) -> ComparabilityKey:
 
     own = None if key.own is None else {name: at(value) for name, value in key.own.items()}
     space = Space.from_json(key.space).with_values(at).to_json()
-    task = at(key.task) if is_own(key.task) else key.task
+    task = at(key.task) if facts_of(key.task).own else key.task
     return key.model_copy(update={"task": task, "own": own, "space": space, "folder": folder})
 
 
@@ -97,7 +97,7 @@ def _not_comparable(old: ComparabilityKey, new: ComparabilityKey) -> Iterator[st
     if old.task != new.task:
         yield f"study.task was {old.task}, is now {new.task}"
     elif old.function != new.function:
-        what = "the task" if is_own(new.task) else "the objective"
+        what = "the task" if facts_of(new.task).own else "the objective"
         yield f"{what} was {old.function}, is now {new.function}"
     if old.goals != new.goals:
         was, now = (", ".join(f"{goal.direction} {goal.name}" for goal in key.goals) for key in (old, new))
@@ -126,8 +126,9 @@ def _covered(name: str, inner: PossibleTrials, outer: PossibleTrials) -> bool:
         if drawn is None:
             continue  # the branch cannot be drawn: its own keys report that
         known = {key: value for key, value in values.items() if not isinstance(value, _Other)}
-        others = _BranchValues(known, frozenset(values) - frozenset(known))
-        if not others.is_read(inner, name) and not others.is_read(outer, name):
+        # A switch whose value is unknown counts as one by which the key is read.
+        unknown = any(need.key == name and need.switch in values.keys() - known.keys() for need in TRIAL_NEEDS)
+        if not unknown and not inner.is_read(name, known) and not outer.is_read(name, known):
             continue
         if not _covers(outer.values(name, drawn), inner.values(name, _drawn(inner, values) or {})):
             return False
@@ -139,19 +140,6 @@ class _Other:
     """Stands for all values of a distribution that no condition asks for."""
 
     distribution: Distribution
-
-
-@dataclass(frozen=True, slots=True)
-class _BranchValues:
-    """The values of a branch, to ask whether a key is read there."""
-
-    known: Mapping[str, Scalar]
-    others: frozenset[str]
-
-    def is_read(self, possible: PossibleTrials, name: str) -> bool:
-        """As :meth:`PossibleTrials.is_read`; a switch whose value is unknown counts as one that reads it."""
-        switches = {need.switch for need in TRIAL_NEEDS if need.key == name}
-        return bool(switches & self.others) or possible.is_read(name, self.known)
 
 
 _Value = Scalar | _Other

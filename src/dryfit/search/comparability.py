@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.switches import TRIAL_NEEDS
 from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.core.settings.task_facts import OWN_TABLE, TaskName, is_own, reads, task_word
+from dryfit.core.settings.task_facts import OWN_TABLE, TaskName, facts_of, reads, task_word
 from dryfit.core.settings.trial import Scalar
 from dryfit.search.space.fields import searchable_keys, setting
 from dryfit.search.space.params import Distribution, is_one_of
@@ -52,7 +51,7 @@ def comparability_key(config: StudyConfig, space: Space, *, data: str, folder: P
         goals=config.goals,
         space=space.to_json(),
         own=_own(config.trial_settings, config.data) if own is None else {},
-        function=f"{task_word(task)}, version {config.study.task_version}" if is_own(task) else function,
+        function=f"{task_word(task)}, version {config.study.task_version}" if facts_of(task).own else function,
         data=data,
         folder=str(folder),
     )
@@ -76,7 +75,7 @@ def with_defaults(own: Mapping[str, Scalar], task: TaskName) -> Mapping[str, Sca
 
     So a new key changes nothing unless it is set.
     """
-    return own if task is BuiltInTask.OBJECTIVE else {**_defaults(), **own}
+    return own if facts_of(task).calls_function else {**_defaults(), **own}
 
 
 class PossibleTrials:
@@ -109,7 +108,7 @@ class PossibleTrials:
             name: The key.
             values: Values of all keys that differ from the file's own.
         """
-        if self.key.task is BuiltInTask.OBJECTIVE:
+        if facts_of(self.key.task).calls_function:
             return True  # what a user's function reads is not known
         needs = [need for need in TRIAL_NEEDS if need.key == name]
         if not reads(self.key.task, name):

@@ -2,15 +2,15 @@
 
 import json
 import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema_json import key_description, legal_values
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.task_facts import reads
+from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
+from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.task_facts import TaskFacts, facts_of, reads
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
 from dryfit.starter.preset import preset_study
@@ -34,64 +34,71 @@ class SplitSizes:
     test: int = 400
 
 
-# What the starter file sets, table by table. None: shown as a comment, for its reader to find.
-_KEYS: Final[dict[str, dict[str, Written | None]]] = {
+@dataclass(frozen=True, slots=True)
+class _Off:
+    """A key that is not set: a comment for the file's reader to find, with a value to try."""
+
+    value: Written
+
+
+# What the starter file sets, table by table; of a task's file, the keys that it reads.
+_KEYS: Final[dict[str, dict[str, Written | _Off]]] = {
     "study": {
-        "name": None,
-        "task": None,
+        "name": "",
+        "task": "",
         "trials": 6,
         "seed": 1,
-        "metric": "f1_macro",
-        "max_hours": None,
-        "patience": None,
+        "metric": "",
+        "max_hours": _Off(1.5),
+        "patience": _Off(5),
     },
     "data": {
         **_DATA_FILES,
         "num_labels": 2,
-        "multi_label": None,
+        "multi_label": _Off(False),
     },
-    "model": {"name": "minilm", "revision": None, "trust_remote_code": None},
+    "model": {"name": "minilm", "revision": _Off("main"), "trust_remote_code": _Off(False)},
     "train": {
         "epochs": 2,
         "batch_size": 16,
         "max_length": 96,
         "precision": "fp32",
         "evals_per_epoch": 2,
-        "early_stopping": None,
+        "early_stopping": _Off(2),
     },
-    "optim": {"name": "adamw", "lr": 2e-4, "weight_decay": 0.01, "layer_decay": None},
+    "optim": {"name": "adamw", "lr": 2e-4, "weight_decay": 0.01, "layer_decay": _Off(0.9)},
     "sched": {"name": "linear", "warmup_ratio": 0.1},
     "head": {"pooling": "mean", "layers": 0, "dropout": 0.1},
-    "loss": {"name": "cross_entropy", "label_smoothing": None, "class_balance": None, "effective_beta": None},
-    "regularization": {"max_grad_norm": 1.0, "freeze_layers": None},
+    "loss": {
+        "name": "cross_entropy",
+        "label_smoothing": _Off(0.1),
+        "class_balance": _Off("effective"),
+        "effective_beta": _Off(0.99),
+    },
+    "regularization": {"max_grad_norm": 1.0, "freeze_layers": _Off(2)},
+    "span": {
+        "doc_stride": 32,
+        "max_answer_len": 64,
+        "null_policy": "calibrated",
+        "null_threshold": _Off(0.0),
+        "reranker": "sum",
+        "negatives": _Off(3.0),
+    },
+    "multitask": {"criteria_weight": 0.5, "weighting": "fixed", "criteria_share": _Off(0.5)},
+    "joint": {"criteria_model": _Off("minilm"), "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0},
+    "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": _Off("bf16")},
+    "lm": {
+        "format": "criteria",
+        "answers": "no,yes",
+        "chat": _Off("off"),
+        "learn_prompt": _Off(False),
+        "packing": False,
+        "generate_rows": 32,
+        "max_new_tokens": 4,
+    },
     "search": {"sampler": "tpe", "startup_trials": 4, "pruner": "median", "pruner_startup_trials": 3},
-    "execution": {"device": "auto", "micro_batch": None, "threads": None},
-    "runtime": {"parallel": 1, "retries": None, "trial_timeout_s": None},
-}
-
-_EXAMPLES: Final[dict[str, Written]] = {
-    "study.max_hours": 1.5,
-    "study.patience": 5,
-    "data.multi_label": False,
-    "model.revision": "main",
-    "model.trust_remote_code": False,
-    "train.early_stopping": 2,
-    "optim.layer_decay": 0.9,
-    "loss.label_smoothing": 0.1,
-    "loss.class_balance": "effective",
-    "loss.effective_beta": 0.99,
-    "regularization.freeze_layers": 2,
-    "lora.base": "bf16",
-    "lm.chat": "off",
-    "lm.learn_prompt": False,
-    "span.null_threshold": 0.0,
-    "span.negatives": 3.0,
-    "multitask.criteria_share": 0.5,
-    "joint.criteria_model": "minilm",
-    "execution.micro_batch": 8,
-    "execution.threads": 2,
-    "runtime.retries": 3,
-    "runtime.trial_timeout_s": 3600.0,
+    "execution": {"device": "auto", "micro_batch": _Off(8), "threads": _Off(2)},
+    "runtime": {"parallel": 1, "retries": _Off(3), "trial_timeout_s": _Off(3600.0)},
 }
 
 _HEAD: Final = """\
@@ -101,99 +108,8 @@ _HEAD: Final = """\
 """
 
 _SPACE: Final = """\
-# What is searched: any key of the tables from [model] to [regularization], by dotted name. A list is categorical;
-# low and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
-[space]
-"optim.lr" = {low = 1e-4, high = 4e-4, log = true}
-"optim.weight_decay" = [0.0, 0.01, 0.1]
-"train.batch_size" = [16, 24]
-"sched.name" = ["linear", "cosine"]
-"head.pooling" = ["cls", "mean"]
-"head.dropout" = {low = 0.0, high = 0.3, step = 0.1}
-"head.layers" = [0, 1]
-"head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
-"""
-
-# Where the starter file of another task differs, what it has more, and what it searches.
-_INSTEAD: Final[Mapping[BuiltInTask, Mapping[str, Mapping[str, Written | None]]]] = {
-    BuiltInTask.EVIDENCE: {"study": {"metric": "token_f1"}},
-    BuiltInTask.SHARE: {"study": {"metric": "combined"}},
-    BuiltInTask.JOINT: {"study": {"metric": "combined"}},
-    # The model is a toy, drawn at random: it learns fast, and from nothing.
-    BuiltInTask.CAUSAL_LM: {
-        "study": {"trials": 3, "metric": "loss"},
-        "data": {"num_labels": 2},
-        "model": {"name": MODEL_FOLDER},
-        "train": {"epochs": 1, "max_length": 320},
-        "optim": {"lr": 2e-3},
-    },
-}
-_OF_SPANS: Final[Mapping[str, Mapping[str, Written | None]]] = {
-    "span": {
-        "doc_stride": 32,
-        "max_answer_len": 64,
-        "null_policy": "calibrated",
-        "null_threshold": None,
-        "reranker": "sum",
-        "negatives": None,
-    },
-}
-_OF_BOTH: Final[Mapping[str, Mapping[str, Written | None]]] = {
-    **_OF_SPANS,
-    "multitask": {"criteria_weight": 0.5, "weighting": "fixed", "criteria_share": None},
-}
-_MORE: Final[Mapping[BuiltInTask, Mapping[str, Mapping[str, Written | None]]]] = {
-    BuiltInTask.EVIDENCE: _OF_SPANS,
-    BuiltInTask.SHARE: _OF_BOTH,
-    BuiltInTask.JOINT: {
-        **_OF_BOTH,
-        "joint": {"criteria_model": None, "criterion_length": 16, "fusion": "concat", "share_ratio": 1.0},
-    },
-    BuiltInTask.CAUSAL_LM: {
-        "lora": {"r": 8, "alpha": 16.0, "dropout": 0.05, "targets": "all-linear", "base": None},
-        "lm": {
-            "format": "criteria",
-            "answers": "no,yes",
-            "chat": None,
-            "learn_prompt": None,
-            "packing": False,
-            "generate_rows": 32,
-            "max_new_tokens": 4,
-        },
-    },
-}
-_SPACE_OF_BOTH: Final = f"""\
-{_SPACE.replace("[regularization]", "[multitask]")}\
-"multitask.criteria_weight" = {{low = 0.3, high = 0.7, step = 0.1}}
-"""
-_SPACES: Final[Mapping[BuiltInTask, str]] = {
-    BuiltInTask.EVIDENCE: """\
-# What is searched: any key of the tables from [model] to [span], by dotted name. A list is categorical; low and high
-# are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
-[space]
-"optim.lr" = {low = 1e-4, high = 1e-3, log = true}
-"optim.weight_decay" = [0.0, 0.01, 0.1]
-"train.batch_size" = [16, 24]
-"sched.name" = ["linear", "cosine"]
-"head.dropout" = {low = 0.0, high = 0.3, step = 0.1}
-"head.layers" = [0, 1]
-"head.hidden" = {choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer
-"span.negatives" = [1.0, 3.0]  # windows without a span for each with one
-""",
-    BuiltInTask.SHARE: _SPACE_OF_BOTH,
-    BuiltInTask.JOINT: f"""\
-{_SPACE_OF_BOTH.replace("[multitask]", "[joint]")}\
-"joint.fusion" = ["concat", "add", "gate", "attention"]
-""",
-    BuiltInTask.CAUSAL_LM: """\
-# What is searched: any key of the tables from [model] to [lm] but lm.format, by dotted name. A list is categorical; low
-# and high are a range; `when` makes a key conditional on another one. What is not searched keeps its value.
-[space]
-"optim.lr" = {low = 5e-4, high = 5e-3, log = true}
-"lora.r" = [4, 8, 16]
-"lora.dropout" = [0.0, 0.1]
-""",
-}
+What is searched: any key of the tables from [model] to [{last}]{but}, by dotted name. A list is categorical; low and
+high are a range; `when` makes a key conditional on another one. What is not searched keeps its value."""
 
 _WIDTH: Final = 116
 _COMMENT_COLUMN: Final = 34
@@ -206,35 +122,45 @@ def study_toml(task: BuiltInTask, name: str) -> str:
         task: What the model learns.
         name: Name of the study.
     """
-    given: dict[str, Written] = {"study.name": name, "study.task": task.value}
+    facts = facts_of(task)
+    given: dict[str, Written] = {
+        **facts.starter,
+        "study.name": name,
+        "study.task": task.value,
+        "study.metric": facts.metrics(DataSettings())[0].value,
+    }
+    if facts.decoder:
+        given["model.name"] = MODEL_FOLDER
+    tables = [table for table in _KEYS if reads(task, table)]
     parts = [_HEAD]
-    for table, keys in _tables(task).items():
+    for table in tables:
         if table == "search":
-            parts.append(_SPACES.get(task, _SPACE))
+            parts.append(_space(facts, last=tables[tables.index(table) - 1]))
         lines = [f"# {key_description((table,)).capitalize()}", f"[{table}]"]
-        for key, own in keys.items():
-            value = given.get(f"{table}.{key}", own)
-            lines += _line(table, key, value)
+        for key, usual in _KEYS[table].items():
+            if reads(task, f"{table}.{key}"):
+                lines += _line(table, key, given.get(f"{table}.{key}", usual))
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
-def _tables(task: BuiltInTask) -> Mapping[str, Mapping[str, Written | None]]:
-    """Return the keys that the starter file of a task sets, by table; only keys that the task reads."""
-    tables: dict[str, Mapping[str, Written | None]] = {}
-    for table, keys in _KEYS.items():
-        if table == "search":
-            tables |= _MORE.get(task, {})
-        if reads(task, table):
-            kept = {key: value for key, value in keys.items() if reads(task, f"{table}.{key}")}
-            tables[table] = kept | _INSTEAD.get(task, {}).get(table, {})
-    return tables
+def _space(facts: TaskFacts, last: str) -> str:
+    """Return the table of searched keys.
+
+    Args:
+        facts: Of the task.
+        last: The last table whose keys may be searched.
+    """
+    but = f" but {', '.join(facts.not_searched)}" if facts.not_searched else ""
+    lines = [f"# {line}" for line in textwrap.wrap(_SPACE.format(last=last, but=but), _WIDTH)]
+    lines += ["[space]", *(f'"{key}" = {drawn}' for key, drawn in facts.starter_space.items())]
+    return "\n".join(lines) + "\n"
 
 
-def _line(table: str, key: str, value: Written | None) -> list[str]:
-    """Return one key with its comment; a key that is not set is commented out, with a value to try."""
-    shown = _EXAMPLES[f"{table}.{key}"] if value is None else value
-    assignment = ("# " if value is None else "") + f"{key} = {json.dumps(shown)}"
+def _line(table: str, key: str, value: Written | _Off) -> list[str]:
+    """Return one key with its comment."""
+    off = isinstance(value, _Off)
+    assignment = f"{'# ' if off else ''}{key} = {json.dumps(value.value if off else value)}"
     comment = key_description((table, key))
     legal = legal_values((table, key))
     if not legal.startswith("text") and not all(
@@ -250,7 +176,7 @@ def _line(table: str, key: str, value: Written | None) -> list[str]:
 def init_folder(
     folder: Path,
     *,
-    task: BuiltInTask = BuiltInTask.CRITERIA,
+    task: BuiltInTask = DEFAULT_TASK,
     sizes: SplitSizes = SplitSizes(),
     seed: int = 1,
     difficulty: float = DEFAULT_DIFFICULTY,
@@ -275,25 +201,18 @@ def init_folder(
         ConfigError: One of the files exists and ``force`` is not set, there is no such preset, or the task is a
             function of the user's own.
     """
-    if task is BuiltInTask.OBJECTIVE:
+    if facts_of(task).calls_function:
         raise ConfigError(
             f"writing a study to {folder}",
             f"a study of the task {task} is about a function of your own",
-            str(BuiltInTask.CRITERIA),
+            str(DEFAULT_TASK),
             "call dryfit.tune(objective=..., space=...); docs/objective.md has an example",
         )
-    if preset is None:
-        text = study_toml(task, _name(folder))
-        if task is BuiltInTask.CAUSAL_LM and (folder / MODEL_FOLDER).exists() and not force:
-            found = f"{folder / MODEL_FOLDER} exists"
-            raise ConfigError(
-                f"writing a study to {folder}", found, "a new or an empty folder", "another one, or --force"
-            )
-    else:
-        text = f"{_HEAD}#\n{preset_study(preset, _name(folder), _DATA_FILES)}"
-    study = folder / STUDY_FILE
-    targets = [study, *(folder / file for file in _DATA_FILES.values())]
-    for target in targets:
+    name = _name(folder)
+    text = study_toml(task, name) if preset is None else f"{_HEAD}#\n{preset_study(preset, name, _DATA_FILES)}"
+    targets = [folder / file for file in (STUDY_FILE, *_DATA_FILES.values())]
+    toys = [folder / MODEL_FOLDER] if facts_of(task).decoder and preset is None else []
+    for target in (*toys, *targets):
         if target.exists() and not force:
             raise ConfigError(
                 f"writing a study to {folder}",
@@ -303,8 +222,8 @@ def init_folder(
             )
     (folder / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
     written = write_splits(folder / DATA_FOLDER, (sizes.train, sizes.validation, sizes.test), seed, difficulty)
-    write_text_atomic(study, text)
-    return [study, *written]
+    write_text_atomic(targets[0], text)
+    return [targets[0], *written]
 
 
 def _name(folder: Path) -> str:

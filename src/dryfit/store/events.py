@@ -6,7 +6,7 @@ An event says what happened, not what follows from it: the next step is computed
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs.plan import PlanAnswer
@@ -14,7 +14,11 @@ from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.task_facts import TaskName
 from dryfit.core.settings.trial import FoldScore, Goal, MetricPoint, Outcome, Scalar
+from dryfit.core.sharding.device_groups import HERE, with_node
 from dryfit.core.wire import Wire
+
+_Devices = Annotated[str, AfterValidator(with_node)]
+"""A device or several, as ``here/0``; older versions wrote ``0``."""
 
 
 class LedgerEvent(Wire):
@@ -22,6 +26,18 @@ class LedgerEvent(Wire):
 
     seq: int = -1
     at: float = 0.0
+
+
+class TrialEvent(LedgerEvent):
+    """An event of the trial with this number."""
+
+    number: int
+
+
+class AttemptEvent(TrialEvent):
+    """An event of one of the trial's attempts, counted from 1."""
+
+    attempt: int
 
 
 class Compatibility(StrEnum):
@@ -138,11 +154,10 @@ class GenerationBegan(LedgerEvent):
     points: tuple[dict[str, Scalar], ...] = Field(default=(), description="earlier points to try again")
 
 
-class TrialAsked(LedgerEvent):
+class TrialAsked(TrialEvent):
     """A trial was created; its parameters do not change any more."""
 
     type: Literal["trial_asked"] = "trial_asked"
-    number: int
     params: dict[str, Scalar]
     internal: dict[str, Scalar]
     distributions: dict[str, str]
@@ -157,71 +172,60 @@ class TrialAsked(LedgerEvent):
     fold_reports: int = Field(default=1, description="report indices reserved for each fold")
 
 
-class TrialPlanned(LedgerEvent):
+class TrialPlanned(TrialEvent):
     """The planner answered for a trial; the answer may be that of an equal trial before."""
 
     type: Literal["trial_planned"] = "trial_planned"
-    number: int
     key: str = Field(description="hash of everything that decides the answer: the plan is valid while it is the same")
     answer: PlanAnswer | None = Field(default=None, description="None: as in an earlier event with this key")
 
 
-class AttemptPlaced(LedgerEvent):
+class AttemptPlaced(AttemptEvent):
     """A process for the trial is about to start."""
 
     type: Literal["attempt_placed"] = "attempt_placed"
-    number: int
-    attempt: int
-    device: str | None = None
+    node: str = HERE
+    device: _Devices | None = Field(default=None, description="its device, or several; None: the CPU")
     needs_bytes: int | None = Field(default=None, description="memory reserved for it on its device, or on the host")
     terms: tuple[str, ...] = Field(default=(), description="how it runs differently from the attempt before, in words")
 
 
-class AttemptStarted(LedgerEvent):
+class AttemptStarted(AttemptEvent):
     """The process wrote its first message."""
 
     type: Literal["attempt_started"] = "attempt_started"
-    number: int
-    attempt: int
     pid: int
     overhead_ms: float
 
 
-class FirstStepDone(LedgerEvent):
+class FirstStepDone(AttemptEvent):
     """The first optimizer step is done, ``after_ms`` milliseconds after placement."""
 
     type: Literal["first_step"] = "first_step"
-    number: int
-    attempt: int
     after_ms: float
 
 
-class ReportMade(LedgerEvent):
+class ReportMade(AttemptEvent):
     """A running trial was validated. Written before the pruner's verdict is computed."""
 
     type: Literal["report"] = "report"
-    number: int
-    attempt: int
     point: MetricPoint
 
 
-class VerdictGiven(LedgerEvent):
+class VerdictGiven(TrialEvent):
     """The pruner's answer to report ``n``, with the state it must remember."""
 
     type: Literal["verdict"] = "verdict"
-    number: int
     n: int
     proceed: bool
     system_attrs: dict[str, float] = Field(default_factory=dict[str, float])
     reason: str = ""
 
 
-class CheckpointMade(LedgerEvent):
+class CheckpointMade(AttemptEvent):
     """The trial wrote a checkpoint that it can resume from."""
 
     type: Literal["checkpoint"] = "checkpoint"
-    number: int
-    attempt: int
     step: int
 
 
@@ -237,12 +241,10 @@ class FailureFacts(Wire):
     detail: str = Field(default="", description="further lines: batch, memory, innermost frames")
 
 
-class AttemptEnded(LedgerEvent):
+class AttemptEnded(AttemptEvent):
     """The process ended; ``failure`` is None where it left a result."""
 
     type: Literal["attempt_ended"] = "attempt_ended"
-    number: int
-    attempt: int
     failure: FailureFacts | None = None
 
 
@@ -258,7 +260,7 @@ class DeviceSetAside(LedgerEvent):
     """A device is not used any more in this session."""
 
     type: Literal["device_set_aside"] = "device_set_aside"
-    device: str
+    device: _Devices
     reason: str
 
 
@@ -270,11 +272,10 @@ class ParallelSet(LedgerEvent):
     reason: str
 
 
-class TrialFinished(LedgerEvent):
+class TrialFinished(TrialEvent):
     """The trial ended. No event about it follows."""
 
     type: Literal["trial_finished"] = "trial_finished"
-    number: int
     outcome: Outcome
     value: float | None = None
     also: tuple[float, ...] = Field(default=(), description="values of the study's further goals, in their order")

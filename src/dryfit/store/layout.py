@@ -19,26 +19,47 @@ def shared_traces(environment: Mapping[str, str], home: Path) -> Path:
     return (Path(cache) if cache.startswith("/") else home / ".cache") / "dryfit" / "traces"
 
 
+class _Inside:
+    """The path of something in the folder that a layout describes."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, layout: "AttemptLayout | TrialLayout | StudyLayout", kind: type) -> Path:
+        return layout.folder.joinpath(*self._parts)
+
+
 @dataclass(frozen=True, slots=True)
-class TrialLayout:
-    """The folder of one trial."""
+class AttemptLayout:
+    """The folder of one attempt: only its own process writes below it, and only until the attempt has ended."""
 
     folder: Path
 
-    @property
-    def checkpoints(self) -> Path:
-        """Resumable checkpoints, shared by the trial's attempts; gone once the trial has ended."""
-        return self.folder / "checkpoints"
+    checkpoints = _Inside("checkpoints")
+    """Resumable checkpoints that the attempt writes."""
+    best = _Inside("best")
+    """The weights of its best validation, if that is better than those of the attempts before it."""
+    model = _Inside("model")
+    """The model that a final training saves."""
+    load_report = _Inside("load.json")
+    """Origin of each tensor of its model; JSON of a ``LoadReport``."""
 
-    @property
-    def best(self) -> Path:
-        """The weights of the best validation; a folder that ``dryfit.load`` opens."""
-        return self.folder / "best"
 
-    @property
-    def load_report(self) -> Path:
-        """Origin of each tensor of the trial's model; JSON of a ``LoadReport``."""
-        return self.folder / "load.json"
+@dataclass(frozen=True, slots=True)
+class TrialLayout:
+    """The folder of one trial.
+
+    What lies in it is the control process's own, but for the folders of the attempts.
+    """
+
+    folder: Path
+
+    checkpoints = _Inside("checkpoints")
+    """Resumable checkpoints that ended attempts left; gone once the trial has ended."""
+    best = _Inside("best")
+    """The weights of the best validation of all ended attempts; a folder that ``dryfit.load`` opens."""
+    load_report = _Inside("load.json")
+    """The load report of the last attempt that has ended and had a model."""
 
     def planning(self, number: int) -> Path:
         """Return the folder of planning attempt ``number``, from 1."""
@@ -48,25 +69,21 @@ class TrialLayout:
         """Return the folder of attempt ``number``, from 1."""
         return self.folder / f"attempt-{number}"
 
+    def files_of(self, attempt: int) -> AttemptLayout:
+        """Return what lies in the folder of attempt ``attempt``, from 1."""
+        return AttemptLayout(self.attempt(attempt))
+
 
 @dataclass(frozen=True, slots=True)
 class FinalLayout(TrialLayout):
     """The folder of a final training: as a trial's, and with the saved model."""
 
-    @property
-    def lock(self) -> Path:
-        """Lock held by the process that trains it."""
-        return self.folder / "lock"
-
-    @property
-    def model(self) -> Path:
-        """The saved model."""
-        return self.folder / "model"
-
-    @property
-    def stop_request(self) -> Path:
-        """A file whose presence asks the training to stop."""
-        return self.folder / "stop"
+    lock = _Inside("lock")
+    """Lock held by the process that trains it."""
+    model = _Inside("model")
+    """The saved model."""
+    stop_request = _Inside("stop")
+    """A file whose presence asks the training to stop."""
 
     @property
     def attempts(self) -> int:
@@ -80,75 +97,34 @@ class StudyLayout:
 
     folder: Path
 
-    @property
-    def study_file(self) -> Path:
-        """The user's study file."""
-        return self.folder / "study.toml"
-
-    @property
-    def frozen_file(self) -> Path:
-        """The resolved configuration the study was last run with."""
-        return self.folder / "frozen.toml"
-
-    @property
-    def ledger(self) -> Path:
-        """The ledger of events."""
-        return self.folder / "ledger.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Lock held by the process that may write the ledger."""
-        return self.folder / "lock"
-
-    @property
-    def stop_request(self) -> Path:
-        """Written by ``dryfit stop``, removed once the study has stopped."""
-        return self.folder / "stop"
-
-    @property
-    def wakeup_fifo(self) -> Path:
-        """FIFO that children write to, to wake the control process."""
-        return self.folder / "doorbell"
-
-    @property
-    def cache(self) -> Path:
-        """Tokenised data; safe to delete."""
-        return self.folder / "cache"
-
-    @property
-    def logs(self) -> Path:
-        """Logs of processes that belong to no trial."""
-        return self.folder / "logs"
-
-    @property
-    def mirror_status(self) -> Path:
-        """The mirror's progress, and the journal it writes."""
-        return self.logs / "mirror.json"
-
-    @property
-    def journal(self) -> Path:
-        """The Optuna journal of the mirror, unless it had to begin another one."""
-        return self.folder / "optuna.journal"
-
-    @property
-    def preparations(self) -> Path:
-        """Folder of the child processes that checked the data."""
-        return self.folder / "prepare"
-
-    @property
-    def report(self) -> Path:
-        """The HTML page that ``dryfit report`` writes."""
-        return self.folder / "report" / "index.html"
-
-    @property
-    def trials(self) -> Path:
-        """Folders of the trials."""
-        return self.folder / "trials"
-
-    @property
-    def finals(self) -> Path:
-        """Folders of final trainings."""
-        return self.folder / "final"
+    study_file = _Inside("study.toml")
+    """The user's study file."""
+    frozen_file = _Inside("frozen.toml")
+    """The resolved configuration the study was last run with."""
+    ledger = _Inside("ledger.jsonl")
+    """The ledger of events."""
+    lock = _Inside("lock")
+    """Lock held by the process that may write the ledger."""
+    stop_request = _Inside("stop")
+    """Written by ``dryfit stop``, removed once the study has stopped."""
+    wakeup_fifo = _Inside("doorbell")
+    """FIFO that children write to, to wake the control process."""
+    cache = _Inside("cache")
+    """Tokenised data; safe to delete."""
+    logs = _Inside("logs")
+    """Logs of processes that belong to no trial."""
+    mirror_status = _Inside("logs", "mirror.json")
+    """The mirror's progress, and the journal it writes."""
+    journal = _Inside("optuna.journal")
+    """The Optuna journal of the mirror, unless it had to begin another one."""
+    preparations = _Inside("prepare")
+    """Folder of the child processes that checked the data."""
+    report = _Inside("report", "index.html")
+    """The HTML page that ``dryfit report`` writes."""
+    trials = _Inside("trials")
+    """Folders of the trials."""
+    finals = _Inside("final")
+    """Folders of final trainings."""
 
     def final(self, name: str) -> FinalLayout:
         """Return the folder of a final training."""

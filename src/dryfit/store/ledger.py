@@ -1,93 +1,22 @@
 """The ledger, a study's one durable record: append-only, one writer, one fsync per event, a torn tail truncated."""
 
-import fcntl
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from dryfit.core.errors import LedgerError, StudyBusyError
+from dryfit.core.errors import LedgerError
+from dryfit.core.regular_files import is_at, open_regular, reading
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import sync_path
 from dryfit.store.events import EVENT, Event
-
-_GLANCES = 10
-_GLANCE_S = 0.02
-
-
-class StudyLock:
-    """File lock that makes one process the writer of a study. The kernel frees it when the process dies.
-
-    Raises:
-        StudyBusyError: On entering, if another live process holds it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd: int | None = None
-
-    def __enter__(self) -> Self:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not _taken(fd):
-            os.close(fd)
-            raise StudyBusyError(
-                f"opening the study in {self._path.parent}",
-                f"process {lock_owner(self._path) or 'unknown'} is running it",
-                hint=f"wait for it, or stop it with `dryfit stop {self._path.parent}`",
-            )
-        self._fd = fd
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        except OSError:  # a full disk: whoever goes on after that must not keep the lock
-            self._release()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-
-def _taken(fd: int) -> bool:
-    """Take a lock; False if another process holds it for longer than :func:`lock_owner` does to look whose it is."""
-    for left in reversed(range(_GLANCES)):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if left:
-                time.sleep(_GLANCE_S)
-        else:
-            return True
-    return False
-
-
-def lock_owner(path: Path) -> int | None:
-    """Return the id of the process that holds a study's lock; None if none does."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.pread(fd, 32, 0).decode().strip()
-        return int(text) if text.isdigit() else None
-    else:
-        return None
-    finally:
-        os.close(fd)
+from dryfit.store.lock import busy, lock_owner, locked
+from dryfit.store.lost_ledger import RecentLines, lost_ledger
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
@@ -113,7 +42,7 @@ _BACKUP_HINT = "restore the file from a backup, or move the folder aside and sta
 def _why_unreadable(line: bytes, error: ValidationError) -> str:
     try:
         version = json.loads(line).get("v")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return "this is no JSON object"
     if version != 1:
         return f"it has version {version}, this dryfit reads version 1: a newer dryfit wrote it"
@@ -128,7 +57,7 @@ def each_event(path: Path) -> Iterator[Event]:
         LedgerError: A line that is not the last cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with reading(path) as file:
             yield from _parse(path, _whole_lines(file))
     except FileNotFoundError:
         return
@@ -176,7 +105,10 @@ class LedgerTail:
 
 
 class Ledger:
-    """The ledger for its one writer. Open it only while holding a :class:`StudyLock`.
+    """The ledger for its one writer.
+
+    The file itself is locked while it is open, so that there are no two writers even where the study's lock file was
+    deleted. Each write, and :meth:`check`, make sure that the file at the path still is the one that is open.
 
     Args:
         path: The file; created if absent.
@@ -185,22 +117,27 @@ class Ledger:
 
     Raises:
         LedgerError: The file cannot be read.
+        FileError: It is no regular file.
+        StudyBusyError: Another process has it open to write.
     """
 
     def __init__(self, path: Path, *, apply: Callable[[Event], None], clock: Callable[[], float] = time.time) -> None:
         self._apply = apply
         self._clock = clock
-        existed = path.exists()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not existed:
-            sync_path(path.parent)
+        self._path = path
+        self._recent = RecentLines()
         self._size = self._next = 0
-        with path.open("rb") as file:
-            for event in _parse(path, self._counted(_whole_lines(file))):
-                apply(event)
-                self._next += 1
-        if self._size < os.fstat(self._fd).st_size:
-            self._truncate()
+        existed = path.exists()
+        self._fd = open_regular(path, os.O_RDWR | os.O_CREAT, allowed="the ledger, a regular file")
+        self._folder_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            if not locked(self._fd) or not is_at(self._fd, path):
+                raise busy(path.parent, lock_owner(path.with_name("lock")))
+            if not existed:
+                sync_path(path.parent)
+            self._replay()
+            stack.pop_all()
 
     @property
     def size_bytes(self) -> int:
@@ -215,7 +152,9 @@ class Ledger:
 
         Raises:
             OSError: It could not be written; the ledger is as it was before.
+            LedgerError: As :meth:`check`.
         """
+        self.check()
         placed = event.model_copy(update={"seq": self._next, "at": self._clock()})
         line = placed.model_dump_json().encode() + b"\n"
         try:
@@ -228,12 +167,31 @@ class Ledger:
             raise
         self._size += len(line)
         self._next += 1
+        self._recent.add(line)
         self._apply(placed)
         return placed
 
+    def check(self) -> None:
+        """Make sure that the file at the path is still this one, as it was last written. Cheap: two stats.
+
+        Raises:
+            LedgerError: It was deleted, renamed, replaced or changed. What only this process knew is in a file beside.
+        """
+        if not is_at(self._fd, self._path) or os.fstat(self._fd).st_size != self._size:
+            raise lost_ledger(self._path, self._fd, self._folder_fd, self._size, self._recent)
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, which frees its lock."""
         os.close(self._fd)
+        os.close(self._folder_fd)
+
+    def _replay(self) -> None:
+        with reading(self._path) as file:
+            for event in _parse(self._path, self._counted(_whole_lines(file))):
+                self._apply(event)
+                self._next += 1
+        if self._size < os.fstat(self._fd).st_size:
+            self._truncate()
 
     def _counted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         for line in lines:

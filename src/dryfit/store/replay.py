@@ -2,13 +2,13 @@
 
 from itertools import compress
 
-from dryfit.core.errors import LedgerError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.pareto import Losses, as_losses, dominates
 from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Outcome, better
+from dryfit.core.settings.trial import Goal, Outcome, best_first, better
+from dryfit.core.sharding.device_groups import cpu_of
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -32,6 +32,7 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.history import History
+from dryfit.store.references import attempt_of, check_order, trial_of, wrong_reference
 from dryfit.store.state import AttemptState, GenerationState, PlanState, SessionState, TrialState, VerdictState
 from dryfit.store.tally import FailureTally
 
@@ -85,6 +86,26 @@ class StudyState:
         return self.trials[self.generations[number - 1].first : self.generations[number].first]
 
     @property
+    def complete(self) -> list[TrialState]:
+        """The trials of the present generation with a score, by number."""
+        return [trial for trial in self.present if trial.score is not None]
+
+    @property
+    def ranked(self) -> list[TrialState]:
+        """Those of :attr:`complete`, the best first, the earlier of equals before the later."""
+        return best_first(self.complete, self.direction)
+
+    @property
+    def attempts(self) -> list[AttemptState]:
+        """All attempts of the trials of the present generation."""
+        return [attempt for trial in self.present for attempt in trial.attempts]
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """What is optimised, the metric first; none before the study was created."""
+        return self.created.goals if self.created else ()
+
+    @property
     def direction(self) -> Direction:
         """Which values of the metric are better."""
         return self.created.direction if self.created else Direction.MAXIMIZE
@@ -92,7 +113,7 @@ class StudyState:
     @property
     def directions(self) -> tuple[Direction, ...]:
         """The direction of each goal, the metric's first."""
-        return tuple(goal.direction for goal in self.created.goals) if self.created else (Direction.MAXIMIZE,)
+        return tuple(goal.direction for goal in self.goals) or (Direction.MAXIMIZE,)
 
     @property
     def counted(self) -> int:
@@ -130,7 +151,18 @@ class StudyState:
         return self._history
 
     def apply(self, event: Event) -> None:
-        """Apply one event."""
+        """Apply one event.
+
+        Raises:
+            LedgerError: It refers to a trial, an attempt or a report that does not exist, or has ended.
+        """
+        check_order(
+            event,
+            created=self.created is not None,
+            generations=len(self.generations),
+            sessions=len(self.sessions),
+            trials=len(self.trials),
+        )
         match event:
             case StudyCreated():
                 self.created = event
@@ -160,21 +192,25 @@ class StudyState:
                 self.sessions[-1].side_by_side = event.parallel
                 self.sessions[-1].side_by_side_reason = event.reason
             case TrialFinished():
-                self._finish(self.trials[event.number], event)
+                self._finish(trial_of(event, self.trials), event)
             case ReportMade():
-                self.trials[event.number].reports.append(event.point)
+                trial = trial_of(event, self.trials)
+                attempt_of(event, trial)
+                trial.reports.append(event.point)
             case VerdictGiven():
-                trial = self.trials[event.number]
+                trial = trial_of(event, self.trials)
                 trial.verdicts[event.n] = VerdictState(event.proceed, event.reason)
                 trial.system_attrs.update(event.system_attrs)
             case AttemptPlaced() | AttemptStarted() | FirstStepDone() | CheckpointMade() | AttemptEnded():
-                self._attempt(self.trials[event.number], event)
+                self._attempt(trial_of(event, self.trials), event)
         if self.sessions:
             self.sessions[-1].last_at_s = event.at
 
     def _open(self, event: SessionOpened) -> None:
         if not self.sessions or self.sessions[-1].closed is not None:
             self.refused_in_a_row = 0  # after a killed session the count goes on
+        if self.sessions:
+            self.sessions[-1].superseded = True
         self.sessions.append(
             SessionState(
                 opened_at_s=event.at,
@@ -241,9 +277,9 @@ class StudyState:
     def _plan(self, event: TrialPlanned) -> None:
         answer = event.answer or self.answers.get(event.key)
         if answer is None:
-            raise LedgerError(f"replaying event {event.seq}", f"no earlier event has a plan with key {event.key}")
+            raise wrong_reference(event, f"no earlier event has a plan with key {event.key}")
         self.answers[event.key] = answer
-        self.trials[event.number].plan = PlanState(event.key, answer)
+        trial_of(event, self.trials).plan = PlanState(event.key, answer)
 
     def _ask(self, event: TrialAsked) -> None:
         # Thousands of trials share few sets of distributions: each set is kept once.
@@ -274,14 +310,15 @@ class StudyState:
                 AttemptState(
                     event.attempt,
                     event.at,
-                    event.device,
+                    event.device or cpu_of(event.node),
                     needs_bytes=event.needs_bytes,
                     terms=event.terms,
-                    session=len(self.sessions) - 1,
+                    session=self.sessions[-1] if self.sessions else None,
+                    trial=trial.number,
                 )
             )
             return
-        attempt = trial.attempts[event.attempt - 1]
+        attempt = attempt_of(event, trial)
         match event:
             case AttemptStarted():
                 attempt.pid = event.pid

@@ -2,12 +2,61 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isfinite
+from typing import Final
 
 from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs.memory import ExecutionChoice
 from dryfit.core.jobs.plan import PlanAnswer
+from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
+from dryfit.core.sharding.device_groups import HERE, cpu_of, on_cpu
 from dryfit.store.events import ComparabilityKey, FailureFacts, Observed
+
+
+@dataclass(slots=True)
+class SessionState:
+    """One session: the work of one control process on the study.
+
+    Attributes:
+        set_aside: Devices that are not used any more, each with the reason.
+        side_by_side: How many trials may run at the same time, as determined last; None: as asked for.
+        side_by_side_reason: Why not more.
+        superseded: Whether a later session was opened; if this one was not closed, it was killed.
+    """
+
+    opened_at_s: float
+    last_at_s: float
+    total: int
+    parallel: int = 1
+    host: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
+    closed: str | None = None
+    set_aside: dict[str, str] = field(default_factory=dict[str, str])
+    side_by_side: int | None = None
+    side_by_side_reason: str = ""
+    pid: int | None = None
+    superseded: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its control process works on the study, as far as the ledger says."""
+        return self.closed is None and not self.superseded
+
+
+class AttemptEnd(StrEnum):
+    """How a process of a trial ended."""
+
+    RESULT = "result"
+    FAILED = "failed"
+    LOST = "lost"
+    """It was lost with its control process, and no later session has examined it yet."""
+    RUNNING = "running"
+
+
+_ENDS_THE_TRIAL: Final = frozenset({Action.GIVE_UP, Action.UNPLANNED})
 
 
 @dataclass(slots=True)
@@ -15,12 +64,13 @@ class AttemptState:
     """One process of a trial. ``ended`` is False while it runs, or if the control process died with it.
 
     Attributes:
-        session: Index of the session that placed it; -1: none.
+        trial: Number of its trial.
+        session: The session that placed it; None: none.
     """
 
     number: int
     placed_at_s: float
-    device: str | None = None
+    place: str = cpu_of(HERE)
     needs_bytes: int | None = None
     terms: tuple[str, ...] = ()
     pid: int | None = None
@@ -28,10 +78,55 @@ class AttemptState:
     first_step_ms: float | None = None
     checkpoint_step: int | None = None
     checkpoint_at_s: float | None = None
-    session: int = -1
+    session: SessionState | None = None
     ended: bool = False
     ended_at_s: float | None = None
     failure: FailureFacts | None = None
+    trial: int = field(kw_only=True)
+
+    @property
+    def end(self) -> AttemptEnd:
+        """How it ended, or whether it runs according to the ledger: its session is open."""
+        if self.failure is not None:
+            return AttemptEnd.FAILED
+        if self.ended:
+            return AttemptEnd.RESULT
+        return AttemptEnd.RUNNING if self.session is not None and self.session.is_open else AttemptEnd.LOST
+
+    @property
+    def end_s(self) -> float:
+        """When it ended, in Unix seconds, as far as is known now.
+
+        That is no later than the end of its session: the end of an attempt lost with its control process is only noted
+        by the next session, perhaps a night later.
+        """
+        last_s = self.session.last_at_s if self.session is not None else None
+        ends = [at_s for at_s in (self.ended_at_s, last_s) if at_s is not None]
+        return max(self.placed_at_s, min(ends, default=self.placed_at_s))
+
+    @property
+    def time_s(self) -> float:
+        """How long its process worked."""
+        return self.end_s - self.placed_at_s
+
+    @property
+    def lost_s(self) -> float:
+        """How much of its work was lost, in seconds.
+
+        That is 0 for an attempt that runs, left a result or was pruned. If the trial goes on, it is the time since the
+        last checkpoint; if the attempt ended its trial, all of its time.
+        """
+        action = self.failure.action if self.failure is not None else None
+        if self.end in (AttemptEnd.RUNNING, AttemptEnd.RESULT) or action is Action.PRUNE:
+            return 0.0
+        goes_on = action not in _ENDS_THE_TRIAL
+        kept_until_s = self.checkpoint_at_s if goes_on and self.checkpoint_at_s is not None else self.placed_at_s
+        return max(0.0, self.end_s - kept_until_s)
+
+    @property
+    def device(self) -> str | None:
+        """The device, or devices, that it has; None: it runs on a CPU."""
+        return None if on_cpu(self.place) else self.place
 
 
 @dataclass(slots=True)
@@ -58,6 +153,24 @@ class PlanState:
     def execution(self) -> ExecutionChoice | None:
         """How the next attempt is to be executed; None: as the study file says."""
         return self.answer.fallbacks[self.fallbacks_taken - 1] if self.fallbacks_taken else self.answer.execution
+
+    @property
+    def runs_otherwise(self) -> bool:
+        """Whether the trial runs with another execution than the one whose memory was planned."""
+        return self.fallbacks_taken > 0 or self.answer.execution is None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is a plan for the CPU: its memory is that of processes, not of tensors on a device."""
+        return self.answer.device.kind is DeviceKind.CPU
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The planned peak: allocated memory on a GPU, on the CPU that of all processes; None if it is unknown."""
+        memory = self.answer.memory
+        if memory is None or not self.on_cpu:
+            return memory.peak_allocated_bytes if memory is not None else None
+        return self.answer.devices * (memory.required_bytes - memory.margin_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +282,47 @@ class TrialState:
         """Standard deviation over its folds for each goal; empty unless it completed with folds."""
         return () if self.value is None else fold_spreads(self.folds)
 
+    @property
+    def score(self) -> float | None:
+        """The value of a complete trial; None unless it is finite."""
+        known = self.outcome is Outcome.COMPLETE and self.value is not None and isfinite(self.value)
+        return self.value if known else None
+
+    @property
+    def last_value(self) -> float | None:
+        """The value of the last report; None without reports."""
+        return self.reports[-1].value if self.reports else None
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps at its end, or at the last report."""
+        return self.steps or (self.reports[-1].step if self.reports else 0)
+
+    @property
+    def time_s(self) -> float:
+        """How long its processes worked."""
+        return sum(attempt.time_s for attempt in self.attempts)
+
+    @property
+    def lost_s(self) -> float:
+        """How much of that work was lost; see :attr:`AttemptState.lost_s`."""
+        return sum(attempt.lost_s for attempt in self.attempts)
+
+    @property
+    def observed_bytes(self) -> int | None:
+        """The observed peak: allocated memory on a GPU, resident memory of its processes on the CPU."""
+        if self.observed is None:
+            return None
+        by_process = self.observed.allocated_bytes is None or (self.plan is not None and self.plan.on_cpu)
+        return self.observed.rss_bytes if by_process else self.observed.allocated_bytes
+
+    @property
+    def planned_bytes(self) -> int | None:
+        """The planned peak; None if it is unknown, or what was observed is of another execution."""
+        if self.plan is None or (self.observed is not None and self.plan.runs_otherwise):
+            return None
+        return self.plan.peak_bytes
+
     def record(self) -> TrialRecord:
         """Return the trial as samplers and pruners see it.
 
@@ -186,27 +340,3 @@ class TrialState:
             enqueued=self.enqueued,
             own=self.own,
         )
-
-
-@dataclass(slots=True)
-class SessionState:
-    """One session: the work of one control process on the study.
-
-    Attributes:
-        set_aside: Devices that are not used any more, each with the reason.
-        side_by_side: How many trials may run at the same time, as determined last; None: as asked for.
-        side_by_side_reason: Why not more.
-    """
-
-    opened_at_s: float
-    last_at_s: float
-    total: int
-    parallel: int = 1
-    host: str = ""
-    version: str = ""
-    notes: tuple[str, ...] = ()
-    closed: str | None = None
-    set_aside: dict[str, str] = field(default_factory=dict[str, str])
-    side_by_side: int | None = None
-    side_by_side_reason: str = ""
-    pid: int | None = None

@@ -7,7 +7,7 @@ implements it for one encoder with a head; a task of that kind adds its labels, 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Final, Protocol, Self, TypeAlias
+from typing import ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch import nn
@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.errors import DataError
-from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.tables import DataSettings, Knob, ModelSettings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName
+from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.pretrained import Kind
 from dryfit.tasks.rows.checked_rows import Readable, Splits, UnlabelledRow
@@ -29,7 +29,6 @@ Batch = dict[str, torch.Tensor]
 Outputs: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 """A model's outputs: one tensor, or several; the first dimension of each is the row."""
 
-DTYPES: Final = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 """Torch's dtype of each number format."""
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -60,7 +59,7 @@ class MakeBase(Protocol):
     """Makes a pretrained model: with its weights for training, without them for planning and loading."""
 
     def __call__(
-        self, source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None
+        self, source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
     ) -> PreTrainedModel:
         """Make the model.
 
@@ -68,7 +67,7 @@ class MakeBase(Protocol):
             source: Its name and revision.
             kind: Its head, as the library of pretrained models calls it.
             part: Subfolder of a saved model that holds this one's config; empty: the folder itself.
-            dtype: Of its weights where they are frozen; None: fp32.
+            frozen: Format of its weights where they are frozen; None: they are trained, in fp32.
         """
         ...
 

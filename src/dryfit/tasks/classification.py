@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from dryfit.core.settings.task_facts import class_metrics
+from dryfit.core.settings.task_facts import metrics_of_classes
 from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.encoder import EncoderTask
@@ -48,7 +48,7 @@ class CriteriaTask(EncoderTask):
 
     def metric_names(self) -> tuple[str, ...]:
         """Return the metrics that such classes have."""
-        return class_metrics(self.context.data.num_labels, multi_label=self.context.data.multi_label)
+        return metrics_of_classes(self.context.data)
 
     def check_rows(self, splits: Splits) -> None:
         """Refuse training rows that lack a class, or from which one cannot be learned."""

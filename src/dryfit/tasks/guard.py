@@ -12,7 +12,7 @@ tokens, ``N`` any.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ _VOCABULARY_HINT = "use the tokenizer that the model was trained with, or give t
 _MOST_NAMES = 64
 _CACHE_HINT = "the rows were in order when the study began: remove its folder `cache` and resume it"
 _BATCH_HINT = "the tokens it was made of are in order: set execution.loader_workers = 0, and report it if it comes back"
+
+RowsOf: TypeAlias = Callable[[NDArray[np.bool_]], Sequence[int]]
+"""Returns the rows of a split that bad values are in, given which values are bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +93,42 @@ class _Checker:
         count = f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
         raise DataError(self.doing, f"{what} in {count}: {few(self.tokens.names_of(rows))}", allowed, hint or self.hint)
 
-    def refuse_token(self, value: int, rows: Sequence[int]) -> NoReturn:
-        """Raise a data error about a token id without an embedding."""
-        limit = self.bounds.tokens or 0
-        # Damage gives any number; a tokenizer that was added to goes on where the embedding ends.
-        hint = _VOCABULARY_HINT if value >= limit and self.hint != _BATCH_HINT else self.hint
-        self.refuse(f"token id {value}", rows, f"0 to {limit - 1}: the model's embedding has {limit} rows", hint)
+    def check_range(
+        self, what: str, values_N: NDArray[Any], limit: int | None, rows_of: RowsOf, why: str = "", hint: str = ""
+    ) -> None:
+        """Refuse values below 0, or not below a limit.
 
-    def refuse_segment(self, value: int, rows: Sequence[int]) -> NoReturn:
-        """Raise a data error about a segment without an embedding."""
-        limit = self.bounds.segments or 0
-        self.refuse(f"segment {value}", rows, f"0 to {limit - 1}: the model has {limit} token types", _VOCABULARY_HINT)
+        Args:
+            what: What they are, for the message.
+            values_N: The values.
+            limit: The limit; None: any.
+            rows_of: Returns the rows of the split that bad values are in.
+            why: What the limit comes from.
+            hint: What to do about values above it, where that is no damage.
+
+        Raises:
+            DataError: There is such a value.
+        """
+        # In one pass: as unsigned numbers, negative ones are large.
+        if limit is None or values_N.size == 0 or values_N.view(f"u{values_N.itemsize}").max() < limit:
+            return
+        bad_N = (values_N < 0) | (values_N >= limit)
+        worst = int(values_N[bad_N].max())
+        self.refuse(f"{what} {worst}", rows_of(bad_N), f"0 to {limit - 1}{why}", hint if worst >= limit else "")
+
+    def check_inputs(self, ids_N: NDArray[Any], types_N: NDArray[Any] | None, rows_of: RowsOf) -> None:
+        """Refuse token ids and segments without an embedding.
+
+        Raises:
+            DataError: There is one.
+        """
+        tokens, segments = self.bounds.tokens, self.bounds.segments
+        # A tokenizer that was added to goes on where the embedding ends; in a batch such ids come from damage.
+        hint = _VOCABULARY_HINT if self.hint != _BATCH_HINT else ""
+        self.check_range("token id", ids_N, tokens, rows_of, f": the model's embedding has {tokens} rows", hint)
+        if types_N is not None:
+            why = f": the model has {segments} token types"
+            self.check_range("segment", types_N, segments, rows_of, why, _VOCABULARY_HINT)
 
     def check_labels(self, labels_N: NDArray[Any], rows: Callable[[], Sequence[int]]) -> None:
         """Check the labels of some rows: one class, or for each class whether the row has it.
@@ -111,13 +139,11 @@ class _Checker:
         classes = self.bounds.labels
         if classes is None:
             return
+        named = f" (data.num_labels = {classes})"
         if labels_N.ndim > 1 and labels_N.shape[1:] != (classes,):
-            self.refuse(f"labels {labels_N.shape}", rows(), f"(rows, {classes}) (data.num_labels = {classes})")
-        limit = classes if labels_N.ndim == 1 else 2
-        if _outside(labels_N, limit):
-            bad_N = _bad(labels_N, limit)
-            allowed = f"0 to {limit - 1}" + (f" (data.num_labels = {classes})" if labels_N.ndim == 1 else "")
-            self.refuse(f"label {_worst(labels_N[bad_N])}", _named(rows(), bad_N), allowed)
+            self.refuse(f"labels {labels_N.shape}", rows(), f"(rows, {classes}){named}")
+        limit, why = (classes, named) if labels_N.ndim == 1 else (2, "")
+        self.check_range("label", labels_N, limit, lambda bad_N: _named(rows(), bad_N), why)
 
     def check_places(self, places_RN: NDArray[Any], lengths_R: NDArray[Any], rows: Callable[[], Sequence[int]]) -> None:
         """Check labels that are positions of tokens.
@@ -132,7 +158,8 @@ class _Checker:
         """
         bad_RN = (places_RN < 0) | (places_RN >= lengths_R[:, None])
         if bad_RN.any():
-            self.refuse(f"place {_worst(places_RN[bad_RN])}", _named(rows(), bad_RN), "places of the row's own tokens")
+            worst = places_RN[bad_RN].max()
+            self.refuse(f"place {worst}", _named(rows(), bad_RN), "places of the row's own tokens")
 
 
 def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _CACHE_HINT) -> None:
@@ -163,13 +190,8 @@ def check_tokens(split: str, tokens: TokenSet, bounds: Bounds, *, hint: str = _C
     def rows_of(bad_T: NDArray[np.bool_]) -> list[int]:
         return np.unique(np.searchsorted(starts_R, bad_T.nonzero()[0], side="right") - 1).tolist()
 
-    for values, limit, refuse in (
-        (tokens.ids_T, bounds.tokens, checker.refuse_token),
-        (tokens.types_T, bounds.segments, checker.refuse_segment),
-    ):
-        if values is not None and _outside(values.numpy(), limit):
-            bad_T = _bad(values.numpy(), limit)
-            refuse(_worst(values.numpy()[bad_T]), rows_of(bad_T))
+    types_T = tokens.types_T.numpy() if tokens.types_T is not None else None
+    checker.check_inputs(tokens.ids_T.numpy(), types_T, rows_of)
     checker.check_labels(tokens.labels_R.numpy(), lambda: range(len(tokens)))
     if "nulls" in tokens.extra:
         places_RN = np.concatenate([tokens.labels_R.numpy(), tokens.extra["nulls"].numpy()[:, None]], axis=1)
@@ -212,24 +234,19 @@ class BatchGuard:
         if bounds.length is not None and ids_BL.shape[1] > bounds.length:
             allowed = f"at most {bounds.length}: the model has no more positions"
             checker.refuse(f"{ids_BL.shape[1]} positions", rows(), allowed)
-        if _outside(ids_BL, bounds.tokens):
-            bad_BL = _bad(ids_BL, bounds.tokens)
-            checker.refuse_token(_worst(ids_BL[bad_BL]), _named(rows(), bad_BL))
-        if "token_type_ids" in arrays and _outside(types_BL, bounds.segments):
-            bad_BL = _bad(types_BL, bounds.segments)
-            checker.refuse_segment(_worst(types_BL[bad_BL]), _named(rows(), bad_BL))
+
+        def rows_of(bad_N: NDArray[np.bool_]) -> list[int]:
+            return _named(rows(), bad_N)
+
+        checker.check_inputs(ids_BL, arrays.get("token_type_ids"), rows_of)
         checker.check_labels(labels_N, rows)
         for name, limit in bounds.entries.items():
-            if name in arrays and _outside(arrays[name], limit):
-                bad_N = _bad(arrays[name], limit)
-                checker.refuse(f"{name} {_worst(arrays[name][bad_N])}", _named(rows(), bad_N), f"0 to {limit - 1}")
+            if name in arrays:
+                checker.check_range(name, arrays[name], limit, rows_of)
         if "nulls" in arrays:
             places_BN = np.concatenate([labels_N, arrays["nulls"][:, None]], axis=1)
             checker.check_places(places_BN, mask_BL.sum(axis=1), rows)
-        if _outside(mask_BL, 2):
-            bad_BL = _bad(mask_BL, 2)
-            problem = f"attention mask {_worst(mask_BL[bad_BL])}"
-            checker.refuse(problem, _named(rows(), bad_BL), "1 for tokens, 0 for padding")
+        checker.check_range("attention mask", mask_BL, 2, rows_of, ": 1 for tokens, 0 for padding")
         # Rows are padded on the right, so that the first token tells for nearly all of them.
         if not mask_BL[:, 0].all() and not mask_BL.any(axis=1).all():
             empty = [row for row, mask_L in zip(rows(), mask_BL, strict=False) if not mask_L.any()]
@@ -292,22 +309,6 @@ class BatchGuard:
 
 def _range(values_N: torch.Tensor) -> str:
     return f"{int(values_N.min())} to {int(values_N.max())}" if values_N.numel() else "none"
-
-
-def _outside(values_N: NDArray[Any], limit: int | None) -> bool:
-    """Return whether any value is below 0 or not below ``limit``, in one pass: negative numbers are large unsigned."""
-    if limit is None or values_N.size == 0:
-        return False
-    return bool(values_N.view(f"u{values_N.itemsize}").max() >= limit)
-
-
-def _bad(values_N: NDArray[Any], limit: int | None) -> NDArray[np.bool_]:
-    return (values_N < 0) | (values_N >= (limit or 0))
-
-
-def _worst(bad_N: NDArray[Any]) -> int:
-    """Return the value that a message names."""
-    return int(bad_N.max())
 
 
 def _at(bad_R: NDArray[np.bool_]) -> list[int]:

@@ -283,7 +283,7 @@ def unneeded_outputs(encoder: PreTrainedModel) -> dict[str, bool]:
 def make_head(width: int, spec: HeadSpec) -> nn.Sequential:
     """Make a head on token vectors of a width; its input is what :func:`pooled` returns."""
     settings = spec.settings
-    pools = settings.pooling == "attention" and not spec.per_token
+    pools = not spec.per_token and settings.pooling == "attention"
     steps: list[nn.Module] = [AttentionPooling(width)] if pools else []
     for _ in range(settings.layers):
         steps += [nn.Dropout(settings.dropout), nn.Linear(width, settings.hidden), _ACTIVATIONS[settings.activation]()]

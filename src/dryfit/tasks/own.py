@@ -11,16 +11,14 @@ from typing import Any, Final
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import Knob, OwnSettings, TrialSettings
-from dryfit.core.settings.task_facts import OWN_TABLE
+from dryfit.core.settings.task_facts import OWN_TABLE, TASK_TABLES
 from dryfit.core.settings.trial import Scalar
-from dryfit.core.user_code import Search, source_file, source_hash
+from dryfit.core.user_code import imported, source_file, source_hash
 from dryfit.tasks.base import Loss, Task, TaskContext
 from dryfit.tasks.encoder import EncoderTask
 
 _WANTED: Final = "a class that is a Task, such as a subclass of dryfit.tasks.encoder.EncoderTask"
 _GUIDE: Final = "docs/own-task.md has a whole one"
-_LOOP: Final = frozenset({"model", "train", "optim", "sched", "regularization", OWN_TABLE})
-"""Tables that the training loop reads, whatever the task."""
 
 # Members that EncoderTask leaves to its subclasses, and the method of it that needs each.
 _LEFT_OPEN: Final = {"num_outputs": "model", "labels": "tokenise"}
@@ -39,23 +37,9 @@ def own_class(name: str) -> Any:
     """
     parsed = FunctionName.parse(name)
     doing = f"importing the task {parsed.short}"
-    if parsed.in_script and not Path(parsed.place).is_file():
-        raise ConfigError(doing, f"there is no file {parsed.place}", "a .py file, or package.module:Class")
-    hint = "its folder is searched where the study file lies, in the current folder, and among installed packages"
-    search = Search(doing, ConfigError, [parsed.folder] if parsed.folder else [], hint)
-    module = search.module(parsed.module)
-    if parsed.folder and not _is_there(Path(module.__file__ or ""), Path(parsed.folder, *parsed.module.split("."))):
-        problem = f"{parsed.module} is already the module in {module.__file__}, and not the one in {parsed.folder}"
-        raise ConfigError(doing, problem, "a name that no other module has", "rename the file")
-    made = search.named(module, parsed.place, parsed.qualname)
+    made = imported(parsed, doing)
     _check_class(made, doing)
     return made
-
-
-def _is_there(file: Path, place: Path) -> bool:
-    """Return whether a module's file is the one that its name points to."""
-    wanted = (place.with_name(f"{place.name}.py"), place / "__init__.py")
-    return any(one.is_file() and one.samefile(file) for one in wanted)
 
 
 def own_source(made: type) -> str:
@@ -110,7 +94,7 @@ def check_settings(made: Any, settings: TrialSettings, searched: Mapping[str, tu
         ConfigError: A key is not read, or a value has another type than its default.
     """
     _declared(made, settings.own.knobs)
-    unread = [table for table in TrialSettings.model_fields if table not in _LOOP | made.tables]
+    unread = sorted(TASK_TABLES - made.tables)
     default = TrialSettings()
     for key, values in searched.items():
         table, _, name = key.partition(".")
@@ -125,7 +109,7 @@ def check_settings(made: Any, settings: TrialSettings, searched: Mapping[str, tu
 
 
 def _not_read(made: Any, problem: str) -> ConfigError:
-    read = ", ".join(sorted(_LOOP | made.tables))
+    read = ", ".join(sorted(TrialSettings.model_fields.keys() - (TASK_TABLES - made.tables)))
     hint = f"remove it; or where {made.__name__} reads the table, add it to {made.__name__}.tables"
     return ConfigError("checking the study's settings", f"{problem}, and {made.__name__} does not read it", read, hint)
 

@@ -1,26 +1,12 @@
-"""The class of each task."""
+"""The class of each task, imported when it is asked for."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from importlib import import_module
+from typing import Any
 
 from dryfit.core.errors import InternalError
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.task_facts import TaskName
+from dryfit.core.settings.task_facts import TaskName, facts_of
 from dryfit.tasks.base import Task, TaskContext
-from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.joint.joint import JointTask
-from dryfit.tasks.joint.share import ShareTask
-from dryfit.tasks.lm.causal_lm import CausalLmTask
 from dryfit.tasks.own import made_with_own, own_class
-from dryfit.tasks.spans.evidence import EvidenceTask
-
-_CLASSES: Final[Mapping[BuiltInTask, Any]] = {
-    BuiltInTask.CRITERIA: CriteriaTask,
-    BuiltInTask.EVIDENCE: EvidenceTask,
-    BuiltInTask.SHARE: ShareTask,
-    BuiltInTask.JOINT: JointTask,
-    BuiltInTask.CAUSAL_LM: CausalLmTask,
-}
 
 
 def task_class(name: TaskName) -> Any:
@@ -29,11 +15,13 @@ def task_class(name: TaskName) -> Any:
     Raises:
         ConfigError: A class of the user's own cannot be imported, or is no task.
     """
-    if not isinstance(name, BuiltInTask):
+    facts = facts_of(name)
+    if facts.own:
         return own_class(name)
-    if name not in _CLASSES:
+    if not facts.implementation:
         raise InternalError(f"looking for the task {name}", "it has no model")
-    return _CLASSES[name]
+    module, _, qualname = facts.implementation.partition(":")
+    return getattr(import_module(module), qualname)
 
 
 def make_task(name: TaskName, context: TaskContext) -> Task:
@@ -43,4 +31,4 @@ def make_task(name: TaskName, context: TaskContext) -> Task:
         ConfigError: As :func:`task_class`; or the task refuses a setting.
     """
     made = task_class(name)
-    return made(context) if isinstance(name, BuiltInTask) else made_with_own(made, context)
+    return made_with_own(made, context) if facts_of(name).own else made(context)

@@ -3,6 +3,9 @@
 A folder is written under a temporary name, made durable, and gets its name by one rename. Its manifest has a hash of
 each file and of itself: 128 bits of xxh3, which detect every accident and cost a tenth of SHA-256. They are
 no protection against intent.
+
+An attempt writes and removes checkpoints in a folder of its own alone. It goes on from those that the control process
+keeps of the attempts before it, and changes nothing there.
 """
 
 import json
@@ -23,15 +26,22 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError, LoadError
 from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.settings.trial import FoldScore, MetricPoint
-from dryfit.core.wire import Checkpointed, Note, Phase, canonical_json, sync_path, sync_tree
+from dryfit.core.wire import (
+    STEP_PREFIX,
+    UNREADABLE_PREFIX,
+    Checkpointed,
+    Note,
+    Phase,
+    canonical_json,
+    sync_path,
+    sync_tree,
+)
 from dryfit.train.run import FoldPosition
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
-_PREFIX = "step-"
 _KEPT = 2
 _HASH_BLOCK_BYTES = 1 << 20
-_ASIDE = "unreadable-"
 
 _UNREADABLE = (
     RuntimeError,
@@ -82,7 +92,7 @@ def save_checkpoint(
     """Write a checkpoint and remove all but this one and the one before.
 
     Args:
-        directory: All checkpoints of the trial.
+        directory: All checkpoints of the attempt.
         step: Optimizer steps done, of all folds.
         fingerprint: What identifies the trial; a checkpoint of another one is refused on reading.
         points: Validations so far; with folds those of the one that is trained.
@@ -95,7 +105,7 @@ def save_checkpoint(
     Raises:
         OSError: It cannot be written; what was written of it is removed, and those before are untouched.
     """
-    final = directory / f"{_PREFIX}{step:08d}"
+    final = directory / f"{STEP_PREFIX}{step:08d}"
     temporary = directory / f".{final.name}.{os.getpid()}.tmp"
     _remove_leftovers(directory)
     temporary.mkdir(parents=True)
@@ -129,7 +139,7 @@ def newest_good(
     """Return the newest checkpoint whose files are all as they were written; None where there is none.
 
     Args:
-        directory: All checkpoints of the trial.
+        directory: The checkpoints that ended attempts left.
         fingerprint: What identifies the trial.
         send: Called with a text for each damaged checkpoint, and what is done without it.
         computed: What its configuration is hashed to now. dryfit 0.1.0 wrote that of its own time into checkpoints,
@@ -168,7 +178,8 @@ def newest_checkpoint(request: TrainRequest, channel: ChildChannel) -> Checkpoin
     def send(text: str) -> None:
         channel.send(Note(text=text))
 
-    return newest_good(Path(request.checkpoint_dir), request.fingerprint, send, computed=request.config.fingerprint)
+    kept = Path(request.kept_checkpoint_dir)
+    return newest_good(kept, request.fingerprint, send, computed=request.config.fingerprint)
 
 
 def save_between_folds(request: TrainRequest, channel: ChildChannel, position: FoldPosition) -> None:
@@ -189,14 +200,16 @@ def save_between_folds(request: TrainRequest, channel: ChildChannel, position: F
 
 @final
 class Reading(AbstractContextManager[None]):
-    """Guards the reading of a verified checkpoint: one that cannot be read is set aside for the next attempt.
+    """Guards the reading of a verified checkpoint: of one that cannot be read it leaves a mark for the next attempt.
 
     Args:
         folder: The checkpoint; None: nothing is read.
+        own: The attempt's own folder of checkpoints, for the mark: the checkpoint itself is another attempt's.
     """
 
-    def __init__(self, folder: Path | str | None) -> None:
+    def __init__(self, folder: Path | str | None, own: Path) -> None:
         self._folder = None if folder is None else Path(folder)
+        self._own = own
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Turn an error of reading into one that says that the checkpoint is damaged.
@@ -209,8 +222,7 @@ class Reading(AbstractContextManager[None]):
             return
         said = next(iter(str(error).strip().splitlines()), "no message")
         with suppress(OSError):
-            shutil.rmtree(folder.with_name(_ASIDE + folder.name), ignore_errors=True)
-            folder.rename(folder.with_name(_ASIDE + folder.name))
+            (self._own / (UNREADABLE_PREFIX + folder.name)).mkdir(parents=True, exist_ok=True)
         raise CorruptCheckpointError(
             f"going on from {folder}",
             f"it cannot be read ({type(error).__name__}: {said})",
@@ -223,7 +235,7 @@ def _folders(directory: Path) -> list[Path]:
     """Return all checkpoints, newest first, verified or not."""
     if not directory.is_dir():
         return []
-    return sorted((path for path in directory.iterdir() if path.name.startswith(_PREFIX)), reverse=True)
+    return sorted((path for path in directory.iterdir() if path.name.startswith(STEP_PREFIX)), reverse=True)
 
 
 class _DamagedError(Exception):
@@ -279,5 +291,5 @@ def _facts(path: Path) -> dict[str, int | str]:
 def _remove_leftovers(directory: Path) -> None:
     """Remove what a killed attempt left half written; one trial has one writer."""
     directory.mkdir(parents=True, exist_ok=True)
-    for path in directory.glob(f".{_PREFIX}*.tmp"):
+    for path in directory.glob(f".{STEP_PREFIX}*.tmp"):
         shutil.rmtree(path, ignore_errors=True)

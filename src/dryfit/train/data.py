@@ -25,27 +25,23 @@ def trial_task(config: TrialConfig, tokens: Tokens | None = None) -> Task:
     return make_task(config.task, context)
 
 
-def read_tokens(request: TrainRequest, *, only: tuple[str, ...] | None, fold: Fold | None = None) -> Tokens:
+def read_tokens(request: TrainRequest, task: Task, *, only: tuple[str, ...] | None, fold: Fold | None = None) -> Tokens:
     """Read the tokens of some splits from the cache, or make them again.
 
     Args:
         request: Whose data it is.
+        task: The trial's.
         only: Which splits; None: all.
         fold: Which rows are train and validation; None: those of the sources.
 
     Raises:
         DataError: They had to be made again and the data is no longer what the study was checked with.
     """
-    return prepared_tokens(
-        trial_task(request.config),
-        cache_dir=Path(request.cache_dir),
-        data_fingerprint=request.config.data_fingerprint,
-        only=only,
-        fold=fold,
-    )
+    cache_dir, fingerprint = Path(request.cache_dir), request.config.data_fingerprint
+    return prepared_tokens(task, cache_dir=cache_dir, data_fingerprint=fingerprint, only=only, fold=fold)
 
 
-def send_remarks(request: TrainRequest, channel: ChildChannel, tokens: Tokens) -> None:
+def send_remarks(channel: ChildChannel, task: Task, tokens: Tokens) -> None:
     """Send what should be known of the rows, and is no error."""
-    for remark in trial_task(request.config).remarks(tokens):
+    for remark in task.remarks(tokens):
         channel.send(Note(text=remark))

@@ -15,8 +15,10 @@ from dryfit.core.settings.execution import Allocator, DeviceKind, ExecutionPlan
 from dryfit.core.text.units import gib
 from dryfit.meta.private_apis.torch_cuda import ALLOCATOR, set_allocator
 
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_SETTINGS = {Allocator.EXPANDABLE: "expandable_segments:True", Allocator.NATIVE: "expandable_segments:False"}
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where a user says how the device's allocator works; the first one that is set counts."""
+ALLOCATOR_TEXTS = {Allocator.EXPANDABLE: "expandable_segments:True", Allocator.NATIVE: "expandable_segments:False"}
+"""Settings of the device's allocator in the form of ``PYTORCH_ALLOC_CONF``."""
 
 CONTEXT_BYTES = 512 << 20
 """What a CUDA context is taken to be where it cannot be measured."""
@@ -95,10 +97,10 @@ def prepare_device(
         note = "execution.memory_limit bound the planner alone: memory of the CPU has no limit of its own"
         return Prepared(notes=() if limit_bytes is None else (note,))
     notes: list[str] = []
-    name = next((name for name in _ALLOCATOR_VARIABLES if environment.get(name)), None)
+    name = next((name for name in ALLOCATOR_VARIABLES if environment.get(name)), None)
     if name is None:
         require("choosing the segments of the device's allocator", ALLOCATOR)
-        configure(_SETTINGS[plan.allocator])
+        configure(ALLOCATOR_TEXTS[plan.allocator])
     else:
         notes.append(f"{name}={environment[name]} is kept: execution.allocator ({plan.allocator}) was not applied")
     if limit_bytes is None and fraction is None:

@@ -11,18 +11,19 @@ from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan
 from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
+from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.core.wire import write_text_atomic
 from dryfit.meta.files.source import model_folder
-from dryfit.meta.loading.configs import set_dropouts
 from dryfit.meta.loading.filling import materialise
-from dryfit.meta.loading.pretrained import Kind, class_cannot_checkpoint, load_stack, pretrained_config
+from dryfit.meta.loading.frozen_weights import fill_frozen
+from dryfit.meta.loading.matching import LoadOptions
+from dryfit.meta.loading.pretrained import Kind, class_cannot_checkpoint, empty_stack
 from dryfit.parallel.layout.layout import Layout, OneProcess
 from dryfit.parallel.layout.model_slices import ModelRecipe
 from dryfit.parallel.layout.processes import SINGLE_PROCESS, ProcessGroup
 from dryfit.parallel.layout.sharded_model import sharded_model
 from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
-from dryfit.tasks.lm.decoder import load_int8
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens.token_set import Tokens
 from dryfit.train.batches import epoch_size
@@ -119,14 +120,13 @@ def build_model(request: TrainRequest, task: Task) -> TaskModel:
 
 
 def _pretrained(regularization: RegularizationSettings, device: str) -> MakeBase:
-    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+    def make(
+        source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
+    ) -> PreTrainedModel:
         del part
-        dropout, attention_dropout = regularization.dropout, regularization.attention_dropout
-        if dtype is torch.int8:
-            config = pretrained_config(source, kind)
-            set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
-            return load_int8(source, config, device)
-        return load_stack(source, kind, dtype=dtype, dropout=dropout, attention_dropout=attention_dropout)[0]
+        model = empty_stack(source, kind, regularization)
+        fill_frozen(model, source, kind, frozen, LoadOptions(torch.device(device)))
+        return model
 
     return make
 

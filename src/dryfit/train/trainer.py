@@ -92,7 +92,7 @@ class TrialTrainer(StateTrainer):
         self._guard.check_batch(inputs, self._rows)
         self._batch = inputs
         with layout.drawing(self.args.device):
-            step = backward_batch(
+            loss = backward_batch(
                 model,
                 {name: values.to(self.args.device) for name, values in inputs.items()},
                 self._parts.task,
@@ -102,7 +102,7 @@ class TrialTrainer(StateTrainer):
                 check=self._check_outputs,
             )
         self._at.end_micro_batches()
-        self.step_loss = layout.batch_loss(step.loss)
+        self.step_loss = layout.batch_loss(loss)
         return self.step_loss
 
     def _around_forward(self) -> AbstractContextManager[object]:
@@ -147,12 +147,12 @@ class TrialTrainer(StateTrainer):
 
     def load_weights(self, folder: Path) -> None:
         """Load weights strictly: the Trainer's own loading goes on with missing ones."""
-        with Reading(folder):
+        with self.reading(str(folder)):
             self._parts.layout.restore(self._parts.model, folder)
 
     def reading(self, folder: str | None) -> AbstractContextManager[object]:
         """Return the context in which the Trainer reads a checkpoint: a damaged file gets an error of its own."""
-        return Reading(folder)
+        return Reading(folder, Path(self._parts.request.checkpoint_dir))
 
     def write_state(self, folder: Path) -> None:
         """Write all the Trainer needs to resume, in its own files; called on rank 0."""

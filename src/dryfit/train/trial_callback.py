@@ -191,6 +191,7 @@ class TrialCallback(TrainerCallback):
             whole,
             tokenizer_folders=self._parts.tokenizer_folders,
             facts=facts,
+            place=Path(self._parts.request.kept_best_dir),
         )
 
     def _checkpoint(self, step: int) -> None:

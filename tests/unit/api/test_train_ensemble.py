@@ -1,6 +1,7 @@
 """Which trials become an ensemble, what is refused before anything is trained, and what processes are asked."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.train import FinalRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.trial import MetricPoint, Outcome
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
@@ -43,7 +44,13 @@ def view(folder: Path, trials: Sequence[TrialState], **tables: Any) -> StudySnap
     state.trials.extend(trials)
     tables = {"execution": {"memory_limit": "64GiB"}} | tables
     study = instant.config(space={"optim.lr": {"low": 1e-4, "high": 1.0, "log": True}}, **tables)
-    return StudySnapshot(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1)
+    return StudySnapshot(
+        config=study,
+        layout=StudyLayout(folder),
+        state=state,
+        resolved=plan_jobs.resolved(),
+        nodes=instant.one_node(),
+    )
 
 
 class Called:
@@ -157,9 +164,7 @@ def test_a_task_without_a_mean_is_refused_before_anything_is_trained(
 ) -> None:
     study = view(tmp_path, [trial(0, 0.5), trial(1, 0.6)])
     named = study.config.study.model_copy(update={"task": task})
-    own = StudySnapshot(
-        study.config.model_copy(update={"study": named}), study.layout, study.state, study.resolved, cores=1
-    )
+    own = replace(study, config=study.config.model_copy(update={"study": named}))
     monkeypatch.setattr(ensembles, "study_snapshot", lambda _: own)
     with pytest.raises(ConfigError, match=hint) as refused:
         train_ensemble(tmp_path, top=2)
@@ -186,7 +191,7 @@ def test_one_model_is_no_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def work_on(study: StudySnapshot, supervisor: instant.InstantSupervisor) -> FinalTraining:
     stops = StopRequests(study.layout.stop_request, supervisor.wake)
-    return FinalTraining(study, cast(Supervisor, supervisor), stops, lambda _: None)
+    return FinalTraining(study, LocalNode(supervisor), stops, lambda _: None)
 
 
 def test_the_process_gets_each_model_with_what_it_came_to(tmp_path: Path) -> None:

@@ -42,6 +42,27 @@ def test_a_study_frozen_with_an_older_spelling_goes_on_and_a_study_file_is_told_
     assert 'keep = "best:3"' in refused.value.hint
 
 
+def test_listeners_are_found_beside_the_study_file_and_move_with_it(tmp_path, monkeypatch):
+    here, there, current = (tmp_path / name for name in ("here", "there", "current"))
+    here.mkdir(), current.mkdir()
+    (here / "beside.py").touch()
+    (current / "around.py").touch()
+    monkeypatch.chdir(current)
+    names = ["beside:make", "beside.py:Made", "around:make", "installed.module:make", "/opt/far.py:make"]
+    (here / "study.toml").write_text(f"[study]\nlisteners = {names}\n{TEXT}", encoding="utf-8")
+    config = load_study_file(here).config
+    others = (f"{current}/around:make", "installed.module:make", "/opt/far.py:make")
+    assert config.study.listeners == (f"{here}/beside:make", f"{here}/beside.py:Made", *others)
+    (here / "frozen.toml").write_text(dump_toml(config, here), encoding="utf-8")
+    assert load_study_file(here / "frozen.toml").config == config
+    shutil.move(here, there)
+    monkeypatch.chdir(tmp_path)
+    moved = load_study_file(there / "frozen.toml").config
+    assert moved.study.listeners == (f"{there}/beside:make", f"{there}/beside.py:Made", *others)
+    with pytest.raises(ConfigError, match="study.listeners is"):
+        load(tmp_path, 'study.listeners=["nameless"]')
+
+
 @pytest.mark.parametrize("wrong", ["best:0", "best:", "3", "some", "best:1000000"])
 def test_keep_is_best_of_a_number_all_or_none(tmp_path, wrong):
     with pytest.raises(ConfigError, match="runtime.keep is"):

@@ -272,12 +272,44 @@ def test_values_keep_their_types(tmp_path):
     assert isinstance(space["head.layers"][0].low, int)
 
 
+OWN = '[study]\ntask = "objective"\n[objective]\nfunction = "fit.py:f"\n'
+
+
 @pytest.mark.parametrize("url", ["postgresql://me:pass-word@db/x", "mysql://db/x?user=me&password=pass-word"])
-def test_a_password_in_the_mirrors_url_is_refused_and_not_repeated(tmp_path, url):
-    for error in (refusal(tmp_path, f'[search]\nmirror = "{url}"\n'), refusal(tmp_path, "", f"search.mirror={url}")):
+@pytest.mark.parametrize("study", ["", OWN, '[study]\ntask = "evidence"\n'])
+def test_a_password_in_the_mirrors_url_is_refused_and_not_repeated(tmp_path, study, url):
+    for error in (
+        refusal(tmp_path, f'{study}[search]\nmirror = "{url}"\n'),
+        refusal(tmp_path, study, f"search.mirror={url}"),
+    ):
         assert "search.mirror" in str(error) and "is a URL with a password in it" in error.found
         assert "env:NAME" in str(error) and 'mirror = "env:DRYFIT_STORAGE"' in str(error)
         assert "pass-word" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        ('[data]\ntrain = "https://me:pass-word@host/rows.jsonl"\n', "data.train"),
+        ('[data]\nfile = "https://host/rows.jsonl?access_token=pass-word"\n', "data.file"),
+        ('[model]\nname = "https://host/model?sig=1&key=pass-word"\n', "model.name"),
+        ('[space]\n"model.name" = ["minilm", "https://me:pass-word@host/model"]\n', "space.model.name"),
+        (OWN + '[space]\nwhere = ["s3://me:pass-word@host/a", "b"]\n', "space.where"),
+        (OWN + '[space]\nwhere = ["a", "b"]\n[search]\nenqueue = [{where = "s3://me:pass-word@host/a"}]\n', "enqueue"),
+    ],
+)
+def test_a_password_in_any_other_url_is_refused_too(tmp_path, written, key):
+    error = refusal(tmp_path, written, data="" if "[data]" in written else DATA)
+    assert key in str(error) and "is a URL with a password in it" in error.found
+    assert "pass-word" not in str(error)
+
+
+def test_a_frozen_file_of_an_earlier_version_keeps_its_password_and_takes_no_new_one(tmp_path):
+    frozen = write(tmp_path, OWN + '[space]\nx = [1, 2]\n[search]\nmirror = "mysql://me:pass-word@db/x"\n', "")
+    frozen = frozen.rename(tmp_path / "frozen.toml")
+    assert load_study_file(frozen).config.search.mirror == "mysql://me:pass-word@db/x"
+    with pytest.raises(ConfigError, match="is a URL with a password in it"):
+        load_study_file(frozen, ["search.mirror=mysql://me:other@db/x"])
 
 
 def test_the_mirrors_url_may_be_in_the_environment(tmp_path):

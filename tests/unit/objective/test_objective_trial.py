@@ -38,12 +38,14 @@ def trial(wire, *, reported=(), checkpoint_step=None, goals=("value",)):
     request = ObjectiveRequest(
         objective=ObjectiveSettings(function="m:f", goals=goals),
         number=4,
+        fingerprint="f",
         params={"x": 1.0},
         seed=9,
         attempt=2,
         reported=reported,
         checkpoint_step=checkpoint_step,
-        checkpoint_dir="checkpoints",
+        checkpoint_dir="attempt-2/checkpoints",
+        kept_checkpoint_dir="checkpoints",
         verdict_timeout_s=1.0,
         threads=1,
     )

@@ -3,9 +3,9 @@
 import pytest
 
 from dryfit.core.errors import InternalError
-from dryfit.parallel.planning.axes import Axes, Hold, Reason
+from dryfit.parallel.planning.axes import Axes, Obstacle, Reason
 
-WHY = Reason(Hold.OPERATOR, "they cross")
+WHY = Reason(Obstacle.OPERATOR, "they cross")
 
 
 def sizes(axes: Axes, dim: tuple[int, ...]) -> list[int]:
@@ -22,7 +22,7 @@ def test_equal_dimensions_become_one():
     axes.unify(one, other, WHY)
     axes.unify(other, third, WHY)
     assert axes.axes_of(one) == axes.axes_of(other) == axes.axes_of(third)
-    axes.hold(third, WHY)
+    axes.replicate(third, WHY)
     assert axes.reasons(one[0]) == (WHY,)
 
 

@@ -1,9 +1,7 @@
 """What each boundary does to an activation and to its gradient, against what it stands for."""
 
-import pytest
 import torch
 
-from dryfit.core.errors import ShardError
 from dryfit.core.sharding.shard_plan import Boundary
 from dryfit.parallel.ranks.boundaries import cross
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
@@ -13,13 +11,13 @@ VALUES = torch.randn(DEGREE, 3, 8, dtype=torch.float64)
 GRADIENTS = torch.randn(DEGREE, 3, 8, dtype=torch.float64)
 
 
-def passed(boundary: Boundary, *, dim: int = -1) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def passed(boundary: Boundary) -> list[tuple[torch.Tensor, torch.Tensor]]:
     def work(ranks: SimulatedRanks) -> tuple[torch.Tensor, torch.Tensor]:
         x = VALUES[ranks.rank].clone().requires_grad_()
-        out = cross(boundary, x, ranks, dim=dim, where="x")
+        out = cross(boundary, x, ranks, "x")
         repeats = [1, 1]
         if boundary is Boundary.GATHER:
-            repeats[dim] = DEGREE
+            repeats[-1] = DEGREE
         weights = GRADIENTS[ranks.rank].repeat(*repeats)[: out.shape[0], : out.shape[1]]
         (out * weights).sum().backward()
         assert x.grad is not None
@@ -40,25 +38,13 @@ def test_reduce_adds_up_the_activations():
         assert torch.equal(gradient, GRADIENTS[rank])
 
 
-@pytest.mark.parametrize("dim", [-1, -2])
-def test_gather_puts_slices_together_and_gives_each_its_gradient(dim: int):
-    for rank, (out, gradient) in enumerate(passed(Boundary.GATHER, dim=dim)):
-        assert torch.equal(out, torch.cat(list(VALUES), dim))
+def test_gather_puts_slices_together_and_gives_each_its_gradient():
+    for rank, (out, gradient) in enumerate(passed(Boundary.GATHER)):
+        assert torch.equal(out, torch.cat(list(VALUES), -1))
         assert torch.equal(gradient, GRADIENTS[rank])
-
-
-def test_split_takes_a_slice_and_puts_the_gradients_together():
-    for rank, (out, gradient) in enumerate(passed(Boundary.SPLIT)):
-        assert torch.equal(out, VALUES[rank][:, 2 * rank : 2 * rank + 2])
-        assert torch.equal(gradient, torch.cat([one[:, :2] for one in GRADIENTS], -1))
-
-
-def test_what_cannot_be_split_is_named():
-    with pytest.raises(ShardError, match="splitting layer, input x over 3 ranks: dimension -1 has 8 elements"):
-        simulate(3, lambda ranks: cross(Boundary.SPLIT, VALUES[0], ranks, dim=-1, where="layer, input x"))
 
 
 def test_copy_of_what_gets_no_gradient_sends_nothing():
     given = VALUES[0]
-    found = simulate(2, lambda ranks: cross(Boundary.COPY, given, ranks, dim=-1, where="x"))
+    found = simulate(2, lambda ranks: cross(Boundary.COPY, given, ranks, "x"))
     assert all(one is given for one in found)

@@ -142,7 +142,7 @@ def test_a_wrong_plan_of_a_wide_model_is_refused_by_name(mutant: str):
     ) as caught:
         proved(module, plan)
 
-    assert "cuts a LlamaForCausalLM" in caught.value.doing or "LlamaForCausalLM is cut" in caught.value.doing
+    assert "shards a LlamaForCausalLM" in caught.value.doing or "LlamaForCausalLM is sharded" in caught.value.doing
 
 
 GPT2: dict[str, Any] = {"vocab_size": 2048, "hidden_size": 256, "num_attention_heads": 16, "n_inner": 512}

@@ -1,4 +1,4 @@
-"""Plans: which parameters are cut how, what happens at the edges, and what is refused, with the reason."""
+"""Plans: which parameters are sharded how, what happens at the edges, and what is refused, with the reason."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_heads_of_a_fused_projection(say):
 
 
 @pytest.mark.slow
-def test_heads_that_stand_in_the_code_are_refused_and_the_rest_is_cut():
+def test_heads_that_stand_in_the_code_are_refused_and_the_rest_is_sharded():
     plan = planned(Stack(Attention(say="constant"), Mlp()))
     assert plan.parameters["layers.0.qkv.weight"].dim is None
     assert "a rank's part of layers.0" in plan.whole["layers.0.qkv.weight"]
@@ -105,7 +105,7 @@ def test_heads_that_stand_in_the_code_are_refused_and_the_rest_is_cut():
 
 
 def test_nothing_but_heads_that_stand_in_the_code():
-    with pytest.raises(ConfigError, match="nothing of it can be cut") as caught:
+    with pytest.raises(ConfigError, match="nothing of it can be sharded") as caught:
         planned(Attention(say="constant"))
     assert "qkv.weight: a rank's part of of_head does not run" in str(caught.value)
 
@@ -135,7 +135,7 @@ def test_a_degree_that_divides_nothing_names_those_that_do():
 
 
 @pytest.mark.parametrize("degree", [1, 0])
-def test_one_rank_cuts_nothing(degree):
+def test_one_rank_shards_nothing(degree):
     with pytest.raises(ConfigError, match=f"{degree} ranks"):
         planned(Mlp(), degree=degree)
 
@@ -151,13 +151,13 @@ class OnlyNorms(nn.Module):
 
 
 def test_a_residual_stream_is_whole():
-    with pytest.raises(ConfigError, match="nothing of it can be cut") as caught:
+    with pytest.raises(ConfigError, match="nothing of it can be sharded") as caught:
         planned(OnlyNorms())
     assert "layer_norm in norm needs all of a dimension" in str(caught.value)
 
 
 class Twice(nn.Module):
-    """One projection for two inputs, of which one is whole and one cut."""
+    """One projection for two inputs, of which one is whole and one sharded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,10 +189,9 @@ def test_layers_that_repeat_are_planned_once_and_all_of_them_are_in_the_plan():
         assert plan.modules[f"layers.{at}.out"] == plan.modules["layers.0.out"]
         assert plan.parameters[f"layers.{at}.of_head.bias"].sum_gradient
     assert plan.parameters["layers.10.up.weight"].blocks == (48,)
-    sums = [sent.module for sent in plan.traffic if sent.boundary is REDUCE and not sent.in_backward]
+    sums = [path for path, what in plan.modules.items() if REDUCE in what.outputs.values()]
     assert sorted(sums) == sorted(f"layers.{at}.{'out' if at % 2 == 0 and at < 10 else 'down'}" for at in range(11))
-    own = [sent.module for sent in plan.traffic if sent.bytes_per_step]
-    assert len(own) == len(set(own)) == 10
+    assert sum(row.sum_gradient for row in plan.parameters.values()) == 10
     proved(module, plan)
 
 
@@ -258,5 +257,5 @@ def test_heads_that_share_keys_and_a_tied_head():
 
 def test_what_is_sent():
     plan = planned(Mlp())
-    sent = {(one.module, one.boundary, one.in_backward): one.bytes_per_token for one in plan.traffic}
-    assert sent == {("down", REDUCE, False): FEATURES * 4, ("up", COPY, True): FEATURES * 4}
+    crossing = {path: (list(what.inputs.values()), what.outputs) for path, what in plan.modules.items()}
+    assert crossing == {"down": ([], {"0": REDUCE}), "up": ([COPY], {})}

@@ -37,7 +37,7 @@ def test_right_plans_are_proved(kind: str, degree: int):
     assert (leaks(module), repr(module)) == (empty, text)  # the model that was given is as it was
 
 
-def test_vocabularies_are_cut_tied_or_not():
+def test_vocabularies_are_sharded_tied_or_not():
     for tied in (False, True):
         module = made.on_meta("llama", tie_word_embeddings=tied)
         assert prove(module, made.llama_plan(module, 2, vocabulary=True), made.batch()).output_error < 1e-12
@@ -55,7 +55,7 @@ def test_of_many_layers_of_a_kind_two_are_proved():
     assert prove(module, plan, made.batch(), whole=True).left_out == ()
 
 
-def test_a_layer_that_is_cut_otherwise_is_not_left_out():
+def test_a_layer_that_is_sharded_otherwise_is_not_left_out():
     module = made.on_meta("llama", num_hidden_layers=5)
     plan = changed_module(made.llama_plan(module, 2), "model.layers.3.mlp.down_proj", outputs={})
 
@@ -95,7 +95,7 @@ def test_a_wrong_plan_is_refused_by_name(mutant: str):
     with pytest.raises(ShardError, match=named) as caught:
         prove(module, plan, made.batch())
 
-    assert caught.value.doing == "proving a plan that cuts a LlamaForCausalLM over 2 ranks"
+    assert caught.value.doing == "proving a plan that shards a LlamaForCausalLM over 2 ranks"
 
 
 BERT_MUTANTS: dict[str, tuple[Callable[[ShardPlan], ShardPlan], str]] = {
@@ -103,7 +103,7 @@ BERT_MUTANTS: dict[str, tuple[Callable[[ShardPlan], ShardPlan], str]] = {
         lambda plan: changed_module(plan, "bert.encoder.layer.0.output.dense", bias_after=False),
         r"bert\.encoder\.layer\.0\.output\.dense's output is off",
     ),
-    "a bias that is not cut": (
+    "a bias that is not sharded": (
         lambda plan: changed_parameter(plan, "bert.encoder.layer.0.attention.self.query.bias", dim=None, blocks=()),
         r"bert\.encoder\.layer\.0\.attention\.self\.query fails",
     ),
@@ -119,7 +119,7 @@ def test_a_wrong_plan_of_a_model_with_biases_is_refused_by_name(mutant: str):
         prove(module, change(made.bert_plan(module, 2)), made.batch())
 
 
-def test_a_fused_weight_cut_in_one_block_is_refused():
+def test_a_fused_weight_sharded_in_one_block_is_refused():
     module = made.on_meta("gpt2")
     plan = made.gpt2_plan(module, 2)
     for name in ("weight", "bias"):

@@ -1,11 +1,11 @@
-"""What each rule claims, against the operator itself: cut what goes in, and the slices of what comes out come out."""
+"""What each rule claims, against the operator itself: shard what goes in, and the slices of what comes out come out."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dryfit.parallel.planning.solve import Solved, solve
+from dryfit.parallel.planning.graph_axes import GraphAxes, find_axes
 from dryfit.parallel.trace.capture import capture
 from dryfit.parallel.trace.graph import LeafRole, Ref
 
@@ -13,7 +13,7 @@ RANKS = 2
 
 
 class Operator(nn.Module):
-    """A function of parameters, which can be cut."""
+    """A function of parameters, which can be sharded."""
 
     def __init__(self, function, shapes):
         super().__init__()
@@ -39,7 +39,7 @@ def shared_heads(ids, q, k):
     return q @ k.transpose(-1, -2)
 
 
-# A function, the shapes of what it is given, and how many axes of theirs can be cut.
+# A function, the shapes of what it is given, and how many axes of theirs can be sharded.
 CASES = {
     "linear": (lambda ids, x, w: F.linear(x, w), [(3, 4, 6), (8, 6)], 4),
     "bias": (lambda ids, x, w, b: F.linear(x, w, b)[..., None].relu(), [(3, 6), (8, 6), (8,)], 3),
@@ -86,18 +86,18 @@ CASES = {
 }
 
 
-def solved_of(name: str) -> tuple[Operator, Solved]:
+def solved_of(name: str) -> tuple[Operator, GraphAxes]:
     function, shapes, _ = CASES[name]
     module = Operator(function, shapes)
-    return module, solve(
+    return module, find_axes(
         capture(module, lambda rows, length: {"ids": torch.zeros(rows, length, dtype=torch.long, device="meta")})
     )
 
 
-def rank_slice(tensor: Tensor, solved: Solved, ref: Ref, axis: int, rank: int) -> Tensor:
-    for at in solved.places(ref, axis):
-        outer, inner = solved.axes.layout(solved.dims[ref][at], axis)
-        size = solved.axes.size(axis)
+def rank_slice(tensor: Tensor, traced: GraphAxes, ref: Ref, axis: int, rank: int) -> Tensor:
+    for at in traced.places(ref, axis):
+        outer, inner = traced.axes.layout(traced.dims[ref][at], axis)
+        size = traced.axes.size(axis)
         index = torch.arange(tensor.shape[at]).view(outer, size, inner).chunk(RANKS, 1)[rank]
         tensor = tensor.index_select(at, index.reshape(-1))
     return tensor
@@ -110,27 +110,27 @@ QUICK = ("linear", "heads", "shared heads", "rotated", "grouped attention")
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 def test_a_rule_says_what_its_operator_does(name):
-    module, solved = solved_of(name)
+    module, traced = solved_of(name)
     ids = torch.randint(0, 12, (3, 7), generator=torch.Generator().manual_seed(1))
     given = {Ref(f"given.{at}"): tensor.detach() for at, tensor in enumerate(module.given)}
     whole = module.function(ids, *given.values())
-    out = solved.graph.outputs[0]
-    summed = {axis for met in solved.sums.values() for one in met for axis in solved.axes.axes_of(one.dim)}
+    out = traced.graph.outputs[0]
+    summed = {axis for met in traced.sums.values() for one in met for axis in traced.axes.axes_of(one.dim)}
     free = {
         axis
         for ref in given
-        for dim in solved.axes_of(ref)
+        for dim in traced.axes_of(ref)
         for axis in dim
-        if {reason.hold for reason in solved.axes.reasons(axis)} <= {"output"}
+        if {reason.obstacle for reason in traced.axes.reasons(axis)} <= {"output"}
     }
-    tables = name == "embedding"  # its rows are cut by a module that masks ids: proved with the whole model
+    tables = name == "embedding"  # its rows are sharded by a module that masks ids: proved with the whole model
     free -= summed if tables else set()
     assert len(free) == CASES[name][2]
     for axis in free:
-        if solved.axes.size(axis) % RANKS:
+        if traced.axes.size(axis) % RANKS:
             continue
         parts = [
-            module.function(ids, *(rank_slice(tensor, solved, ref, axis, rank) for ref, tensor in given.items()))
+            module.function(ids, *(rank_slice(tensor, traced, ref, axis, rank) for ref, tensor in given.items()))
             for rank in range(RANKS)
         ]
         if axis in summed:
@@ -138,11 +138,11 @@ def test_a_rule_says_what_its_operator_does(name):
             assert shares or torch.allclose(sum(parts), whole, rtol=0, atol=1e-12)
         else:
             for rank, part in enumerate(parts):
-                assert torch.allclose(part, rank_slice(whole, solved, out, axis, rank), rtol=0, atol=1e-12)
+                assert torch.allclose(part, rank_slice(whole, traced, out, axis, rank), rtol=0, atol=1e-12)
 
 
 def test_what_holds_an_axis_is_named_with_its_place():
-    _, solved = solved_of("unknown")
-    assert all(leaf.role is not LeafRole.TABLE for leaf in solved.graph.parameters())
-    axis = solved.axes_of(Ref("given.0"))[0][0]
-    assert "linalg_svdvals in the model itself has no rule here" in solved.axes.reasons(axis)[0].text
+    _, traced = solved_of("unknown")
+    assert all(leaf.role is not LeafRole.BUFFER for leaf in traced.graph.parameters())
+    axis = traced.axes_of(Ref("given.0"))[0][0]
+    assert "linalg_svdvals in the model itself has no rule here" in traced.axes.reasons(axis)[0].text

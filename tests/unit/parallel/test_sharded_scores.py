@@ -69,8 +69,6 @@ def test_scores_stay_where_nothing_needs_them_together(behind: str) -> None:
     proof = prove(module, plan, X)
     assert proof.loss_error is not None
     assert max(proof.loss_error, proof.gradient_error) < 1e-12
-    sent = [one.bytes_per_token for one in plan.traffic if (one.module, one.boundary) == ("head", GATHER)]
-    assert sent == [12]
 
 
 @pytest.mark.parametrize("behind", DO_NOT)
@@ -83,8 +81,6 @@ def test_a_plan_made_without_a_loss_is_as_ever() -> None:
     module = build(Head)
     plan = planned(module, loss_over_ranks=False)
     assert plan.scores is None and plan.modules["head"].outputs == {"0": GATHER}
-    sent = [one.bytes_per_token for one in plan.traffic if (one.module, one.boundary) == ("head", GATHER)]
-    assert sent == [WORDS * 4 // 2]
     assert prove(module, plan, X).loss_error is None
 
 
@@ -141,7 +137,7 @@ def test_gradients_of_the_loss_are_compared_too(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("scores", "said"), [("up", "does not put them together"), ("nowhere", "does not put them")])
 def test_a_plan_that_names_another_module_is_not_the_models(scores: str, said: str) -> None:
     module = build(Head)
-    with pytest.raises(ShardError, match=f"{scores} has scores that stay cut, and {said}"):
+    with pytest.raises(ShardError, match=f"{scores} has scores that stay sharded, and {said}"):
         prove(module, planned(module).model_copy(update={"scores": scores}), X)
 
 

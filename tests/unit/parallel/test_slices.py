@@ -90,7 +90,7 @@ def test_tied_vocabularies_are_read_once_and_stay_tied(tmp_path: Path):
     assert part.report.tied == {"inner.lm_head.weight": "inner.model.embed_tokens.weight"}
 
 
-def test_pickled_weights_are_cut_as_well(tmp_path: Path):
+def test_pickled_weights_are_sharded_as_well(tmp_path: Path):
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(made.config("bert"))
     state = model.state_dict()
@@ -172,7 +172,7 @@ def test_experts_are_put_together_from_slices(tmp_path: Path, by_expert: bool, r
     if by_expert:
         rows = made.PlanBuilder(expected, 2)
         for name in [name for name, row in plan.parameters.items() if row.dim is not None]:
-            rows.cut(name, 0)
+            rows.shard(name, 0)
         plan = rows.plan()
     assert sum(row.dim is not None for row in plan.parameters.values()) == 4
     read.clear()
@@ -245,7 +245,7 @@ def test_tied_weights_that_differ_in_the_file_are_refused_by_the_rank_that_sees_
         llama_on_rank(folder, 1, vocabulary=True, tie_word_embeddings=True)
 
 
-def test_a_view_of_what_is_cut_is_refused(tmp_path: Path):
+def test_a_view_of_what_is_sharded_is_refused(tmp_path: Path):
     class Viewed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Records of a study, its verdict and its figures: what they say of studies that never ran."""
+"""A study as its report sees it, its verdict and its figures: what they say of studies that never ran."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
-from dryfit.reporting.data.records import AttemptEnd, lanes, records_of, refusals
+from dryfit.reporting.data.refused import refusals
 from dryfit.reporting.data.troubles import failures_by_kind
 from dryfit.reporting.html.plots import (
     MOST_CURVE_POINTS,
@@ -26,11 +26,11 @@ from dryfit.reporting.html.plots import (
     slice_figure,
     text,
 )
-from dryfit.reporting.html.timeline import WorkAxis, timeline_figure
+from dryfit.reporting.html.timeline import WorkAxis, lanes, timeline_figure
 from dryfit.reporting.html.verdict import verdict_of
 from dryfit.search.sampling.importance import Importance, Importances
 from dryfit.store.events import ReportMade
-from dryfit.store.state import SessionState
+from dryfit.store.state import AttemptEnd, SessionState
 from ledgers import Script, drawn, eventful
 
 
@@ -41,26 +41,27 @@ def begun(**facts) -> Script:
 
 
 def test_a_lost_attempt_ends_with_its_session_not_after_the_night() -> None:
-    records = records_of(eventful().state())
-    lost = next(attempt for attempt in records.attempts if attempt.kind is FailureKind.LOST)
+    state = eventful().state()
+    lost = next(attempt for attempt in state.attempts if attempt.failure and attempt.failure.kind is FailureKind.LOST)
     assert lost.end is AttemptEnd.FAILED
-    assert lost.seconds < 60
-    assert lost.ended_s == records.sessions[0].last_at_s
-    assert records.attempts[-1].end is AttemptEnd.RUNNING
-    assert records.trials[lost.trial].seconds < 120
+    assert lost.time_s < 60
+    assert lost.end_s == state.sessions[0].last_at_s
+    assert state.attempts[-1].end is AttemptEnd.RUNNING
+    assert state.present[lost.trial].time_s < 120
     last = eventful()
     last.open()
-    assert records_of(last.state()).attempts[-1].end is AttemptEnd.LOST
+    assert last.state().attempts[-1].end is AttemptEnd.LOST
 
 
 def test_failures_are_counted_by_kind_with_the_time_of_their_processes() -> None:
-    records = records_of(eventful().state())
-    rows = {row.kind: row for row in failures_by_kind(records)}
+    state = eventful().state()
+    rows = {row.kind: row for row in failures_by_kind(state)}
     assert set(rows) == {FailureKind.LOST, FailureKind.NATIVE_CRASH, FailureKind.USER_CODE}
-    crashes = [attempt for attempt in records.attempts if attempt.kind is FailureKind.NATIVE_CRASH]
+    failures = [(attempt, attempt.failure) for attempt in state.attempts if attempt.failure is not None]
+    crashes = [attempt for attempt, failure in failures if failure.kind is FailureKind.NATIVE_CRASH]
     assert rows[FailureKind.NATIVE_CRASH].attempts == len(crashes) == 4
     assert rows[FailureKind.NATIVE_CRASH].trials == (7, 17, 27, 37)
-    assert rows[FailureKind.NATIVE_CRASH].time_s == pytest.approx(sum(attempt.seconds for attempt in crashes), abs=1e-3)
+    assert rows[FailureKind.NATIVE_CRASH].time_s == pytest.approx(sum(attempt.time_s for attempt in crashes), abs=1e-3)
 
 
 def test_refusals_with_one_plan_are_one_row_with_what_decides_memory_alone() -> None:
@@ -87,7 +88,7 @@ def test_the_front_is_what_the_definition_says(points: list[tuple[int, int]]) ->
     for number, (first, second) in enumerate(points):
         script.ask(number, {})
         script.finish(number, Outcome.COMPLETE, float(first), also=(float(second),))
-    found = {trial.number for trial in records_of(script.state()).front}
+    found = {trial.number for trial in script.state().front}
     expected = {at for at, one in enumerate(points) if not any(dominated(one, other) for other in points)}
     assert found == expected
 
@@ -97,9 +98,9 @@ def test_the_front_leaves_out_trials_without_every_value() -> None:
     for number, also in enumerate([(), (float("nan"),), (0.4,)]):
         script.ask(number, {})
         script.finish(number, Outcome.COMPLETE, 0.9 - number / 10, also=also)
-    records = records_of(script.state())
-    assert [trial.number for trial in records.front] == [2]
-    said = verdict_of(records, defaults_first=False)
+    state = script.state()
+    assert [trial.number for trial in state.front] == [2]
+    said = verdict_of(state, defaults_first=False)
     assert said.result.startswith("The Pareto front has 1 trial; trial 0 has the best f1_macro, 0.9000")
 
 
@@ -107,7 +108,7 @@ def test_the_verdict_says_by_how_much_and_how_sure() -> None:
     script = begun()
     for number, value in enumerate([0.70, 0.80, 0.75, 0.78]):
         script.complete(number, {"optim.lr": 1e-4}, [value])
-    said = verdict_of(records_of(script.state()), defaults_first=True)
+    said = verdict_of(script.state(), defaults_first=True)
     assert said.result == (
         "Trial 1 has the best f1_macro, 0.8000, 0.1000 higher than the defaults (trial 0), "
         "0.0350 higher than the median of 4 complete trials."
@@ -115,7 +116,7 @@ def test_the_verdict_says_by_how_much_and_how_sure() -> None:
     assert "4 complete trials of one seed each" in said.certainty
     assert "the best 4 lie within 0.1000 of each other" in said.certainty
     assert "first impression" in said.certainty
-    unknown = verdict_of(records_of(script.state()), defaults_first=False)
+    unknown = verdict_of(script.state(), defaults_first=False)
     assert "defaults" not in unknown.result
 
 
@@ -124,13 +125,13 @@ def test_the_verdict_knows_that_less_loss_is_better() -> None:
     script.events[0] = script.events[0].model_copy(update={"direction": Direction.MINIMIZE})
     script.complete(0, {}, [0.7])
     script.complete(1, {}, [0.4])
-    said = verdict_of(records_of(script.state()), defaults_first=True)
+    said = verdict_of(script.state(), defaults_first=True)
     assert "Trial 1 has the best loss, 0.4000, 0.3000 lower than the defaults" in said.result
 
 
 def test_the_verdict_on_little_or_nothing() -> None:
     empty = begun()
-    assert verdict_of(records_of(empty.state()), defaults_first=True).result == "This study has no trial yet."
+    assert verdict_of(empty.state(), defaults_first=True).result == "This study has no trial yet."
     bad = begun()
     bad.ask(0, {})
     bad.finish(0, Outcome.FAILED)
@@ -139,21 +140,21 @@ def test_the_verdict_on_little_or_nothing() -> None:
     bad.ask(2, {})
     bad.finish(2, Outcome.COMPLETE, float("nan"))
     bad.ask(3, {})
-    said = verdict_of(records_of(bad.state()), defaults_first=True)
+    said = verdict_of(bad.state(), defaults_first=True)
     assert said.result == (
         "No trial has a result: of 4 trials 1 complete, 1 failed, 1 refused, 1 not finished; "
         "1 trial completed without a finite f1_macro."
     )
     one = begun()
     one.complete(0, {}, [0.5])
-    lone = verdict_of(records_of(one.state()), defaults_first=True)
+    lone = verdict_of(one.state(), defaults_first=True)
     assert lone.result == "Trial 0 has the best f1_macro, 0.5000, and that is the study file's own configuration."
     assert "nothing to compare" in lone.certainty
     failed_first = begun()
     failed_first.ask(0, {})
     failed_first.finish(0, Outcome.FAILED)
     failed_first.complete(1, {}, [0.5])
-    said = verdict_of(records_of(failed_first.state()), defaults_first=True)
+    said = verdict_of(failed_first.state(), defaults_first=True)
     assert "the defaults (trial 0) gave no result to compare it with" in said.result
 
 
@@ -162,7 +163,7 @@ def test_parallel_attempts_get_rows_of_their_own() -> None:
     for number, device in enumerate(["0", "1", "0", None, None]):
         script.ask(number, {})
         script.place(number, device=device)
-    rows = [row for _, row in lanes(records_of(script.state()).attempts)]
+    rows = [row for _, row in lanes(script.state().attempts)]
     assert rows == ["device 0 1", "device 1", "device 0 2", "slot 1", "slot 2"]
 
 
@@ -192,17 +193,17 @@ def test_every_figure_is_one_that_plotly_takes() -> None:
         script.ask(number, drawn(random.Random(number)))
         script.finish(number, Outcome.COMPLETE, 0.5, also=(also,))
     script.events[0] = script.events[0].model_copy(update={"also": (Goal(name="loss", direction=Direction.MINIMIZE),)})
-    records = records_of(script.state())
+    state = script.state()
     found = Importances(30, 5, (Importance("optim.lr", 0.7, 30), Importance("loss.gamma", 0.3, 12)))
-    memory = memory_figure(records)
+    memory = memory_figure(state)
     assert memory is not None
     figures = [
-        history_figure(records),
-        front_figure(records),
+        history_figure(state),
+        front_figure(state),
         importance_figure(found),
-        *(slice_figure(records, name) for name in records.searched),
-        curves_figure(records)[0],
-        timeline_figure(records),
+        *(slice_figure(state, name) for name in drawn(random.Random(0))),
+        curves_figure(state)[0],
+        timeline_figure(state),
         memory,
     ]
     for figure in figures:
@@ -213,18 +214,18 @@ def test_every_figure_is_one_that_plotly_takes() -> None:
 
 
 def test_the_best_so_far_never_gets_worse_and_ends_at_the_best() -> None:
-    records = records_of(eventful(60).state())
-    line = next(trace for trace in history_figure(records)["data"] if trace["name"] == "best so far")
+    state = eventful(60).state()
+    line = next(trace for trace in history_figure(state)["data"] if trace["name"] == "best so far")
     known = [value for value in line["y"] if value is not None]
     assert known == sorted(known)
-    assert known[-1] == records.ranked[0].score
+    assert known[-1] == state.ranked[0].score
 
 
 def test_scales_are_those_the_parameters_were_drawn_on() -> None:
-    records = records_of(eventful().state())
-    assert slice_figure(records, "optim.lr")["layout"]["xaxis"]["type"] == "log"
-    assert slice_figure(records, "head.dropout")["layout"]["xaxis"]["type"] == "linear"
-    assert slice_figure(records, "head.pooling")["layout"]["xaxis"]["type"] == "category"
+    state = eventful().state()
+    assert slice_figure(state, "optim.lr")["layout"]["xaxis"]["type"] == "log"
+    assert slice_figure(state, "head.dropout")["layout"]["xaxis"]["type"] == "linear"
+    assert slice_figure(state, "head.pooling")["layout"]["xaxis"]["type"] == "category"
 
 
 def test_axes_of_few_whole_numbers_have_no_tick_between_them() -> None:
@@ -232,9 +233,9 @@ def test_axes_of_few_whole_numbers_have_no_tick_between_them() -> None:
         script = begun()
         for number in range(trials):
             script.complete(number, {"train.batch_size": 8 + number % trials, "head.dropout": number / 10}, [0.5])
-        records = records_of(script.state())
-        figures = [history_figure(records), slice_figure(records, "train.batch_size")]
-        return [figure["layout"]["xaxis"] for figure in (*figures, slice_figure(records, "head.dropout"))]
+        state = script.state()
+        figures = [history_figure(state), slice_figure(state, "train.batch_size")]
+        return [figure["layout"]["xaxis"] for figure in (*figures, slice_figure(state, "head.dropout"))]
 
     assert [axis.get("dtick") for axis in axes(3)] == [1, 1, None]
     assert [axis.get("dtick") for axis in axes(40)] == [None, None, None]
@@ -244,8 +245,8 @@ def test_axes_of_few_whole_numbers_have_no_tick_between_them() -> None:
     for n, step in enumerate((2, 4)):
         point = MetricPoint(n=n, step=step, epoch=n + 1.0, value=0.5, metrics={})
         script.say(ReportMade(number=0, attempt=1, point=point))
-    assert curves_figure(records_of(script.state()))[0]["layout"]["xaxis"]["dtick"] == 1
-    assert "dtick" not in curves_figure(records_of(eventful().state()))[0]["layout"]["xaxis"]
+    assert curves_figure(script.state())[0]["layout"]["xaxis"]["dtick"] == 1
+    assert "dtick" not in curves_figure(eventful().state())[0]["layout"]["xaxis"]
 
 
 def test_many_curves_are_thinned_and_it_is_said() -> None:
@@ -253,7 +254,7 @@ def test_many_curves_are_thinned_and_it_is_said() -> None:
     for number in range(MOST_CURVES + 40):
         values = [0.5] * (MOST_CURVE_POINTS + 50) if number == 3 else [0.4 + number / 1000]
         script.complete(number, {}, values)
-    figure, said = curves_figure(records_of(script.state()))
+    figure, said = curves_figure(script.state())
     assert len(figure["data"]) == MOST_CURVES
     assert f"{MOST_CURVES} of {MOST_CURVES + 40} trials" in said
     shown = {trace["name"] for trace in figure["data"]}
@@ -262,7 +263,7 @@ def test_many_curves_are_thinned_and_it_is_said() -> None:
     assert [trace["name"] for trace in long] == ["trial 3"]
     assert (long[0]["x"][0], long[0]["x"][-1]) == (20, 20 * (MOST_CURVE_POINTS + 50))
     assert f"{MOST_CURVE_POINTS} validations" in said
-    few, nothing = curves_figure(records_of(eventful(5).state()))
+    few, nothing = curves_figure(eventful(5).state())
     assert few["data"]
     assert nothing == ""
 
@@ -283,8 +284,8 @@ def test_labels_say_tags_instead_of_meaning_them() -> None:
     script.place(0)
     script.fail(0, 1, FailureKind.USER_CODE, "<img src=x onerror=alert(1)>", Action.GIVE_UP)
     script.finish(0, Outcome.COMPLETE, 0.5)
-    records = records_of(script.state())
-    figures = [history_figure(records), slice_figure(records, "head.pooling"), timeline_figure(records)]
+    state = script.state()
+    figures = [history_figure(state), slice_figure(state, "head.pooling"), timeline_figure(state)]
     for figure in figures:
         assert "<a href" not in str(figure)
         assert "<b onclick" not in str(figure)

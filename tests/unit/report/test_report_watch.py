@@ -14,7 +14,7 @@ from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, Message, Phase, Progress
 from dryfit.reporting.terminal.watch import StudyFollower, WatchedMemory, watched_lines
 from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, SessionClosed, SessionOpened
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import StudyLock
+from dryfit.store.lock import StudyLock
 from ledgers import BEGAN_S, Script
 
 
@@ -121,8 +121,8 @@ def test_memory_of_a_device_is_that_of_the_trials_on_it(study: Study) -> None:
     study.say(1, progress(1, 3 * gib))
     watched = study.follower.look()
     assert watched.memory == (
-        WatchedMemory("0", (0, 1), 7 * gib, 5 * gib, None),
-        WatchedMemory("1", (2,), None, None, None),
+        WatchedMemory("here/0", (0, 1), 7 * gib, 5 * gib, None),
+        WatchedMemory("here/1", (2,), None, None, None),
     )
     lines = watched_lines(watched)
     assert "device 0: trial(s) 0, 1: 7.0 GiB planned, 5.0 GiB observed" in lines

@@ -4,10 +4,9 @@ import pytest
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.records import records_of
+from dryfit.reporting.data.csv_file import csv_text
 from dryfit.reporting.data.summary import summarise
 from dryfit.reporting.data.troubles import failures_by_kind
-from dryfit.reporting.data.work import attempt_time_s, lost_time_s, trial_time_s
 from dryfit.reporting.terminal.live import LiveStudy
 from dryfit.reporting.terminal.tables import duration_text, outcomes_table, trials_table
 from dryfit.store.events import AttemptEnded, CheckpointMade
@@ -43,17 +42,17 @@ def overnight() -> Script:
 def test_a_night_between_two_runs_is_nobodys_work() -> None:
     state = overnight().state()
     first, second = state.trials[0].attempts
-    assert attempt_time_s(first, state.sessions) == pytest.approx(1.1 + 30 + 5.2 + 4.8 + 0.1)
-    assert attempt_time_s(second, state.sessions) == pytest.approx(1.1 + 7)
-    whole_s = attempt_time_s(first, state.sessions) + attempt_time_s(second, state.sessions)
-    assert trial_time_s(state.trials[0], state.sessions) == pytest.approx(whole_s)
+    assert first.time_s == pytest.approx(1.1 + 30 + 5.2 + 4.8 + 0.1)
+    assert second.time_s == pytest.approx(1.1 + 7)
+    whole_s = first.time_s + second.time_s
+    assert state.trials[0].time_s == pytest.approx(whole_s)
 
 
 def test_every_place_that_tells_a_time_tells_the_same() -> None:
     script = overnight()
     state = script.state()
-    time_s = trial_time_s(state.trials[0], state.sessions)
-    assert records_of(state).trials[0].seconds == pytest.approx(time_s)
+    time_s = state.trials[0].time_s
+    assert str(round(time_s, 3)) in csv_text(state)
     assert duration_text(time_s) in trials_table(state).rows[0]
     assert outcomes_table(state).rows[0] == ("complete", "1", duration_text(time_s))
     live, told = LiveStudy(), []
@@ -68,9 +67,9 @@ def test_every_place_that_tells_a_time_tells_the_same() -> None:
 def test_what_a_checkpoint_kept_is_not_lost() -> None:
     state = overnight().state()
     first, second = state.trials[0].attempts
-    assert lost_time_s(first, state.sessions) == pytest.approx(0.1)
-    assert lost_time_s(second, state.sessions) == 0.0
-    (row,) = failures_by_kind(records_of(state))
+    assert first.lost_s == pytest.approx(0.1)
+    assert second.lost_s == 0.0
+    (row,) = failures_by_kind(state)
     assert (row.kind, row.attempts, row.trials, row.actions) == (FailureKind.LOST, 1, (0,), {"retry": 1})
     assert row.lost_s == pytest.approx(0.1) and row.time_s > 40
     (view,) = summarise(state).troubles.failures
@@ -94,7 +93,7 @@ def test_how_much_is_lost_depends_on_what_follows(action: Action, lost_s: float)
     script.now_s += 1
     script.fail(0, 1, FailureKind.KILLED, "killed", action)
     state = script.state()
-    assert lost_time_s(state.trials[0].attempts[0], state.sessions) == pytest.approx(lost_s)
+    assert state.trials[0].attempts[0].lost_s == pytest.approx(lost_s)
 
 
 def test_without_a_checkpoint_all_of_it_is_lost() -> None:
@@ -103,7 +102,7 @@ def test_without_a_checkpoint_all_of_it_is_lost() -> None:
     script.fail(0, 1, FailureKind.KILLED, "killed", Action.RETRY)
     state = script.state()
     (attempt,) = state.trials[0].attempts
-    assert lost_time_s(attempt, state.sessions) == attempt_time_s(attempt, state.sessions) == pytest.approx(3.1)
+    assert attempt.lost_s == attempt.time_s == pytest.approx(3.1)
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
@@ -116,5 +115,5 @@ def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
     script.say(AttemptEnded(number=0, attempt=2), 4)
     state = script.state()
     first, second = state.trials[0].attempts
-    assert attempt_time_s(first, state.sessions) == lost_time_s(first, state.sessions) == 0.0
-    assert attempt_time_s(second, state.sessions) == pytest.approx(5.1)
+    assert first.time_s == first.lost_s == 0.0
+    assert second.time_s == pytest.approx(5.1)

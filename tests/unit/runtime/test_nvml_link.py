@@ -1,6 +1,7 @@
 """NVML asked through a process of its own: the same answers, and a driver that hangs or crashes holds nobody."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,10 +117,10 @@ def test_an_error_in_the_process_is_in_its_log(driver: Driver, asked: Asked) -> 
 
 
 def test_without_room_for_a_process_the_session_goes_on(driver: Driver, asked: Asked) -> None:
-    asked.log.mkdir()
+    shutil.rmtree(asked.log.parent)
     assert asked.link.look("0") is None
     (note,) = asked.notes
-    assert "Is a directory" in note and asked.link.pid is None
+    assert "No such file" in note and asked.link.pid is None
 
 
 CONTROL = """

@@ -210,7 +210,7 @@ def test_the_surroundings_of_a_child_with_several_devices(tmp_path: Path) -> Non
     # 24 - 1 GiB are more than 40 - 30: what the trial could have had of its second device is told.
     assert (found.device_total_bytes, found.device_free_bytes) == (40 * GIB, 8 * GIB)
     assert found.neighbour_bytes == 30 * GIB
-    assert lost_devices(found, "0,1,2") == ("1",)
+    assert lost_devices(found, "here/0,here/1,here/2") == ("here/1",)
     assert lost_devices(Evidence(xids=(31,), xid_devices=("2",)), "0,2") == ("0", "2"), "nobody knows which"
     assert lost_devices(Evidence(), "0") == ("0",)
     assert around.probe("two", Evidence()).device == "1"

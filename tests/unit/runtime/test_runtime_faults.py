@@ -7,7 +7,7 @@ import pytest
 
 from dryfit.core.failure import ChildFault, Evidence, FailureKind
 from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.plan import PlanResult
 from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.runtime.children.child import ChildStatus, describe_fault
@@ -35,7 +35,7 @@ def aborted(log: str, **known: object) -> Evidence:
 
 
 def stopped(by: StopReason) -> ChildResult:
-    return ChildResult(train=TrainResult(value=None, best=None, steps=3, stopped_by=by))
+    return ChildResult(TrainResult(value=None, best=None, steps=3, stopped_by=by))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def stopped(by: StopReason) -> ChildResult:
         (Evidence(signal=signal.SIGSEGV), FailureKind.NATIVE_CRASH),
         (Evidence(signal=signal.SIGTERM), FailureKind.PREEMPTED),
         (Evidence(signal=signal.SIGTERM, stop_asked=True), FailureKind.INTERRUPTED),
-        (Evidence(exit_code=ChildStatus.DISK_FULL), FailureKind.DISK_FULL),
+        (Evidence(exit_code=ChildStatus.DISK_FULL, disk_full=True), FailureKind.DISK_FULL),
         (Evidence(exit_code=1, started=False), FailureKind.START),
         (Evidence(exit_code=0), FailureKind.KILLED),
         (Evidence(), FailureKind.KILLED),
@@ -156,7 +156,7 @@ def test_an_example_of_each_row(evidence, kind):
         (Evidence(exit_code=70), FailureKind.PLANNER),
         (Evidence(signal=9, killed_by_us="now"), FailureKind.INTERRUPTED),
         (Evidence(server_lost=True), FailureKind.LOST),
-        (Evidence(exit_code=ChildStatus.DISK_FULL), FailureKind.DISK_FULL),
+        (Evidence(exit_code=ChildStatus.DISK_FULL, disk_full=True), FailureKind.DISK_FULL),
         (fault("builtins.OSError[ENOSPC]", "builtins.OSError"), FailureKind.DISK_FULL),
         (fault("httpx2.ConnectTimeout", "httpx2.TransportError"), FailureKind.NETWORK),
     ],
@@ -169,7 +169,7 @@ def test_whatever_ends_a_planner_is_its_own_failure(evidence, kind):
 
 
 def test_a_finished_planner_is_no_failure_of_a_planner():
-    result = ChildResult(plan=PlanResult(answers=()))
+    result = ChildResult(PlanResult(answers=()))
     assert classify(Evidence(exit_code=0), result, job=Job.PLAN).kind is FailureKind.INTERNAL
 
 
@@ -214,7 +214,7 @@ def test_a_chain_with_a_circle_and_a_huge_message_is_described():
         (Evidence(exit_code=5), FailureKind.USER_CODE, "it ended its own process (exit status 5)"),
         (Evidence(exit_code=0, started=False), FailureKind.START, "before its first line"),
         (Evidence(exit_code=int(ChildStatus.NO_LAST_WORD)), FailureKind.KILLED, "without a last word"),
-        (Evidence(exit_code=int(ChildStatus.DISK_FULL)), FailureKind.DISK_FULL, "no space left"),
+        (Evidence(exit_code=int(ChildStatus.DISK_FULL), disk_full=True), FailureKind.DISK_FULL, "no space left"),
         (fault("torch.OutOfMemoryError"), FailureKind.OOM_DEVICE, "the device's memory did not suffice (torch"),
         (Evidence(signal=9), FailureKind.KILLED, "killed from outside"),
     ],

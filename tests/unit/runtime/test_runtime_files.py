@@ -6,7 +6,7 @@ import pytest
 
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import TrainResult
-from dryfit.core.wire import MARKER_VARIABLE, Note, Phase, write_model
+from dryfit.core.wire import MARKER_VARIABLE, Note, Phase
 from dryfit.runtime.children.environment import child_environment
 from dryfit.runtime.children.protocol import LineBuffer
 from dryfit.runtime.children.result_reading import child_log_tail, clear, read_messages, read_result
@@ -25,9 +25,18 @@ def test_torn_and_foreign_lines_do_not_hide_the_others(tmp_path):
     assert len(messages) == 3 and isinstance(messages[1], Note) and "unreadable" in messages[1].text
 
 
+@pytest.mark.parametrize("depth", [50, 300, 600, 100_000])
+def test_a_line_of_any_depth_is_a_note(tmp_path, depth):
+    (tmp_path / "messages.jsonl").write_text("[" * depth + "]" * depth + "\n")
+    (message,) = read_messages(tmp_path)
+    assert isinstance(message, Note) and "unreadable" in message.text
+    (tmp_path / "result.json").write_text('{"train":' + "[" * depth + "]" * depth + "}")
+    assert read_result(tmp_path) is None
+
+
 def test_a_result_is_read_back_and_a_newer_one_is_none(tmp_path):
-    result = ChildResult(train=TrainResult(value=0.5, best=1, steps=2))
-    write_model(tmp_path / "result.json", result)
+    result = ChildResult(TrainResult(value=0.5, best=1, steps=2))
+    (tmp_path / "result.json").write_text(result.to_json())
     assert read_result(tmp_path) == result
     (tmp_path / "result.json").write_text('{"v": 2}')
     assert read_result(tmp_path) is None

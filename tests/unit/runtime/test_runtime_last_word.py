@@ -13,6 +13,7 @@ from dryfit.core.wire import Note
 from dryfit.runtime.children import child
 from dryfit.runtime.children.child import ChildStatus, describe_fault
 from dryfit.runtime.children.child_spec import ChildSpec
+from dryfit.runtime.children.environment import leave_secrets
 from dryfit.runtime.failures.classify import classify
 from runtime_jobs import GENEROUS, Harness, request
 
@@ -80,9 +81,9 @@ def test_a_final_training_keeps_no_secret_that_its_trial_would_not(monkeypatch, 
     settings = trial.config.settings
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"name": "minilm"})})
     training = trial.model_copy(update={"config": trial.config.model_copy(update={"data": data, "settings": settings})})
-    for body in (training, FinalRequest(training=training, model_dir=None, study="s")):
+    for body in (training, FinalRequest(training=training, model_dir=None, attempt_model_dir="model", study="s")):
         environment = {"HF_TOKEN": "hf_planted", "WANDB_API_KEY": "planted", "HOME": "/root"}
         monkeypatch.setattr(child.os, "environ", environment)
-        child._forget_secrets(body)
+        leave_secrets(body, {**environment, "HF_TOKEN": "hf_planted"})
         kept = {"HOME": "/root"} | ({"HF_TOKEN": "hf_planted"} if source.startswith("hub:") else {})
         assert environment == kept

@@ -114,7 +114,7 @@ def test_after_a_fallback_the_first_plan_is_nothing_to_compare_with() -> None:
 
 def test_the_last_failure_is_shown_and_no_cuda_error_is_forgotten() -> None:
     failures = (failure("oom_device", "CUDA out of memory"), failure("killed"))
-    attempts = [AttemptState(number, 0.0, failure=one) for number, one in enumerate(failures, start=1)]
+    attempts = [AttemptState(number, 0.0, trial=0, failure=one) for number, one in enumerate(failures, start=1)]
     found = user_attributes(ended("failed", attempts=attempts))
     assert (found["attempts"], found["failure_kind"]) == (2, "killed")
     assert (found["cuda_error"], found["cuda_error_msg"]) == (True, "CUDA out of memory")

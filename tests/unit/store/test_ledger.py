@@ -15,7 +15,8 @@ from dryfit.core.errors import LedgerError, StudyBusyError
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.store.events import EVENT, Event, GenerationBegan, ReportMade, SessionClosed, StudyCreated, TrialAsked
-from dryfit.store.ledger import Ledger, LedgerTail, StudyLock, lock_owner, read_ledger
+from dryfit.store.ledger import Ledger, LedgerTail, read_ledger
+from dryfit.store.lock import StudyLock, lock_owner
 
 CREATED = StudyCreated(
     id="abc",
@@ -126,7 +127,7 @@ def test_one_writer_at_a_time_and_the_lock_dies_with_its_process(tmp_path: Path)
     path = tmp_path / "lock"
     assert lock_owner(path) is None
     code = (
-        "import sys, time; from pathlib import Path; from dryfit.store.ledger import StudyLock\n"
+        "import sys, time; from pathlib import Path; from dryfit.store.lock import StudyLock\n"
         "with StudyLock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)

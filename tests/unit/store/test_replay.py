@@ -200,8 +200,32 @@ def test_events_of_older_versions_are_read() -> None:
     assert state.trials[0].observed is None
 
 
+def test_what_older_versions_wrote_of_devices_was_of_this_machine() -> None:
+    lines = [
+        '{"v":1,"seq":4,"at":1.0,"type":"attempt_placed","number":0,"attempt":1,"device":"0,GPU-b","needs_bytes":7}',
+        '{"v":1,"seq":5,"at":1.0,"type":"attempt_placed","number":0,"attempt":2,"device":null}',
+        '{"v":1,"seq":6,"at":1.0,"type":"device_set_aside","device":"0","reason":"lost"}',
+    ]
+    opened = SessionOpened(pid=1, host="h", version="0", total=9)
+    state = fold(created(), opened, asked(0), *(EVENT.validate_json(line) for line in lines))
+    first, second = state.trials[0].attempts
+    assert (first.place, first.device, first.needs_bytes) == ("here/0,here/GPU-b", "here/0,here/GPU-b", 7)
+    assert (second.place, second.device) == ("here/cpu", None)
+    assert state.sessions[-1].set_aside == {"here/0": "lost"}
+
+
+def test_an_attempt_is_where_its_node_is() -> None:
+    placed = [
+        AttemptPlaced(number=0, attempt=1, node="n1", device="n1/0"),
+        AttemptPlaced(number=0, attempt=2, node="n2"),
+    ]
+    again = [EVENT.validate_json(EVENT.dump_json(event)) for event in placed]
+    state = fold(created(), SessionOpened(pid=1, host="h", version="0", total=9), asked(0), *again)
+    assert [attempt.place for attempt in state.trials[0].attempts] == ["n1/0", "n2/cpu"]
+
+
 def test_the_history_goes_on_with_the_study() -> None:
-    state = fold(created(), asked(0), asked(1))
+    state = fold(created(), asked(0), asked(1), AttemptPlaced(number=1, attempt=1))
     past = state.history()
     assert [record.outcome for record in past] == [None, None]
     point = MetricPoint(0, 1, 1.0, 0.5, {})

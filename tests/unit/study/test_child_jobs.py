@@ -2,28 +2,31 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from dryfit.core.errors import ChildError, DataError
+from dryfit.core.errors import ChildError, DataError, InternalError
 from dryfit.core.failure import ChildFault, Evidence
 from dryfit.core.jobs.checkpoint_health import Health, Subject
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult
+from dryfit.core.jobs.train import MergeResult
 from dryfit.core.wire import ErrorParts
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.study.loop.child_jobs import ChildJob, run_job, run_side_by_side
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
+from quiet_children import QuietChildren
 
-ANSWER = ChildResult(check=CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True)))
+HEALTH = CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True))
+ANSWER = ChildResult(HEALTH)
 KILLED = Evidence(signal=9)
 
 
 @dataclass
-class Scripted:
+class Scripted(QuietChildren):
     """A supervisor whose children end as the script says."""
 
     ends: list[tuple[ChildResult | None, Evidence]]
@@ -39,19 +42,19 @@ class Scripted:
         other = ChildExited("another", None, KILLED)
         return [other, ChildExited(self.started[-1].key, result, evidence)]
 
-    def kill(self, key: str, why: str) -> None:
+    def kill(self, key: str, why: str = "now") -> None:
         self.killed.append(key)
 
 
-def send(script: Scripted, folder: Path, **more: Any) -> ChildResult | None:
+def send(script: Scripted, folder: Path, **more: Any) -> CheckResult | None:
     body = CheckRequest(folder="f", task=None, trust=False)
     limits = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)
-    return run_job(ChildJob("looking at f", body, folder, limits), cast(Supervisor, script), **more)
+    return run_job(ChildJob("looking at f", body, folder, limits), LocalNode(script), **more)
 
 
 def test_a_child_that_was_killed_is_sent_again(tmp_path: Path) -> None:
     script = Scripted([(None, KILLED), (None, KILLED), (ANSWER, Evidence(exit_code=0))])
-    assert send(script, tmp_path / "tries") == ANSWER
+    assert send(script, tmp_path / "tries") == HEALTH
     assert [spec.folder.name for spec in script.started] == ["0001", "0002", "0003"]
     assert len({spec.key for spec in script.started}) == 3
     again = Scripted([(ANSWER, Evidence(exit_code=0))])
@@ -65,6 +68,12 @@ def test_what_the_child_raised_is_raised(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         send(Scripted([(ChildResult(fault=fault, error=parts), Evidence(exit_code=1))]), tmp_path)
     assert (caught.value.doing, caught.value.found, caught.value.hint) == ("reading x", "7", "look")
+
+
+def test_the_answer_of_another_job_is_refused(tmp_path: Path) -> None:
+    other = ChildResult(MergeResult(out="f", size_bytes=1))
+    with pytest.raises(InternalError, match="(?s)doing the job check: its answer is MergeResult.*CheckResult"):
+        send(Scripted([(other, Evidence(exit_code=0))]), tmp_path)
 
 
 def test_another_exception_and_too_many_deaths_say_where_the_log_is(tmp_path: Path) -> None:
@@ -95,7 +104,7 @@ def test_a_stop_ends_it(tmp_path: Path) -> None:
 
 
 @dataclass
-class Several:
+class Several(QuietChildren):
     """A supervisor of which each child ends when it is waited for, the last started first."""
 
     results: dict[str, list[tuple[ChildResult | None, Evidence]]]
@@ -119,9 +128,9 @@ def test_several_jobs_run_side_by_side_and_one_death_spoils_no_other(tmp_path: P
     limits = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)
     jobs = [ChildJob("looking", body, tmp_path / name, limits) for name in "abcd"]
     told: list[int] = []
-    answers = run_side_by_side(jobs, cast(Supervisor, script), most=2, on_done=told.append)
+    answers = run_side_by_side(jobs, LocalNode(script), most=2, on_done=told.append)
     assert [isinstance(answer, ChildError) for answer in answers] == [False, True, False, False]
-    assert answers[2] == ANSWER
+    assert answers[2] == HEALTH
     assert sorted(told) == [0, 1, 2, 3]
     assert script.most == 2
 
@@ -133,4 +142,4 @@ def test_what_a_child_of_several_raises_ends_them_all(tmp_path: Path) -> None:
     body = CheckRequest(folder="f", task=None, trust=False)
     job = ChildJob("looking", body, tmp_path / "a", ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1))
     with pytest.raises(DataError):
-        run_side_by_side([job], cast(Supervisor, script), most=2, on_done=lambda _: None)
+        run_side_by_side([job], LocalNode(script), most=2, on_done=lambda _: None)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,7 +13,8 @@ from dryfit.core.jobs.plan import PlanRequest
 from dryfit.core.jobs.train import FinalRequest, FinalResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.trial import FoldScore
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.runtime.machine.node import DeviceFacts
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
@@ -39,13 +40,20 @@ def planned_too_low(folder: Path) -> tuple[StudySnapshot, TrialState]:
     trial.plan = PlanState("key", plan_jobs.answer(subject, asked))
     state = StudyState()
     state.trials.append(trial)
-    return StudySnapshot(study, StudyLayout(folder), state, plan_jobs.resolved(), cores=1), trial
+    snapshot = StudySnapshot(
+        config=study,
+        layout=StudyLayout(folder),
+        state=state,
+        resolved=plan_jobs.resolved(),
+        nodes=instant.one_node(),
+    )
+    return snapshot, trial
 
 
 def work_on(study: StudySnapshot, trial: TrialState) -> tuple[FinalTraining, list[FinalRequest], list[str]]:
     supervisor, told = instant.InstantSupervisor(), list[str]()
     stops = StopRequests(study.layout.stop_request, supervisor.wake)
-    work = FinalTraining(study, cast(Supervisor, supervisor), stops, told.append)
+    work = FinalTraining(study, LocalNode(supervisor), stops, told.append)
     work.do([final_run(trial, seed=None, with_validation=False)], most=1)
     return work, [spec.body for spec in supervisor.started if isinstance(spec.body, FinalRequest)], told
 
@@ -93,7 +101,7 @@ def test_with_validation_a_trial_of_folds_gives_the_mean_of_their_lengths(tmp_pa
     trial.folds = (FoldScore(0.5, (), 10, 30, 30), FoldScore(0.6, (), 21, 25, 30), FoldScore(0.4, (), 30, 32, 32))
     run = final_run(trial, seed=None, with_validation=True)
     assert (run.last_step, run.schedule_steps) == (20, 31)
-    asked = final_request(study, run, Placement(1))
+    asked = final_request(study, run, Placement(1, "here/cpu"))
     assert (asked.last_step, asked.schedule_steps) == (20, 31)
     assert asked.training.config.data.folds == 1, "a model to use is one"
     alone = final_run(trial, seed=None, with_validation=False)
@@ -108,16 +116,17 @@ def test_runs_of_several_processes_have_a_group_each(tmp_path: Path, monkeypatch
     tables["execution"] = study.config.execution.model_copy(update={"dp": 2, "memory_limit": None})
     tables["runtime"] = study.config.runtime.model_copy(update={"parallel": "auto"})
     there = study.resolved.model_copy(update={"device": DeviceKind.CUDA, "device_count": 5})
-    study = replace(study, config=study.config.model_copy(update=tables), resolved=there)
+    nodes = instant.one_node(1, *map(DeviceFacts, "01234"))
+    study = replace(study, config=study.config.model_copy(update=tables), resolved=there, nodes=nodes)
     assert runs_at_once(study, [final_run(trial, seed=None, with_validation=False)]) == 2
     supervisor = instant.InstantSupervisor()
-    work = FinalTraining(study, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
+    work = FinalTraining(study, LocalNode(supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
     work.do([final_run(trial, seed=seed, with_validation=False) for seed in (1, 2, 3)], most=2)
     asked = [spec.body for spec in supervisor.started if isinstance(spec.body, FinalRequest)]
     assert [one.training.visible_device for one in asked] == ["0,1", "2,3", "0,1"]
     assert {one.training.plan.processes for one in asked} == {2}
-    few = replace(study, resolved=there.model_copy(update={"device_count": 1}))
-    work = FinalTraining(few, cast(Supervisor, supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
+    few = replace(study, nodes=instant.one_node(1, DeviceFacts("0")))
+    work = FinalTraining(few, LocalNode(supervisor), StopRequests(tmp_path / "stop", supervisor.wake), print)
     with pytest.raises(MachineError, match="each of a trial's 2 processes a device of its own"):
         work.do([final_run(trial, seed=4, with_validation=False)], most=1)
 
@@ -129,10 +138,12 @@ def test_with_validation_it_is_said_where_what_validation_chose_may_stand(tmp_pa
     runs = [final_run(trial, seed=seed, with_validation=True) for seed in (None, 9)]
     trained = [study.layout.final(final_run(trial, seed=seed, with_validation=False).name).model for seed in (None, 9)]
     own = study.layout.trial(trial.number).best
-    first, other = (final_request(study, run, Placement(1)).chosen_dirs for run in runs)
+    first, other = (final_request(study, run, Placement(1, "here/cpu")).chosen_dirs for run in runs)
     assert first == (str(own), str(trained[0]))
     assert other == (str(own), str(trained[0]), str(trained[1]))
-    assert not final_request(study, final_run(trial, seed=None, with_validation=False), Placement(1)).chosen_dirs
+    assert not final_request(
+        study, final_run(trial, seed=None, with_validation=False), Placement(1, "here/cpu")
+    ).chosen_dirs
 
 
 def test_a_run_is_identified_by_its_trial_as_it_was_recorded(tmp_path: Path) -> None:
@@ -141,13 +152,15 @@ def test_a_run_is_identified_by_its_trial_as_it_was_recorded(tmp_path: Path) -> 
 
     def identity(study: StudySnapshot, trial: TrialState, seed: int | None = None) -> str:
         run = final_run(trial, seed=seed, with_validation=False)
-        return final_request(study, run, Placement(1)).training.fingerprint
+        return final_request(study, run, Placement(1, "here/cpu")).training.fingerprint
 
     def with_data(**changes: object) -> StudySnapshot:
         data = study.config.data.model_copy(update=changes)
         return replace(study, config=study.config.model_copy(update={"data": data}))
 
-    config = final_request(study, final_run(trial, seed=None, with_validation=False), Placement(1)).training.config
+    config = final_request(
+        study, final_run(trial, seed=None, with_validation=False), Placement(1, "here/cpu")
+    ).training.config
     assert identity(study, trial) == config.fingerprint, "nothing was recorded"
     trial.fingerprint = "recorded"
     own = identity(study, trial)

@@ -10,7 +10,7 @@ from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import FoldScore, Outcome
-from dryfit.runtime.machine.packing import Allocation, Cluster
+from dryfit.runtime.machine.packing import CPU, Allocation, Cluster
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -68,7 +68,7 @@ def study(*outcomes: Outcome | None, values: Mapping[int, float] | None = None) 
 
 def cluster(*running: int, alone: Collection[int] = ()) -> Cluster:
     """A machine without a device on which trials run, some of them alone."""
-    return Cluster(allocations=[Allocation(number, None, exclusive=number in alone) for number in running])
+    return Cluster(allocations=[Allocation(number, CPU.place, exclusive=number in alone) for number in running])
 
 
 def live(*running: int, stopping: End | None = None, waiting: Mapping[int, float] | None = None) -> Live:

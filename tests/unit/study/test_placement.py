@@ -32,7 +32,7 @@ def study(tmp_path: Path) -> StudyContext:
 
 
 def asked(study: StudyContext, **terms: object) -> TrainRequest:
-    placement = Placement(2, "1", terms=AttemptTerms(**terms), memory_fraction=0.25)
+    placement = Placement(2, "here/1", terms=AttemptTerms(**terms), memory_fraction=0.25)
     body = child_spec(study, study.state.trials[0], placement).body
     assert isinstance(body, TrainRequest)
     return body
@@ -109,18 +109,18 @@ def test_terms_change_nothing_that_is_learned(study: StudyContext) -> None:
 
 def test_the_pace_of_a_trial_is_learned_until_it_was_taken_to_hang(study: StudyContext) -> None:
     trial = study.state.trials[0]
-    limits = child_spec(study, trial, Placement(2)).limits
+    limits = child_spec(study, trial, Placement(2, "here/1")).limits
     assert limits.hang_learned
     assert limits.hang_s == study.config.runtime.hang_timeout_s
     hung = FailureFacts(kind=FailureKind.HANG, sentence="silent", action=Action.RETRY)
     trial.attempts.append(replace(trial.attempts[0], number=2, failure=hung))
-    assert not child_spec(study, trial, Placement(3)).limits.hang_learned
+    assert not child_spec(study, trial, Placement(3, "here/1")).limits.hang_learned
 
 
 def test_a_function_of_the_users_own_beats_from_a_thread_that_knows_no_pace(study: StudyContext) -> None:
     own = ObjectiveSettings(function="module:function", goals=("loss",))
     called = replace(study, config=study.config.model_copy(update={"objective": own}))
-    spec = child_spec(called, study.state.trials[0], Placement(1, "1"))
+    spec = child_spec(called, study.state.trials[0], Placement(1, "here/1"))
     assert isinstance(spec.body, ObjectiveRequest)
     assert spec.body.visible_device == "1"
     assert not spec.limits.hang_learned

@@ -31,7 +31,7 @@ def test_trials_share_devices_by_what_was_planned(bench) -> None:
     assert done.end is End.DONE and done.state.counts[Outcome.COMPLETE] == 4
     assert done.supervisor.most_at_once == 4
     placed = events_of(done, AttemptPlaced)
-    assert [event.device for event in placed] == ["0", "1", "0", "1"]
+    assert [event.device for event in placed] == ["here/0", "here/1", "here/0", "here/1"]
     assert {event.needs_bytes for event in placed} == {NEED}
     assert [body.memory_fraction for body in done.supervisor.trained()] == [0.5] * 4
     assert events_of(done, ParallelSet) == []
@@ -84,7 +84,7 @@ def test_memory_that_is_late_is_waited_for(bench) -> None:
     found.on_idle = returned
     done = found.run(runtime={"parallel": 1})
     assert done.end is End.DONE and len(waits) == 3
-    assert found.devices.owned == [PID] * 4
+    assert found.devices.owned == [PID] * 5, "four trials and a planner"
     assert events_of(done, DeviceSetAside) == []
     reasons = [event.reason for event in events_of(done, ParallelSet)]
     assert reasons[0] == "128 MiB of device 0 are not back since trial 0 has ended"
@@ -97,10 +97,10 @@ def test_a_device_that_keeps_memory_is_set_aside_and_the_study_goes_on_elsewhere
     done = found.run(runtime={"parallel": 1}, study={"trials": 30})
     assert done.end is End.DONE
     (aside,) = events_of(done, DeviceSetAside)
-    assert aside.device == "0" and aside.reason == "128 MiB of device 0 are not back since trial 0 has ended"
+    assert aside.device == "here/0" and aside.reason == "128 MiB of device 0 are not back since trial 0 has ended"
     places = [event.device for event in events_of(done, AttemptPlaced)]
-    assert places == ["0"] + ["1"] * 29
-    assert done.state.sessions[-1].set_aside == {"0": aside.reason}
+    assert places == ["here/0"] + ["here/1"] * 29
+    assert done.state.sessions[-1].set_aside == {"here/0": aside.reason}
 
 
 def test_without_a_device_left_the_study_pauses(bench) -> None:
@@ -199,8 +199,8 @@ def test_a_lost_device_is_set_aside_and_its_trial_goes_on_elsewhere(bench, monke
     done = found.run(runtime={"parallel": 1})
     assert done.end is End.DONE and done.state.counts[Outcome.COMPLETE] == 4
     (aside,) = events_of(done, DeviceSetAside)
-    assert (aside.device, aside.reason) == ("0", "device_lost in trial 0: Xid 79: fell off the bus")
-    assert [event.device for event in events_of(done, AttemptPlaced)] == ["0", "1", "1", "1", "1"]
+    assert (aside.device, aside.reason) == ("here/0", "device_lost in trial 0: Xid 79: fell off the bus")
+    assert [event.device for event in events_of(done, AttemptPlaced)] == ["here/0", *["here/1"] * 4]
 
 
 # ---- as many as there is room for

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import plan_jobs
 from device_bench import GIB, NEED, OTHER, PID, Bench, events_of
 from dryfit.core.failure import Evidence, Failure, FailureKind
 from dryfit.core.settings.trial import Outcome
+from dryfit.core.sharding.device_groups import HERE, place_on
 from dryfit.core.wire import FirstStep
 from dryfit.runtime.machine.gpus import ProcessOwner
 from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.store.events import AttemptPlaced, DeviceSetAside, FirstStepDone, ParallelSet
 from dryfit.study.loop.next_step import End
-from dryfit.study.resources.placements import Machine
 
 
 @pytest.fixture
@@ -25,6 +26,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Benc
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return lambda capacity_bytes, count=1: Bench(tmp_path / "study", capacity_bytes, count)
 
+
+here = partial(place_on, HERE)
 
 TWO = {"execution": {"memory_limit": None, "tp": 2}}
 """Each trial has two processes, with a device for each."""
@@ -36,7 +39,7 @@ def test_each_trial_gets_a_group_and_groups_are_shared_by_what_was_planned(bench
     told: list[tuple[str, str, int | None]] = []
     done = found.run(**TWO, placed=lambda *one: told.append(one), study={"trials": 3})
     assert done.end is End.DONE and done.state.counts[Outcome.COMPLETE] == 3
-    assert [event.device for event in events_of(done, AttemptPlaced)] == ["0,1", "2,3", "0,1"]
+    assert [event.device for event in events_of(done, AttemptPlaced)] == [here("0,1"), here("2,3"), here("0,1")]
     assert [body.visible_device for body in done.supervisor.trained()] == ["0,1", "2,3", "0,1"]
     assert [body.plan.processes for body in done.supervisor.trained()] == [2] * 3
     names = ["0", "1", "2", "3", "0", "1"]
@@ -66,7 +69,7 @@ def test_alone_on_their_devices_there_are_as_many_trials_as_groups(bench, parall
     unknown = {"space": {"head.layers": [plan_jobs.UNKNOWN]}, "study": {"trials": 6}}
     done = bench(8 * NEED, 7).run(**TWO, **unknown, runtime={"parallel": parallel})
     assert done.end is End.DONE and done.supervisor.most_at_once == 3
-    assert {event.device for event in events_of(done, AttemptPlaced)} == {"0,1", "2,3", "4,5"}
+    assert {event.device for event in events_of(done, AttemptPlaced)} == {here("0,1"), here("2,3"), here("4,5")}
 
 
 def test_a_device_that_keeps_memory_leaves_its_group_to_another(bench) -> None:
@@ -76,9 +79,10 @@ def test_a_device_that_keeps_memory_leaves_its_group_to_another(bench) -> None:
     done = found.run(**TWO, runtime={"parallel": 1}, study={"trials": 80})
     assert done.end is End.DONE
     (aside,) = events_of(done, DeviceSetAside)
-    assert aside.device == "1" and aside.reason == "128 MiB of device 1 are not back since trial 0 has ended"
+    assert aside.device == "here/1" and aside.reason == "128 MiB of device 1 are not back since trial 0 has ended"
     places = [event.device for event in events_of(done, AttemptPlaced)]
-    assert places[0] == "0,1" and set(places[1:]) == {"2,3", "0,4"} and places[-1] == "0,4"
+    assert places[0] == here("0,1") and set(places[1:]) == {here("2,3"), here("0,4")}
+    assert places[-1] == here("0,4")
     assert found.watcher.notes[0] == "device(s) 4 stay idle: a trial takes 2 at once"
     assert len(found.watcher.notes) == 2, "afterwards none does"
 
@@ -99,8 +103,8 @@ def test_a_lost_device_is_known_by_its_error_else_all_of_the_group_are_set_aside
     found = bench(2 * NEED, 4)
     done = found.run(**TWO, script=lambda _: next(script, None), runtime={"parallel": 1}, study={"trials": 2})
     assert done.end is End.DONE and done.state.counts[Outcome.COMPLETE] == 2
-    assert [event.device for event in events_of(done, DeviceSetAside)] == aside
-    assert [event.device for event in events_of(done, AttemptPlaced)] == ["0,1", then, then]
+    assert [event.device for event in events_of(done, DeviceSetAside)] == [here(device) for device in aside]
+    assert [event.device for event in events_of(done, AttemptPlaced)] == [here("0,1"), here(then), here(then)]
     assert done.state.trials[0].attempts[1].terms == ("rather not on device 0, 1",)
 
 
@@ -111,7 +115,7 @@ def test_without_enough_devices_left_the_study_pauses(bench) -> None:
     found.tick_s = 2.0
     done = found.run(**TWO, runtime={"parallel": 1}, study={"trials": 400})
     assert done.end is End.PAUSED
-    assert [event.device for event in events_of(done, DeviceSetAside)] == ["0", "2"]
+    assert [event.device for event in events_of(done, DeviceSetAside)] == ["here/0", "here/2"]
     assert found.watcher.notes[-1] == "fewer than the 2 devices of a trial are left to run on: 0, 2 set aside"
 
 
@@ -152,8 +156,8 @@ def test_the_processes_of_a_trial_on_the_cpu_count_all(tmp_path: Path) -> None:
             train={"batch_size": 8, "max_length": 16},
             runtime={"parallel": "auto"},
         )
-        machine, folder = Machine(host=host), tmp_path / str(tp)
-        return instant.run(folder, config, change=lambda study: replace(study, cores=6), machine=machine)
+        on_six = {"change": lambda study: replace(study, nodes=instant.one_node(6)), "host": host}
+        return instant.run(tmp_path / str(tp), config, **on_six)
 
     one, two = run(1), run(2)
     assert one.end is End.DONE and two.end is End.DONE

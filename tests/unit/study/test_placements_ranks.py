@@ -17,12 +17,12 @@ from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.data.story import trial_story
 from dryfit.reporting.terminal.story_text import story_lines
 from dryfit.runtime.machine.host_memory import HostMemory
+from dryfit.runtime.machine.node import DeviceFacts
 from dryfit.search.mirror.model import MirrorModel
 from dryfit.store.events import AttemptPlaced
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.next_step import End
 from dryfit.study.planning.trial_plans import host_bytes_for
-from dryfit.study.resources.placements import Machine
 from dryfit.study.resources.trial_devices import degrees_at_hand
 
 AUTO = {"memory_limit": None, "tp": "auto"}
@@ -92,19 +92,15 @@ def test_a_resumed_trial_keeps_its_ranks_and_other_devices_are_planned_for_anew(
     found = bench(3 * NEED, 2)
     at = next(n for n, one in enumerate(found.run(**large, answerer=cutting).events) if isinstance(one, AttemptPlaced))
     folder = tmp_path / "killed"
-    instant.run(
-        folder, study, change=found.on_cuda, kill_after=at + 1, machine=Machine(found.devices), answerer=cutting
-    )
-    again = instant.run(folder, study, change=found.on_cuda, machine=Machine(found.devices), answerer=cutting)
+    instant.run(folder, study, change=found.on_cuda, kill_after=at + 1, devices=found.devices, answerer=cutting)
+    again = instant.run(folder, study, change=found.on_cuda, devices=found.devices, answerer=cutting)
     assert again.end is End.DONE and not again.supervisor.planned()
-    assert [event.device for event in events_of(again, AttemptPlaced)] == ["0,1", "0,1"]
+    assert [event.device for event in events_of(again, AttemptPlaced)] == ["here/0,here/1"] * 2
     fewer = replace(found, folder=tmp_path / "fewer", count=1)
-    instant.run(
-        fewer.folder, study, change=found.on_cuda, kill_after=at + 1, machine=Machine(found.devices), answerer=cutting
-    )
-    one = instant.run(fewer.folder, study, change=fewer.on_cuda, machine=Machine(found.devices), answerer=cutting)
+    instant.run(fewer.folder, study, change=found.on_cuda, kill_after=at + 1, devices=found.devices, answerer=cutting)
+    one = instant.run(fewer.folder, study, change=fewer.on_cuda, devices=found.devices, answerer=cutting)
     assert [body.degrees for body in one.supervisor.planned()] == [()]
-    assert one.state.trials[0].attempts[-1].device == "0", "checkpoints are whole: it goes on with what there is"
+    assert one.state.trials[0].attempts[-1].device == "here/0", "checkpoints are whole: it goes on with what there is"
 
 
 def test_after_running_out_of_memory_the_next_fallback_may_be_more_ranks(bench) -> None:
@@ -115,7 +111,7 @@ def test_after_running_out_of_memory_the_next_fallback_may_be_more_ranks(bench) 
     done = bench(3 * NEED, 2).run(execution=AUTO, study={"trials": 1}, script=runs_out, answerer=cutting)
     (trial,) = done.state.trials
     assert trial.outcome is Outcome.COMPLETE
-    assert [attempt.device for attempt in trial.attempts] == ["0", "0,1"]
+    assert [attempt.device for attempt in trial.attempts] == ["here/0", "here/0,here/1"]
     assert [body.plan.tp for body in done.supervisor.trained()] == [1, 2]
     mirror = MirrorModel()
     for event in done.events:
@@ -131,12 +127,11 @@ def test_on_the_cpu_each_rank_of_every_trial_needs_cores(
     cores: int, runtime: Any, threads: int | None, expected: tuple[int, ...]
 ) -> None:
     study = instant.config(execution={"tp": "auto", "threads": threads}, runtime={"parallel": runtime})
-    resolved = plan_jobs.resolved()
-    assert degrees_at_hand(study, resolved, cores) == expected
+    nodes = instant.one_node(cores, *map(DeviceFacts, "01234"))
+    assert degrees_at_hand(study, DeviceKind.CPU, nodes) == expected
     fixed = instant.config(execution={"tp": 2})
-    assert degrees_at_hand(fixed, resolved, cores) == ()
-    on_gpus = resolved.model_copy(update={"device": DeviceKind.CUDA, "device_count": 5})
-    assert degrees_at_hand(study, on_gpus, cores) == (2, 4)
+    assert degrees_at_hand(fixed, DeviceKind.CPU, nodes) == ()
+    assert degrees_at_hand(study, DeviceKind.CUDA, nodes) == (2, 4)
 
 
 def test_on_the_cpu_the_host_must_have_room_for_all_ranks(tmp_path: Path) -> None:
@@ -151,7 +146,11 @@ def test_on_the_cpu_the_host_must_have_room_for_all_ranks(tmp_path: Path) -> Non
         train={"batch_size": BIG, "max_length": 16},
     )
     done = instant.run(
-        tmp_path, study, change=lambda one: replace(one, cores=2), machine=Machine(host=host), answerer=cutting
+        tmp_path,
+        study,
+        change=lambda one: replace(one, nodes=instant.one_node(2, host_bytes=16 * gib)),
+        host=host,
+        answerer=cutting,
     )
     (request,) = done.supervisor.planned()
     assert (request.degrees, request.host_bytes) == ((2,), 14 * gib)
@@ -159,5 +158,6 @@ def test_on_the_cpu_the_host_must_have_room_for_all_ranks(tmp_path: Path) -> Non
     assert (body.plan.tp, body.plan.threads, body.visible_device) == (2, 1, None)
     (placed,) = events_of(done, AttemptPlaced)
     assert placed.device is None and placed.needs_bytes == 2 * plan_jobs.needs(BIG // 2, 16)
-    assert host_bytes_for(instant.config(execution={"tp": 2}).execution, DeviceKind.CPU, host) is None
-    assert host_bytes_for(study.execution, DeviceKind.CUDA, host) is None
+    nodes = instant.one_node(2).values()
+    assert host_bytes_for(instant.config(execution={"tp": 2}).execution, DeviceKind.CPU, nodes) is None
+    assert host_bytes_for(study.execution, DeviceKind.CUDA, nodes) is None

@@ -81,7 +81,7 @@ def test_a_request_is_written_under_the_names_it_always_had() -> None:
 
 
 def trial(plan: PlanState | None = None, *, attempts: int = 0) -> TrialState:
-    begun = [AttemptState(number + 1, 0.0) for number in range(attempts)]
+    begun = [AttemptState(number + 1, 0.0, trial=0) for number in range(attempts)]
     return TrialState(0, {}, {}, {}, 0, "", attempts=begun, plan=plan)
 
 

@@ -9,7 +9,7 @@ import pytest
 from dryfit.core.errors import ExitStatus, MachineError
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import StudyLock, lock_owner
+from dryfit.store.lock import StudyLock, lock_owner
 from dryfit.study.loop.session import run_session
 from instant import config
 

@@ -1,62 +1,14 @@
-"""What of a machine trials get; the GPUs of a function of the user's own, counted without torch."""
+"""What of the nodes trials get, and how many of them there are side by side."""
 
-import os
-import subprocess
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 import instant
-import plan_jobs
 from dryfit.core.errors import MachineError
-from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.execution import DeviceKind
-from dryfit.study.resources import trial_devices as devices
-from dryfit.study.resources.trial_devices import choose_device, devices_without_torch, first_gpu, gpu_count, parallelism
-
-
-@pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A stand-in for the driver's tool."""
-
-    def make(said: str, status: int = 0) -> Path:
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text(f"#!/bin/sh\ncat <<END\n{said}\nEND\nexit {status}\n")
-        tool.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        return tool
-
-    return make
-
-
-def test_counting(smi, monkeypatch: pytest.MonkeyPatch) -> None:
-    smi("0\n1\n2")
-    assert gpu_count(None) == 3
-    assert gpu_count("2,0") == 2
-    assert gpu_count("GPU-a,GPU-b,GPU-c,GPU-d") == 3
-    assert gpu_count("") == gpu_count(" ") == 0
-    smi("No devices were found")
-    assert gpu_count(None) == 0
-    smi("0", status=9)
-    assert gpu_count(None) == 0
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert gpu_count(None) == 0
-
-
-def test_a_driver_that_hangs_holds_nobody(smi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even by a tool that cannot be killed, as one stuck in the kernel."""
-    monkeypatch.setattr(devices, "_SMI_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(devices, "_SMI_END_S", 0.1)
-    smi("").write_text("#!/bin/sh\nexec sleep 60\n")
-    kill, spared = subprocess.Popen.kill, []
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: spared.append(process))
-    assert gpu_count(None) == 0
-    assert first_gpu(None) is None
-    assert len(spared) == 2 and all(process.poll() is None for process in spared)
-    for process in spared:
-        kill(process)
-        process.wait()
-        process.stdout.close()
+from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
+from dryfit.study.resources.trial_devices import choose_place, devices_without_torch, most_on_node, parallelism
 
 
 def test_where_trials_run() -> None:
@@ -66,10 +18,6 @@ def test_where_trials_run() -> None:
     assert devices_without_torch("cuda", 1) == (DeviceKind.CUDA, 1)
     with pytest.raises(MachineError, match="nvidia-smi finds no GPU"):
         devices_without_torch("cuda", 0)
-
-
-def found(device: DeviceKind, count: int) -> ResolveResult:
-    return plan_jobs.resolved().model_copy(update={"device": device, "device_count": count})
 
 
 @pytest.mark.parametrize(
@@ -88,20 +36,36 @@ def test_how_many_trials_the_cores_and_devices_allow(
     device: DeviceKind, cores: int, execution: dict[str, int], most: int, reason: str
 ) -> None:
     config = instant.config(execution=execution, runtime={"parallel": "auto"})
-    allowed = parallelism(config, found(device, 8), cores)
+    nodes = instant.one_node(cores, *map(DeviceFacts, "01234567"))
+    allowed = parallelism(config, device, nodes.values())
     assert allowed.most == most and allowed.reason.startswith(reason)
     fixed = instant.config(execution=execution, runtime={"parallel": 3})
-    assert parallelism(fixed, found(device, 8), cores).most == 3, "trials are asked for, not processes"
+    assert parallelism(fixed, device, nodes.values()).most == 3, "trials are asked for, not processes"
 
 
-def test_a_group_is_chosen_as_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e")
-    there = found(DeviceKind.CUDA, 5)
-    assert choose_device(there, (), processes=1) == "GPU-a"
-    assert choose_device(there, ["GPU-a", None], processes=1) == "GPU-b"
-    assert choose_device(there, (), processes=2) == "GPU-a,GPU-b"
-    assert choose_device(there, ["GPU-a,GPU-b"], processes=2) == "GPU-c,GPU-d"
-    assert choose_device(there, ["GPU-a,GPU-b", "GPU-c,GPU-d"], processes=2) == "GPU-a,GPU-b"
-    with pytest.raises(MachineError, match="each of a trial's 6 processes"):
-        choose_device(there, (), processes=6)
-    assert choose_device(found(DeviceKind.CPU, 1), (), processes=6) is None
+def test_each_node_has_as_many_trials_as_it_has_cores_and_devices_for() -> None:
+    config = instant.config(runtime={"parallel": "auto"})
+    nodes = {"n1": NodeFacts(8, 2**30), "n2": NodeFacts(2, 2**30), "n3": NodeFacts(4, 2**30, (DeviceFacts("0"),) * 3)}
+    assert parallelism(config, DeviceKind.CPU, nodes.values()).most == 2 + 1 + 1
+    assert [most_on_node(config, DeviceKind.CPU, nodes, name) for name in nodes] == [2, 1, 1]
+    assert [most_on_node(config, DeviceKind.CUDA, nodes, name) for name in nodes] == [4, 1, 3]
+    fixed = instant.config(runtime={"parallel": 4})
+    assert parallelism(fixed, DeviceKind.CPU, nodes.values()).most == 4
+    assert [most_on_node(fixed, DeviceKind.CPU, nodes, name) for name in nodes] == [2, 2, 2]
+
+
+def test_a_group_is_chosen_as_a_device_is() -> None:
+    nodes = {
+        "n1": NodeFacts(1, 1, tuple(map(DeviceFacts, ["GPU-a", "GPU-b", "GPU-c"]))),
+        "n2": NodeFacts(1, 1, tuple(map(DeviceFacts, ["0", "1"]))),
+    }
+    on_cuda = partial(choose_place, DeviceKind.CUDA, nodes)
+    assert on_cuda(processes=1) == "n1/GPU-a"
+    assert on_cuda(["n1/GPU-a", "n1/cpu"], processes=1) == "n1/GPU-b"
+    assert on_cuda(processes=2) == "n1/GPU-a,n1/GPU-b"
+    assert on_cuda(["n1/GPU-a,n1/GPU-b"], processes=2) == "n2/0,n2/1", "a group is on one node"
+    assert on_cuda(["n1/GPU-a,n1/GPU-b", "n2/0,n2/1"], processes=2) == "n1/GPU-a,n1/GPU-b"
+    with pytest.raises(MachineError, match="each of a trial's 4 processes"):
+        on_cuda(processes=4)
+    assert choose_place(DeviceKind.CPU, nodes, processes=6) == "n1/cpu"
+    assert choose_place(DeviceKind.CPU, nodes, ["n1/cpu"], processes=6) == "n2/cpu"

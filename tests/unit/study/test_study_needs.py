@@ -11,12 +11,13 @@ from dryfit.core.failure import Action, AttemptTerms, Failure, FailureKind, Reco
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.runtime.machine.node import DeviceFacts
 from dryfit.runtime.machine.packing import Need
 from dryfit.store.events import FailureFacts
 from dryfit.store.state import AttemptState, PlanState, TrialState
 from dryfit.study.loop.next_step import Readiness
 from dryfit.study.planning.device_needs import alone_first, fence, trial_need
-from dryfit.study.resources.trial_devices import device_uuids, parallelism
+from dryfit.study.resources.trial_devices import parallelism
 
 GIB = 2**30
 CHOICE = ExecutionChoice(micro_batch=1, accumulation=1)
@@ -73,12 +74,14 @@ OOM = Failure(FailureKind.OOM_DEVICE, "it did not suffice")
 GIVE_UP = RecoveryAction(Action.GIVE_UP, "it did not suffice")
 
 
-def trial(known: PlanState | None, *, device: str | None = "0", before: tuple[Action, ...] = ()) -> TrialState:
+def trial(known: PlanState | None, *, place: str = "here/0", before: tuple[Action, ...] = ()) -> TrialState:
     attempts = [
-        AttemptState(n, 0.0, device, failure=FailureFacts(kind=FailureKind.OOM_NEIGHBOUR, sentence="", action=action))
+        AttemptState(
+            n, 0.0, place, trial=5, failure=FailureFacts(kind=FailureKind.OOM_NEIGHBOUR, sentence="", action=action)
+        )
         for n, action in enumerate(before, start=1)
     ]
-    attempts.append(AttemptState(len(attempts) + 1, 0.0, device))
+    attempts.append(AttemptState(len(attempts) + 1, 0.0, place, trial=5))
     return TrialState(5, {}, {}, {}, 0, "", attempts=attempts, plan=known)
 
 
@@ -94,7 +97,7 @@ def test_a_trial_that_ran_out_beside_others_gets_a_device_for_itself_once() -> N
         (OOM, trial(plan()), False),
         (OOM, trial(plan(misses=1)), True),
         (OOM, trial(None), True),
-        (OOM, trial(plan(), device=None), True),
+        (OOM, trial(plan(), place="here/cpu"), True),
         (OOM, trial(plan(verdict=VerdictKind.UNKNOWN)), True),
         (Failure(FailureKind.USER_CODE, ""), trial(plan()), True),
     ],
@@ -116,15 +119,8 @@ def test_others_are_given_up(failure: Failure, one: TrialState, shared: bool) ->
     ],
 )
 def test_auto_goes_by_cores(cores: int, device: DeviceKind, count: int, execution: dict[str, int], most: int) -> None:
-    resolved = plan_jobs.resolved().model_copy(update={"device": device, "device_count": count})
+    here = instant.one_node(cores, *map(DeviceFacts, "0123"[:count])).values()
     config = instant.config(runtime={"parallel": "auto"}, execution=execution)
-    assert parallelism(config, resolved, cores).most == most
-    fixed = parallelism(instant.config(runtime={"parallel": 3}), resolved, cores)
+    assert parallelism(config, device, here).most == most
+    fixed = parallelism(instant.config(runtime={"parallel": 3}), device, here)
     assert (fixed.most, fixed.reason) == (3, "runtime.parallel is 3")
-
-
-def test_uuids_belong_to_the_names_that_trials_are_given() -> None:
-    resolved = plan_jobs.resolved().model_copy(update={"device_count": 2, "device_uuids": ("a", "b")})
-    assert device_uuids(resolved, "3,1") == {"3": "a", "1": "b"}
-    assert device_uuids(resolved, None) == {"0": "a", "1": "b"}
-    assert device_uuids(plan_jobs.resolved(), None) == {}

@@ -8,9 +8,8 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import spans
 from dryfit.core.errors import DataError
-from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.core.settings.task_facts import task_metrics
+from dryfit.core.settings.task_facts import metrics_of_both
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.guard import BatchGuard, Bounds
 from dryfit.tasks.joint.class_and_span import row_means
@@ -44,7 +43,7 @@ def test_classes_are_scored_by_row(several: bool) -> None:
     assert torch.allclose(row_means(scores_WC.double(), tokens.source_R, ROWS), means, rtol=0, atol=1e-12)
     fitted = task.fit(kept, tokens)
     found = task.metrics(kept, tokens, fitted)
-    assert tuple(sorted(found)) == tuple(sorted(task_metrics(BuiltInTask.SHARE, 3, multi_label=several)))
+    assert tuple(sorted(found)) == tuple(sorted(metrics_of_both(DataSettings(num_labels=3, multi_label=several))))
     guess = (means > 0).int() if several else means.argmax(dim=-1)
     assert found["f1_macro"] == pytest.approx(f1_score(labels_R, guess, average="macro"), abs=1e-12)
     assert found["accuracy"] == pytest.approx(accuracy_score(labels_R, guess), abs=1e-12)

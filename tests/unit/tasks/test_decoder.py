@@ -1,31 +1,47 @@
 """Decoders with adapters: where weights come from, in which format, and that each adapter learns."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import tiny_lms
 from dryfit.core.errors import ConfigError, LoadError, MachineError, TraceError
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Precision
 from dryfit.core.settings.execution import PlanSubject
-from dryfit.core.settings.tables import DataSettings, LoraSettings, ModelSettings, TrainSettings, TrialSettings
+from dryfit.core.settings.tables import (
+    DataSettings,
+    LoraSettings,
+    ModelSettings,
+    RegularizationSettings,
+    TrainSettings,
+    TrialSettings,
+)
+from dryfit.core.settings.weight_formats import WEIGHT_FORMATS, WeightFormat
+from dryfit.meta.loading import frozen_weights
 from dryfit.meta.loading.filling import materialise
-from dryfit.meta.loading.pretrained import Kind, load_stack
+from dryfit.meta.loading.frozen_weights import DTYPES, fill_frozen, load_frozen
+from dryfit.meta.loading.matching import LoadOptions
+from dryfit.meta.loading.pretrained import Kind, empty_stack
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.lm import decoder as module
 from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
-from dryfit.tasks.lm.decoder import check_packing, load_int8
+from dryfit.tasks.lm.packing_check import check_packing
 from dryfit.tasks.tokens.token_set import TokenFacts
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim.step import backward_batch
 from dryfit.train.rehearsal.subjects import step_parts
+from parts import need_package
 
-FORMATS = [BaseFormat.FP32, BaseFormat.FP16, BaseFormat.BF16]
+ON_CPU = {name: replace(row, cuda_only=False) for name, row in WEIGHT_FORMATS.items()}
+"""The formats, as if each were allowed on a CPU: bitsandbytes computes there too."""
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:bitsandbytes", "ignore::DeprecationWarning:bitsandbytes")
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +56,19 @@ def loaded(folder: Path, lora: LoraSettings, *, seed: int = 1) -> tuple[CausalLm
     )
     task = CausalLmTask(TaskContext(settings, DataSettings(), TokenFacts(pad_id=1)))
 
-    def make(source: Any, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> Any:
-        return load_stack(source, kind, dtype=dtype)[0]
+    def make(source: Any, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None) -> Any:
+        model = empty_stack(source, kind, RegularizationSettings())
+        fill_frozen(model, source, kind, frozen and ON_CPU[frozen.name], LoadOptions(torch.device("cpu")))
+        return model
 
     model = task.model(make, seed=seed)
     return task, model, materialise(model, missing=model.drawn)
+
+
+def by_transformers(folder: Path, base: WeightFormat) -> Any:
+    """The base as transformers loads it, which quantises by itself."""
+    how = {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)} if base.name is BaseFormat.INT8 else {}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[base.compute], device_map="cpu", **how).eval()
 
 
 def batch(*, rows: int = 3, length: int = 12) -> dict[str, torch.Tensor]:
@@ -52,7 +76,7 @@ def batch(*, rows: int = 3, length: int = 12) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
-@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("base", list(BaseFormat))
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_adapters_are_in_fp32_beside_a_base_of_any_format(
     folders: dict[str, Path], architecture: str, base: BaseFormat
@@ -60,14 +84,15 @@ def test_adapters_are_in_fp32_beside_a_base_of_any_format(
     folder = folders[architecture]
     _, model, report = loaded(folder, LoraSettings(r=4, base=base))
     formats = {name: weight.dtype for name, weight in model.named_parameters()}
-    wanted = module.BASE_DTYPES[base]
+    wanted = DTYPES[WEIGHT_FORMATS[base].compute]
     learned = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert {formats[name] for name in learned} == {torch.float32}
-    assert {dtype for name, dtype in formats.items() if name not in learned} == {wanted}
+    frozen = {dtype for name, dtype in formats.items() if name not in learned}
+    assert frozen == {wanted, *([torch.int8] if base is BaseFormat.INT8 else [])}
     assert learned == {name for name in formats if "lora_" in name}
     assert set(report.random) == {name for name in formats if "lora_A" in name}
     # B is zero: the model begins as its base, which is the file's.
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted).eval()
+    plain = by_transformers(folder, WEIGHT_FORMATS[base])
     ids = batch()["input_ids"]
     with torch.no_grad():
         assert torch.equal(model.eval()(ids, torch.ones_like(ids)), plain(input_ids=ids).logits)
@@ -85,7 +110,7 @@ def test_adapters_are_a_function_of_the_seed(folders: dict[str, Path]) -> None:
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("how", ["none", "reentrant", "not reentrant"])
-@pytest.mark.parametrize("base", FORMATS)
+@pytest.mark.parametrize("base", list(BaseFormat))
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_every_adapter_has_a_gradient_by_the_second_step(
     folders: dict[str, Path], architecture: str, base: BaseFormat, how: str
@@ -142,13 +167,12 @@ def test_targets_that_are_not_there_are_told(folders: dict[str, Path]) -> None:
 
 
 def test_an_int8_base_needs_cuda_and_its_package(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ModelSettings(name=str(folders["qwen2"]))
-    config = AutoConfig.from_pretrained(folders["qwen2"])
+    source, int8 = ModelSettings(name=str(folders["qwen2"])), WEIGHT_FORMATS[BaseFormat.INT8]
     with pytest.raises(MachineError, match="the device is cpu"):
-        load_int8(model, config, "cpu")
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+        load_frozen(source, Kind.CAUSAL_LM, int8, device="cpu")
+    monkeypatch.setattr(frozen_weights, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="bitsandbytes is not installed"):
-        load_int8(model, config, "cuda")
+        load_frozen(source, Kind.CAUSAL_LM, int8, device="cuda")
 
 
 def test_the_memory_of_an_int8_base_is_unknown(folders: dict[str, Path]) -> None:
@@ -161,24 +185,33 @@ def test_the_memory_of_an_int8_base_is_unknown(folders: dict[str, Path]) -> None
         step_parts(subject, checkpointing=False, reentrant=False)
 
 
-def test_an_int8_base_is_read_by_transformers(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked of transformers, and that nothing it complains of is passed over: no such device is here."""
-    model = ModelSettings(name=str(folders["qwen2"]))
-    config = AutoConfig.from_pretrained(folders["qwen2"])
-    plain = AutoModelForCausalLM.from_pretrained(folders["qwen2"])
-    asked: dict[str, Any] = {}
-    told: dict[str, Any] = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "mistral", "qwen2"])
+def test_an_int8_base_has_the_numbers_that_transformers_gives_it(tmp_path: Path, architecture: str) -> None:
+    need_package("bitsandbytes")
+    folder = tiny_lms.causal_lm(tmp_path, architecture)
+    int8 = ON_CPU[BaseFormat.INT8]
+    ours: Any = load_frozen(ModelSettings(name=str(folder)), Kind.CAUSAL_LM, int8, device="cpu")
+    plain = by_transformers(folder, int8)
+    wanted, found = plain.state_dict(), ours.state_dict()
+    assert any(name.endswith(".SCB") for name in wanted)
+    assert {name: one.dtype for name, one in found.items()} == {name: one.dtype for name, one in wanted.items()}
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    ids = batch()["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(ours(input_ids=ids).logits, plain(input_ids=ids).logits)
 
-    def from_pretrained(*_args: Any, **kwargs: Any) -> Any:
-        asked.update(kwargs)
-        return plain, told
 
-    monkeypatch.setattr(module, "find_spec", lambda name: True)
-    monkeypatch.setattr(module, "BitsAndBytesConfig", lambda **kwargs: kwargs)
-    monkeypatch.setattr(module.AutoModelForCausalLM, "from_pretrained", from_pretrained)
-    assert load_int8(model, config, "cuda") is plain
-    assert asked["quantization_config"] == {"load_in_8bit": True}
-    assert asked["device_map"] == {"": "cuda"}
-    told["missing_keys"] = {"model.norm.weight"}
-    with pytest.raises(LoadError, match="missing_keys: model.norm.weight"):
-        load_int8(model, config, "cuda")
+def test_every_weight_of_an_int8_base_is_accounted_for(tmp_path: Path) -> None:
+    need_package("bitsandbytes")
+    folder = tiny_lms.causal_lm(tmp_path / "model")
+    int8, source = ON_CPU[BaseFormat.INT8], ModelSettings(name=str(folder))
+    model: Any = load_frozen(source, Kind.CAUSAL_LM, int8, device="cpu")
+    report: LoadReport = model.load_report
+    assert set(report.from_file) == {name for name, _ in model.named_parameters()}
+    assert not report.random
+    assert set(report.casts) == {"float32 to float16", "float32 to int8"}
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match=r"missing \(model.layers.1.mlp.up_proj.weight\)"):
+        load_frozen(source, Kind.CAUSAL_LM, int8, device="cpu")

@@ -7,7 +7,8 @@ from sklearn import metrics as reference
 
 import tasks
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.task_facts import class_metrics
+from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.task_facts import metrics_of_classes
 from dryfit.tasks.metrics import calibration_error as ece
 from dryfit.tasks.metrics import check_metrics, multi_label_metrics, one_class_metrics
 from dryfit.tasks.tokens.token_set import TokenSet
@@ -43,7 +44,7 @@ def test_metrics_are_scikit_learns(classes: int) -> None:
     score = {"y_score": p[:, 1]} if classes == 2 else {"y_score": p, "multi_class": "ovr"}
     assert found["auroc"] == pytest.approx(reference.roc_auc_score(truth, **score))
     assert found["ece"] == pytest.approx(calibration_error(p.max(-1), truth == guess), rel=1e-5)
-    assert set(found) == set(class_metrics(classes, multi_label=False))
+    assert set(found) == set(metrics_of_classes(DataSettings(num_labels=classes)))
     if classes == 2:
         assert found["f1"] == pytest.approx(reference.f1_score(truth, guess))
 
@@ -66,7 +67,7 @@ def test_metrics_of_several_labels_are_scikit_learns(classes: int) -> None:
     assert found["auroc"] == pytest.approx(np.mean(ranked))
     assert found["ece"] == pytest.approx(calibration_error(p.flatten(), truth.flatten()), rel=1e-5)
     assert found["loss"] == pytest.approx(reference.log_loss(truth.flatten(), p.flatten()), rel=1e-5)
-    assert set(found) == set(class_metrics(classes, multi_label=True))
+    assert set(found) == set(metrics_of_classes(DataSettings(num_labels=classes, multi_label=True)))
 
 
 def test_the_calibration_error_is_that_of_torchmetrics() -> None:
@@ -128,4 +129,4 @@ def test_a_metric_that_the_classes_do_not_have_is_refused(metric: str, classes: 
 
 
 def test_two_classes_have_every_metric() -> None:
-    check_metrics(tasks.criteria(), class_metrics(2, multi_label=False))
+    check_metrics(tasks.criteria(), metrics_of_classes(DataSettings()))

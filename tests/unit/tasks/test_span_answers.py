@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import spans
-from dryfit.core.settings.choices import BuiltInTask, Metric
+from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.tables import DataSettings, LossSettings, SpanSettings, TrialSettings
-from dryfit.core.settings.task_facts import task_metrics
+from dryfit.core.settings.task_facts import metrics_of_both
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.joint.share import ShareTask
 from dryfit.tasks.spans.evidence import EvidenceTask
@@ -57,7 +57,7 @@ def test_no_threshold_is_better_by_the_metric_it_is_chosen_by(metric: Metric) ->
     assert won, "whichever metric it is chosen by, it is the same one"
 
 
-@pytest.mark.parametrize("metric", [None, *task_metrics(BuiltInTask.SHARE, 2, multi_label=False)])
+@pytest.mark.parametrize("metric", [None, *metrics_of_both(DataSettings())])
 def test_by_any_other_metric_it_is_that_of_the_words(metric: Metric | None) -> None:
     """Some do not depend on it; the best by the others alone would answer every row with none, or none of them."""
     if metric not in MEANS:

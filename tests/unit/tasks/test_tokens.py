@@ -133,7 +133,7 @@ def test_length_beyond_the_models_positions(tmp_path: Path) -> None:
 def test_tokenizer_of_a_folder_without_one(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(LoadError, match="loading the tokenizer"):
-        load_tokenizer(FolderSource.of(tmp_path / "empty"))
+        load_tokenizer(FolderSource(str(tmp_path / "empty")))
 
 
 def test_ids_of_rows_are_kept_beside_the_tokens_and_read_for_messages_only(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Fusion, Weighting
 from dryfit.core.settings.tables import HeadSettings, JointSettings
 from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_stack
+from dryfit.meta.loading.pretrained import Kind, load_pretrained
 from dryfit.tasks.heads import HeadSpec
 from dryfit.tasks.joint.two_encoders import CriterionFusion, TwoEncoders, share_layers
 
@@ -24,7 +24,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory):
     """Encoders of widths 32 and 48."""
     folder = tmp_path_factory.mktemp("models")
     sources = tiny.model(folder / "text"), tiny.model(folder / "criteria", "distilbert", dim=48, hidden_dim=64)
-    return tuple(load_stack(FolderSource.of(source), Kind.ENCODER)[0] for source in sources)
+    return tuple(load_pretrained(FolderSource(str(source)), Kind.ENCODER)[0] for source in sources)
 
 
 def drawn(width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -88,7 +88,7 @@ def test_what_is_shared_is_the_first_layers(tmp_path: Path, name: str) -> None:
     folder = encoders.model(tmp_path, name)
     inputs = torch.randint(5, 30, (3, 12), generator=torch.Generator().manual_seed(1))
     for ratio, layers in ((0.5, 1), (1.0, 2), (0.2, 0)):
-        first, second = (load_stack(FolderSource.of(folder), Kind.ENCODER)[0].eval() for _ in range(2))
+        first, second = (load_pretrained(FolderSource(str(folder)), Kind.ENCODER)[0].eval() for _ in range(2))
         before = second(inputs)[0]
         share_layers(first, second, JointSettings(share_ratio=ratio))
         assert torch.equal(second(inputs)[0], before)  # they were equal, and still are

@@ -91,7 +91,7 @@ def backward(model: Scores, losses: Losses, batch: Batch, micro_batch: int = WIN
         backward=lambda loss: loss.backward(),
         autocast=torch.enable_grad,
     )
-    return float(found.loss), model.gradients()
+    return float(found), model.gradients()
 
 
 def reference(model: Scores, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:

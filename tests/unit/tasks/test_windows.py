@@ -22,7 +22,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PreTrained
     folder = tmp_path_factory.mktemp("tokenizers")
     for name in TOKENIZERS:
         encoders.tokenizer(folder / name, name)
-    return {name: load_tokenizer(FolderSource.of(folder / name)) for name in TOKENIZERS}
+    return {name: load_tokenizer(FolderSource(str(folder / name))) for name in TOKENIZERS}
 
 
 def window_tokens(found: Windows, window: int) -> list[tuple[int, int]]:

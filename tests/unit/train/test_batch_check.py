@@ -35,9 +35,7 @@ def checked(
         for table, changes in zip(tables, points, strict=True)
     )
     body = BatchCheckRequest(trial=request, lengths=lengths, points=configs)
-    result = batch_check(body, ScriptedChannel(trial.folder / "check")).batch_check
-    assert result is not None
-    return result
+    return batch_check(body, ScriptedChannel(trial.folder / "check"))
 
 
 def test_a_good_model_walks_every_batch_and_does_a_step(tmp_path: Path) -> None:
@@ -59,7 +57,7 @@ def test_a_good_model_walks_every_batch_and_does_a_step(tmp_path: Path) -> None:
     assert step.length == max(walk.longest for walk in found.walks if walk.split == "train")
     assert [point.params for point in found.points] == list(points)
     assert all(point.step is not None and point.error is None for point in found.points)
-    assert {path.name for path in tmp_path.iterdir()} <= {"model", "data", "cache", "resolve", "check", "load.json"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"model", "data", "cache", "resolve", "check", "attempt-1"}
 
 
 def test_frozen_layers_are_not_asked_for_gradients(tmp_path: Path) -> None:
@@ -110,7 +108,7 @@ def test_errors_are_part_of_the_answer(tmp_path: Path, make: Callable[[Path], Pa
     settings = trial.settings.model_copy(update={"model": model})
     request = request.model_copy(update={"config": request.config.model_copy(update={"settings": settings})})
     body = BatchCheckRequest(trial=request, lengths=(32,))
-    found = batch_check(body, ScriptedChannel(tmp_path / "check")).batch_check
+    found = batch_check(body, ScriptedChannel(tmp_path / "check"))
     assert found is not None and found.step is None
     assert [one.stage for one in found.failures] == [stage]
     assert said in found.failures[0].error.found
@@ -141,7 +139,7 @@ def test_where_the_device_has_no_room_fewer_rows_are_tried(tmp_path: Path, monke
 
 def test_a_probe_adds_up_on_every_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = probe(ProbeRequest(), ScriptedChannel(tmp_path / "none")).probe
+    found = probe(ProbeRequest(), ScriptedChannel(tmp_path / "none"))
     assert found is not None and (found.devices, found.trouble, found.bf16) == ((), "", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -151,7 +149,7 @@ def test_a_probe_adds_up_on_every_device(tmp_path: Path, monkeypatch: pytest.Mon
         raise RuntimeError("CUDA error: no kernel image is available\nmore")
 
     monkeypatch.setattr(torch, "ones", no_kernel)
-    found = probe(ProbeRequest(), ScriptedChannel(tmp_path / "old")).probe
+    found = probe(ProbeRequest(), ScriptedChannel(tmp_path / "old"))
     assert found is not None and found.devices == ()
     assert found.trouble == "cuda:0: CUDA error: no kernel image is available"
 

@@ -11,7 +11,10 @@ import torch
 import xxhash
 
 from dryfit.core.errors import CheckpointError, CorruptCheckpointError
+from dryfit.core.jobs.job import Job
 from dryfit.core.settings.trial import FoldScore, MetricPoint
+from dryfit.store.layout import TrialLayout
+from dryfit.study.resources.attempt_files import take_over
 from dryfit.train.checkpoint import Reading, newest_good, save_checkpoint
 
 POINTS = (
@@ -227,23 +230,28 @@ def test_a_clean_up_that_fails_does_not_hide_why(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("error", [RuntimeError("PytorchStreamReader failed"), KeyError("state"), EOFError()])
 def test_one_that_cannot_be_read_is_set_aside_so_that_the_next_attempt_does_without(tmp_path: Path, error) -> None:
-    save(tmp_path, 10)
-    newest = save(tmp_path, 20)
-    with pytest.raises(CorruptCheckpointError, match="step-00000020: it cannot be read") as caught, Reading(newest):
-        raise error
+    trial = TrialLayout(tmp_path)
+    for step in (10, 20):
+        save(trial.checkpoints, step)
+    newest, own = trial.checkpoints / "step-00000020", trial.files_of(2).checkpoints
+    with pytest.raises(CorruptCheckpointError, match="step-00000020: it cannot be read") as caught:
+        with Reading(newest, own):
+            raise error
     assert caught.value.__cause__ is error
-    found = newest_good(tmp_path, "abc")
+    assert newest.is_dir(), "it is not this attempt's own"
+    take_over(trial, 2, Job.TRAIN)
+    found = newest_good(trial.checkpoints, "abc")
     assert found is not None and found.step == 10
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), OSError(errno.EIO, "")])
 def test_what_is_not_the_files_fault_sets_nothing_aside(tmp_path: Path, error: Exception) -> None:
     newest = save(tmp_path, 20)
-    with pytest.raises(type(error)), Reading(newest):
+    with pytest.raises(type(error)), Reading(newest, tmp_path / "own"):
         raise error
-    with pytest.raises(type(error)), Reading(None):
+    with pytest.raises(type(error)), Reading(None, tmp_path / "own"):
         raise error
-    assert newest.is_dir()
+    assert newest.is_dir() and not (tmp_path / "own").exists()
 
 
 def test_folds_that_are_done_are_kept_and_older_checkpoints_have_none(tmp_path: Path) -> None:

@@ -110,8 +110,7 @@ def test_a_diagnostic_attempt_that_does_not_fail_is_the_trial(tmp_path: Path, en
     want, plain = trials.small(tmp_path / "plain", encoder=encoder).run()
     trial = trials.small(tmp_path / "slow", encoder=encoder)
     channel = trials.ScriptedChannel(tmp_path / "channel")
-    have = train(trial.request().model_copy(update={"diagnostic": True}), channel).train
-    assert have is not None
+    have = train(trial.request().model_copy(update={"diagnostic": True}), channel)
     assert have.model_copy(update={"peak_rss_bytes": None}) == want
     assert channel.points == plain.points
     notes = [message.text for message in channel.messages() if isinstance(message, Note)]
@@ -129,10 +128,9 @@ def test_tensors_shared_by_name_change_nothing(tmp_path: Path, encoder: Path) ->
     trial = trials.small(tmp_path / "named", encoder=encoder, execution=execution)
     channel = trials.ScriptedChannel(tmp_path / "channel")
     try:
-        have = train(trial.request().model_copy(update={"file_sharing": True}), channel).train
+        have = train(trial.request().model_copy(update={"file_sharing": True}), channel)
         assert torch.multiprocessing.get_sharing_strategy() == "file_system"
     finally:
         torch.multiprocessing.set_sharing_strategy(before)
-    assert have is not None
     assert have.model_copy(update={"peak_rss_bytes": None}) == want
     assert channel.points == plain.points

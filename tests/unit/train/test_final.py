@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 import tiny
 import trials
 from dryfit.core.errors import DataError
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason
+from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason, TrainResult
 from dryfit.core.settings.choices import Metric
 from dryfit.jobs import final as final_module
 from dryfit.jobs.final import final
@@ -25,7 +24,7 @@ from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.saved.saved_model import load
 from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.data import read_tokens
+from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.model import trial_parts
 from dryfit.train.run import FixedLength
 from dryfit.train.trainer import run_training
@@ -50,24 +49,20 @@ class Again:
 
     def request(self, name: str, *, last_step: int | None = None, checkpoint_every_s: float = 1e9) -> FinalRequest:
         own = self.folder / name
-        training = self.trial.request(checkpoint_every_s=checkpoint_every_s).model_copy(
-            update={
-                "checkpoint_dir": str(own / "checkpoints"),
-                "best_dir": str(own / "best"),
-                "load_report": str(self.folder / f"{name}-load.json"),
-            }
-        )
-        return FinalRequest(training=training, last_step=last_step, model_dir=str(own / "model"), study="s")
+        training = trials.alone(self.trial.request(checkpoint_every_s=checkpoint_every_s), own)
+        training = training.model_copy(update={"load_report": str(self.folder / f"{name}-load.json")})
+        model = str(own / "model")
+        return FinalRequest(training=training, last_step=last_step, model_dir=model, attempt_model_dir=model, study="s")
 
-    def run(self, name: str, *, last_step: int | None = None, stop_at: int | None = None) -> ChildResult:
+    def run(self, name: str, *, last_step: int | None = None, stop_at: int | None = None) -> FinalResult | TrainResult:
         request = self.request(name, last_step=last_step, checkpoint_every_s=1e-9)
         return final(request, trials.ScriptedChannel(self.folder / name, stop_at=stop_at))
 
 
-def scores(result: ChildResult) -> FinalResult:
-    assert result.final is not None
-    training = result.final.training.model_copy(update={"peak_rss_bytes": None})
-    return result.final.model_copy(update={"training": training, "model_dir": None})
+def scores(result: FinalResult | TrainResult) -> FinalResult:
+    assert isinstance(result, FinalResult)
+    training = result.training.model_copy(update={"peak_rss_bytes": None})
+    return result.model_copy(update={"training": training, "model_dir": None})
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +73,13 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> Again:
 def test_the_same_seed_and_rows_are_the_trial_itself_bit_for_bit(again: Again) -> None:
     before, channel = again.trial.run()
     once_more = again.run("plain")
-    assert once_more.final is not None
-    assert once_more.final.training.value == before.value
-    assert once_more.final.validation == channel.points[before.best or 0].metrics
+    assert isinstance(once_more, FinalResult)
+    assert once_more.training.value == before.value
+    assert once_more.validation == channel.points[before.best or 0].metrics
     stored = load_file(again.folder / "plain" / "model" / "model.safetensors")
     assert stored.keys() == again.trial.best_weights().keys()
     assert all(torch.equal(stored[name], value) for name, value in again.trial.best_weights().items())
-    assert once_more.final.rows == {"train": 40, "validation": 20, "test": 30, "trained": 40}
+    assert once_more.rows == {"train": 40, "validation": 20, "test": 30, "trained": 40}
 
 
 @pytest.mark.slow
@@ -94,9 +89,8 @@ def test_a_stop_in_between_changes_nothing(again: Again, last_step: int | None) 
     whole = again.run(f"whole-{last_step}", last_step=last_step)
     name = f"stopped-{last_step}"
     stopped = again.run(name, last_step=last_step, stop_at=3)
-    assert stopped.final is None
-    assert stopped.train is not None
-    assert (stopped.train.stopped_by, stopped.train.steps) == (StopReason.REQUEST, 3)
+    assert isinstance(stopped, TrainResult)
+    assert (stopped.stopped_by, stopped.steps) == (StopReason.REQUEST, 3)
     assert not (again.folder / name / "model").exists()
     assert scores(again.run(name, last_step=last_step)) == scores(whole)
     one, other = (load_file(again.folder / path / "model/model.safetensors") for path in (name, f"whole-{last_step}"))
@@ -105,11 +99,11 @@ def test_a_stop_in_between_changes_nothing(again: Again, last_step: int | None) 
 
 def test_train_and_validation_together_end_with_the_step_that_was_asked_for(again: Again) -> None:
     done = again.run("both", last_step=4)
-    assert done.final is not None
-    assert (done.final.step, done.final.training.steps) == (4, 4)
-    assert (done.final.validation, done.final.training.value) == (None, None)
-    assert done.final.rows["trained"] == 60
-    assert done.final.test is not None
+    assert isinstance(done, FinalResult)
+    assert (done.step, done.training.steps) == (4, 4)
+    assert (done.validation, done.training.value) == (None, None)
+    assert done.rows["trained"] == 60
+    assert done.test is not None
 
 
 @pytest.mark.slow
@@ -119,7 +113,8 @@ def test_a_fixed_length_keeps_the_schedule_and_the_batches(tmp_path: Path) -> No
 
     def weights(length: FixedLength | None) -> dict[str, torch.Tensor]:
         body, channel = again.request("x").training, trials.ScriptedChannel(tmp_path / "channel")
-        parts = trial_parts(body, channel, read_tokens(body, only=(TRAIN, VALIDATION)), length=length)
+        tokens = read_tokens(body, trial_task(body.config), only=(TRAIN, VALIDATION))
+        parts = trial_parts(body, channel, tokens, length=length)
         assert run_training(parts, None).step == (10 if length is None else length.last_step)
         return parts.model.state_dict()
 
@@ -130,8 +125,8 @@ def test_a_fixed_length_keeps_the_schedule_and_the_batches(tmp_path: Path) -> No
 
 def test_test_rows_are_scored_with_the_saved_weights(again: Again) -> None:
     done = again.run("scored")
-    assert done.final is not None
-    assert done.final.test is not None
+    assert isinstance(done, FinalResult)
+    assert done.test is not None
     folder = again.folder / "scored" / "model"
     model, tokenizer = load(folder), load_tokenizer(FolderSource(str(folder)))
     rows = tiny.rows(30, start=500)
@@ -140,13 +135,13 @@ def test_test_rows_are_scored_with_the_saved_weights(again: Again) -> None:
         tokens = tokenizer(row["criterion"], row["text"], truncation="only_second", max_length=32, return_tensors="pt")
         with torch.inference_mode():
             right += int(model(**tokens).argmax()) == row["label"]
-    assert done.final.test[Metric.ACCURACY] == pytest.approx(right / len(rows))
+    assert done.test[Metric.ACCURACY] == pytest.approx(right / len(rows))
 
 
 def test_a_search_never_reads_test(again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
     body = again.request("y").training
     read: list[tuple[str, ...]] = []
-    monkeypatch.setattr("dryfit.jobs.train.read_tokens", lambda _body, *, only, fold: read.append(only) or 1 / 0)
+    monkeypatch.setattr("dryfit.jobs.train.read_tokens", lambda *_, only, fold: read.append(only) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(body, trials.ScriptedChannel(again.folder / "channel"))
     assert read == [("train", "validation")]

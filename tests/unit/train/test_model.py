@@ -11,7 +11,7 @@ import tiny
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import HeadSettings
 from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_stack
+from dryfit.meta.loading.pretrained import Kind, load_pretrained
 from dryfit.tasks.heads import AttentionPooling, EncoderWithHead, HeadSpec, freeze
 from dryfit.train.model import enable_checkpointing
 
@@ -26,7 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def gradients(folder: Path, *, reentrant: bool | None, frozen: int, dropout: float) -> dict[str, torch.Tensor]:
-    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER, dtype=torch.float64, dropout=dropout)
+    encoder = encoders.with_dropouts(folder, torch.float64, dropout=dropout)
     if reentrant is not None:
         enable_checkpointing(encoder, reentrant=reentrant)
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_checkpointing_changes_no_gradient(folders: dict[str, Path], name: str, 
 
 def kept_bytes(folder: Path, *, reentrant: bool | None, frozen: int) -> int:
     """What autograd keeps for the backward pass outside of checkpointed regions, model weights left out."""
-    encoder, _ = load_stack(FolderSource.of(folder), Kind.ENCODER)
+    encoder, _ = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     if reentrant is not None:
         enable_checkpointing(encoder, reentrant=reentrant)
     model = EncoderWithHead(encoder, HeadSpec(HeadSettings(), num_outputs=2)).train()
@@ -96,7 +96,7 @@ def test_checkpointing_keeps_less_and_frozen_layers_nothing(folders: dict[str, P
 def test_a_model_that_cannot_checkpoint_is_refused(
     folders: dict[str, Path], name: str, reentrant: bool, found: str
 ) -> None:
-    encoder, _ = load_stack(FolderSource.of(folders[name]), Kind.ENCODER)
+    encoder, _ = load_pretrained(FolderSource(str(folders[name])), Kind.ENCODER)
     with pytest.raises(ConfigError, match=f"{encoders.CONFIGS[name][0]} {found}"):
         enable_checkpointing(encoder, reentrant=reentrant)
 
@@ -132,7 +132,7 @@ def test_only_the_last_hidden_states_are_returned(architecture: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
 def test_pooling_sees_no_padding(folders: dict[str, Path], pooling: str) -> None:
-    encoder, _ = load_stack(FolderSource.of(folders["bert"]), Kind.ENCODER, dtype=torch.float64)
+    encoder, _ = load_pretrained(FolderSource(str(folders["bert"])), Kind.ENCODER, dtype=torch.float64)
     torch.manual_seed(0)
     model = EncoderWithHead(encoder, HeadSpec(HeadSettings(pooling=pooling), num_outputs=3)).double().eval()
     ids = torch.randint(5, 30, (4, 12))

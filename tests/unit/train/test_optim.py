@@ -11,7 +11,7 @@ from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.settings.execution import DeviceKind, OptimizerImpl
 from dryfit.core.settings.tables import HeadSettings, OptimSettings, SchedSettings
 from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_stack
+from dryfit.meta.loading.pretrained import Kind, load_pretrained
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
 from dryfit.train.optim.optimizer import (
@@ -26,7 +26,7 @@ from dryfit.train.optim.optimizer import (
 
 @pytest.fixture
 def model(tmp_path: Path) -> EncoderWithHead:
-    encoder, _ = load_stack(FolderSource.of(tiny.model(tmp_path / "model")), Kind.ENCODER)
+    encoder, _ = load_pretrained(FolderSource(str(tiny.model(tmp_path / "model"))), Kind.ENCODER)
     return EncoderWithHead(encoder, HeadSpec(HeadSettings(layers=1), num_outputs=2))
 
 

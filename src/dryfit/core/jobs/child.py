@@ -1,9 +1,13 @@
-"""The request a child process is started with, and the result it ends with."""
+"""The table of all jobs, the request a child process is started with, and the result it ends with."""
 
-from typing import Annotated, TypeAlias
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, GetPydanticSchema, create_model
 
+from dryfit.core.errors import InternalError
 from dryfit.core.failure import ChildFault
 from dryfit.core.jobs.diagnostics import (
     BatchCheckRequest,
@@ -14,6 +18,7 @@ from dryfit.core.jobs.diagnostics import (
     ProbeResult,
 )
 from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.job import Job, JobRequest, R
 from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult, PlanRequest, PlanResult
 from dryfit.core.jobs.train import (
     FinalRequest,
@@ -37,45 +42,109 @@ from dryfit.core.jobs.train import (
 from dryfit.core.wire import ErrorParts, Wire
 
 
-class ChildResult(Wire):
-    """The result of a child process: the field of its job is set, or ``fault``."""
+class JobRow(NamedTuple):
+    """One job.
 
-    resolve: ResolveResult | None = None
-    train: TrainResult | None = None
-    check: CheckResult | None = None
-    plan: PlanResult | None = None
-    calibrate: CalibrateResult | None = None
-    probe: ProbeResult | None = None
-    batch_check: BatchCheckResult | None = None
-    imported: ImportResult | None = None
-    final: FinalResult | None = None
-    ensemble: EnsembleResult | None = None
-    predict: PredictResult | None = None
-    merge: MergeResult | None = None
-    tiny_lm: TinyLmResult | None = None
-    rows: RowsResult | None = None
+    Attributes:
+        entry: Its function as ``module:function``, which takes the request and the child's channel and returns the
+            result.
+        request: The type of its request.
+        results: The types that its result may have, by their names in ``result.json``.
+    """
+
+    entry: str
+    request: type[JobRequest[Any]]
+    results: Mapping[str, type[Any]]
+
+
+def _row(entry: str, request: type[JobRequest[R]], **results: type[R]) -> JobRow:
+    return JobRow(entry, request, results)
+
+
+JOBS = {
+    Job.RESOLVE: _row("dryfit.jobs.resolve:resolve", ResolveRequest, resolve=ResolveResult),
+    Job.TRAIN: _row("dryfit.jobs.train:train", TrainRequest, train=TrainResult),
+    Job.CHECK: _row("dryfit.jobs.resolve:check", CheckRequest, check=CheckResult),
+    Job.PLAN: _row("dryfit.jobs.plan:plan", PlanRequest, plan=PlanResult),
+    Job.CALIBRATE: _row("dryfit.jobs.calibrate:calibrate", CalibrateRequest, calibrate=CalibrateResult),
+    Job.PROBE: _row("dryfit.jobs.resolve:probe", ProbeRequest, probe=ProbeResult),
+    Job.BATCH_CHECK: _row("dryfit.jobs.batch_check:batch_check", BatchCheckRequest, batch_check=BatchCheckResult),
+    Job.IMPORT: _row("dryfit.jobs.objective:check", ImportRequest, imported=ImportResult),
+    Job.OBJECTIVE: _row("dryfit.jobs.objective:run", ObjectiveRequest, train=TrainResult),
+    Job.FINAL: _row("dryfit.jobs.final:final", FinalRequest, final=FinalResult, train=TrainResult),
+    Job.ENSEMBLE: _row("dryfit.jobs.ensemble:ensemble", EnsembleRequest, ensemble=EnsembleResult),
+    Job.PREDICT: _row("dryfit.jobs.predict:predict", PredictRequest, predict=PredictResult),
+    Job.MERGE: _row("dryfit.jobs.merge:merge", MergeRequest, merge=MergeResult),
+    Job.TINY_LM: _row("dryfit.tasks.lm.tiny_lm:write", TinyLmRequest, tiny_lm=TinyLmResult),
+    Job.ROWS: _row("dryfit.jobs.copy_rows:copy_rows", RowsRequest, rows=RowsResult),
+}
+"""All jobs."""
+
+_REQUESTS: list[Any] = [row.request for row in JOBS.values()]
+_ANY_REQUEST = Annotated[functools.reduce(lambda one, other: one | other, _REQUESTS), Field(discriminator="job")]
+_RESULTS = {name: result for row in JOBS.values() for name, result in row.results.items()}
+_NAMES = {result: name for name, result in _RESULTS.items()}
+
+
+@functools.cache
+def result_file() -> type[Wire]:
+    """Return the type of ``result.json``; it is made at the first call, as that takes some milliseconds."""
+    parts = {**_RESULTS, "fault": ChildFault, "error": ErrorParts}
+    fields: dict[str, Any] = {name: (part | None, None) for name, part in parts.items()}
+    return create_model("ResultFile", __base__=Wire, **fields)
+
+
+def answer_to(request: JobRequest[R], answer: Any) -> R:
+    """Return an answer with the type that the request says.
+
+    Args:
+        request: The request of a job.
+        answer: What its function returned, or its result file holds.
+
+    Raises:
+        InternalError: It is the answer of another job.
+    """
+    results = tuple(JOBS[request.job].results.values())
+    if not isinstance(answer, results):
+        expected = " or ".join(result.__name__ for result in results)
+        raise InternalError(f"doing the job {request.job}", f"its answer is {type(answer).__name__}", expected)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    """The result of a child process: the answer of its job, or the fault that ended it.
+
+    Attributes:
+        error: Set beside ``fault`` if a dryfit error was raised.
+    """
+
+    answer: Wire | None = None
     fault: ChildFault | None = None
-    error: ErrorParts | None = Field(default=None, description="set beside `fault` where a dryfit error was raised")
+    error: ErrorParts | None = None
+
+    def to_json(self) -> str:
+        """Return the text of ``result.json``: the answer has the name of its type in :data:`JOBS`."""
+        parts: dict[str, Any] = {"fault": self.fault, "error": self.error}
+        if self.answer is not None:
+            parts[_NAMES[type(self.answer)]] = self.answer
+        return result_file()(**parts).model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read a ``result.json``.
+
+        Raises:
+            pydantic.ValidationError: It holds something else.
+        """
+        parts = dict(result_file().model_validate_json(text))
+        answer = next((parts[name] for name in _RESULTS if parts[name] is not None), None)
+        return cls(answer, parts["fault"], parts["error"])
 
 
-Body: TypeAlias = (
-    ResolveRequest
-    | TrainRequest
-    | CheckRequest
-    | PlanRequest
-    | CalibrateRequest
-    | ProbeRequest
-    | BatchCheckRequest
-    | ImportRequest
-    | ObjectiveRequest
-    | FinalRequest
-    | EnsembleRequest
-    | PredictRequest
-    | MergeRequest
-    | TinyLmRequest
-    | RowsRequest
-)
-"""The request of any job."""
+def training_of(result: ChildResult | None) -> TrainResult | None:
+    """Return how training, or a user's own function, ended; None if the result does not say."""
+    return result.answer if result is not None and isinstance(result.answer, TrainResult) else None
 
 
 class ChildRequest(Wire):
@@ -89,4 +158,4 @@ class ChildRequest(Wire):
 
     placed_at_s: float
     wakeup_fifo: str | None = Field(validation_alias="doorbell", serialization_alias="doorbell")
-    body: Annotated[Body, Field(discriminator="job")]
+    body: Annotated[JobRequest[Any], GetPydanticSchema(lambda _, handler: handler.generate_schema(_ANY_REQUEST))]

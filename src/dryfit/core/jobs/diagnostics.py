@@ -5,20 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from dryfit.core.jobs.checkpoint_health import Health
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
 from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Scalar, TrialConfig
 from dryfit.core.wire import ErrorParts, Wire
-
-
-class CheckRequest(Wire):
-    """Examine a checkpoint without reading its weights."""
-
-    job: Literal[Job.CHECK] = Job.CHECK
-    folder: str = Field(description="a model's folder, or `minilm`")
-    task: str | None = Field(description="as in `dryfit.load`; None: what the folder itself says")
-    trust: bool = Field(description="run code that comes with the model")
 
 
 class CheckResult(Wire):
@@ -27,10 +18,13 @@ class CheckResult(Wire):
     health: Health
 
 
-class ProbeRequest(Wire):
-    """List the devices that this build of torch can use."""
+class CheckRequest(JobRequest[CheckResult]):
+    """Examine a checkpoint without reading its weights."""
 
-    job: Literal[Job.PROBE] = Job.PROBE
+    job: Literal[Job.CHECK] = Job.CHECK
+    folder: str = Field(description="a model's folder, or `minilm`")
+    task: str | None = Field(description="as in `dryfit.load`; None: what the folder itself says")
+    trust: bool = Field(description="run code that comes with the model")
 
 
 class ProbeResult(Wire):
@@ -50,19 +44,10 @@ class ProbeResult(Wire):
     trouble: str = ""
 
 
-class BatchCheckRequest(Wire):
-    """Collate and check all batches of one model and do one training step; nothing is saved.
+class ProbeRequest(JobRequest[ProbeResult]):
+    """List the devices that this build of torch can use."""
 
-    Attributes:
-        trial: The study file's values with this model, its largest batch and its longest input.
-        lengths: Every ``train.max_length`` in the search space for this model.
-        points: Further points of the search space with this model; each does one small step.
-    """
-
-    job: Literal[Job.BATCH_CHECK] = Job.BATCH_CHECK
-    trial: TrainRequest
-    lengths: tuple[int, ...]
-    points: tuple[TrialConfig, ...] = ()
+    job: Literal[Job.PROBE] = Job.PROBE
 
 
 class BatchWalk(Wire):
@@ -135,3 +120,22 @@ class BatchCheckResult(Wire):
     step: StepCheck | None = None
     points: tuple[PointCheck, ...] = ()
     failures: tuple[ProbeFailure, ...] = ()
+
+
+class BatchCheckRequest(JobRequest[BatchCheckResult]):
+    """Collate and check all batches of one model and do one training step; nothing is saved.
+
+    Attributes:
+        trial: The study file's values with this model, its largest batch and its longest input.
+        lengths: Every ``train.max_length`` in the search space for this model.
+        points: Further points of the search space with this model; each does one small step.
+    """
+
+    job: Literal[Job.BATCH_CHECK] = Job.BATCH_CHECK
+    trial: TrainRequest
+    lengths: tuple[int, ...]
+    points: tuple[TrialConfig, ...] = ()
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(hides_devices=True, visible_device=self.trial.visible_device)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
 from dryfit.core.jobs.train import FinalResult, TrainRequest
 from dryfit.core.wire import Wire
 
@@ -25,28 +25,6 @@ class EnsembleMember(Wire):
     model_dir: str
 
 
-class EnsembleRequest(Wire):
-    """Evaluate several models as an ensemble and save them in one folder.
-
-    Attributes:
-        members: The models; the first, the best, decides how averaged scores become an answer.
-        model_dir: The folder to write.
-        study: The study's name, for the model card.
-        with_validation: They were trained on validation too, so nothing can be chosen by it.
-    """
-
-    job: Literal[Job.ENSEMBLE] = Job.ENSEMBLE
-    members: Annotated[tuple[EnsembleMember, ...], Field(min_length=2)]
-    model_dir: str
-    study: str
-    with_validation: bool
-
-    @property
-    def visible_device(self) -> str | None:
-        """Value of CUDA_VISIBLE_DEVICES."""
-        return self.members[0].training.visible_device
-
-
 class EnsembleResult(Wire):
     """The metrics of an ensemble.
 
@@ -63,3 +41,26 @@ class EnsembleResult(Wire):
     rows: dict[str, int]
     members: tuple[FinalResult, ...]
     model_dir: str
+
+
+class EnsembleRequest(JobRequest[EnsembleResult]):
+    """Evaluate several models as an ensemble and save them in one folder.
+
+    Attributes:
+        members: The models; the first, the best, decides how averaged scores become an answer.
+        model_dir: Where the folder lies in the end.
+        attempt_model_dir: The attempt's own folder, where it is written first.
+        study: The study's name, for the model card.
+        with_validation: They were trained on validation too, so nothing can be chosen by it.
+    """
+
+    job: Literal[Job.ENSEMBLE] = Job.ENSEMBLE
+    members: Annotated[tuple[EnsembleMember, ...], Field(min_length=2)]
+    model_dir: str
+    attempt_model_dir: str
+    study: str
+    with_validation: bool
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return self.members[0].training.process_needs()

@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from dryfit.core.jobs.calibration import Calibration, CaseComparison, MemoryCase, Observation
+from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
 from dryfit.core.jobs.memory import Confidence, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
-from dryfit.core.jobs.names import Job
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import DataSettings, Settings
 from dryfit.core.sharding.shard_summary import ShardSummary
@@ -19,26 +19,6 @@ class StudyTokens(Settings):
     data: DataSettings
     cache_dir: str
     data_fingerprint: str
-
-
-class PlanRequest(Wire):
-    """Plan the memory of several subjects for a device, without allocating anything on it."""
-
-    job: Literal[Job.PLAN] = Job.PLAN
-    subjects: tuple[PlanSubject, ...]
-    device: DeviceSpec
-    execution: ExecutionSettings = Field(validation_alias="wishes", serialization_alias="wishes")
-    tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are assumed")
-    trace_dir: str = Field(description="folder of recorded traces, shared by all studies")
-    every_fallback: bool = Field(
-        default=False,
-        validation_alias="every_rung",
-        serialization_alias="every_rung",
-        description="price every fallback, and changes of the experiment",
-    )
-    several: bool = Field(default=True, description="consider several devices too")
-    degrees: tuple[int, ...] = Field(default=(), description='ranks over 1 that execution.tp = "auto" may take')
-    host_bytes: int | None = Field(default=None, description="host memory for all ranks of a trial; None: unlimited")
 
 
 class PlanAnswer(Wire):
@@ -85,7 +65,39 @@ class PlanResult(Wire):
     answers: tuple[PlanAnswer, ...]
 
 
-class CalibrateRequest(Wire):
+class PlanRequest(JobRequest[PlanResult]):
+    """Plan the memory of several subjects for a device, without allocating anything on it."""
+
+    job: Literal[Job.PLAN] = Job.PLAN
+    subjects: tuple[PlanSubject, ...]
+    device: DeviceSpec
+    execution: ExecutionSettings = Field(validation_alias="wishes", serialization_alias="wishes")
+    tokens: StudyTokens | None = Field(default=None, description="None: rows of train.max_length are assumed")
+    trace_dir: str = Field(description="folder of recorded traces, shared by all studies")
+    every_fallback: bool = Field(
+        default=False,
+        validation_alias="every_rung",
+        serialization_alias="every_rung",
+        description="price every fallback, and changes of the experiment",
+    )
+    several: bool = Field(default=True, description="consider several devices too")
+    degrees: tuple[int, ...] = Field(default=(), description='ranks over 1 that execution.tp = "auto" may take')
+    host_bytes: int | None = Field(default=None, description="host memory for all ranks of a trial; None: unlimited")
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(hides_devices=True)  # a plan must not make a context on a device that trains
+
+
+class CalibrateResult(Wire):
+    """The result of CALIBRATE: an observation, or a calibration with the comparisons it was made from."""
+
+    observation: Observation | None = None
+    calibration: Calibration | None = None
+    comparisons: tuple[CaseComparison, ...] = ()
+
+
+class CalibrateRequest(JobRequest[CalibrateResult]):
     """Measure the memory of training steps on a GPU, or compare earlier measurements with plans.
 
     Attributes:
@@ -101,10 +113,6 @@ class CalibrateRequest(Wire):
     calibration_dir: str | None = None
     visible_device: str | None = None
 
-
-class CalibrateResult(Wire):
-    """The result of CALIBRATE: an observation, or a calibration with the comparisons it was made from."""
-
-    observation: Observation | None = None
-    calibration: Calibration | None = None
-    comparisons: tuple[CaseComparison, ...] = ()
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(hides_devices=True, visible_device=self.visible_device)

@@ -5,31 +5,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionPlan
 from dryfit.core.settings.tables import DataSettings, ModelSettings, ObjectiveSettings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName, TaskName
 from dryfit.core.settings.trial import FoldScore, Scalar, TrialConfig
 from dryfit.core.wire import Wire
-
-
-class ResolveRequest(Wire):
-    """Check the data, tokenise it for some (model, length) pairs, and describe the machine."""
-
-    job: Literal[Job.RESOLVE] = Job.RESOLVE
-    task: TaskName
-    metrics: tuple[MetricName, ...] = Field(default=(), description="the study's metrics; the task must have them")
-    searched: dict[str, tuple[Scalar, ...]] = Field(
-        default_factory=dict[str, tuple[Scalar, ...]],
-        description="searched keys of the user's own task, each with its choices or its two ends",
-    )
-    data: DataSettings
-    settings: TrialSettings = Field(description="the study file's settings; a pair replaces its model and length")
-    pairs: tuple[tuple[ModelSettings, int], ...] = Field(description="models and lengths to prepare")
-    cache_dir: str
-    device: str
-    precisions: tuple[str, ...] = ()
-    processes: int = Field(default=1, ge=1, description="processes per trial; on CUDA each needs a device")
 
 
 class SplitFacts(Wire):
@@ -58,27 +39,23 @@ class ResolveResult(Wire):
     remarks: tuple[str, ...] = Field(default=(), description="remarks about the rows that are no errors")
 
 
-class TrainRequest(Wire):
-    """Train one trial, from its newest valid checkpoint if there is one."""
+class ResolveRequest(JobRequest[ResolveResult]):
+    """Check the data, tokenise it for some (model, length) pairs, and describe the machine."""
 
-    job: Literal[Job.TRAIN] = Job.TRAIN
-    config: TrialConfig
-    fingerprint: str = Field(description="the trial's recorded fingerprint, which its checkpoints must have")
-    plan: ExecutionPlan
-    attempt: int = Field(ge=1)
-    cache_dir: str
-    checkpoint_dir: str = Field(description="resumable checkpoints of the trial, shared by its attempts")
-    best_dir: str = Field(description="folder of the weights of the best validation so far")
-    load_report: str = Field(description="file for the origin of each tensor of the model")
-    checkpoint_every_s: float = Field(gt=0)
-    verdict_timeout_s: float = Field(gt=0)
-    fold_reports: int = Field(default=1, ge=1, description="report indices reserved for each fold")
-    visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
-    memory_fraction: float | None = Field(
-        default=None, gt=0, le=1, description="share of the device's memory that its allocator may take"
+    job: Literal[Job.RESOLVE] = Job.RESOLVE
+    task: TaskName
+    metrics: tuple[MetricName, ...] = Field(default=(), description="the study's metrics; the task must have them")
+    searched: dict[str, tuple[Scalar, ...]] = Field(
+        default_factory=dict[str, tuple[Scalar, ...]],
+        description="searched keys of the user's own task, each with its choices or its two ends",
     )
-    diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, but exact")
-    file_sharing: bool = Field(default=False, description="loader workers share tensors through named files")
+    data: DataSettings
+    settings: TrialSettings = Field(description="the study file's settings; a pair replaces its model and length")
+    pairs: tuple[tuple[ModelSettings, int], ...] = Field(description="models and lengths to prepare")
+    cache_dir: str
+    device: str
+    precisions: tuple[str, ...] = ()
+    processes: int = Field(default=1, ge=1, description="processes per trial; on CUDA each needs a device")
 
 
 class StopReason(StrEnum):
@@ -120,36 +97,35 @@ class TrainResult(Wire):
     peak_rss_bytes: int | None = None
 
 
-class FinalRequest(Wire):
-    """Train a trial's configuration again, evaluate it once on test, and save the model.
+class TrainRequest(JobRequest[TrainResult]):
+    """Train one trial, from its newest valid checkpoint if there is one."""
 
-    Attributes:
-        training: As for the trial, with its own folders.
-        last_step: Train on train and validation together and stop after this step, as there is no validation left to
-            choose the best weights by; None: train on train alone and take the best validation's weights.
-        schedule_steps: Length of the schedule; None: that of the training rows alone.
-        chosen_dirs: Earlier models of the configuration, for which something was chosen on validation (a threshold);
-            the first that exists is used if no validation is left.
-        model_dir: Where to save the model; None: only its scores are wanted.
-        study: The study's name, for the model card.
-        searched: The trial's value in the study, for the model card.
-        folds: Number of folds that value is the mean of; 1: it was trained once.
-    """
+    job: Literal[Job.TRAIN] = Job.TRAIN
+    config: TrialConfig
+    fingerprint: str = Field(description="the trial's recorded fingerprint, which its checkpoints must have")
+    plan: ExecutionPlan
+    attempt: int = Field(ge=1)
+    cache_dir: str
+    checkpoint_dir: str = Field(description="resumable checkpoints that this attempt writes")
+    kept_checkpoint_dir: str = Field(description="those that ended attempts left; the attempt only reads them")
+    best_dir: str = Field(description="folder of the weights of this attempt's best validation")
+    kept_best_dir: str = Field(
+        description="those that ended attempts left; this attempt's come there when it has ended"
+    )
+    load_report: str = Field(description="file for the origin of each tensor of the model")
+    checkpoint_every_s: float = Field(gt=0)
+    verdict_timeout_s: float = Field(gt=0)
+    fold_reports: int = Field(default=1, ge=1, description="report indices reserved for each fold")
+    visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None on CPU")
+    memory_fraction: float | None = Field(
+        default=None, gt=0, le=1, description="share of the device's memory that its allocator may take"
+    )
+    diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, but exact")
+    file_sharing: bool = Field(default=False, description="loader workers share tensors through named files")
 
-    job: Literal[Job.FINAL] = Job.FINAL
-    training: TrainRequest
-    last_step: int | None = Field(default=None, ge=1)
-    schedule_steps: int | None = Field(default=None, ge=1)
-    chosen_dirs: tuple[str, ...] = ()
-    model_dir: str | None
-    study: str
-    searched: float | None = None
-    folds: int = Field(default=1, ge=1)
-
-    @property
-    def visible_device(self) -> str | None:
-        """Value of CUDA_VISIBLE_DEVICES."""
-        return self.training.visible_device
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(hides_devices=True, visible_device=self.visible_device, diagnostic=self.diagnostic)
 
 
 class FinalResult(Wire):
@@ -172,7 +148,48 @@ class FinalResult(Wire):
     model_dir: str | None
 
 
-class PredictRequest(Wire):
+class FinalRequest(JobRequest[FinalResult | TrainResult]):
+    """Train a trial's configuration again, evaluate it once on test, and save the model.
+
+    Attributes:
+        training: As for the trial, with its own folders.
+        last_step: Train on train and validation together and stop after this step, as there is no validation left to
+            choose the best weights by; None: train on train alone and take the best validation's weights.
+        schedule_steps: Length of the schedule; None: that of the training rows alone.
+        chosen_dirs: Earlier models of the configuration, for which something was chosen on validation (a threshold);
+            the first that exists is used if no validation is left.
+        model_dir: Where the model lies in the end; None: only its scores are wanted.
+        attempt_model_dir: The attempt's own folder, where it is saved first.
+        study: The study's name, for the model card.
+        searched: The trial's value in the study, for the model card.
+        folds: Number of folds that value is the mean of; 1: it was trained once.
+    """
+
+    job: Literal[Job.FINAL] = Job.FINAL
+    training: TrainRequest
+    last_step: int | None = Field(default=None, ge=1)
+    schedule_steps: int | None = Field(default=None, ge=1)
+    chosen_dirs: tuple[str, ...] = ()
+    model_dir: str | None
+    attempt_model_dir: str
+    study: str
+    searched: float | None = None
+    folds: int = Field(default=1, ge=1)
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return self.training.process_needs()
+
+
+class PredictResult(Wire):
+    """The result of PREDICT."""
+
+    rows: int
+    bad: int = Field(description="rows without a prediction; each has a line with the reason")
+    device: DeviceKind
+
+
+class PredictRequest(JobRequest[PredictResult]):
     """Predict the rows of a source with a trained model.
 
     Attributes:
@@ -197,15 +214,14 @@ class PredictRequest(Wire):
     trust: bool = False
 
 
-class PredictResult(Wire):
-    """The result of PREDICT."""
+class MergeResult(Wire):
+    """Folder and size of the merged model."""
 
-    rows: int
-    bad: int = Field(description="rows without a prediction; each has a line with the reason")
-    device: DeviceKind
+    out: str
+    size_bytes: int
 
 
-class MergeRequest(Wire):
+class MergeRequest(JobRequest[MergeResult]):
     """Merge a saved model's adapters into its base.
 
     Attributes:
@@ -222,14 +238,14 @@ class MergeRequest(Wire):
     trust: bool = False
 
 
-class MergeResult(Wire):
-    """Folder and size of the merged model."""
+class TinyLmResult(Wire):
+    """Number of weights of the model, and of tokens of its tokenizer."""
 
-    out: str
-    size_bytes: int
+    weights: int
+    tokens: int
 
 
-class TinyLmRequest(Wire):
+class TinyLmRequest(JobRequest[TinyLmResult]):
     """Write a tiny random language model for experiments, with a tokenizer trained on the rows of a file.
 
     Attributes:
@@ -244,14 +260,13 @@ class TinyLmRequest(Wire):
     seed: int = Field(ge=0)
 
 
-class TinyLmResult(Wire):
-    """Number of weights of the model, and of tokens of its tokenizer."""
+class RowsResult(Wire):
+    """The result of ROWS."""
 
-    weights: int
-    tokens: int
+    rows: int
 
 
-class RowsRequest(Wire):
+class RowsRequest(JobRequest[RowsResult]):
     """Copy columns of a source's rows, if reading it needs libraries that the control process does not import.
 
     Attributes:
@@ -266,19 +281,6 @@ class RowsRequest(Wire):
     out: str
 
 
-class RowsResult(Wire):
-    """The result of ROWS."""
-
-    rows: int
-
-
-class ImportRequest(Wire):
-    """Check that a user's own function can be imported; it is not called."""
-
-    job: Literal[Job.IMPORT] = Job.IMPORT
-    objective: ObjectiveSettings
-
-
 class ImportResult(Wire):
     """The result of IMPORT. A function that cannot be imported is an error, not a result.
 
@@ -291,25 +293,47 @@ class ImportResult(Wire):
     versions: dict[str, str]
 
 
-class ObjectiveRequest(Wire):
+class ImportRequest(JobRequest[ImportResult]):
+    """Check that a user's own function can be imported; it is not called."""
+
+    job: Literal[Job.IMPORT] = Job.IMPORT
+    objective: ObjectiveSettings
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(hides_devices=True, of_the_user=True)
+
+
+class ObjectiveRequest(JobRequest[TrainResult]):
     """Call a user's own function for one trial; the result is a ``TrainResult``.
 
     Attributes:
         reported: Steps of the reports that earlier attempts made.
+        fingerprint: The trial's recorded fingerprint, which is kept in its folder for checkpoints.
         checkpoint_step: The newest step that it can resume from, by an earlier attempt.
+        checkpoint_dir: The attempt's own folder for what it needs to go on.
+        kept_checkpoint_dir: What ended attempts left; the attempt begins with a copy of it.
         threads: CPU threads for numerical libraries.
     """
 
     job: Literal[Job.OBJECTIVE] = Job.OBJECTIVE
     objective: ObjectiveSettings
     number: int = Field(ge=0)
+    fingerprint: str
     params: dict[str, Scalar]
     seed: int = Field(ge=0)
     attempt: int = Field(ge=1)
     reported: tuple[int, ...]
     checkpoint_step: int | None
     checkpoint_dir: str
+    kept_checkpoint_dir: str
     verdict_timeout_s: float = Field(gt=0)
     threads: int = Field(ge=1)
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None: no device")
     diagnostic: bool = Field(default=False, description="as in `TrainRequest`")
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(
+            hides_devices=True, visible_device=self.visible_device, diagnostic=self.diagnostic, of_the_user=True
+        )

@@ -1,6 +1,7 @@
 """Enumerations of a study file's choices. Standard library only: the command line's help imports them at once."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class BuiltInTask(StrEnum):
@@ -18,6 +19,13 @@ class BuiltInTask(StrEnum):
     """Causal language modelling."""
     OBJECTIVE = "objective"
     """A user's own function."""
+
+
+DEFAULT_TASK: Final = BuiltInTask.CRITERIA
+"""The task of a study file that names none."""
+
+FUNCTION_TASK: Final = BuiltInTask.OBJECTIVE
+"""The task of a study that calls a user's own function."""
 
 
 class Metric(StrEnum):

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.tables import LoraSettings, Settings, TrialSettings
-from dryfit.core.settings.task_facts import TaskName
+from dryfit.core.settings.task_facts import TaskName, facts_of
+from dryfit.core.settings.weight_formats import base_format
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import parse_bytes
 
@@ -65,7 +65,7 @@ class PlanSubject(Settings):
     Attributes:
         source: Hash of the file of a user's own class; else empty.
         multi_label: Whether a row may have any number of classes.
-        lora: Adapters, for ``causal-lm``; None: all weights are trained.
+        lora: Adapters, of a decoder; None: all weights are trained.
     """
 
     task: TaskName
@@ -78,9 +78,9 @@ class PlanSubject(Settings):
 
 def adapters(task: TaskName, settings: TrialSettings) -> LoraSettings | None:
     """Return the adapters that a trial trains, with the format of their base; None if it trains all weights."""
-    if task is not BuiltInTask.CAUSAL_LM or not settings.lora.r:
+    if not facts_of(task).decoder or not settings.lora.r:
         return None
-    return settings.lora.model_copy(update={"base": settings.lora.base or BaseFormat(settings.train.precision)})
+    return settings.lora.model_copy(update={"base": base_format(settings.lora, settings.train).name})
 
 
 class ExecutionSettings(Settings):

@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+NAME_PATTERN: Final = r"^.+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+"""What a name looks like in a study file: ``package.module:name`` or ``file.py:name``."""
 
 _SCRIPT_SUFFIX = ".py"
 

@@ -1,9 +1,10 @@
 """The settings that decide a trial's memory, as a key: trials with equal keys have the same memory plan."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from dryfit.core.settings.execution import PlanSubject
+from dryfit.core.settings.tables import ModelSettings
 from dryfit.core.wire import canonical_json
 
 IRRELEVANT: Final = frozenset(
@@ -91,3 +92,12 @@ def any_shape(subject: PlanSubject) -> PlanSubject:
         "train": settings.train.model_copy(update={"batch_size": 1, "max_length": 8}),
     }
     return subject.model_copy(update={"settings": settings.model_copy(update=same)})
+
+
+StepKey: TypeAlias = tuple[ModelSettings, str]
+"""A model, and everything else that decides a training step but its batch size and length."""
+
+
+def step_key(subject: PlanSubject) -> StepKey:
+    """Return what subjects have in common that differ in batch size and length alone."""
+    return subject.settings.model, memory_key(any_shape(subject))

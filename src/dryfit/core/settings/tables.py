@@ -359,6 +359,9 @@ class ObjectiveSettings(Settings):
     preload: tuple[str, ...] = Field(
         default=(), description="installed modules that are imported once, before any trial: what it needs and is slow"
     )
+    secrets: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = Field(
+        default=(), description="names of environment variables with secrets that it reads; no trial has any other"
+    )
 
 
 class TrialSettings(Settings):

@@ -1,19 +1,20 @@
-"""The keys that each task reads from a study file, and its metrics."""
+"""What the rest of dryfit knows of each task: one row a built-in task, and one for all tasks of the user's own.
 
-from collections.abc import Mapping
+A task is its name in :class:`~dryfit.core.settings.choices.BuiltInTask`, its row here, and its class in ``tasks/``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Final, TypeAlias
 
 from pydantic import Field
 
 from dryfit.core.settings.choices import BuiltInTask, Metric
-from dryfit.core.settings.functions import FunctionName
-from dryfit.core.settings.tables import OWN_KEY
+from dryfit.core.settings.functions import NAME_PATTERN, FunctionName
+from dryfit.core.settings.tables import OWN_KEY, DataSettings, Knob
 
 TaskName: TypeAlias = Annotated[
-    BuiltInTask
-    | Annotated[
-        str, Field(pattern=r"^.+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", description="package.module:Class or file.py:Class")
-    ],
+    BuiltInTask | Annotated[str, Field(pattern=NAME_PATTERN, description="package.module:Class or file.py:Class")],
     Field(union_mode="left_to_right"),
 ]
 """A built-in task, or a user's own class: ``package.module:Class`` or ``file.py:Class``."""
@@ -23,6 +24,15 @@ MetricName: TypeAlias = Annotated[
     Field(union_mode="left_to_right"),
 ]
 """A built-in metric, or one of a user's own task."""
+
+OWN_TABLE: Final = "own"
+"""Table of a study file whose keys a user's own class declares."""
+
+OWN_VERSION: Final = "study.task_version"
+"""Key that counts the versions of a user's own class."""
+
+TASK_TABLES: Final = frozenset({"head", "loss", "span", "multitask", "joint", "lora", "lm"})
+"""Tables that only some tasks read."""
 
 _OF_CLASSES: Final = (
     Metric.F1_MACRO,
@@ -34,7 +44,7 @@ _OF_CLASSES: Final = (
     Metric.ECE,
     Metric.LOSS,
 )
-SPAN_METRICS: Final = (
+_OF_SPANS: Final = (
     Metric.TOKEN_F1,
     Metric.EXACT_MATCH,
     Metric.SPAN_IOU,
@@ -42,39 +52,185 @@ SPAN_METRICS: Final = (
     Metric.NULL_RECALL,
     Metric.TOKEN_F1_HAS,
 )
-_OF_TEXT: Final = (Metric.LOSS, Metric.EXACT_MATCH)
 
-OWN_TABLE: Final = "own"
-"""Table of a study file whose keys a user's own class declares."""
 
-_DECODER: Final = frozenset({"lora", "lm"})
-_SPANS: Final = frozenset({"span"})
-_BOTH: Final = frozenset({"multitask"})
-_TWO_ENCODERS: Final = frozenset({"joint"})
+def metrics_of_classes(data: DataSettings) -> tuple[Metric, ...]:
+    """Return the metrics of a classification.
 
-UNREAD: Final[Mapping[BuiltInTask, frozenset[str]]] = {
-    BuiltInTask.CRITERIA: _DECODER | _SPANS | _BOTH | _TWO_ENCODERS,
-    BuiltInTask.EVIDENCE: _DECODER
-    | _BOTH
-    | _TWO_ENCODERS
-    | {"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"}
-    | {"data.label", "data.num_labels", "data.multi_label"},
-    BuiltInTask.SHARE: _DECODER | _TWO_ENCODERS,
-    BuiltInTask.JOINT: _DECODER,
-    BuiltInTask.CAUSAL_LM: _SPANS
-    | _BOTH
-    | _TWO_ENCODERS
-    | {"head", "loss", "optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"},
+    ``f1`` is that of class 1 of two. With several labels per row, ``mcc`` and ``balanced_accuracy``, which compare one
+    prediction with one label, do not exist.
+    """
+    without = {Metric.F1} if data.num_labels != 2 else set[Metric]()
+    if data.multi_label:
+        without = {Metric.F1, Metric.MCC, Metric.BALANCED_ACCURACY}
+    return tuple(metric for metric in _OF_CLASSES if metric not in without)
+
+
+def metrics_of_spans(data: DataSettings) -> tuple[Metric, ...]:
+    """Return the metrics of spans, whatever the data."""
+    del data
+    return (*_OF_SPANS, Metric.LOSS)
+
+
+def metrics_of_both(data: DataSettings) -> tuple[Metric, ...]:
+    """Return the metrics of classes and of spans, after the one that combines both."""
+    return (Metric.COMBINED, *metrics_of_classes(data), *_OF_SPANS)
+
+
+def metrics_of_text(data: DataSettings) -> tuple[Metric, ...]:
+    """Return the metrics of generated text; the second exists where answers are generated."""
+    del data
+    return (Metric.LOSS, Metric.EXACT_MATCH)
+
+
+def _unknown_metrics(data: DataSettings) -> tuple[Metric, ...]:
+    del data
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFacts:
+    """What the rest of dryfit asks of a task; all else is said by its class.
+
+    Attributes:
+        implementation: Its class, ``module:Class``; empty for a user's own class or function.
+        own: It is a user's own class.
+        calls_function: A user's own function is called; no model is trained.
+        decoder: Its model is a decoder, which answers prompts and may be trained by adapters. ``dryfit init`` writes a
+            toy one, as none is packaged.
+        spans: It answers with spans, or none.
+        tables: Those of :data:`TASK_TABLES` that it reads.
+        unread: Further keys that it does not read, of the tables that it reads.
+        only: The tables and keys that alone are read; None: any.
+        not_searched: Keys that no search may draw, each with the reason.
+        metrics: Returns its metrics for such data, the default first; nothing if only the user's code knows them.
+        mean: What the mean of several models is, in words; empty: there is none.
+        no_mean: Why there is none, and what to do instead.
+        pipeline: The hub's word for what its models do; None: the hub has none.
+        starter: Values of the study file that ``dryfit init`` writes, where they differ from the other tasks'.
+        starter_space: Keys that this file searches, each as TOML.
+    """
+
+    implementation: str = ""
+    own: bool = False
+    calls_function: bool = False
+    decoder: bool = False
+    spans: bool = False
+    tables: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
+    not_searched: Mapping[str, str] = field(default_factory=dict[str, str])
+    metrics: Callable[[DataSettings], tuple[Metric, ...]] = _unknown_metrics
+    mean: str = ""
+    no_mean: str = ""
+    pipeline: str | None = "text-classification"
+    starter: Mapping[str, Knob] = field(default_factory=dict[str, Knob])
+    starter_space: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+_MEAN_OF_CLASSES: Final = "the mean of the members' probabilities of each class"
+_MEAN_OF_SPANS: Final = "the span, or none, with the highest mean of the probabilities that the members give to it"
+
+_SPACE: Final[Mapping[str, str]] = {
+    "optim.lr": "{low = 1e-4, high = 4e-4, log = true}",
+    "optim.weight_decay": "[0.0, 0.01, 0.1]",
+    "train.batch_size": "[16, 24]",
+    "sched.name": '["linear", "cosine"]',
+    "head.pooling": '["cls", "mean"]',
+    "head.dropout": "{low = 0.0, high = 0.3, step = 0.1}",
+    "head.layers": "[0, 1]",
+    "head.hidden": '{choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer',
 }
-"""The tables and keys that each task does not read. Setting one is an error."""
+_SPACE_OF_BOTH: Final = {**_SPACE, "multitask.criteria_weight": "{low = 0.3, high = 0.7, step = 0.1}"}
 
-AVERAGED: Final = (BuiltInTask.CRITERIA, BuiltInTask.EVIDENCE, BuiltInTask.SHARE, BuiltInTask.JOINT)
-"""Tasks whose models can be averaged: over classes, or over the characters of spans."""
+BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
+    BuiltInTask.CRITERIA: TaskFacts(
+        implementation="dryfit.tasks.classification:CriteriaTask",
+        tables=frozenset({"head", "loss"}),
+        metrics=metrics_of_classes,
+        mean=_MEAN_OF_CLASSES,
+        starter_space=_SPACE,
+    ),
+    BuiltInTask.EVIDENCE: TaskFacts(
+        implementation="dryfit.tasks.spans.evidence:EvidenceTask",
+        spans=True,
+        tables=frozenset({"head", "loss", "span"}),
+        unread=frozenset({"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"})
+        | {"data.label", "data.num_labels", "data.multi_label"},
+        metrics=metrics_of_spans,
+        mean=_MEAN_OF_SPANS,
+        pipeline="question-answering",
+        starter_space={
+            **{key: drawn for key, drawn in _SPACE.items() if key != "head.pooling"},
+            "optim.lr": "{low = 1e-4, high = 1e-3, log = true}",
+            "span.negatives": "[1.0, 3.0]  # windows without a span for each with one",
+        },
+    ),
+    BuiltInTask.SHARE: TaskFacts(
+        implementation="dryfit.tasks.joint.share:ShareTask",
+        spans=True,
+        tables=frozenset({"head", "loss", "span", "multitask"}),
+        metrics=metrics_of_both,
+        mean=f"{_MEAN_OF_CLASSES}; and {_MEAN_OF_SPANS}",
+        starter_space=_SPACE_OF_BOTH,
+    ),
+    BuiltInTask.JOINT: TaskFacts(
+        implementation="dryfit.tasks.joint.joint:JointTask",
+        spans=True,
+        tables=frozenset({"head", "loss", "span", "multitask", "joint"}),
+        metrics=metrics_of_both,
+        mean=f"{_MEAN_OF_CLASSES}; and {_MEAN_OF_SPANS}",
+        starter_space={**_SPACE_OF_BOTH, "joint.fusion": '["concat", "add", "gate", "attention"]'},
+    ),
+    BuiltInTask.CAUSAL_LM: TaskFacts(
+        implementation="dryfit.tasks.lm.causal_lm:CausalLmTask",
+        decoder=True,
+        tables=frozenset({"lora", "lm"}),
+        unread=frozenset({"optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"}),
+        # It decides which columns rows must have, and what the loss is.
+        not_searched={"lm.format": "losses of different formats do not compare"},
+        metrics=metrics_of_text,
+        no_mean="generated answers have no mean: train one model with --trial best",
+        pipeline="text-generation",
+        # The model is a toy, drawn at random: it learns fast, and from nothing.
+        starter={"study.trials": 3, "train.epochs": 1, "train.max_length": 320, "optim.lr": 2e-3},
+        starter_space={
+            "optim.lr": "{low = 5e-4, high = 5e-3, log = true}",
+            "lora.r": "[4, 8, 16]",
+            "lora.dropout": "[0.0, 0.1]",
+        },
+    ),
+    BuiltInTask.OBJECTIVE: TaskFacts(
+        calls_function=True,
+        only=frozenset({"objective", "space", "search"})
+        | {f"study.{key}" for key in ("name", "task", "trials", "seed", "max_hours", "patience", "listeners")}
+        | {f"execution.{key}" for key in ("device", "threads")}
+        | {f"runtime.{key}" for key in ("parallel", "isolation", "retries", "device_wait_s")}
+        | {f"runtime.{key}" for key in ("start_timeout_s", "hang_timeout_s", "trial_timeout_s", "verdict_timeout_s")}
+        | {f"runtime.{key}" for key in ("stop_grace_s", "max_failed_in_a_row", "max_same_failure")},
+        unread=frozenset({"search.defaults_first"}),
+        no_mean="dryfit trains no model there: your function does",
+        pipeline=None,
+    ),
+}
+"""The row of each built-in task."""
+
+TASK_MODULES: Final = tuple(
+    facts.implementation.partition(":")[0] for facts in BUILT_IN.values() if facts.implementation
+)
+"""The modules of their classes, for a server of processes to import once."""
+
+_OWN: Final = TaskFacts(
+    own=True,
+    tables=TASK_TABLES,  # its class says which of them it reads
+    no_mean="it is not known what a mean of your task's outputs would be: train one model with --trial best",
+    pipeline=None,
+)
 
 
-def is_own(task: TaskName) -> bool:
-    """Whether a task is a user's own class."""
-    return not isinstance(task, BuiltInTask)
+def facts_of(task: TaskName) -> TaskFacts:
+    """Return a task's row; all tasks of the user's own have the same."""
+    return BUILT_IN[task] if isinstance(task, BuiltInTask) else _OWN
 
 
 def metric_of(name: str) -> MetricName:
@@ -90,41 +246,14 @@ def is_own_key(key: str) -> bool:
 
 def task_word(task: TaskName) -> str:
     """Return a task's name for people: that of a user's own class without its folder."""
-    return task.value if isinstance(task, BuiltInTask) else FunctionName.parse(task).short
+    return FunctionName.parse(task).short if facts_of(task).own else str(task)
 
 
 def reads(task: TaskName, key: str) -> bool:
-    """Whether a task reads a key of a trial's tables; a user's own class reads all keys here, and checks itself."""
-    if key.partition(".")[0] == OWN_TABLE:
-        return is_own(task)
-    unread = UNREAD.get(task, frozenset[str]()) if isinstance(task, BuiltInTask) else frozenset[str]()
-    return key not in unread and key.partition(".")[0] not in unread
-
-
-def class_metrics(num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
-    """Return the metrics of a classification.
-
-    ``f1`` is that of class 1 of two. With several labels per row, ``mcc`` and ``balanced_accuracy``, which compare one
-    prediction with one label, do not exist.
-    """
-    without = {Metric.F1} if num_labels != 2 else set[Metric]()
-    if multi_label:
-        without = {Metric.F1, Metric.MCC, Metric.BALANCED_ACCURACY}
-    return tuple(metric for metric in _OF_CLASSES if metric not in without)
-
-
-def task_metrics(task: TaskName, num_labels: int, *, multi_label: bool) -> tuple[Metric, ...]:
-    """Return a task's metrics, the default first; none for a user's own class or function."""
-    if not isinstance(task, BuiltInTask):
-        return ()
-    match task:
-        case BuiltInTask.CRITERIA:
-            return class_metrics(num_labels, multi_label=multi_label)
-        case BuiltInTask.EVIDENCE:
-            return (*SPAN_METRICS, Metric.LOSS)
-        case BuiltInTask.SHARE | BuiltInTask.JOINT:
-            return (Metric.COMBINED, *class_metrics(num_labels, multi_label=multi_label), *SPAN_METRICS)
-        case BuiltInTask.CAUSAL_LM:
-            return _OF_TEXT
-        case BuiltInTask.OBJECTIVE:
-            return ()
+    """Whether a task reads a key of a study file, or a table; a user's own class checks itself which it reads."""
+    facts, table = facts_of(task), key.partition(".")[0]
+    if table == OWN_TABLE or key == OWN_VERSION:
+        return facts.own
+    if table in TASK_TABLES and table not in facts.tables:
+        return False
+    return not facts.unread & {table, key} and (facts.only is None or bool(facts.only & {table, key}))

@@ -1,14 +1,60 @@
-"""Groups of devices that one trial takes together, written as ``CUDA_VISIBLE_DEVICES`` takes them: ``GPU-a,GPU-b``.
+"""Where a trial runs: a device of a node, a group of them, or a node's CPU: ``here/0``, ``n1/0,n1/1``, ``here/cpu``.
 
-Here a group is called a place; one device is a place too. Rank ``r`` of a trial gets the ``r``-th device.
+All these are called places. A node is a machine, and a group never spans two of them. Rank ``r`` of a trial gets the
+``r``-th device. On its node a device has the name that ``CUDA_VISIBLE_DEVICES`` takes, which is all that a child sees.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 from dryfit.core.errors import MachineError
 
+HERE: Final = "here"
+"""The node that the control process itself runs on."""
+
 _SEPARATOR: Final = ","
+_OF_NODE: Final = "/"
+_CPU: Final = "cpu"
+_MIG: Final = "MIG-"
+"""Names of MIG instances may contain the sign that ends a node's name."""
+
+
+def cpu_of(node: str) -> str:
+    """Return the place that is the CPU of a node."""
+    return f"{node}{_OF_NODE}{_CPU}"
+
+
+def place_on(node: str, visible: str) -> str:
+    """Return the place of some devices of a node, named as ``CUDA_VISIBLE_DEVICES`` takes them there."""
+    return place_of([f"{node}{_OF_NODE}{device}" for device in devices_of(visible)])
+
+
+def node_of(place: str) -> str:
+    """Return the node of a place; empty where its name has none."""
+    node, sign, _ = place.partition(_OF_NODE)
+    return node if sign else ""
+
+
+def visible_devices(place: str) -> str | None:
+    """Return a place as ``CUDA_VISIBLE_DEVICES`` takes it on its node; None: the CPU."""
+    return None if on_cpu(place) else place_of([device.partition(_OF_NODE)[2] for device in devices_of(place)])
+
+
+def on_cpu(place: str) -> bool:
+    """Whether a place is the CPU of its node."""
+    return place.partition(_OF_NODE)[2] == _CPU
+
+
+def with_node(place: str) -> str:
+    """Return a place from a ledger; those of older versions name no node, as there was one only."""
+    named = _OF_NODE in place and not place.startswith(_MIG)
+    return place if named else place_on(HERE, place)
+
+
+def device_in_words(device: str) -> str:
+    """Return a device's name for a person, who need not read of a node where it is this machine."""
+    return device.removeprefix(f"{HERE}{_OF_NODE}")
 
 
 def devices_of(place: str) -> tuple[str, ...]:
@@ -22,22 +68,22 @@ def place_of(devices: Sequence[str]) -> str:
 
 
 def place_in_words(place: str) -> str:
-    """Return a place in words: ``device 0``, or ``devices 0, 1``."""
-    devices = devices_of(place)
-    return f"device {place}" if len(devices) == 1 else f"devices {', '.join(devices)}"
+    """Return a place in words: ``device 0``, ``devices n1/0, n1/1``, or ``the CPU``."""
+    if on_cpu(place):
+        return "the CPU" if node_of(place) == HERE else f"the CPU of {node_of(place)}"
+    devices = [device_in_words(device) for device in devices_of(place)]
+    return f"device{'s' if len(devices) > 1 else ''} {', '.join(devices)}"
 
 
-def overlap(one: str | None, other: str | None) -> bool:
-    """Whether two places have a device in common; None is the CPU."""
-    if one is None or other is None:
-        return one is other
+def overlap(one: str, other: str) -> bool:
+    """Whether two places have a device, or a node's CPU, in common."""
     return one == other or not set(devices_of(one)).isdisjoint(devices_of(other))
 
 
 def places_of(
     devices: Sequence[str], size: int, *, set_aside: Collection[str] = (), taken: Collection[str] = ()
 ) -> list[str]:
-    """Divide devices into places of ``size`` that have no device in common.
+    """Divide devices into places of ``size`` on one node each that have no device in common.
 
     Neighbours in ``devices`` form a place. Where one of them is missing, the others are combined with the remaining
     devices of other places. Places where trials run stay as they are until they are free.
@@ -68,6 +114,11 @@ def left_over(devices: Sequence[str], size: int, *, set_aside: Collection[str] =
     return tuple(device for device in devices if device not in used and device not in set_aside)
 
 
+def most_on_a_node(devices: Iterable[str]) -> int:
+    """Return how many devices the node with the most of them has."""
+    return max((len(list(same)) for _, same in groupby(devices, node_of)), default=0)
+
+
 def check_enough(count: int, together: int) -> None:
     """Refuse trials of more processes than there are devices.
 
@@ -89,4 +140,6 @@ def check_enough(count: int, together: int) -> None:
 
 
 def _chunks(devices: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    return [tuple(devices[at : at + size]) for at in range(0, len(devices) - size + 1, size)]
+    """Return as many groups of neighbours on one node as there are, the devices of a node standing together."""
+    nodes = [list(same) for _, same in groupby(devices, node_of)]
+    return [tuple(same[at : at + size]) for same in nodes for at in range(0, len(same) - size + 1, size)]

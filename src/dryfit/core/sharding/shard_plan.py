@@ -4,7 +4,6 @@ A plan has for each parameter the slices that a rank holds, and for each module 
 activations. Ranks are numbered from 0 to ``degree - 1``; all have the same rows of a batch.
 """
 
-import math
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -24,9 +23,7 @@ class Boundary(StrEnum):
     REDUCE = "reduce"
     """Out of a region: summed over the ranks; gradients are unchanged."""
     GATHER = "gather"
-    """Out of a region: the ranks' slices are concatenated; each rank keeps its slice of the gradient."""
-    SPLIT = "split"
-    """Into a region: each rank takes its slice; the slices of the gradient are concatenated."""
+    """Out of a region: the ranks' slices of the last dimension are concatenated; gradients are sliced."""
 
 
 class ParameterShard(Settings):
@@ -38,7 +35,6 @@ class ParameterShard(Settings):
         blocks: Sizes along ``dim`` of the fused parts, each of which is sharded by itself: (q, k, v), (gate, up); one
             block if nothing is fused.
         unit: Slices of each block are multiples of it (a head's features).
-        source: The checkpoint's key, if it is not the parameter's name.
         tied_to: The parameter that this one is tied to.
         sum_gradient: The parameter is whole on each rank but meets sharded activations: its gradients are summed.
     """
@@ -47,7 +43,6 @@ class ParameterShard(Settings):
     dim: int | None = None
     blocks: tuple[int, ...] = ()
     unit: int = Field(default=1, ge=1)
-    source: str | None = None
     tied_to: str | None = None
     sum_gradient: bool = False
 
@@ -55,7 +50,7 @@ class ParameterShard(Settings):
     def _blocks_fill_the_dimension(self) -> "ParameterShard":
         if self.dim is None:
             if self.blocks:
-                raise ValueError("a parameter that is not cut has no blocks")
+                raise ValueError("a parameter that is not sharded has no blocks")
         elif not 0 <= self.dim < len(self.shape):
             raise ValueError(f"dimension {self.dim} of a parameter of {len(self.shape)}")
         elif sum(self.blocks) != self.shape[self.dim]:
@@ -84,7 +79,6 @@ class ModuleShard(Settings):
         inputs: Boundaries of its floating-point inputs. An input has its name in the signature of ``forward``, however
             it is passed ("hidden_states", "input"); one that goes into ``*args`` has its position ("0").
         outputs: Boundaries of its outputs, by position; a single tensor is "0".
-        dim: The sharded dimension of the activation, counted from its end (-1: features).
         attributes: Numbers that its code reads, as they are on a rank (``num_heads``).
         vocabulary: Its table is sharded by rows: ids of other ranks' rows give zeros.
         bias_after: Its bias is added once, after its outputs are summed, not on each rank.
@@ -92,30 +86,9 @@ class ModuleShard(Settings):
 
     inputs: dict[str, Boundary] = Field(default_factory=dict)
     outputs: dict[str, Boundary] = Field(default_factory=dict)
-    dim: int = Field(default=-1, lt=0)
     attributes: dict[str, int] = Field(default_factory=dict)
     vocabulary: bool = False
     bias_after: bool = False
-
-
-class Traffic(Settings):
-    """Bytes that a rank sends at one point of one step.
-
-    In rings, an all-reduce over n ranks sends 2 (n - 1) / n of the data, an all-gather (n - 1) / n of the whole.
-    Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
-
-    Attributes:
-        module: The module, or the parameter whose gradient is sent.
-        bytes_per_token: Bytes per token, in the dtype of the activations.
-        bytes_per_step: Bytes per step, whatever its size: gradients of whole parameters.
-        in_backward: Whether gradients are sent.
-    """
-
-    module: str
-    boundary: Boundary
-    bytes_per_token: int = Field(default=0, ge=0)
-    bytes_per_step: int = Field(default=0, ge=0)
-    in_backward: bool = False
 
 
 class ShardPlan(Settings):
@@ -124,7 +97,6 @@ class ShardPlan(Settings):
     Attributes:
         parameters: All parameters of the model, by name.
         modules: Modules that differ from their class, by path.
-        traffic: Communication.
         whole: Parameters and modules that could have been sharded and are not, with the reason.
         scores: The module whose outputs, the model's scores, stay sharded if the loss is computed over the ranks, and
             are gathered otherwise. None: they are always gathered, or not sharded.
@@ -133,7 +105,6 @@ class ShardPlan(Settings):
     degree: int = Field(ge=2)
     parameters: dict[str, ParameterShard]
     modules: dict[str, ModuleShard]
-    traffic: tuple[Traffic, ...] = ()
     whole: dict[str, str] = Field(default_factory=dict)
     scores: str | None = None
 
@@ -142,15 +113,3 @@ class ShardPlan(Settings):
         """Size of the vocabulary of scores that stay sharded; 0: none do."""
         row = self.parameters.get(f"{self.scores}.weight") if self.scores is not None else None
         return row.shape[row.dim] if row is not None and row.dim is not None else 0
-
-    def held_bytes(self, item_bytes: int) -> int:
-        """Return the bytes of a rank's parameters at ``item_bytes`` per number; tied ones count once."""
-        own = (shard for shard in self.parameters.values() if shard.tied_to is None)
-        return item_bytes * sum(math.prod(shard.local_shape(self.degree)) for shard in own)
-
-    @model_validator(mode="after")
-    def _blocks_can_be_cut(self) -> "ShardPlan":
-        for name, shard in self.parameters.items():
-            if any(block % (self.degree * shard.unit) for block in shard.blocks):
-                raise ValueError(f"{name}: {shard.blocks} in units of {shard.unit} cannot be cut by {self.degree}")
-        return self

@@ -6,7 +6,7 @@ from dryfit.core.settings.tables import Settings
 
 
 class Sent(Settings):
-    """Bytes that one rank sends; see :class:`dryfit.core.sharding.shard_plan.Traffic`.
+    """Bytes that one rank sends.
 
     Attributes:
         forward_bytes: In forward passes.

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dryfit.core.regular_files import reading
+
 
 @dataclass(slots=True)
 class LineTail:
@@ -13,9 +15,13 @@ class LineTail:
     offset: int = 0
 
     def read(self) -> Iterator[bytes]:
-        """Yield every complete new line, without its line end."""
+        """Yield every complete new line, without its line end.
+
+        Raises:
+            FileError: Something else than a regular file stands at the path.
+        """
         try:
-            with self.path.open("rb") as file:
+            with reading(self.path) as file:
                 file.seek(self.offset)
                 data = file.read()
         except FileNotFoundError:

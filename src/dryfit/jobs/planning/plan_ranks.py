@@ -10,7 +10,7 @@ from dryfit.core.sharding.rank_search import RankOutcome, next_ranks, ranks_take
 from dryfit.jobs.planning.plan_answers import Planner
 from dryfit.memory.planning.fallbacks import PlannedTrial
 from dryfit.parallel.layout import device_counts
-from dryfit.train.optim.optimizer import check_divided
+from dryfit.train.optim.optimizer import check_sharded
 
 
 def on_fewest_ranks(planner: Planner, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
@@ -58,7 +58,7 @@ def _on_ranks(planner: Planner, subject: PlanSubject, ranks: int) -> PlanAnswer:
         TraceError: The model's code cannot be followed.
     """
     execution = planner.execution_on(ranks)
-    check_divided(subject.settings, execution)
+    check_sharded(subject.settings, execution)
     trial = planner.trials.of(subject, execution)
     answer = planner.climb(subject, trial, execution, every_fallback=False)
     if device_counts.rank_outcome(answer, ranks, planner.request.host_bytes) is not RankOutcome.FITS:
@@ -73,7 +73,7 @@ def _with_more_ranks(
     for degree in degrees:
         if degree > taken:
             with suppress(ConfigError, TraceError):
-                check_divided(subject.settings, planner.execution_on(degree))
+                check_sharded(subject.settings, planner.execution_on(degree))
                 planner.traces.shards.plan(subject, degree)
                 return device_counts.with_more_ranks(answer, degree)
     return answer

@@ -6,8 +6,7 @@ Subjects that differ in batch size and length alone share their traces.
 from dataclasses import dataclass, field
 
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings.memory_key import any_shape, memory_key
-from dryfit.core.settings.tables import ModelSettings
+from dryfit.core.settings.memory_key import StepKey, step_key
 from dryfit.core.sharding.shard_summary import Sent
 from dryfit.memory.planning.fallbacks import ChangeKind, SettingChange
 from dryfit.memory.planning.segment_source import SegmentSource
@@ -15,11 +14,11 @@ from dryfit.memory.planning.trace_store import TraceStore
 from dryfit.memory.tracing.events import Shape
 from dryfit.memory.tracing.tracer import Variant
 from dryfit.parallel.layout.shard_plans import ShardPlans
-from dryfit.train.optim.optimizer import check_divided
+from dryfit.train.optim.optimizer import check_sharded
 from dryfit.train.rehearsal.step_tracer import StepTracer
 
-_Step = tuple[int, ModelSettings, str]
-"""The number of ranks, and what subjects have in common that differ in batch size and length alone."""
+_Step = tuple[StepKey, int]
+"""A step, and the number of ranks that make it."""
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class StepTraces:
             ConfigError: Its model cannot be sharded over so many ranks.
             TraceError: The model's code cannot be followed to shard it.
         """
-        step = _step(subject, execution)
+        step = (step_key(subject), execution.ranks)
         if step not in self._sources:
             self._sources[step] = SegmentSource(self._tracer(subject, execution), self.store)
         return self._sources[step]
@@ -57,7 +56,7 @@ class StepTraces:
             ConfigError: As :meth:`source`, or the optimizer takes no slices.
             TraceError: As :meth:`source`.
         """
-        check_divided(subject.settings, execution)
+        check_sharded(subject.settings, execution)
         return self.source(subject, execution)
 
     def changed(
@@ -95,12 +94,8 @@ class StepTraces:
         return sent
 
     def _tracer(self, subject: PlanSubject, execution: ExecutionSettings) -> StepTracer:
-        step = _step(subject, execution)
+        step = (step_key(subject), execution.ranks)
         if step not in self._tracers:
             plan = self.shards.plan(subject, execution.ranks) if execution.ranks > 1 else None
             self._tracers[step] = StepTracer(subject, self.device, reentrant=execution.reentrant, plan=plan)
         return self._tracers[step]
-
-
-def _step(subject: PlanSubject, execution: ExecutionSettings) -> _Step:
-    return (execution.ranks, subject.settings.model, memory_key(any_shape(subject)))

@@ -18,7 +18,6 @@ from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.train.optim.optimizer import cannot_offload, implementations
-from dryfit.train.rehearsal.subjects import subject_task
 from dryfit.train.validation import evaluation_rows
 
 
@@ -44,7 +43,7 @@ class PlannedTrials:
             lengths=self._lengths_of(subject, task),
             optimizer_impls=implementations(settings.optim.name, self.request.device.kind),
             evaluation_rows=evaluation_rows,
-            cannot_checkpoint=_cannot_checkpoint(subject, execution),
+            cannot_checkpoint=_cannot_checkpoint(task, execution),
             cannot_offload=cannot_offload(settings.optim, self.request.device.kind, processes=execution.processes),
             lora_rank=subject.lora.r if subject.lora is not None else None,
             measured_rows=task.measured_rows,
@@ -97,9 +96,8 @@ def _check_length(subject: PlanSubject) -> None:
         )
 
 
-def _cannot_checkpoint(subject: PlanSubject, execution: ExecutionSettings) -> str | None:
-    """Why one of a subject's models cannot recompute its activations; None where all can."""
-    task = subject_task(subject)
+def _cannot_checkpoint(task: Task, execution: ExecutionSettings) -> str | None:
+    """Why one of a task's models cannot recompute its activations; None where all can."""
     reasons = (
         cannot_checkpoint(planning_config(source), task.kind, reentrant=execution.reentrant)
         for source in task.sources().values()

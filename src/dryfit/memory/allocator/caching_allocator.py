@@ -12,9 +12,7 @@ one stream and no CUDA graphs; the functions named in the docstrings are found t
   same; for expandable ones either alone would let through up to a page more.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, insort
 
 from dryfit.core.errors import InternalError
 from dryfit.memory.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorSettings
@@ -26,26 +24,6 @@ _LARGE_RANGE = 1 << 56
 """Where the expandable segment of large blocks begins; that of small blocks begins at 0."""
 _ENDLESS = 1 << 55
 _UNLIMITED = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class BlockState:
-    """A block of a segment, in use or free."""
-
-    address: int
-    size_bytes: int
-    is_allocated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentState:
-    """Memory of the driver in one piece: a native segment, or a mapped stretch of an expandable one."""
-
-    address: int
-    size_bytes: int
-    is_small: bool
-    is_expandable: bool
-    blocks: tuple[BlockState, ...]
 
 
 class CachingAllocator:
@@ -146,55 +124,6 @@ class CachingAllocator:
                     self._unmap(free, is_small, key)
                 elif self._is_segment(key):
                     self._release(free, key)
-
-    def segments(self) -> tuple[SegmentState, ...]:
-        """Return the reserved segments and their blocks; by age, or by address where segments expand."""
-        used = [(at, size, True) for at, size in self._live.items()]
-        cut = sorted(used + [(at, size, False) for at, size in self._free_size.items()])
-        stretches: list[list[BlockState]] = []
-        end = -1
-        for address, size, is_allocated in cut:
-            if address != end:
-                stretches.append([])
-            stretches[-1].append(BlockState(address, size, is_allocated))
-            end = address + size
-        return tuple(self._segment_state(blocks) for blocks in stretches)
-
-    def restore(self, segments: Sequence[SegmentState]) -> dict[int, int]:
-        """Start from a known state instead of an empty one.
-
-        Args:
-            segments: In the order in which they were taken from the driver.
-
-        Returns:
-            The address here for each address of an allocated block there.
-        """
-        moved: dict[int, int] = {}
-        lowest = {
-            is_small: min((part.address for part in segments if part.is_small == is_small), default=0)
-            for is_small in (True, False)
-        }
-        for segment in segments:
-            if self._expandable:
-                start = segment.address - lowest[segment.is_small] + (0 if segment.is_small else _LARGE_RANGE)
-                self._mark_mapped(segment.is_small, start, segment.size_bytes)
-            else:
-                start = self._new_segment(segment.size_bytes)
-            for block in segment.blocks:
-                address = block.address - segment.address + start
-                if block.is_allocated:
-                    moved[block.address] = address
-                    self._live[address] = block.size_bytes
-                    self.allocated_bytes += block.size_bytes
-                else:
-                    self._give(self._small if segment.is_small else self._large, address, block.size_bytes)
-        return moved
-
-    def _segment_state(self, blocks: list[BlockState]) -> SegmentState:
-        start = blocks[0].address
-        size = sum(block.size_bytes for block in blocks)
-        is_small = start < _LARGE_RANGE if self._expandable else size == SMALL_SEGMENT_BYTES
-        return SegmentState(start, size, is_small, self._expandable, tuple(blocks))
 
     def _give(self, free: list[int], start: int, size: int) -> None:
         """Add a free block, joined with its free neighbours."""
@@ -355,24 +284,15 @@ class CachingAllocator:
         mapped = -(-wanted // page) * page
         if not self._fits(mapped):
             return False
-        self._mark_mapped(is_small, start, mapped)
+        self.reserved_bytes += mapped
+        starts = self._unmapped[is_small]
+        del starts[bisect_left(starts, start)]
+        end = self._unmapped_end.pop(start)
+        if start + mapped < end:
+            insort(starts, start + mapped)
+            self._unmapped_end[start + mapped] = end
         self._give(free, start, mapped)
         return True
-
-    def _mark_mapped(self, is_small: bool, start: int, size: int) -> None:
-        self.reserved_bytes += size
-        starts = self._unmapped[is_small]
-        at = bisect_right(starts, start) - 1
-        first = starts[at]
-        end = self._unmapped_end[first]
-        if first == start:
-            del starts[at]
-            del self._unmapped_end[first]
-        else:
-            self._unmapped_end[first] = start
-        if start + size < end:
-            insort(starts, start + size)
-            self._unmapped_end[start + size] = end
 
     def _unmap(self, free: list[int], is_small: bool, key: int) -> None:
         """Give back the whole pages of a free block (``unmap_block``)."""

@@ -172,7 +172,7 @@ def _settle(capacity: int, tolerance_bytes: int, wanted: Callable[[int], int | N
         capacity = following
 
 
-def sequences(lengths: Sequence[int], *, seed: int) -> dict[str, list[int]]:
+def sequences(lengths: Sequence[int], *, seed: int) -> list[list[int]]:
     """Return orders of batches of these lengths, to find one that fragments memory.
 
     Args:
@@ -180,22 +180,13 @@ def sequences(lengths: Sequence[int], *, seed: int) -> dict[str, list[int]]:
         seed: Of the shuffles.
 
     Returns:
-        Lengths by the name of their order: sorted both ways, from the outside in beginning with the longest or
-        the shortest, as given, and shuffled.
+        As given, sorted both ways, from the outside in beginning with the longest or the shortest, and shuffled.
     """
     rising = sorted(lengths)
     falling = rising[::-1]
-    orders = {
-        "as_given": list(lengths),
-        "ascending": rising,
-        "descending": falling,
-        "longest_then_shortest": _alternate(falling, rising),
-        "shortest_then_longest": _alternate(rising, falling),
-    }
     random = Random(seed)
-    for number in range(_SHUFFLES):
-        orders[f"shuffled_{number + 1}"] = random.sample(rising, len(rising))
-    return orders
+    shuffled = [random.sample(rising, len(rising)) for _ in range(_SHUFFLES)]
+    return [list(lengths), rising, falling, _alternate(falling, rising), _alternate(rising, falling), *shuffled]
 
 
 def _alternate(first: list[int], second: list[int]) -> list[int]:

@@ -68,7 +68,6 @@ class AllocatorSettings:
         gc_threshold: Share of the capacity above which cached segments are given back by age; None for never.
         large_segment_bytes: Segment (or page, where they expand) of requests above 1 and below 10 MiB.
         max_non_split_rounding_bytes: A block that must not be cut serves requests smaller than it by less than this.
-        memory_fraction: Share of the device that the process may take; the simulator takes a capacity in bytes instead.
     """
 
     expandable_segments: bool = False
@@ -77,7 +76,6 @@ class AllocatorSettings:
     gc_threshold: float | None = None
     large_segment_bytes: int = 20 * MIB
     max_non_split_rounding_bytes: int = 20 * MIB
-    memory_fraction: float | None = None
 
     @staticmethod
     def of(allocator: Allocator) -> "AllocatorSettings":
@@ -167,7 +165,6 @@ def _apply(settings: AllocatorSettings, name: str, value: list[str]) -> Allocato
             share = _fraction(name, value)
             if not 0 <= share <= 1:
                 raise _refuse(name, value, "a number from 0 to 1")
-            return replace(settings, memory_fraction=share)
         case "roundup_power2_divisions":
             return replace(settings, roundup_power2_divisions=_divisions(name, value))
         case _ if name in _SWITCHES:

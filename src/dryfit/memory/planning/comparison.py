@@ -69,8 +69,7 @@ def observed_allocations(trace: SnapshotTrace) -> list[Taken]:
         InternalError: The metadata is no phase.
     """
     allocations: list[Taken] = []
-    for index in range(trace.first_event, len(trace.deltas)):
-        note = trace.notes[index]
+    for index, note in enumerate(trace.notes):
         if note and note not in tuple(StepPhase):
             raise InternalError("reading an allocator's history", f"event {index} is of the phase {note!r}")
         if trace.deltas[index] > 0:
@@ -143,9 +142,6 @@ def comparison(
         plan: Of the same case.
         run: The run that the plan was made from.
         history: The record of the device's allocator; None where there is none.
-
-    Raises:
-        ConfigError: The history is of an allocator that is not simulated.
     """
     case: MemoryCase = observation.case
     compared = CaseComparison(
@@ -160,13 +156,12 @@ def comparison(
     if history is None:
         return compared
     planned, observed = planned_allocations(run), observed_allocations(history)
-    replayed = compare(history, history.settings)
     return compared.model_copy(
         update={
             "phases": phase_differences(planned, observed),
             "first_deviation": first_deviation(planned, observed),
-            "replay_difference_bytes": replayed.max_reserved_difference_bytes,
-            "replayed_events": replayed.events,
+            "replay_difference_bytes": compare(history),
+            "replayed_events": len(history.blocks),
         }
     )
 

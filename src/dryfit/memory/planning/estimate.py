@@ -109,15 +109,9 @@ def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
     if _on_cuda(device):
         blocks, deltas = run.blocks.tolist(), run.deltas.tolist()
         replayed = replay(blocks, deltas, device.allocator)
-        cap_bytes = min_cap(
-            blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(replayed), unlimited=replayed
-        )
-        allocated_bytes, reserved_bytes, at = (
-            replayed.peak_allocated_bytes,
-            replayed.peak_reserved_bytes,
-            replayed.peak_event,
-        )
-        fragmented_bytes = replayed.fragmented_bytes
+        cap_bytes = _smallest_capacity(blocks, deltas, device, replayed)
+        allocated_bytes, reserved_bytes = replayed.peak_allocated_bytes, replayed.peak_reserved_bytes
+        at, fragmented_bytes = replayed.peak_event, replayed.fragmented_bytes
     else:
         peak = run.peak(rounded=False)
         allocated_bytes = reserved_bytes = cap_bytes = peak.bytes_
@@ -166,17 +160,14 @@ def _with_fragmentation(plan: MemoryPlan, source: SegmentSource, work: Work, dev
     source.prepare(SegmentKind.MICRO_NEXT, shapes)
     source.prepare(SegmentKind.BATCH, [Shape(work.effective_batch, length) for length in lengths])
     cap_bytes, fragmented_bytes = plan.min_cap_bytes, plan.fragmented_bytes
-    for order in sorted({tuple(order) for order in sequences(lengths, seed=seed).values()}):
+    for order in sorted({tuple(order) for order in sequences(lengths, seed=seed)}):
         run = run_of(source, work, order, device)
         blocks, deltas = run.blocks.tolist(), run.deltas.tolist()
         replayed = replay(blocks, deltas, device.allocator)
         fragmented_bytes = max(fragmented_bytes, replayed.fragmented_bytes)
         # Most orders fit into the capacity found so far: one replay shows it.
         if replay(blocks, deltas, device.allocator, capacity_bytes=cap_bytes).oom_event is not None:
-            needed = min_cap(
-                blocks, deltas, device.allocator, tolerance_bytes=_tolerance_bytes(replayed), unlimited=replayed
-            )
-            cap_bytes = max(cap_bytes, needed)
+            cap_bytes = max(cap_bytes, _smallest_capacity(blocks, deltas, device, replayed))
     margin = margin_bytes(device.spec.kind, cap_bytes)
     return plan.model_copy(
         update={
@@ -254,9 +245,10 @@ def _host_bytes(source: SegmentSource, work: Work) -> int:
     return state_bytes + 2 * gradient_bytes
 
 
-def _tolerance_bytes(replayed: Replay) -> int:
-    """Tolerance of the search for the smallest sufficient capacity: a quarter of the margin's share."""
-    return max(_PAGE_BYTES, int(replayed.peak_allocated_bytes * _TOLERANCE))
+def _smallest_capacity(blocks: Sequence[int], deltas: Sequence[int], device: Device, unlimited: Replay) -> int:
+    """Return the smallest sufficient capacity, to a quarter of the margin's share."""
+    tolerance_bytes = max(_PAGE_BYTES, int(unlimited.peak_allocated_bytes * _TOLERANCE))
+    return min_cap(blocks, deltas, device.allocator, tolerance_bytes=tolerance_bytes, unlimited=unlimited)
 
 
 def _on_cuda(device: Device) -> bool:

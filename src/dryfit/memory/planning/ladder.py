@@ -68,7 +68,9 @@ def plan(
     )
     climb = _Climb(trial, source, device, capacity_bytes(execution, device))
     try:
-        _refuse_fsdp(execution)
+        if execution.dp > 1:  # what one process alone would take is no answer
+            reason = f"execution.dp is {execution.dp}: weights that are put together layer by layer are not traced"
+            raise TraceError("planning the memory of a trial", reason, "execution.dp = 1, or execution.tp")
         as_asked = climb.memory(asked)
     except TraceError as error:
         return answer(verdict=VerdictKind.UNKNOWN, reasons=(str(error),))
@@ -94,17 +96,6 @@ def plan(
         execution=chosen,
         fallbacks=climb.fallbacks(chosen, stages),
     )
-
-
-def _refuse_fsdp(execution: ExecutionSettings) -> None:
-    """Refuse to plan a trial that FSDP shards: what one process alone would take is no answer.
-
-    Raises:
-        TraceError: FSDP shards the trial.
-    """
-    if execution.dp > 1:
-        reason = f"execution.dp is {execution.dp}: weights that are put together layer by layer are not traced"
-        raise TraceError("planning the memory of a trial", reason, "execution.dp = 1, or execution.tp")
 
 
 def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:

@@ -138,21 +138,17 @@ class SegmentSource:
 
     def _from_fit(self, family: _Family, variant: Variant, shape: Shape) -> Segment | None:
         if shape not in family.fitted:
-            segment = self._interpolate(family, variant, shape)
+            fit_here = next((known for known in family.fits if known.covers(shape)), None)
+            if fit_here is None:
+                fit_here = self._recorded_fit(family, shape) or self._new_fit(family, variant, shape)
+                if fit_here is None:
+                    return None
+                family.fits.append(fit_here)
+            segment = fit_here.at(shape)
             if segment is None:
                 return None
             family.fitted[shape] = compact(segment, self._tables)
         return family.fitted[shape]
-
-    def _interpolate(self, family: _Family, variant: Variant, shape: Shape) -> Segment | None:
-        for known in family.fits:
-            if known.covers(shape):
-                return known.at(shape)
-        fitted = self._recorded_fit(family, shape) or self._new_fit(family, variant, shape)
-        if fitted is None:
-            return None
-        family.fits.append(fitted)
-        return fitted.at(shape)
 
     def _recorded_fit(self, family: _Family, shape: Shape) -> SegmentFit | None:
         if self._store is None:

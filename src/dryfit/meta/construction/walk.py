@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, StrEnum, auto
 from functools import lru_cache
@@ -112,25 +113,48 @@ def put(slot: Slot, tensor: torch.Tensor) -> None:
             table[key] = _replaced(table[key], slot.path[1:], tensor) if len(slot.path) > 1 else tensor
 
 
-def put_all(module: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[Slot, torch.Tensor]]:
-    """Replace every tensor of a module by a new one; ties stay ties, and parameters parameters.
+def put_all(module: nn.Module, make: Callable[[Slot], torch.Tensor | None]) -> list[tuple[Slot, torch.Tensor]]:
+    """Replace tensors of a module by new ones; ties stay ties, and parameters parameters.
 
     Args:
         module: Changed in place.
-        make: A new tensor for an old one; a plain one for a parameter too.
+        make: A new tensor for that of a slot, called once for tied ones; a plain one for a parameter too. None: it
+            stays.
 
     Returns:
-        Each slot as it was, with its new tensor.
+        Each changed slot as it was, with its new tensor.
     """
     tensor_slots = slots(module)  # holds the old tensors, so that no new one has an old one's id
-    made: dict[int, torch.Tensor] = {}
+    made: dict[int, torch.Tensor | None] = {}
+    changed: list[tuple[Slot, torch.Tensor]] = []
     for slot in tensor_slots:
         old = slot.tensor
         if id(old) not in made:
-            new: Any = make(old)
-            made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
-        put(slot, made[id(old)])
-    return [(slot, made[id(slot.tensor)]) for slot in tensor_slots]
+            new: Any = make(slot)
+            if isinstance(old, nn.Parameter) and new is not None and not isinstance(new, nn.Parameter):
+                new = nn.Parameter(new, requires_grad=old.requires_grad)
+            made[id(old)] = new
+        new_tensor = made[id(old)]
+        if new_tensor is not None:
+            put(slot, new_tensor)
+            changed.append((slot, new_tensor))
+    return changed
+
+
+def like(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Return an empty tensor on a device, of a tensor's shape, strides and number format."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+@contextmanager
+def replaced(module: nn.Module, make: Callable[[Slot], torch.Tensor | None]) -> Iterator[None]:
+    """Replace tensors of a module inside the block, as :func:`put_all` does, and put them back."""
+    changed = put_all(module, make)
+    try:
+        yield
+    finally:
+        for slot, _ in changed:
+            put(slot, slot.tensor)
 
 
 def current(slot: Slot) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -12,7 +12,13 @@ from dryfit.core.errors import LoadError
 from dryfit.core.text.words import few
 from dryfit.meta.files.file_guard import FileGuard, FileStamp, open_file
 from dryfit.meta.files.pickle_file import read_pickle_header
-from dryfit.meta.files.safetensors_file import MOST_HEADER_BYTES, StoredTensor, parse_json, read_safetensors_header
+from dryfit.meta.files.safetensors_file import (
+    MOST_HEADER_BYTES,
+    FileHeader,
+    StoredTensor,
+    parse_json,
+    read_safetensors_header,
+)
 
 MODEL_STEM: Final = "model"
 ADAPTER_STEM: Final = "adapter_model"
@@ -37,6 +43,10 @@ _SUFFIXES: Final = {
     CheckpointFormat.SAFETENSORS: (".safetensors",),
     CheckpointFormat.PICKLE: (".bin", ".pt", ".pth"),
 }
+_READERS: Final = {
+    CheckpointFormat.SAFETENSORS: read_safetensors_header,
+    CheckpointFormat.PICKLE: read_pickle_header,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,6 @@ class CheckpointFiles:
         tensors: Every tensor by its key.
         notes: For a report, e.g. files that were not used.
         guard: The state of every file when it was read, the index included.
-        metadata: The free text that a single safetensors file carries; empty for other checkpoints.
     """
 
     where: Path
@@ -59,18 +68,6 @@ class CheckpointFiles:
     tensors: Mapping[str, StoredTensor]
     notes: tuple[str, ...]
     guard: FileGuard
-    metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The header of one file."""
-
-    path: Path
-    tensors: Mapping[str, StoredTensor]
-    stamp: FileStamp
-    notes: tuple[str, ...] = ()
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def open_checkpoint(path: Path, *, stem: str = MODEL_STEM) -> CheckpointFiles:
@@ -151,26 +148,15 @@ def _unused(present: Sequence[str], used: set[str], names: Mapping[CheckpointFor
 
 
 def _whole(where: Path, path: Path, kind: CheckpointFormat, notes: tuple[str, ...]) -> CheckpointFiles:
-    part = _part(path, kind)
+    header = _READERS[kind](path)
     return CheckpointFiles(
         where=where,
         format=kind,
         files=(path,),
-        tensors=MappingProxyType(dict(part.tensors)),
-        notes=(*notes, *part.notes),
-        guard=FileGuard((part.stamp,)),
-        metadata=MappingProxyType(dict(part.metadata)),
+        tensors=MappingProxyType(dict(header.tensors)),
+        notes=(*notes, *header.notes),
+        guard=FileGuard((header.stamp,)),
     )
-
-
-def _part(path: Path, kind: CheckpointFormat) -> _Part:
-    match kind:
-        case CheckpointFormat.SAFETENSORS:
-            header = read_safetensors_header(path)
-            return _Part(path, header.tensors, header.stamp, metadata=header.metadata)
-        case CheckpointFormat.PICKLE:
-            content = read_pickle_header(path)
-            return _Part(path, content.tensors, content.stamp, content.notes)
 
 
 def _sharded(
@@ -182,18 +168,18 @@ def _sharded(
     missing = [name for name in shards if not (folder / name).exists()]
     if missing:
         raise _disagree(index, f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}")
-    parts = [_part(folder / name, kind) for name in shards]
-    _check_shards(index, weight_map, dict(zip(shards, parts, strict=True)))
+    headers = {name: _READERS[kind](folder / name) for name in shards}
+    _check_shards(index, weight_map, headers)
     return CheckpointFiles(
         where=folder,
         format=kind,
-        files=tuple(part.path for part in parts),
-        tensors=MappingProxyType({key: stored for part in parts for key, stored in part.tensors.items()}),
+        files=tuple(header.stamp.path for header in headers.values()),
+        tensors=MappingProxyType({key: stored for one in headers.values() for key, stored in one.tensors.items()}),
         notes=(
             *_unused(present, {index.name, *shards}, names),
-            *(note for part in parts for note in part.notes),
+            *(note for header in headers.values() for note in header.notes),
         ),
-        guard=FileGuard((*(part.stamp for part in parts), stamp)),
+        guard=FileGuard((*(header.stamp for header in headers.values()), stamp)),
     )
 
 
@@ -255,11 +241,11 @@ def _parent(path: Path) -> Path:
     return Path("/") if resolved.is_symlink() else resolved  # as Python 3.13 leaves a circle
 
 
-def _check_shards(index: Path, weight_map: Mapping[str, str], parts: Mapping[str, _Part]) -> None:
+def _check_shards(index: Path, weight_map: Mapping[str, str], headers: Mapping[str, FileHeader]) -> None:
     """Check that index and shards agree about every key."""
     holders: dict[str, str] = {}
-    for name, part in parts.items():
-        for key in part.tensors:
+    for name, header in headers.items():
+        for key in header.tensors:
             if key in holders:
                 raise _disagree(index, f"the key {few([key])} is in two shards, {holders[key]} and {name}")
             holders[key] = name

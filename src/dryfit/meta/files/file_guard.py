@@ -7,6 +7,8 @@ from pathlib import Path
 
 from dryfit.core.errors import LoadError
 
+_LFS_POINTER = b"version https://git-lfs"
+
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
@@ -85,6 +87,11 @@ def open_file(path: Path, doing: str) -> tuple[int, FileStamp]:
         os.close(descriptor)
         raise LoadError(doing, f"{path} is no regular file", "a file")
     return descriptor, FileStamp(path, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
+
+
+def is_lfs_pointer(descriptor: int) -> bool:
+    """Whether a file is what git-lfs puts in the place of one that was not fetched."""
+    return os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER
 
 
 def changed(path: Path, what: str) -> LoadError:

@@ -11,7 +11,6 @@ import struct
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +18,8 @@ import torch
 
 from dryfit.core.errors import LoadError
 from dryfit.core.text.words import few
-from dryfit.meta.files.file_guard import FileGuard, FileStamp, open_file
-from dryfit.meta.files.safetensors_file import MOST_HEADER_BYTES, StoredTensor
+from dryfit.meta.files.file_guard import FileGuard, FileStamp, is_lfs_pointer, open_file
+from dryfit.meta.files.safetensors_file import MOST_HEADER_BYTES, FileHeader, StoredTensor
 from dryfit.meta.private_apis.torch_modes import without_function_modes
 
 # The pickled number that begins a file of torch.save before 1.6 (torch.serialization.MAGIC_NUMBER).
@@ -44,22 +43,7 @@ _TORN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PickleHeader:
-    """The contents of one file of ``torch.save``.
-
-    Attributes:
-        tensors: Every tensor by its key, in the order of the data.
-        notes: What was left out.
-        stamp: The file as it was when it was looked at.
-    """
-
-    tensors: Mapping[str, StoredTensor]
-    notes: tuple[str, ...]
-    stamp: FileStamp
-
-
-def read_pickle_header(path: Path) -> PickleHeader:
+def read_pickle_header(path: Path) -> FileHeader:
     """List the tensors of a file written by ``torch.save``; no data is read.
 
     A file from before torch 1.6 cannot be read in parts: its tensors are read here, and a note says so.
@@ -84,10 +68,10 @@ def read_pickle_header(path: Path) -> PickleHeader:
     finally:
         os.close(descriptor)
     stored.sort(key=lambda tensor: (tensor.offset_bytes, tensor.key))
-    return PickleHeader({tensor.key: tensor for tensor in stored}, notes, stamp)
+    return FileHeader({tensor.key: tensor for tensor in stored}, stamp, notes)
 
 
-def _read_old(path: Path, stamp: FileStamp, doing: str) -> PickleHeader:
+def _read_old(path: Path, stamp: FileStamp, doing: str) -> FileHeader:
     """Read a file of torch's format from before 1.6 whole."""
     whole, _ = _load(path, doing, mapped=False)
     content, notes = _state_dict(whole, path, doing)
@@ -96,7 +80,7 @@ def _read_old(path: Path, stamp: FileStamp, doing: str) -> PickleHeader:
         _refuse_expanded(key, value, stamp)
         tensors[key] = StoredTensor(key, path, value.dtype, tuple(value.shape), 0, value.nbytes, value=value.detach())
     FileGuard((stamp,)).check()
-    return PickleHeader(tensors, (*notes, f"{path.name}: torch's format from before 1.6, read whole"), stamp)
+    return FileHeader(tensors, stamp, (*notes, f"{path.name}: torch's format from before 1.6, read whole"))
 
 
 def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
@@ -123,8 +107,7 @@ def _records(path: Path, descriptor: int, doing: str) -> dict[int, int]:
                     raise zipfile.BadZipFile(f"no record begins at byte {entry.header_offset}")
                 records[entry.header_offset + _LOCAL_HEADER.size + sum(lengths)] = entry.file_size
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
-        start = os.pread(descriptor, 64, 0)
-        lfs = start.startswith(b"version https://git-lfs")
+        lfs = is_lfs_pointer(descriptor)
         old = b"ustar" in os.pread(descriptor, 512, 0)
         raise LoadError(
             doing,

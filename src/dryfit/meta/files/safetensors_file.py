@@ -16,7 +16,7 @@ import torch
 
 from dryfit.core.errors import LoadError
 from dryfit.core.text.words import few
-from dryfit.meta.files.file_guard import FileStamp, open_file
+from dryfit.meta.files.file_guard import FileStamp, is_lfs_pointer, open_file
 
 MOST_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
@@ -26,7 +26,6 @@ _MOST_DIMENSIONS = 64
 _METADATA = "__metadata__"
 _FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 _LENGTH_BYTES = 8
-_LFS_POINTER = b"version https://git-lfs"
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "BOOL": torch.bool,
@@ -81,25 +80,25 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class SafetensorsHeader:
-    """The header of one file.
+class FileHeader:
+    """What one file holds, in either format.
 
     Attributes:
         tensors: Every tensor by its key, in the order of the data.
-        metadata: The free text of ``__metadata__``.
-        stamp: The state of the file when the header was read.
+        stamp: The state of the file when it was looked at.
+        notes: What was left out.
     """
 
     tensors: Mapping[str, StoredTensor]
-    metadata: Mapping[str, str]
     stamp: FileStamp
+    notes: tuple[str, ...] = ()
 
 
 class _RefusedError(ValueError):
     """A fault of a header, without the file's name."""
 
 
-def read_safetensors_header(path: Path) -> SafetensorsHeader:
+def read_safetensors_header(path: Path) -> FileHeader:
     """Read and check the header of a safetensors file; no data is read.
 
     Raises:
@@ -110,10 +109,10 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     try:
         text = _header_text(descriptor, stamp.size_bytes)
         begin = _LENGTH_BYTES + len(text)
-        tensors, metadata = _parse(_json(text), path, begin, stamp.size_bytes - begin)
+        tensors = _parse(_json(text), path, begin, stamp.size_bytes - begin)
         stamp.compare(os.fstat(descriptor))
     except _RefusedError as error:
-        pointer = os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER
+        pointer = is_lfs_pointer(descriptor)
         raise LoadError(
             doing,
             "the file is a git-lfs pointer, not weights" if pointer else str(error),
@@ -124,7 +123,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         raise LoadError(doing, f"it cannot be read ({error.strerror})") from error
     finally:
         os.close(descriptor)
-    return SafetensorsHeader(tensors, metadata, stamp)
+    return FileHeader(tensors, stamp)
 
 
 def _header_text(descriptor: int, size_bytes: int) -> bytes:
@@ -182,10 +181,8 @@ def _natural(text: str) -> int:
     return int(text)
 
 
-def _parse(
-    header: dict[str, Any], path: Path, begin: int, data_bytes: int
-) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    metadata = _metadata(header.pop(_METADATA, {}))
+def _parse(header: dict[str, Any], path: Path, begin: int, data_bytes: int) -> dict[str, StoredTensor]:
+    _check_metadata(header.pop(_METADATA, {}))
     spans: list[tuple[int, int, StoredTensor]] = []
     for key, entry in header.items():
         try:
@@ -194,14 +191,14 @@ def _parse(
             raise _RefusedError(f"the entry of {_short(key)}: {error}") from error
     spans.sort(key=_by_span)
     _check_spans(spans, data_bytes)
-    return {stored.key: stored for _, _, stored in spans}, metadata
+    return {stored.key: stored for _, _, stored in spans}
 
 
 def _by_span(span: tuple[int, int, StoredTensor]) -> tuple[int, int]:
     return span[:2]
 
 
-def _metadata(metadata: Any) -> dict[str, str]:
+def _check_metadata(metadata: Any) -> None:
     if not isinstance(metadata, dict):
         raise _RefusedError(f"{_METADATA} is {_short(metadata)}, not an object")
     for key, value in metadata.items():
@@ -209,7 +206,6 @@ def _metadata(metadata: Any) -> dict[str, str]:
         if not isinstance(value, str):
             raise _RefusedError(f"{_METADATA}: the value of {_short(key)} is {_short(value)}, not a string")
         _check_text(value)
-    return metadata
 
 
 def _entry(key: str, entry: Any, path: Path, begin: int) -> tuple[int, int, StoredTensor]:

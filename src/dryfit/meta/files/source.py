@@ -53,11 +53,6 @@ class FolderSource:
     revision: str | None = None
     trust_remote_code: bool = False
 
-    @classmethod
-    def of(cls, source: str | Path) -> "FolderSource":
-        """Return a source for a path or name."""
-        return cls(name=str(source))
-
 
 def local_folder(source: ModelSource) -> Path | None:
     """Return the folder that a source names; None where it names a model of the hub.

@@ -1,7 +1,6 @@
 """Load, make and save PEFT adapters; every tensor of a file and of an adapter is accounted for."""
 
 import copy
-import json
 import os
 import warnings
 from pathlib import Path
@@ -14,9 +13,11 @@ from torch import nn
 from dryfit.core.errors import ConfigError, LoadError, MachineError
 from dryfit.meta.construction.construction import build
 from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, CheckpointFiles, open_checkpoint
+from dryfit.meta.files.safetensors_file import parse_json
 from dryfit.meta.files.source import FolderSource, ModelSource
 from dryfit.meta.loading.filling import fill
 from dryfit.meta.loading.matching import LoadOptions, memory_of, targets
+from dryfit.meta.loading.model_files import check_entries
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
@@ -111,20 +112,36 @@ def base_of_adapter(folder: Path, *, trust: bool, relative: str | None = None) -
         relative: Path to the base by :func:`relative_base` when it was saved, for a base that moved along.
 
     Raises:
-        LoadError: ``adapter_config.json`` is damaged.
+        LoadError: ``adapter_config.json`` is damaged, or asks for code that is not trusted.
     """
-    path = folder / ADAPTER_FILE
-    if not path.is_file():
+    if not (folder / ADAPTER_FILE).is_file():
         return None
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        name, revision = config["base_model_name_or_path"], config.get("revision")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"reading {path}", str(error), allowed="as PEFT saves it") from error
+    config = adapter_config(folder)
+    check_entries(config, folder / ADAPTER_FILE, trust=trust)
+    name = config.get("base_model_name_or_path")
+    if name is None:
+        raise LoadError(f"reading {folder / ADAPTER_FILE}", "it names no base model", allowed="as PEFT saves it")
     moved = folder.resolve() / relative if relative is not None else None
     if moved is not None and moved.is_dir() and not Path(str(name)).is_dir():
         name = moved.resolve()
-    return FolderSource(str(name), revision=revision, trust_remote_code=trust)
+    return FolderSource(str(name), revision=config.get("revision"), trust_remote_code=trust)
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """Return the content of an adapter's ``adapter_config.json``.
+
+    Raises:
+        LoadError: It cannot be read, or is not what PEFT writes.
+    """
+    path = folder / ADAPTER_FILE
+    try:
+        config = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LoadError(f"reading {path}", str(error)[:200], hint="save or download the adapter again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
+        found = "no JSON object" if not isinstance(config, dict) else f"peft_type {config.get('peft_type')!r}"
+        raise LoadError(f"reading {path}", f"it holds {found}", "what PEFT writes", "save or download it again")
+    return config
 
 
 def adapter_state(adapted: nn.Module, state: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -17,9 +17,9 @@ from dryfit.meta.construction.construction import build
 from dryfit.meta.construction.construction_recorder import DEFERRED_ABOVE_BYTES
 from dryfit.meta.construction.tape import is_deferred
 from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, CheckpointFiles, open_checkpoint
-from dryfit.meta.files.safetensors_file import StoredTensor, parse_json
+from dryfit.meta.files.safetensors_file import StoredTensor
 from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.adapters import ADAPTER_FILE
+from dryfit.meta.loading.adapters import ADAPTER_FILE, adapter_config
 from dryfit.meta.loading.configs import load_config
 from dryfit.meta.loading.matching import Complaints, LoadOptions, Match, examine, targets
 from dryfit.meta.loading.pretrained import Kind, make_model, may_lack, stored_kind
@@ -127,7 +127,7 @@ def adapter_health(folder: Path) -> Health:
     """Check a PEFT adapter by its own files; its base model is not needed."""
     errors: list[str] = []
     stored = _or_note(errors, lambda: open_checkpoint(folder, stem=ADAPTER_STEM))
-    config = _or_note(errors, lambda: _adapter_config(folder)) or {}
+    config = _or_note(errors, lambda: adapter_config(folder)) or {}
     kind = config.get("peft_type", "unknown")
     tensors = stored.tensors if stored is not None else {}
     lora = _Lora.of(tensors)
@@ -231,18 +231,6 @@ def _not_compared(matched: Match) -> list[str]:
         names = few(matched.redundant, most=2)
         notes.append(f"tables that the config stands for must be equal to it, which is not looked at: {names}")
     return notes
-
-
-def _adapter_config(folder: Path) -> dict[str, Any]:
-    path = folder / ADAPTER_FILE
-    try:
-        config = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise LoadError(f"reading {path}", str(error)[:200], hint="save or download the adapter again") from error
-    if not isinstance(config, dict) or not isinstance(config.get("peft_type"), str):
-        found = "no JSON object" if not isinstance(config, dict) else f"peft_type {config.get('peft_type')!r}"
-        raise LoadError(f"reading {path}", f"it holds {found}", "what PEFT writes", "save or download it again")
-    return config
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
 """Read configs and tokenizers of pretrained models."""
 
+from pathlib import Path
+from typing import Any
+
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, LoadError
+from dryfit.core.text.words import first_line
 from dryfit.meta.files.source import ModelSource, local_folder, model_folder
+from dryfit.meta.loading.model_files import CONFIG_FILE, TOKENIZER_FILE, UNFIT, check_layers, read_model_json
 from dryfit.meta.loading.sentencepiece_model import check_algorithm, check_packages, sentencepiece_file
 
 # Each architecture names its dropouts in its own way; the first row whose names the config knows is used.
@@ -32,21 +37,20 @@ def load_config(source: ModelSource) -> PreTrainedConfig:
     """
     folder = local_folder(source)
     where = str(folder or source.name)
+    if folder is not None:
+        _check_files(folder, source)
     try:
-        config = AutoConfig.from_pretrained(
-            where,
-            revision=source.revision if folder is None else None,
-            trust_remote_code=source.trust_remote_code,
-            local_files_only=folder is not None,
-        )
-    except (OSError, ValueError, StrictDataclassError) as error:
+        config = AutoConfig.from_pretrained(where, **_how(source, folder))
+    except (OSError, *UNFIT, StrictDataclassError) as error:
         if folder is None:  # the hub's own errors tell a network fault from a wrong name
             raise
         raise LoadError(
             f"reading the config of {where}",
-            " ".join(" ".join(str(error).strip().splitlines()[:2]).split()),
+            " ".join(" ".join(str(error).strip().splitlines()[:2]).split()) or type(error).__name__,
             allowed="a config.json that transformers knows; one with its own code needs trust_remote_code = true",
         ) from error
+    if folder is None:
+        _check_files(model_folder(source), source)
     if getattr(config, "quantization_config", None) is not None:
         raise LoadError(
             f"reading the config of {where}",
@@ -55,6 +59,23 @@ def load_config(source: ModelSource) -> PreTrainedConfig:
             hint="take the model it was made of",
         )
     return config
+
+
+def _check_files(folder: Path, source: ModelSource) -> None:
+    """Check a model's configs; transformers itself says where one is missing."""
+    if (path := folder / CONFIG_FILE).is_file():
+        check_layers(read_model_json(path, trust=source.trust_remote_code), folder)
+    if (path := folder / TOKENIZER_FILE).is_file():
+        read_model_json(path, trust=source.trust_remote_code)
+
+
+def _how(source: ModelSource, folder: Path | None) -> dict[str, Any]:
+    """Return how transformers shall read a source; its folder is None for a model of the hub."""
+    return {
+        "revision": source.revision if folder is None else None,
+        "trust_remote_code": source.trust_remote_code,
+        "local_files_only": folder is not None,
+    }
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
@@ -66,19 +87,17 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """
     folder = local_folder(source)
     where = str(folder or source.name)
+    if folder is not None:
+        _check_files(folder, source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            where,
-            revision=source.revision if folder is None else None,
-            trust_remote_code=source.trust_remote_code,
-            local_files_only=folder is not None,
-        )
-    except (OSError, ValueError, TypeError) as error:  # TypeError: a class that was not made for this tokenizer.json
+        tokenizer = AutoTokenizer.from_pretrained(where, **_how(source, folder))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # TypeError: a class that was not made for this tokenizer.json
         if (path := sentencepiece_file(model_folder(source))) is not None:
             check_packages(path)
         if folder is None:
             raise
-        raise LoadError(f"loading the tokenizer of {where}", str(error).strip().splitlines()[0]) from error
+        raise LoadError(f"loading the tokenizer of {where}", first_line(error)) from error
     if (path := sentencepiece_file(model_folder(source))) is not None:
         check_algorithm(path, tokenizer)
     return tokenizer

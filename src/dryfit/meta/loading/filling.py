@@ -91,7 +91,7 @@ def _fill(module: nn.Module, stored: CheckpointFiles | None, options: LoadOption
     refuse_early_optimizers(module, doing=f"filling a {type(module).__name__} with weights")
     matched = match(module, stored, options)
     _refuse_views_of_parts(matched, options)
-    filler = _Filler(module, options, _kept_in_fp32(module, options.dtype))
+    filler = _Filler(module, options, kept_in_fp32_patterns(module, options.dtype))
     made = filler.construct(matched)  # first: it may fail while nothing has changed
     if stored is not None:
         with CheckpointReader(stored, options.mode) as reader:
@@ -158,7 +158,11 @@ class _Filler:
             for target, tensor in self._convert(conversion, matched, reader):
                 self._fill(target, tensor.contiguous(), fresh)
         for target, tensor in fresh:
-            _replace(target, tensor)
+            if target.name in self.options.made_by:
+                for slot in target.slots:
+                    put(slot, tensor)
+            else:
+                _replace(target, tensor)
 
     def _parts(self, matched: Match) -> dict[str, StoredSlice]:
         """Return the slice wanted of each key that is not read whole."""
@@ -190,6 +194,12 @@ class _Filler:
 
     def _fill(self, target: Target, tensor: torch.Tensor, fresh: list[tuple[Target, torch.Tensor]]) -> None:
         wanted = self._dtype_of(target)
+        quantised = self.options.made_by.get(target.name)
+        if quantised is not None:
+            made = quantised(tensor.to(wanted))
+            self.casts[f"{_name(tensor.dtype)} to {_name(made.dtype)}"] += 1
+            fresh.append((target, made))
+            return
         if tensor.dtype != wanted:
             self.casts[f"{_name(tensor.dtype)} to {_name(wanted)}"] += 1
         old = target.tensor
@@ -345,7 +355,7 @@ def _like(old: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return new
 
 
-def _kept_in_fp32(module: nn.Module, dtype: torch.dtype | None) -> list[re.Pattern[str]]:
+def kept_in_fp32_patterns(module: nn.Module, dtype: torch.dtype | None) -> list[re.Pattern[str]]:
     """Return patterns of weights that the architecture wants in fp32 although the model is in a smaller type."""
     if dtype not in (torch.float16, torch.bfloat16):
         return []

@@ -1,6 +1,6 @@
 """Match a checkpoint's tensors to a module's, from headers alone: before anything is read or changed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -35,6 +35,7 @@ class LoadOptions:
         exact: Whether every key must have a target: for files of our own.
         parts: The slice wanted of a weight, by any of its names; weights without a name here are read whole. Checks
             are made on the whole weights, which the module has when it is filled.
+        made_by: By the first name of a weight that is to be quantised, what makes the parameter of the tensor read.
     """
 
     device: torch.device
@@ -46,6 +47,7 @@ class LoadOptions:
     partial: bool = False
     exact: bool = False
     parts: Mapping[str, StoredSlice] = field(default_factory=dict)
+    made_by: Mapping[str, Callable[[torch.Tensor], nn.Parameter]] = field(default_factory=dict)
 
     def part_of(self, target: "Target") -> StoredSlice | None:
         """Return the slice that is wanted of a weight; None: all of it."""

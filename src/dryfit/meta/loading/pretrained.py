@@ -21,9 +21,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dryfit.core.errors import ConfigError
+from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.private_names import require
+from dryfit.core.settings.tables import RegularizationSettings
+from dryfit.core.text.words import first_line
 from dryfit.meta.construction.construction import build
 from dryfit.meta.files.checkpoint_files import open_checkpoint
 from dryfit.meta.files.reading import ReadMode
@@ -31,6 +33,7 @@ from dryfit.meta.files.source import ModelSource, local_folder, weights_folder
 from dryfit.meta.loading.configs import load_config, set_dropouts
 from dryfit.meta.loading.filling import fill
 from dryfit.meta.loading.matching import LoadOptions, Missing
+from dryfit.meta.loading.model_files import UNFIT
 from dryfit.meta.private_apis.transformers_auto import AUTO, classes_of
 
 # Relative embeddings, normalised once and used by every layer.
@@ -70,6 +73,7 @@ def make_model(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool 
 
     Raises:
         ConfigError: The architecture has no such head, or its code comes with the model and is not trusted.
+        LoadError: Values of the config do not fit together.
     """
     extra = _without_pooler(config) if kind is Kind.ENCODER else {}
     try:
@@ -81,6 +85,19 @@ def make_model(config: PreTrainedConfig, kind: Kind, *, trust_remote_code: bool 
             str(error).strip().splitlines()[0],
             allowed="a task that this architecture has a head for; one with its own code needs trust",
         ) from error
+    except UNFIT as error:
+        raise LoadError(
+            f"building a {config.model_type} model",
+            f"{_keys_with(config, error)}{type(error).__name__}: {first_line(error)}",
+            allowed="a config.json whose values the architecture knows and that fit together",
+        ) from error
+
+
+def _keys_with(config: PreTrainedConfig, error: Exception) -> str:
+    """Return the key of the value that an error names, as one of an unknown activation does."""
+    named = error.args[0] if isinstance(error, KeyError) and error.args else None
+    keys = [key for key, value in config.to_dict().items() if isinstance(named, str) and value == named]
+    return f"{' and '.join(keys)}: " if keys else ""
 
 
 def stored_kind(config: PreTrainedConfig) -> Kind | None:
@@ -169,38 +186,16 @@ def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, opt
     return report
 
 
-def empty_stack(
-    source: ModelSource, kind: Kind, *, dropout: float | None = None, attention_dropout: float | None = None
-) -> PreTrainedModel:
-    """A pretrained encoder or decoder without memory, in eval mode; see :func:`load_stack`."""
-    config = pretrained_config(source, kind)
-    set_dropouts(config, dropout=dropout, attention_dropout=attention_dropout)
-    return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
-
-
-def load_stack(
-    source: ModelSource,
-    kind: Kind,
-    *,
-    dtype: torch.dtype | None = None,
-    dropout: float | None = None,
-    attention_dropout: float | None = None,
-) -> tuple[PreTrainedModel, LoadReport]:
-    """Load a pretrained encoder or decoder.
-
-    Args:
-        source: Hub id, folder or ``minilm``, with revision and trust.
-        kind: Which of them.
-        dtype: Type of the weights; None: fp32.
-        dropout: Hidden dropout; None keeps the pretrained one.
-        attention_dropout: Dropout of attention probabilities; None keeps the pretrained one.
+def empty_stack(source: ModelSource, kind: Kind, regularization: RegularizationSettings) -> PreTrainedModel:
+    """Return a pretrained encoder or decoder without memory, in eval mode, with the dropouts that are set.
 
     Raises:
-        LoadError: A weight is missing or has another shape; poolers excepted, they are not used.
+        LoadError: The folder holds no config that transformers knows.
         ConfigError: The architecture has no such dropout, or is an encoder-decoder.
     """
-    model = empty_stack(source, kind, dropout=dropout, attention_dropout=attention_dropout)
-    return model, fill_pretrained(model, source, kind, LoadOptions(torch.device("cpu"), dtype))
+    config = pretrained_config(source, kind)
+    set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
+    return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
 
 
 def stack_bytes(source: ModelSource, kind: Kind) -> int:

@@ -23,8 +23,6 @@ NAMES: Final = (
     ),
 )
 
-__all__ = ["CAPTURE", "NAMES", "HigherOrderOperator", "TorchDynamoException"]
-
 
 def _misbehaves() -> str:
     if not issubclass(TorchDynamoException, Exception):

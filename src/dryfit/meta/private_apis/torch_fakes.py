@@ -16,37 +16,17 @@ with importing("torch", "computing with tensors that have no values"):
         UnsupportedOperatorException,
     )
 
-_PUBLIC: Final = "torch has fake tensors under a public module"
-
-NAMES: Final = (
-    PrivateName("torch._subclasses.fake_tensor.FakeTensorMode", "running a step or a forward without values", _PUBLIC),
-    PrivateName("torch._subclasses.fake_tensor.FakeTensor", "knowing tensors that have no values", _PUBLIC),
-    PrivateName(
-        "torch._subclasses.fake_tensor.DataDependentOutputException", "knowing that code asked for a value", _PUBLIC
-    ),
-    PrivateName(
-        "torch._subclasses.fake_tensor.DynamicOutputShapeException",
-        "knowing that a size depends on values",
-        _PUBLIC,
-    ),
-    PrivateName(
-        "torch._subclasses.fake_tensor.UnsupportedFakeTensorException", "knowing what cannot be a fake", _PUBLIC
-    ),
-    PrivateName(
-        "torch._subclasses.fake_tensor.UnsupportedOperatorException", "knowing which operator has no shapes", _PUBLIC
-    ),
+NAMES: Final = tuple(
+    PrivateName(f"torch._subclasses.fake_tensor.{name}", needed, "torch has fake tensors under a public module")
+    for name, needed in {
+        "FakeTensorMode": "running a step or a forward without values",
+        "FakeTensor": "knowing tensors that have no values",
+        "DataDependentOutputException": "knowing that code asked for a value",
+        "DynamicOutputShapeException": "knowing that a size depends on values",
+        "UnsupportedFakeTensorException": "knowing what cannot be a fake",
+        "UnsupportedOperatorException": "knowing which operator has no shapes",
+    }.items()
 )
-
-__all__ = [
-    "FAKES",
-    "NAMES",
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "UnsupportedFakeTensorException",
-    "UnsupportedOperatorException",
-]
 
 
 def _misbehaves() -> str:
@@ -65,6 +45,10 @@ def _misbehaves() -> str:
             pass
     if not isinstance(made, FakeTensor) or (made.shape, made.device.type) != ((3, 2), "cpu"):
         return f"{where}: inside of a FakeTensorMode, tensors are no FakeTensor of their device and shape"
+    if not issubclass(UnsupportedFakeTensorException, RuntimeError) or not issubclass(
+        UnsupportedOperatorException, RuntimeError
+    ):
+        return f"{where}: what is unsupported is no RuntimeError"
     return ""
 
 

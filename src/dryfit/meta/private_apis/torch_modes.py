@@ -72,26 +72,6 @@ NAMES: Final = (
 LOADS_STATE: Final = "_load_from_state_dict"
 """The function of ``torch.nn.Module`` that copies a state dict's tensors into one module."""
 
-__all__ = [
-    "IS_META",
-    "LOADS_STATE",
-    "MODES",
-    "NAMES",
-    "SET_DATA",
-    "OpOverload",
-    "TorchDispatchMode",
-    "device_constructors",
-    "function_modes",
-    "is_traceable_wrapper_subclass",
-    "schema_of",
-    "tree_iter",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "without_dispatch_modes",
-    "without_function_modes",
-]
-
 
 def without_function_modes() -> AbstractContextManager[object]:
     """Let no mode and no device context of the caller see functions of torch inside the block."""

@@ -1,5 +1,6 @@
 """The interface between training and how a model lies on its processes: whole, tensor-parallel or FSDP."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol, final
@@ -12,6 +13,9 @@ from dryfit.parallel.layout.portions import Portion, portions
 from dryfit.parallel.layout.processes import ProcessGroup, SingleProcess
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.saved.saved_model import restore
+
+Gathered = Callable[[str, torch.Tensor], torch.Tensor]
+"""Returns the whole tensor, given the parameter's name and this process's shard of it."""
 
 
 class Layout(Protocol):
@@ -62,11 +66,6 @@ class Layout(Protocol):
         ...
 
 
-def whole_gradient_norm(model: nn.Module) -> torch.Tensor:
-    """Return the 2-norm of the gradients of a model that is all in this process."""
-    return nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
-
-
 class AllRows:
     """All rows of a batch go through the model on each process, with the same random numbers."""
 
@@ -96,7 +95,11 @@ class OneProcess(AllRows):
 
     def gradient_norm(self, model: nn.Module) -> torch.Tensor:
         """Return the norm as torch computes it."""
-        return whole_gradient_norm(model)
+        return nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+
+    def gathered(self, model: TaskModel) -> Gathered:
+        """Return the identity."""
+        return lambda _, tensor: tensor
 
     def whole(self, model: TaskModel) -> TaskModel | None:
         """Return the model itself."""

@@ -1,5 +1,6 @@
 """Load, gather and restore a trial's model of which each process holds a shard."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -8,29 +9,35 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
+from dryfit.core.settings.weight_formats import WeightFormat, check_sharded
 from dryfit.core.text.words import few
 from dryfit.meta.construction.tape import is_deferred
-from dryfit.meta.construction.walk import put, slots
+from dryfit.meta.construction.walk import put_all
 from dryfit.meta.files.checkpoint_files import open_checkpoint
 from dryfit.meta.files.reading import CheckpointReader, ReadMode
 from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.meta.loading.adapters import adapter_state
 from dryfit.meta.loading.filling import fill, unwrapped
+from dryfit.meta.loading.frozen_weights import fill_frozen
 from dryfit.meta.loading.matching import LoadOptions
-from dryfit.meta.loading.pretrained import Kind, empty_stack, fill_pretrained
+from dryfit.meta.loading.pretrained import Kind, empty_stack
+from dryfit.parallel.layout.layout import AllRows, Gathered
+from dryfit.parallel.layout.processes import RankGroup
 from dryfit.tasks.base import MakeBase, TaskModel
 from dryfit.tasks.saved.saved_model import weights_file
 
 Build = Callable[[MakeBase], TaskModel]
 """Makes the trial's model, given what makes its pretrained parts."""
 
-Gathered = Callable[[str, torch.Tensor], torch.Tensor]
-"""Returns the whole tensor, given its name and this process's shard of it."""
+
+Sharded = Callable[[str, torch.Tensor], torch.Tensor]
+"""Returns this process's shard of a whole tensor of a parameter's shape, given its name; any other tensor as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class ModelRecipe:
 def empty_model(recipe: ModelRecipe) -> TaskModel:
     """Return the whole model on the meta device."""
     regularization = recipe.regularization
-    return recipe.build(lambda source, kind, part="", dtype=None: _empty(source, kind, dtype, regularization))
+    return recipe.build(lambda source, kind, part="", frozen=None: _empty(source, kind, frozen, regularization))
 
 
 def filled_slices(
@@ -72,12 +79,14 @@ def filled_slices(
     """
     device = torch.device(recipe.device)
 
-    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
-        model = _empty(source, kind, dtype, recipe.regularization)
+    def make(
+        source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
+    ) -> PreTrainedModel:
+        model = _empty(source, kind, frozen, recipe.regularization)
         base = whole.pretrained()[part]
         prefix = next(f"{path}." for path, one in whole.named_modules() if one is base)
         own = {unwrapped(name.removeprefix(prefix)): one for name, one in parts.items() if name.startswith(prefix)}
-        fill_pretrained(model, source, kind, LoadOptions(device, dtype, parts=own))
+        fill_frozen(model, source, kind, frozen, LoadOptions(device, parts=own))
         return model
 
     model = recipe.build(make)
@@ -90,16 +99,11 @@ def filled_slices(
 
 
 def _empty(
-    source: ModelSettings, kind: Kind, dtype: torch.dtype | None, regularization: RegularizationSettings
+    source: ModelSettings, kind: Kind, frozen: WeightFormat | None, regularization: RegularizationSettings
 ) -> PreTrainedModel:
-    if dtype is torch.int8:
-        raise ConfigError(
-            "sharding a trial's model over processes",
-            'lora.base is "int8"',
-            "fp32, fp16 or bf16",
-            "leave execution.tp and execution.dp out",
-        )
-    return empty_stack(source, kind, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
+    if frozen is not None:
+        check_sharded(frozen)
+    return empty_stack(source, kind, regularization)
 
 
 def _refuse_other_shapes(wrong: Sequence[str]) -> None:
@@ -121,25 +125,14 @@ def _saved(model: TaskModel) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
-def whole_model(model: TaskModel, recipe: ModelRecipe, gathered: Gathered, *, keep: bool) -> TaskModel | None:
-    """Gather the saved tensors of a sharded model, one at a time, into a whole model on the CPU.
+def whole_state(model: TaskModel, gathered: Gathered, *, keep: bool) -> dict[str, torch.Tensor]:
+    """Return the saved tensors of a model, gathered one at a time, on the CPU; tied ones once.
 
     Args:
         model: This process's shard.
-        recipe: How the model is made.
         gathered: Called once for each tensor, in the same order on all processes.
-        keep: Whether this process wants the whole model; else it only helps, and gets None.
+        keep: Whether this process wants the tensors; else it only helps, and gets none.
     """
-    state = _whole_state(model, gathered, keep=keep)
-    if not keep:
-        return None
-    whole = empty_model(recipe)
-    _put_together(whole, state)
-    return whole
-
-
-def _whole_state(model: TaskModel, gathered: Gathered, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Return the saved tensors of a sharded model, whole, on the CPU; tied ones once. Empty where not kept."""
     state: dict[str, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
     for name, local in _saved(model):
@@ -151,27 +144,67 @@ def _whole_state(model: TaskModel, gathered: Gathered, *, keep: bool) -> dict[st
     return state
 
 
-def _put_together(whole: TaskModel, state: Mapping[str, torch.Tensor]) -> None:
-    """Give a model on the meta device the tensors of a state; the others stay on meta."""
-    made: dict[int, torch.Tensor] = {}
-    for slot in slots(whole):
-        tensor = state.get(slot.name)
-        if tensor is not None:
-            if id(slot.tensor) not in made:
-                made[id(slot.tensor)] = _as(slot.tensor, tensor)
-            put(slot, made[id(slot.tensor)])
+class ShardedLayout(AllRows, ABC):
+    """A layout whose processes hold a shard of the model each.
 
+    Args:
+        recipe: How the model is made.
+        group: This process among the others.
+    """
 
-def _as(old: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return nn.Parameter(tensor, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else tensor
+    def __init__(self, recipe: ModelRecipe, group: RankGroup) -> None:
+        self.recipe = recipe
+        self.group = group
+
+    @abstractmethod
+    def load(self, whole: TaskModel) -> tuple[TaskModel, LoadReport]:
+        """Load this process's shard of a model, given the whole one on the meta device."""
+
+    @abstractmethod
+    def connect(self, model: TaskModel) -> None:
+        """Make the processes' models compute together; called once it is known which parameters are trained."""
+
+    @abstractmethod
+    def gathered(self, model: TaskModel) -> Gathered:
+        """Return what puts a parameter together, or a tensor of its shape; every process calls it for each of them."""
+
+    @abstractmethod
+    def sharded(self, model: TaskModel) -> Sharded:
+        """Return what takes this process's shard of a whole tensor that goes element by element with a parameter."""
+
+    def whole(self, model: TaskModel) -> TaskModel | None:
+        """Return a copy on the CPU, gathered one tensor at a time."""
+        state = whole_state(model, self.gathered(model), keep=self.group.rank == 0)
+        if self.group.rank:
+            return None
+        whole = empty_model(self.recipe)
+        put_all(whole, lambda slot: state.get(slot.name))
+        return whole
+
+    def save_whole_state(self, model: TaskModel, optimizer: torch.optim.Optimizer) -> None:
+        """Gather moments, and whatever else has a parameter's shape, on saving; shard them on loading."""
+        name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+        order = [one for group in optimizer.param_groups for one in group["params"]]
+        gathered, sharded = self.gathered(model), self.sharded(model)
+
+        def whole_of(parameter: nn.Parameter, value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+                return value
+            whole = gathered(name_of[id(parameter)], value)
+            return value if whole is value or self.group.rank else whole.cpu()
+
+        def shard_of(parameter: nn.Parameter, value: Any) -> Any:
+            return sharded(name_of[id(parameter)], value) if isinstance(value, torch.Tensor) else value
+
+        optimizer.register_state_dict_post_hook(lambda _, state: _changed(state, order, whole_of))
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: _changed(state, order, shard_of))
 
 
 def restore_slices(
     model: TaskModel,
     folder: Path,
     parts: Mapping[str, StoredSlice],
-    shape_of: Callable[[str, torch.Tensor], tuple[int, ...]],
-    local: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     """Read this process's slices of a saved whole model; nothing changes unless every tensor has its place.
 
@@ -179,8 +212,7 @@ def restore_slices(
         model: Changed in place.
         folder: Where the whole model was saved.
         parts: The slice that is held, by name; tensors without a row are held whole.
-        shape_of: Returns a whole tensor's shape, given its name and this process's shard.
-        local: Returns the memory to write a parameter's slice to.
+        shapes: The whole tensor's shape, by name; without a row the shard's own says it.
 
     Raises:
         LoadError: A weight is missing, has no place or another shape, or the file is damaged.
@@ -195,17 +227,22 @@ def restore_slices(
     wrong = [f"{key} has no place" for key in stored.tensors if key not in places]
     wrong += [f"{key} is missing" for key in places if name_of[key] not in given]
     for key in stored.tensors.keys() & places.keys():
-        saved, shape = tuple(stored.tensors[key].shape), shape_of(name_of[key], places[key])
+        saved, shape = tuple(stored.tensors[key].shape), shapes.get(name_of[key], tuple(places[key].shape))
         wrong += [f"{key}: {list(saved)} in the file, not {list(shape)}"] if saved != shape else []
     if wrong:
         raise LoadError(f"restoring a sharded model from {folder}", few(wrong), allowed="what was saved of this model")
     wanted = {key: parts[name_of[key]] for key in stored.tensors if name_of[key] in parts}
     with CheckpointReader(stored, ReadMode.PRIVATE) as reader, torch.no_grad():
         for key, tensor in reader.tensors(stored.tensors, wanted):
-            local(places[key]).copy_(tensor)
+            local_shard(places[key]).copy_(tensor)
 
 
-def change_state(
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this process's memory of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _changed(
     state: dict[str, Any], order: list[nn.Parameter], change: Callable[[nn.Parameter, Any], Any]
 ) -> dict[str, Any]:
     """Change each value of an optimizer's saved state, in the same order on all processes.

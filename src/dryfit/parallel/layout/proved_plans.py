@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
 from dryfit.core.settings.tables import ModelSettings, Settings
+from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.core.sharding.shard_proof import ShardProof
 from dryfit.core.version import PACKAGE_FOLDER
@@ -142,8 +143,10 @@ def _narrow_bases(wide: WideModel, step: Narrowing) -> MakeBase:
     assert isinstance(wide.module, TaskModel)
     parts = wide.module.pretrained()
 
-    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
-        del dtype
+    def make(
+        source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
+    ) -> PreTrainedModel:
+        del frozen
         if part not in parts:
             raise wide.refused(f"the task asks for a pretrained model {part!r}", f"one of {sorted(parts)}")
         config = narrow_config(parts[part].config, wide.plan.degree, step)

@@ -8,18 +8,16 @@ from pathlib import Path
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BaseFormat
 from dryfit.core.settings.execution import PlanSubject
-from dryfit.core.settings.memory_key import any_shape, memory_key
-from dryfit.core.settings.tables import ModelSettings
+from dryfit.core.settings.memory_key import StepKey, step_key
+from dryfit.core.settings.weight_formats import base_format, check_sharded
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.core.sharding.shard_summary import KeptWhole, ShardRow, ShardSummary
 from dryfit.parallel.layout.proved_plans import ProvedPlan, proved_plan, stored_plan
 from dryfit.parallel.ranks.check import shards_of
 from dryfit.tasks.base import Task, TaskModel
 
-_Place = tuple[ModelSettings, str, int]
+_Place = tuple[StepKey, int]
 
 
 @dataclass(slots=True)
@@ -40,11 +38,11 @@ class ShardPlans:
         """Prove a subject's plan and summarise it, without the bytes sent.
 
         Raises:
-            ConfigError: Nothing can be sharded, the degree does not divide it, or the base is in 8 bits.
+            ConfigError: Nothing can be sharded, the degree does not divide it, or the base's format has no slices.
             TraceError: The model's code cannot be traced.
             ShardError: The proof fails.
         """
-        place = _place(subject, degree)
+        place = (step_key(subject), degree)
         if place not in self._proved:
             model, task = self._model(subject)
             proved = proved_plan(model, task, degree, self.folder)
@@ -56,27 +54,18 @@ class ShardPlans:
         """Return a subject's plan: the proved one where it was proved here, else one for estimates only.
 
         Raises:
-            ConfigError: Nothing can be sharded, the degree does not divide it, or the base is in 8 bits.
+            ConfigError: Nothing can be sharded, the degree does not divide it, or the base's format has no slices.
             TraceError: The model's code cannot be traced.
         """
-        place = _place(subject, degree)
+        place = (step_key(subject), degree)
         if place not in self._plans:
             self._plans[place] = stored_plan(*self._model(subject), degree, self.folder)
         return self._plans[place]
 
     def _model(self, subject: PlanSubject) -> tuple[TaskModel, Task]:
-        if subject.lora is not None and subject.lora.base is BaseFormat.INT8:
-            raise ConfigError(
-                "sharding a trial's model over processes",
-                'lora.base is "int8"',
-                "fp32, fp16 or bf16",
-                "leave execution.tp out",
-            )
+        if subject.lora is not None:
+            check_sharded(base_format(subject.lora, subject.settings.train))
         return self.whole_model(subject)
-
-
-def _place(subject: PlanSubject, degree: int) -> _Place:
-    return (subject.settings.model, memory_key(any_shape(subject)), degree)
 
 
 def shard_summary(model: nn.Module, proved: ProvedPlan) -> ShardSummary:
@@ -93,14 +82,14 @@ def shard_summary(model: nn.Module, proved: ProvedPlan) -> ShardSummary:
     for name in every:
         place = (_starred(name), shards[name].shape, local[name], _how(model, name, shards[name], proved))
         kinds.setdefault(place, []).append(name)
-    cut = [name for name in every if shards[name].dim is not None]
+    sharded = [name for name in every if shards[name].dim is not None]
     whole_bytes = sum(one.nbytes for one in every.values())
     return ShardSummary(
         degree=plan.degree,
-        weight_bytes=whole_bytes - sum(every[name].nbytes for name in cut) * (plan.degree - 1) // plan.degree,
+        weight_bytes=whole_bytes - sum(every[name].nbytes for name in sharded) * (plan.degree - 1) // plan.degree,
         whole_weight_bytes=whole_bytes,
-        cut=len(cut),
-        whole=len(every) - len(cut),
+        cut=len(sharded),
+        whole=len(every) - len(sharded),
         output_error=proved.proof.output_error,
         gradient_error=proved.proof.gradient_error,
         rows=tuple(

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.settings.execution import ExecutionPlan
-from dryfit.parallel.layout.fsdp import FsdpBuilder
+from dryfit.parallel.layout.fsdp import FsdpLayout
 from dryfit.parallel.layout.layout import Layout
 from dryfit.parallel.layout.model_slices import ModelRecipe, empty_model
 from dryfit.parallel.layout.processes import ProcessGroup, RankGroup
 from dryfit.parallel.layout.proved_plans import PLANS_FOLDER, proved_plan
-from dryfit.parallel.layout.tensor_parallel import TensorParallelBuilder
+from dryfit.parallel.layout.tensor_parallel import TensorParallelLayout
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.heads import freeze
 
@@ -33,13 +33,14 @@ def sharded_model(
     assert isinstance(group, RankGroup)
     whole = empty_model(recipe)
     if plan.dp > 1:
-        builder = FsdpBuilder(recipe, whole, group)
+        layout = FsdpLayout(recipe, group)
     else:
         folder = cache_dir / PLANS_FOLDER
         # Rank 0 plans and proves, for all.
         shards = group.share(proved_plan(whole, task, group.size, folder).plan if group.rank == 0 else None)
         assert shards is not None
-        builder = TensorParallelBuilder(recipe, whole, shards, group)
-    model, report = builder.filled()
+        layout = TensorParallelLayout(recipe, shards, group)
+    model, report = layout.load(whole)
     freeze(model, recipe.regularization.freeze_layers)
-    return model, report, builder.connected(model)
+    layout.connect(model)
+    return model, report, layout

@@ -18,11 +18,11 @@ Dim: TypeAlias = tuple[int, ...]
 """Axes of a dimension, the outermost first; none where its size is 1. Read them with :meth:`Axes.axes_of`."""
 
 
-class Hold(StrEnum):
-    """Kind of reason why an axis cannot be sharded."""
+class Obstacle(StrEnum):
+    """What keeps an axis from being sharded."""
 
     ROWS = "rows"  # each rank has the same tokens
-    TABLE = "table"  # a buffer or constant is whole on each rank
+    BUFFER = "buffer"  # a buffer or constant is whole on each rank
     OPERATOR = "operator"  # an operator needs all of it
     UNKNOWN = "unknown"  # an operator without a rule
     OUTPUT = "output"  # what the model returns is whole
@@ -33,7 +33,7 @@ class Hold(StrEnum):
 class Reason:
     """Why an axis cannot be sharded, and where."""
 
-    hold: Hold
+    obstacle: Obstacle
     text: str
 
 
@@ -44,7 +44,7 @@ class Axes:
         self._size: list[int] = []
         self._root: list[int] = []
         self._parts: list[Dim] = []
-        self._reasons: list[dict[Hold, Reason]] = []
+        self._reasons: list[dict[Obstacle, Reason]] = []
 
     def new(self, size: int, reason: Reason | None = None) -> Dim:
         """Return a new dimension, of a new axis."""
@@ -53,7 +53,7 @@ class Axes:
         self._size.append(size)
         self._root.append(len(self._root))
         self._parts.append(())
-        self._reasons.append({reason.hold: reason} if reason else {})
+        self._reasons.append({reason.obstacle: reason} if reason else {})
         return (len(self._root) - 1,)
 
     def find(self, axis: int) -> int:
@@ -96,10 +96,10 @@ class Axes:
         self._parts[root] = parts
         return parts
 
-    def hold(self, dim: Dim, reason: Reason) -> None:
+    def replicate(self, dim: Dim, reason: Reason) -> None:
         """Record that no axis of a dimension can be sharded."""
         for axis in self.axes_of(dim):
-            self._reasons[axis].setdefault(reason.hold, reason)
+            self._reasons[axis].setdefault(reason.obstacle, reason)
 
     def reasons(self, axis: int) -> tuple[Reason, ...]:
         """Return why an axis cannot be sharded; empty where it can."""
@@ -121,7 +121,7 @@ class Axes:
             if position == len(left) and position == len(right):
                 return
             if position in (len(left), len(right)) or not self._join(left[position], right[position]):
-                self.hold((*left, *right), reason)
+                self.replicate((*left, *right), reason)
                 return
 
     def _join(self, one: int, other: int) -> bool:

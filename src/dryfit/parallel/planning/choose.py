@@ -11,11 +11,10 @@ from math import gcd
 from typing import Final
 
 from dryfit.core.errors import ConfigError
-from dryfit.parallel.planning.axes import Hold
-from dryfit.parallel.planning.regions import CannotCut, Regions, find_regions
-from dryfit.parallel.planning.rules.base import Meeting
-from dryfit.parallel.planning.solve import Solved, solve
-from dryfit.parallel.ranks.sharded_scores import score_mark
+from dryfit.parallel.planning.axes import Obstacle
+from dryfit.parallel.planning.graph_axes import GraphAxes, find_axes, score_mark
+from dryfit.parallel.planning.regions import CannotShard, Regions, find_regions
+from dryfit.parallel.planning.rules.base import SumKind
 from dryfit.parallel.ranks.vocabulary_loss import NUMBERS
 from dryfit.parallel.trace.graph import LEAVE, Graph, Leaf, Node, Ref
 
@@ -33,19 +32,19 @@ LOSS_BYTES: Final = 4 * NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ShardedAxes:
     """The axes that are sharded.
 
     Attributes:
-        solved: The graph with its axes.
-        cut: The sharded axes.
+        traced: The graph with its axes.
+        axes: The sharded axes.
         regions: Where collectives are needed.
         whole: Why other matrices stay whole, by parameter.
         scores: The module whose scores stay sharded where the loss is computed over the ranks.
     """
 
-    solved: Solved
-    cut: frozenset[int]
+    traced: GraphAxes
+    axes: frozenset[int]
     regions: Regions
     whole: Mapping[str, str]
     scores: str | None = None
@@ -61,7 +60,7 @@ class _Candidate:
     vocabulary: bool
 
 
-_PRIORITY: Final = (Hold.UNKNOWN, Hold.OPERATOR, Hold.LOSS, Hold.TABLE, Hold.OUTPUT, Hold.ROWS)
+_PRIORITY: Final = (Obstacle.UNKNOWN, Obstacle.OPERATOR, Obstacle.LOSS, Obstacle.BUFFER, Obstacle.OUTPUT, Obstacle.ROWS)
 """Kinds of reasons, the most informative first."""
 
 
@@ -83,7 +82,7 @@ def choose(
     refused: Mapping[str, str] | None = None,
     *,
     loss_over_ranks: bool = False,
-) -> Chosen:
+) -> ShardedAxes:
     """Choose the axes to shard over some ranks.
 
     Args:
@@ -96,141 +95,141 @@ def choose(
     Raises:
         ConfigError: Nothing can be sharded, or the degree does not divide it.
     """
-    solved = solve(graph)
-    if heads := _heads(solved):
-        solved = solve(graph, heads)
+    traced = find_axes(graph)
+    if heads := _heads(traced):
+        traced = find_axes(graph, heads)
     whole = _Whole()
-    apart = score_mark(solved) if loss_over_ranks else None
-    found = _candidates(solved, degree, tokens, refused or {}, whole, apart)
-    cut, regions = _settle(solved, found, whole)
+    apart = score_mark(traced) if loss_over_ranks else None
+    found = _candidates(traced, degree, tokens, refused or {}, whole, apart)
+    sharded, regions = _settle(traced, found, whole)
     why = {
         leaf.name: whole.why[leaf.name][1]
         for leaf in graph.parameters()
-        if len(leaf.value.shape) > 1 and solved.cut_of(Ref(leaf.name), cut) is None and leaf.name in whole.why
+        if len(leaf.value.shape) > 1 and traced.sharded_axis(Ref(leaf.name), sharded) is None and leaf.name in whole.why
     }
-    if not cut:
+    if not sharded:
         raise ConfigError(
-            f"cutting a model over {degree} ranks",
-            "nothing of it can be cut: " + "; ".join(f"{name}: {text}" for name, text in list(why.items())[:3]),
+            f"sharding a model over {degree} ranks",
+            "nothing of it can be sharded: " + "; ".join(f"{name}: {text}" for name, text in list(why.items())[:3]),
             "layers whose features or heads are independent of each other",
             "train it without execution.tp",
         )
-    layers = [one for one in found if one.axis in cut and not one.vocabulary]
+    layers = [one for one in found if one.axis in sharded and not one.vocabulary]
     if wrong := next((one for one in layers if one.size % degree), None):
         raise _indivisible(wrong, gcd(*(one.size for one in layers)), degree)
     mark = next((node for node in graph.nodes if node.name == apart and node.name in regions.at), None)
-    return Chosen(solved, cut, regions, why, mark.module if mark is not None else None)
+    return ShardedAxes(traced, sharded, regions, why, mark.module if mark is not None else None)
 
 
-def _heads(solved: Solved) -> list[str]:
+def _heads(traced: GraphAxes) -> list[str]:
     """Return marks behind linear layers whose outputs are whole only for the model's output or its loss."""
     made: list[str] = []
-    makers = {node.name: node for node in solved.graph.nodes}
-    for node in solved.graph.nodes:
+    makers = {node.name: node for node in traced.graph.nodes}
+    for node in traced.graph.nodes:
         maker = makers.get(node.ref("x").name) if node.op == LEAVE else None
         if maker is None or maker.op != "linear" or maker.module != node.module:
             continue
-        axes = solved.axes.axes_of(solved.dims[maker.ref("weight")][0])
-        holds = {reason.hold for axis in axes for reason in solved.axes.reasons(axis)}
-        if holds and holds <= {Hold.OUTPUT, Hold.LOSS}:
+        axes = traced.axes.axes_of(traced.dims[maker.ref("weight")][0])
+        obstacles = {reason.obstacle for axis in axes for reason in traced.axes.reasons(axis)}
+        if obstacles and obstacles <= {Obstacle.OUTPUT, Obstacle.LOSS}:
             made.append(node.name)
     return made
 
 
 def _candidates(
-    solved: Solved, degree: int, tokens: int, refused: Mapping[str, str], whole: _Whole, apart: str | None
+    traced: GraphAxes, degree: int, tokens: int, refused: Mapping[str, str], whole: _Whole, apart: str | None
 ) -> list[_Candidate]:
     """Return the axes that can be sharded; note for the others' parameters why not."""
     tables = {
         axis
-        for met in solved.sums.values()
+        for met in traced.sums.values()
         for one in met
-        if one.meeting is Meeting.LOOKUP
-        for axis in solved.axes.axes_of(one.dim)
+        if one.kind is SumKind.LOOKUP
+        for axis in traced.axes.axes_of(one.dim)
     }
     scores: dict[int, Ref] = {
         axis: Ref(node.name)
-        for node in solved.graph.nodes
-        if node.name in solved.opened
-        for axis in solved.axes_of(node.ref("x"))[-1]
+        for node in traced.graph.nodes
+        if node.name in traced.opened
+        for axis in traced.axes_of(node.ref("x"))[-1]
     }
-    twice = _twice(solved)
-    total = sum(leaf.value.size_bytes for leaf in solved.graph.parameters()) * KEPT_PER_PARAMETER
+    twice = _twice(traced)
+    total = sum(leaf.value.size_bytes for leaf in traced.graph.parameters()) * KEPT_PER_PARAMETER
     found: list[_Candidate] = []
-    for axis, leaves in _axes_of_parameters(solved).items():
+    for axis, leaves in _axes_of_parameters(traced).items():
         if no := next((refused[leaf.name] for leaf in leaves if leaf.name in refused), ""):
             whole.note(leaves, no)
             continue
-        if reason := min(solved.axes.reasons(axis), key=lambda reason: _PRIORITY.index(reason.hold), default=None):
-            whole.note(leaves, reason.text, 1 + _PRIORITY.index(reason.hold))
+        if reason := min(traced.axes.reasons(axis), key=lambda reason: _PRIORITY.index(reason.obstacle), default=None):
+            whole.note(leaves, reason.text, 1 + _PRIORITY.index(reason.obstacle))
             continue
         if axis in twice:
             whole.note(leaves, "one tensor has the same axis twice")
             continue
         saved = sum(leaf.value.size_bytes for leaf in leaves) * KEPT_PER_PARAMETER * (degree - 1) / degree
-        sent = _sent_bytes(solved, axis, scores, apart) * tokens * 2 * (degree - 1) / degree
+        sent = _sent_bytes(traced, axis, scores, apart) * tokens * 2 * (degree - 1) / degree
         vocabulary = axis in tables or axis in scores
         if vocabulary and (saved <= sent or saved < LEAST_SHARE * total):
-            whole.note(leaves, "cutting it would send more than it saves")
+            whole.note(leaves, "sharding it would send more than it saves")
             continue
-        if vocabulary and solved.axes.size(axis) % degree:
-            whole.note(leaves, f"{degree} ranks do not divide its {solved.axes.size(axis)} rows")
+        if vocabulary and traced.axes.size(axis) % degree:
+            whole.note(leaves, f"{degree} ranks do not divide its {traced.axes.size(axis)} rows")
             continue
-        found.append(_Candidate(axis, solved.axes.size(axis), leaves, saved, saved - sent, vocabulary))
+        found.append(_Candidate(axis, traced.axes.size(axis), leaves, saved, saved - sent, vocabulary))
     return found
 
 
-def _axes_of_parameters(solved: Solved) -> dict[int, tuple[Leaf, ...]]:
+def _axes_of_parameters(traced: GraphAxes) -> dict[int, tuple[Leaf, ...]]:
     found: dict[int, dict[str, Leaf]] = {}
-    for leaf in solved.graph.parameters():
-        for axes in solved.axes_of(Ref(leaf.name)):
+    for leaf in traced.graph.parameters():
+        for axes in traced.axes_of(Ref(leaf.name)):
             for axis in axes:
                 found.setdefault(axis, {})[leaf.name] = leaf
     return {axis: tuple(leaves.values()) for axis, leaves in found.items()}
 
 
-def _twice(solved: Solved) -> set[int]:
+def _twice(traced: GraphAxes) -> set[int]:
     """Return axes that are in one tensor twice, as the two sides of a square matrix between residual streams."""
     found: set[int] = set()
-    for ref in solved.dims:
-        axes = [axis for dim in solved.axes_of(ref) for axis in dim]
+    for ref in traced.dims:
+        axes = [axis for dim in traced.axes_of(ref) for axis in dim]
         if len(set(axes)) < len(axes):
             found.update(axis for axis in axes if axes.count(axis) > 1)
     return found
 
 
-def _sent_bytes(solved: Solved, axis: int, scores: Mapping[int, Ref], apart: str | None) -> float:
+def _sent_bytes(traced: GraphAxes, axis: int, scores: Mapping[int, Ref], apart: str | None) -> float:
     """Return the bytes a token that are reduced or gathered because an axis is sharded."""
     made = [
-        solved.values[Ref(one.node)]
-        for met in solved.sums.values()
+        traced.values[Ref(one.node)]
+        for met in traced.sums.values()
         for one in met
-        if axis in solved.axes.axes_of(one.dim)
+        if axis in traced.axes.axes_of(one.dim)
     ]
     told = 0
     if axis in scores and scores[axis].name == apart:
         # Scores are not put together; what is summed then is the gradient of what the head is given.
         told = LOSS_BYTES
-        made += [solved.values[node.ref("input")] for node in solved.graph.nodes if _makes(node, axis, solved)]
+        made += [traced.values[node.ref("input")] for node in traced.graph.nodes if _makes(node, axis, traced)]
     elif axis in scores:
-        made.append(solved.values[scores[axis]])
-    return told + sum(value.size_bytes for value in made) / solved.graph.tokens
+        made.append(traced.values[scores[axis]])
+    return told + sum(value.size_bytes for value in made) / traced.graph.tokens
 
 
-def _makes(node: Node, axis: int, solved: Solved) -> bool:
+def _makes(node: Node, axis: int, traced: GraphAxes) -> bool:
     """Whether an operator is a linear layer that makes features along an axis."""
-    return node.op == "linear" and axis in solved.axes.axes_of(solved.dims[node.ref("weight")][0])
+    return node.op == "linear" and axis in traced.axes.axes_of(traced.dims[node.ref("weight")][0])
 
 
-def _settle(solved: Solved, found: list[_Candidate], whole: _Whole) -> tuple[frozenset[int], Regions]:
+def _settle(traced: GraphAxes, found: list[_Candidate], whole: _Whole) -> tuple[frozenset[int], Regions]:
     """Return the best candidates that can be sharded together, and their regions."""
-    rivals = _rivals(solved, {candidate.axis for candidate in found})
+    rivals = _rivals(traced, {candidate.axis for candidate in found})
     left = list(found)
     while True:
-        cut = _independent(left, rivals)
+        sharded = _independent(left, rivals)
         try:
-            return cut, find_regions(solved, cut)
-        except CannotCut as no:
+            return sharded, find_regions(traced, sharded)
+        except CannotShard as no:
             for candidate in left:
                 if text := no.why.get(candidate.axis):
                     whole.note(candidate.leaves, text)
@@ -259,11 +258,11 @@ def _independent(candidates: list[_Candidate], rivals: Mapping[int, set[int]]) -
     return frozenset(taken)
 
 
-def _rivals(solved: Solved, candidates: set[int]) -> dict[int, set[int]]:
+def _rivals(traced: GraphAxes, candidates: set[int]) -> dict[int, set[int]]:
     """Return candidates that meet in one tensor, of which only one can be sharded."""
     found: dict[int, set[int]] = {}
-    for ref in solved.dims:
-        here = {axis for dim in solved.axes_of(ref) for axis in dim} & candidates
+    for ref in traced.dims:
+        here = {axis for dim in traced.axes_of(ref) for axis in dim} & candidates
         if len(here) > 1:
             for axis in here:
                 found.setdefault(axis, set()).update(here - {axis})
@@ -274,8 +273,8 @@ def _indivisible(wrong: _Candidate, common: int, degree: int) -> ConfigError:
     allowed = [str(number) for number in range(2, common + 1) if common % number == 0]
     first, others = wrong.leaves[0].name, len(wrong.leaves) - 1
     return ConfigError(
-        f"cutting a model over {degree} ranks",
-        f"{degree} does not divide {wrong.size}, the heads or features that {first} and {others} others are cut by",
-        f"execution.tp of {', '.join(allowed)}" if allowed else "no degree: what is cut has no divisor in common",
+        f"sharding a model over {degree} ranks",
+        f"{degree} does not divide {wrong.size}, the heads or features that {first} and {others} others are sharded by",
+        f"execution.tp of {', '.join(allowed)}" if allowed else "no degree: what is sharded has no divisor in common",
         "where query heads share keys and values, the number of key and value heads counts",
     )

@@ -1,16 +1,15 @@
 """Plan how a module is sharded over ranks, without a process group or a device."""
 
 import re
-from collections.abc import Mapping
 
 from torch import nn
 
 from dryfit.core.errors import ConfigError, TraceError
-from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan, Traffic
-from dryfit.parallel.planning.choose import LOSS_BYTES, TOKENS, Chosen, choose
-from dryfit.parallel.planning.rank_shapes import Attributes, Misfit, check_size, misfits, read_numbers
+from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan
+from dryfit.parallel.planning.choose import TOKENS, ShardedAxes, choose
+from dryfit.parallel.planning.rank_shapes import Attributes, ShapeMismatch, check_size, read_numbers, shape_mismatches
 from dryfit.parallel.trace.capture import OTHER, SMALL, Inputs, capture
-from dryfit.parallel.trace.graph import Graph, Leaf, Ref, Value
+from dryfit.parallel.trace.graph import Leaf, Ref
 from dryfit.parallel.trace.repeats import for_all_layers, shortened
 
 
@@ -37,7 +36,7 @@ def plan_shards(
         TraceError: The model's code cannot be traced.
     """
     if degree < 2:
-        raise ConfigError("planning how a model is cut", f"{degree} ranks", "2 or more", "leave execution.tp away")
+        raise ConfigError("planning how a model is sharded", f"{degree} ranks", "2 or more", "leave execution.tp away")
     with shortened(module) as stands_for:
         try:
             plan = _planned(module, degree, inputs, tokens, loss_over_ranks)
@@ -57,7 +56,7 @@ def _planned(module: nn.Module, degree: int, inputs: Inputs | None, tokens: int,
     refused: dict[str, str] = {}
     while True:
         chosen = choose(graph, degree, tokens, refused, loss_over_ranks=loss_over_ranks)
-        wrong: list[Misfit] = []
+        wrong: list[ShapeMismatch] = []
         tried: list[Attributes] = []
         for computed in (False, True):
             attributes = read_numbers(chosen, other, degree, computed=computed)
@@ -65,32 +64,32 @@ def _planned(module: nn.Module, degree: int, inputs: Inputs | None, tokens: int,
                 continue
             tried.append(attributes)
             plan = assemble(chosen, degree, attributes)
-            mismatches = misfits(module, inputs, chosen, other, (plan.parameters, plan.modules, degree))
+            mismatches = shape_mismatches(module, inputs, chosen, other, plan)
             if not mismatches:
                 return plan
             wrong = wrong or mismatches
         refused |= _kept_whole(chosen, wrong)
 
 
-def _kept_whole(chosen: Chosen, wrong: list[Misfit]) -> dict[str, str]:
-    """Return the parameters that stay whole because of misfits, in all layers alike, with the reason."""
+def _kept_whole(chosen: ShardedAxes, wrong: list[ShapeMismatch]) -> dict[str, str]:
+    """Return the parameters that stay whole because of shape_mismatches, in all layers alike, with the reason."""
     kept: dict[str, str] = {}
-    for misfit in wrong:
+    for mismatch in wrong:
         patterns = {
             re.sub(r"\d+", "*", leaf.name)
-            for leaf in chosen.solved.graph.parameters()
-            if chosen.solved.cut_of(Ref(leaf.name), misfit.axes) is not None
+            for leaf in chosen.traced.graph.parameters()
+            if chosen.traced.sharded_axis(Ref(leaf.name), mismatch.axes) is not None
         }
-        for leaf in chosen.solved.graph.parameters():
+        for leaf in chosen.traced.graph.parameters():
             if re.sub(r"\d+", "*", leaf.name) in patterns:
-                kept[leaf.name] = misfit.text
+                kept[leaf.name] = mismatch.text
     return kept
 
 
-def assemble(chosen: Chosen, degree: int, attributes: Attributes) -> ShardPlan:
+def assemble(chosen: ShardedAxes, degree: int, attributes: Attributes) -> ShardPlan:
     """Return the plan for the chosen axes."""
     parameters: dict[str, ParameterShard] = {}
-    for leaf in chosen.solved.graph.parameters():
+    for leaf in chosen.traced.graph.parameters():
         parameters[leaf.name] = _parameter(chosen, leaf)
         for name in leaf.names[1:]:
             parameters[name] = parameters[leaf.name].model_copy(update={"tied_to": leaf.name})
@@ -98,24 +97,23 @@ def assemble(chosen: Chosen, degree: int, attributes: Attributes) -> ShardPlan:
         degree=degree,
         parameters=parameters,
         modules=_modules(chosen, attributes),
-        traffic=tuple(_traffic(chosen, degree)),
         whole=dict(chosen.whole),
         scores=chosen.scores,
     )
 
 
-def _parameter(chosen: Chosen, leaf: Leaf) -> ParameterShard:
-    solved, ref = chosen.solved, Ref(leaf.name)
-    axis = solved.cut_of(ref, chosen.cut)
+def _parameter(chosen: ShardedAxes, leaf: Leaf) -> ParameterShard:
+    traced, ref = chosen.traced, Ref(leaf.name)
+    axis = traced.sharded_axis(ref, chosen.axes)
     if axis is None:
         return ParameterShard(shape=leaf.value.shape, sum_gradient=leaf.name in chosen.regions.summed)
-    dim = solved.places(ref, axis)[0]
-    outer, inner = solved.axes.layout(solved.dims[ref][dim], axis)
+    dim = traced.places(ref, axis)[0]
+    outer, inner = traced.axes.layout(traced.dims[ref][dim], axis)
     block = leaf.value.shape[dim] // outer
     return ParameterShard(shape=leaf.value.shape, dim=dim, blocks=(block,) * outer, unit=inner)
 
 
-def _modules(chosen: Chosen, attributes: Attributes) -> dict[str, ModuleShard]:
+def _modules(chosen: ShardedAxes, attributes: Attributes) -> dict[str, ModuleShard]:
     regions = chosen.regions
     inputs: dict[str, dict[str, Boundary]] = {}
     outputs: dict[str, dict[str, Boundary]] = {}
@@ -141,42 +139,3 @@ def _modules(chosen: Chosen, attributes: Attributes) -> dict[str, ModuleShard]:
 def _in_order(path: str) -> list[tuple[int, str]]:
     """Return a sort key that orders layers by number."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.split(".")]
-
-
-def _traffic(chosen: Chosen, degree: int) -> list[Traffic]:
-    solved, regions = chosen.solved, chosen.regions
-    once = (degree - 1) / degree
-
-    def of(places: Mapping[tuple[str, str], Ref], boundary: Boundary, times: float, *, backward: bool) -> list[Traffic]:
-        made: list[Traffic] = []
-        for (module, _), ref in places.items():
-            each = _per_token(solved.values[ref], solved.graph) * times
-            made.append(Traffic(module=module, boundary=boundary, bytes_per_token=round(each), in_backward=backward))
-        return made
-
-    sums = [
-        Traffic(
-            module=name,
-            boundary=Boundary.REDUCE,
-            bytes_per_step=round(solved.values[Ref(name)].size_bytes * 2 * once),
-            in_backward=True,
-        )
-        for name in sorted(regions.summed)
-    ]
-    gathers = {place: ref for place, ref in regions.gathers.items() if place[0] != chosen.scores}
-    losses = [
-        Traffic(module=module, boundary=Boundary.GATHER, bytes_per_token=(degree - 1) * LOSS_BYTES)
-        for module, _ in regions.gathers
-        if module == chosen.scores
-    ]
-    return [
-        *of(regions.reduces, Boundary.REDUCE, 2 * once, backward=False),
-        *of(gathers, Boundary.GATHER, once, backward=False),
-        *losses,
-        *of(regions.copies, Boundary.COPY, 2 * once, backward=True),
-        *sums,
-    ]
-
-
-def _per_token(value: Value, graph: Graph) -> float:
-    return value.size_bytes / graph.tokens

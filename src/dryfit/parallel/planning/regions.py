@@ -10,16 +10,16 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dryfit.parallel.planning.graph_axes import GraphAxes
 from dryfit.parallel.planning.rules import RULES
-from dryfit.parallel.planning.rules.base import Meeting, Partial, Sum
-from dryfit.parallel.planning.solve import Solved
+from dryfit.parallel.planning.rules.base import Partial, Sum, SumKind
 from dryfit.parallel.trace.graph import ENTER, LEAVE, MARKS, Graph, Leaf, LeafRole, Node, Ref
 
 Place = tuple[str, str]
 """A module and the name of one of its inputs or outputs."""
 
 
-class CannotCut(Exception):  # noqa: N818 - it is an answer, not a fault
+class CannotShard(Exception):  # noqa: N818 - it is an answer, not a fault
     """Some axes cannot be sharded together.
 
     Args:
@@ -31,7 +31,7 @@ class CannotCut(Exception):  # noqa: N818 - it is an answer, not a fault
         self.why = dict(why)
 
     @classmethod
-    def all_of(cls, axes: Iterable[int], text: str) -> "CannotCut":
+    def all_of(cls, axes: Iterable[int], text: str) -> "CannotShard":
         """Return an error with one obstacle for all axes."""
         return cls(dict.fromkeys(axes, text))
 
@@ -41,7 +41,7 @@ class Regions:
     """Places of collectives.
 
     Attributes:
-        shares: Tensors of which each rank has a partial sum, with the axis that the sum is over.
+        partial_sums: Tensors of which each rank has a partial sum, with the axis that the sum is over.
         reduces: Outputs that are reduced, with the tensor.
         gathers: Outputs that are gathered.
         copies: Inputs whose gradients are summed.
@@ -51,7 +51,7 @@ class Regions:
         at: Names of the marks at which a collective runs.
     """
 
-    shares: dict[Ref, int] = field(default_factory=dict)
+    partial_sums: dict[Ref, int] = field(default_factory=dict)
     reduces: dict[Place, Ref] = field(default_factory=dict)
     gathers: dict[Place, Ref] = field(default_factory=dict)
     copies: dict[Place, Ref] = field(default_factory=dict)
@@ -61,37 +61,37 @@ class Regions:
     at: set[str] = field(default_factory=set)
 
 
-def find_regions(solved: Solved, cut: frozenset[int]) -> Regions:
+def find_regions(traced: GraphAxes, sharded: frozenset[int]) -> Regions:
     """Return the collectives that sharding some axes needs.
 
     Raises:
-        CannotCut: They cannot be placed between modules.
+        CannotShard: They cannot be placed between modules.
     """
     regions = Regions()
-    forward = _Forward(solved, cut, regions)
-    for node in solved.graph.nodes:
+    forward = _Forward(traced, sharded, regions)
+    for node in traced.graph.nodes:
         forward.visit(node)
-    for ref in solved.graph.outputs:
-        if ref in regions.shares:
-            forward.cannot([regions.shares[ref]], "the model returns a sum that no module ends with")
-    for _, (module, _) in _treated_unlike(solved.graph, regions.at):
-        forward.cannot(cut, f"{module} is called several times, and what it returns is not a sum each time")
+    for ref in traced.graph.outputs:
+        if ref in regions.partial_sums:
+            forward.cannot([regions.partial_sums[ref]], "the model returns a sum that no module ends with")
+    for _, (module, _) in _treated_unlike(traced.graph, regions.at):
+        forward.cannot(sharded, f"{module} is called several times, and what it returns is not a sum each time")
     if forward.why:
-        raise CannotCut(forward.why)
+        raise CannotShard(forward.why)
     unlike: set[Place] = set()
     while True:
         found = copy.deepcopy(regions)
-        _Backward(solved, cut, found, frozenset(unlike)).run()
-        more = {place for op, place in _treated_unlike(solved.graph, found.at) if op == ENTER}
+        _Backward(traced, sharded, found, frozenset(unlike)).run()
+        more = {place for op, place in _treated_unlike(traced.graph, found.at) if op == ENTER}
         if not more:
             return found
         unlike |= more
 
 
 class _Forward:
-    def __init__(self, solved: Solved, cut: frozenset[int], regions: Regions) -> None:
-        self.solved = solved
-        self.cut = cut
+    def __init__(self, traced: GraphAxes, sharded: frozenset[int], regions: Regions) -> None:
+        self.traced = traced
+        self.sharded = sharded
         self.regions = regions
         self.why: dict[int, str] = {}
 
@@ -101,25 +101,25 @@ class _Forward:
             self.why.setdefault(axis, text)
 
     def visit(self, node: Node) -> None:
-        shares = [self.regions.shares[ref] for ref in node.refs() if ref in self.regions.shares]
+        partial_sums = [self.regions.partial_sums[ref] for ref in node.refs() if ref in self.regions.partial_sums]
         if node.op == LEAVE:
-            self._leave(node, bool(shares))
+            self._leave(node, bool(partial_sums))
             return
         met = [
             (one, axis)
-            for one in self.solved.sums.get(node.name, ())
-            for axis in self.solved.axes.axes_of(one.dim)
-            if axis in self.cut
+            for one in self.traced.sums.get(node.name, ())
+            for axis in self.traced.axes.axes_of(one.dim)
+            if axis in self.sharded
         ]
-        if shares:
-            self._pass(node, shares, summing=bool(met))
+        if partial_sums:
+            self._pass(node, partial_sums, summing=bool(met))
         for one, axis in met:
             self._sum(node, one, axis)
-            shares.append(axis)
-        if shares:
+            partial_sums.append(axis)
+        if partial_sums:
             for item, value in enumerate(node.outputs):
                 if value and value.floating:
-                    self.regions.shares[Ref(node.name, item)] = shares[0]
+                    self.regions.partial_sums[Ref(node.name, item)] = partial_sums[0]
 
     def _leave(self, node: Node, shared: bool) -> None:
         source = node.ref("x")
@@ -127,32 +127,32 @@ class _Forward:
         if shared:
             self.regions.reduces[place] = source
             self.regions.at.add(node.name)
-        elif node.name in self.solved.opened and self.solved.cut_of(source, self.cut) is not None:
+        elif node.name in self.traced.opened and self.traced.sharded_axis(source, self.sharded) is not None:
             self.regions.gathers[place] = source
             self.regions.at.add(node.name)
 
-    def _pass(self, node: Node, shares: list[int], *, summing: bool) -> None:
+    def _pass(self, node: Node, partial_sums: list[int], *, summing: bool) -> None:
         """Check that a sum may be made after an operator instead of before it."""
         known = RULES.get(node.op)
         given = list(node.refs())
-        whole = [ref for ref in given if ref not in self.regions.shares]
+        whole = [ref for ref in given if ref not in self.regions.partial_sums]
         number = node.args.get("other")
         match known.partial if known else Partial.NEVER:
             case Partial.NEVER:
                 may = False
             case Partial.FIRST:
-                may = given[0] in self.regions.shares and len(shares) == 1
+                may = given[0] in self.regions.partial_sums and len(partial_sums) == 1
             case Partial.ONE:
-                may = len(shares) == 1 and not node.optional("bias")
+                may = len(partial_sums) == 1 and not node.optional("bias")
             case Partial.ALL:
                 may = not whole and not (isinstance(number, int | float) and number)
-        cut_too = any(self.solved.cut_of(ref, self.cut) is not None for ref in whole)
-        if not may or summing or cut_too or len(set(shares)) > 1:
+        sharded_too = any(self.traced.sharded_axis(ref, self.sharded) is not None for ref in whole)
+        if not may or summing or sharded_too or len(set(partial_sums)) > 1:
             where = node.module or "the model itself"
-            self.cannot(shares, f"a sum over ranks would be needed before {node.op} in {where}")
+            self.cannot(partial_sums, f"a sum over ranks would be needed before {node.op} in {where}")
 
     def _sum(self, node: Node, one: Sum, axis: int) -> None:
-        if one.meeting is Meeting.LOOKUP:
+        if one.kind is SumKind.LOOKUP:
             self._own(node, one.weight, "weight", axis)
             self.regions.lookups.add(node.module)
         elif one.bias is not None:
@@ -161,13 +161,13 @@ class _Forward:
 
     def _own(self, node: Node, ref: Ref | None, name: str, axis: int) -> None:
         """Check that a tensor belongs to the module that uses it, which applies the plan's row."""
-        leaf = self.solved.graph.leaves.get(ref.name) if ref else None
+        leaf = self.traced.graph.leaves.get(ref.name) if ref else None
         if leaf is None or leaf.role is not LeafRole.PARAMETER or f"{node.module}.{name}" not in leaf.names:
             self.cannot([axis], f"{node.op} in {node.module or 'the model itself'} uses a {name} of another module")
 
 
 @dataclass(frozen=True, slots=True)
-class _Owed:
+class _PartialGradient:
     """A whole tensor whose gradient is partial on each rank.
 
     Attributes:
@@ -182,19 +182,19 @@ class _Owed:
 class _Backward:
     """Finds where gradients are summed; ``unlike`` are inputs at which they must not be."""
 
-    def __init__(self, solved: Solved, cut: frozenset[int], regions: Regions, unlike: frozenset[Place]) -> None:
-        self.solved = solved
-        self.cut = cut
+    def __init__(self, traced: GraphAxes, sharded: frozenset[int], regions: Regions, unlike: frozenset[Place]) -> None:
+        self.traced = traced
+        self.sharded = sharded
         self.regions = regions
         self.unlike = unlike
         self.uses: dict[Ref, list[Node]] = {}
-        self.owed: dict[str, _Owed | None] = {}
-        self.nodes = {node.name: node for node in solved.graph.nodes}
+        self.partials: dict[str, _PartialGradient | None] = {}
+        self.nodes = {node.name: node for node in traced.graph.nodes}
 
     def run(self) -> None:
-        learning = {Ref(leaf.name) for leaf in self.solved.graph.parameters() if leaf.value.floating}
+        learning = {Ref(leaf.name) for leaf in self.traced.graph.parameters() if leaf.value.floating}
         followed: list[Node] = []
-        for node in self.solved.graph.nodes:
+        for node in self.traced.graph.nodes:
             given = [ref for ref in node.refs() if ref in learning]
             if not given or not node.grad or node.op == "detach":
                 continue
@@ -205,8 +205,8 @@ class _Backward:
                 for ref in given:
                     self.uses.setdefault(ref, []).append(node)
         for node in reversed(followed):
-            self.owed[node.name] = self._of_node(node)
-        for leaf in self.solved.graph.parameters():
+            self.partials[node.name] = self._of_node(node)
+        for leaf in self.traced.graph.parameters():
             self._of_leaf(leaf)
 
     def _of_leaf(self, leaf: Leaf) -> None:
@@ -214,66 +214,68 @@ class _Backward:
         if self._of_tensor(Ref(leaf.name)):
             self.regions.summed.add(leaf.name)
 
-    def _of_node(self, node: Node) -> _Owed | None:
+    def _of_node(self, node: Node) -> _PartialGradient | None:
         """Return the partial gradients that pass backward through an operator."""
         made = [Ref(node.name, item) for item in range(len(node.outputs))]
         states = {ref: self._of_tensor(ref) for ref in made if ref in self.uses}
-        owed = [state for state in states.values() if state]
-        if not owed:
+        partials = [state for state in states.values() if state]
+        if not partials:
             return None
-        axes = frozenset(axis for state in owed for axis in state.axes)
-        marks = frozenset(mark for state in owed for mark in state.marks)
+        axes = frozenset(axis for state in partials for axis in state.axes)
+        marks = frozenset(mark for state in partials for mark in state.marks)
         if node.op == ENTER and (node.module, str(node.args["name"])) not in self.unlike:
-            return _Owed(axes, frozenset({node.name}))
-        bare = any(not state.marks for state in owed)
-        mixed = len(owed) < len(states)
+            return _PartialGradient(axes, frozenset({node.name}))
+        bare = any(not state.marks for state in partials)
+        mixed = len(partials) < len(states)
         if node.op == LEAVE and node.name in self.regions.at and bare:
             # A reduce or gather there passes gradients on as they are: they must be complete.
-            raise CannotCut.all_of(axes, f"gradients of what {node.module} returns would come in shares")
+            raise CannotShard.all_of(axes, f"gradients of what {node.module} returns would come as partial sums")
         if bare and mixed:
-            raise CannotCut.all_of(axes, f"only a part of what {node.op} in {node.module} makes goes to something cut")
+            raise CannotShard.all_of(
+                axes, f"only a part of what {node.op} in {node.module} makes goes to something sharded"
+            )
         if bare:
-            return _Owed(axes)
+            return _PartialGradient(axes)
         known = RULES.get(node.op)
         moves = known is not None and known.partial is Partial.FIRST and len(list(node.refs())) == 1
         if moves and not mixed and node.name not in self.regions.at:
-            return _Owed(axes, marks)
+            return _PartialGradient(axes, marks)
         self._add_at(marks)
         return None
 
-    def _of_tensor(self, ref: Ref) -> _Owed | None:
+    def _of_tensor(self, ref: Ref) -> _PartialGradient | None:
         """Return whether a whole tensor's gradient is partial and not yet summed."""
-        if ref in self.regions.shares or self.solved.cut_of(ref, self.cut) is not None:
+        if ref in self.regions.partial_sums or self.traced.sharded_axis(ref, self.sharded) is not None:
             return None
         whole = False
-        owed: list[_Owed] = []
+        partials: list[_PartialGradient] = []
         for node in self.uses.get(ref, ()):
             state = self._of_use(node, ref)
             whole = whole or state is None
-            owed.extend([state] if state else [])
-        if not owed:
+            partials.extend([state] if state else [])
+        if not partials:
             return None
-        axes = frozenset(axis for state in owed for axis in state.axes)
-        marks = frozenset(mark for state in owed for mark in state.marks)
+        axes = frozenset(axis for state in partials for axis in state.axes)
+        marks = frozenset(mark for state in partials for mark in state.marks)
         if not whole:
-            return _Owed(axes, marks if all(state.marks for state in owed) else frozenset())
-        if not all(state.marks for state in owed):
-            raise CannotCut.all_of(
-                axes, f"{self._named(ref)} is used by something cut and something whole in one module"
+            return _PartialGradient(axes, marks if all(state.marks for state in partials) else frozenset())
+        if not all(state.marks for state in partials):
+            raise CannotShard.all_of(
+                axes, f"{self._named(ref)} is used by something sharded and something whole in one module"
             )
         self._add_at(marks)
         return None
 
-    def _of_use(self, node: Node, ref: Ref) -> _Owed | None:
-        axes = {self._cut_of_output(Ref(node.name, item)) for item, value in enumerate(node.outputs) if value}
+    def _of_use(self, node: Node, ref: Ref) -> _PartialGradient | None:
+        axes = {self._sharded_axis_of_output(Ref(node.name, item)) for item, value in enumerate(node.outputs) if value}
         axes.discard(None)
         if not axes:
-            return self.owed[node.name]
-        added_behind = any(one.bias == ref for one in self.solved.sums.get(node.name, ()))
-        return None if added_behind and node.module in self.regions.biases else _Owed(frozenset(axes))  # type: ignore[arg-type]
+            return self.partials[node.name]
+        added_behind = any(one.bias == ref for one in self.traced.sums.get(node.name, ()))
+        return None if added_behind and node.module in self.regions.biases else _PartialGradient(frozenset(axes))  # type: ignore[arg-type]
 
-    def _cut_of_output(self, ref: Ref) -> int | None:
-        return self.regions.shares.get(ref, self.solved.cut_of(ref, self.cut))
+    def _sharded_axis_of_output(self, ref: Ref) -> int | None:
+        return self.regions.partial_sums.get(ref, self.traced.sharded_axis(ref, self.sharded))
 
     def _add_at(self, marks: frozenset[str]) -> None:
         for name in marks:

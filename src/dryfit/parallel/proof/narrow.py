@@ -40,7 +40,7 @@ class WideModel:
     def refused(self, problem: str, allowed: str) -> ShardError:
         """Return the error for a plan that cannot be proved so."""
         return ShardError(
-            f"proving on a narrower model how a {type(self.module).__name__} is cut over {self.plan.degree} ranks",
+            f"proving on a narrower model how a {type(self.module).__name__} is sharded over {self.plan.degree} ranks",
             problem,
             allowed,
             "allow the proof more memory, so that the model itself can be proved, or leave execution.tp out",
@@ -143,7 +143,9 @@ def carried_over(wide: WideModel, narrow: nn.Module) -> ShardPlan:
         )
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise wide.refused(f"of the narrow model {message}", "sizes that can be cut as the wide model's are") from error
+        raise wide.refused(
+            f"of the narrow model {message}", "sizes that can be sharded as the wide model's are"
+        ) from error
 
 
 def _check_same_names(wide: WideModel, narrow: nn.Module) -> None:
@@ -188,8 +190,8 @@ def _carried(wide: WideModel, name: str, shard: ParameterShard, shape: tuple[int
     blocks = tuple(block * new // old for block in shard.blocks)
     if any(block * new % old for block in shard.blocks) or any(block % shard.unit for block in blocks):
         raise wide.refused(
-            f"{name} is cut in blocks of {list(shard.blocks)} by units of {shard.unit}, and the narrow one has {new} "
-            f"of {old}",
+            f"{name} is sharded in blocks of {list(shard.blocks)} by units of {shard.unit}, and the narrow one has "
+            f"{new} of {old}",
             "as many blocks, in the same units",
         )
     return shard.model_copy(update={"shape": shape, "blocks": blocks})

@@ -84,7 +84,7 @@ class _Case:
     def refused(self, problem: str, allowed: str = "") -> ShardError:
         """Return the error for a plan that fails."""
         return ShardError(
-            f"proving a plan that cuts a {type(self.of.module).__name__} over {self.of.plan.degree} ranks",
+            f"proving a plan that shards a {type(self.of.module).__name__} over {self.of.plan.degree} ranks",
             problem,
             allowed,
             hint="do not use the plan; leave whole what the message names, or run with another degree",
@@ -166,7 +166,7 @@ def _stand_in(module: nn.Module, plan: ShardPlan, seed: int, whole: bool, most_b
     needed = proof_bytes(module, plan, whole=whole)
     if needed > most_bytes:
         raise ShardError(
-            f"proving a plan that cuts a {type(module).__name__} over {plan.degree} ranks",
+            f"proving a plan that shards a {type(module).__name__} over {plan.degree} ranks",
             f"{needed // _BYTES_OF_EACH:,} parameters take about {needed / 2**30:.1f} GiB to prove",
             allowed=f"{most_bytes / 2**30:.1f} GiB",
             hint="prove the plan on a narrower model of the same class (parallel.proof.narrow), or allow more memory",

@@ -82,18 +82,15 @@ def _programs(wide: Planned, narrow: Planned, inputs: Inputs | None) -> tuple[Gr
 
 
 def _of_rank(module: nn.Module, plan: ShardPlan, inputs: Inputs | None) -> Graph:
-    """Trace a rank's shard; rows of layers that are taken out are skipped."""
+    """Trace a rank's shard."""
     shards = shards_of(module, plan)
-    modules: dict[str, ModuleShard] = {}
+    modules = dict(plan.modules)
     for path, part in module.named_modules(remove_duplicate=False):
-        what = plan.modules.get(path)
         if isinstance(part, Conv1D):  # it computes with its size attribute, which sharding changes
+            what = plan.modules.get(path, ModuleShard())
             own = {"nf": shards[f"{path}.weight"].local_shape(plan.degree)[1]}
-            what = what or ModuleShard()
-            what = what.model_copy(update={"attributes": {**what.attributes, **own}})
-        if what is not None:
-            modules[path] = what
-    with one_rank(module, shards, modules, plan.degree):
+            modules[path] = what.model_copy(update={"attributes": {**what.attributes, **own}})
+    with one_rank(module, plan.model_copy(update={"modules": modules})):
         return follow(module, inputs, SMALL, shards=modules, degree=plan.degree)
 
 

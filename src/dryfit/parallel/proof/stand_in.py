@@ -23,7 +23,7 @@ from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.private_apis.torch_modules import children_of
 from dryfit.meta.private_apis.transformers_models import chooses_experts
 from dryfit.parallel.ranks.check import shards_of
-from dryfit.parallel.trace.repeats import OF_EACH_KIND, outermost_lists
+from dryfit.parallel.trace.repeats import OF_EACH_KIND, outermost_lists, renamed
 
 _STD: Final = 0.5
 _MOST_FAN: Final = 3.0
@@ -70,10 +70,7 @@ class StandIn:
 
     def original(self, name: str) -> str:
         """Return the original name of a module or parameter of the copy."""
-        for path, old in self.names.items():
-            if name == path or name.startswith(f"{path}."):
-                return old + name[len(path) :]
-        return name
+        return renamed(name, self.names)
 
 
 def stand_in(module: nn.Module, plan: ShardPlan, *, seed: int, whole: bool) -> StandIn:
@@ -187,7 +184,7 @@ def _repeated(module: nn.Module, plan: ShardPlan) -> set[int]:
 def _kind(path: str, layer: nn.Module, shards: Mapping[str, Any], plan: ShardPlan) -> object:
     dot = f"{path}." if path else ""
     rows = tuple(
-        (name, shards[dot + name].model_copy(update={"source": None, "tied_to": None}).model_dump_json())
+        (name, shards[dot + name].model_copy(update={"tied_to": None}).model_dump_json())
         for name, _ in layer.named_parameters()
     )
     modules = tuple(
@@ -220,18 +217,12 @@ def _close_gaps(module: nn.Module, copied: nn.Module, dropped: set[int]) -> dict
 
 
 def _renamed(plan: ShardPlan, back: Mapping[str, str], gone: tuple[str, ...]) -> ShardPlan:
-    def name_of(name: str) -> str | None:
-        for path in gone:
-            if name == path or name.startswith(f"{path}."):
-                return None
-        for old, new in back.items():
-            if name == old or name.startswith(f"{old}."):
-                return new + name[len(old) :]
-        return name
+    def kept(name: str) -> bool:
+        return not any(name == path or name.startswith(f"{path}.") for path in gone)
 
     return ShardPlan(
         degree=plan.degree,
-        parameters={new: shard for name, shard in plan.parameters.items() if (new := name_of(name)) is not None},
-        modules={new: what for name, what in plan.modules.items() if (new := name_of(name)) is not None},
-        scores=None if plan.scores is None else name_of(plan.scores),
+        parameters={renamed(name, back): shard for name, shard in plan.parameters.items() if kept(name)},
+        modules={renamed(name, back): what for name, what in plan.modules.items() if kept(name)},
+        scores=plan.scores and renamed(plan.scores, back),
     )

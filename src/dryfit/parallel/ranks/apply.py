@@ -11,7 +11,7 @@ from dryfit.core.errors import ShardError
 from dryfit.core.private_names import require
 from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.core.text.words import few
-from dryfit.meta.construction.walk import SlotKind, put, slots
+from dryfit.meta.construction.walk import put_all
 from dryfit.meta.files.stored_slices import StoredSlice
 from dryfit.meta.private_apis.torch_modules import MODULES, parameters_of
 from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
@@ -47,7 +47,7 @@ def apply(module: ModuleT, plan: ShardPlan, ranks: Ranks) -> ModuleT:
     check_plan(module, plan)
     if ranks.degree != plan.degree:
         raise ShardError(
-            f"cutting a {type(module).__name__} over {ranks.degree} ranks",
+            f"sharding a {type(module).__name__} over {ranks.degree} ranks",
             f"the plan is for {plan.degree}",
             allowed="as many ranks as the plan has",
         )
@@ -61,14 +61,11 @@ def shard(module: nn.Module, plan: ShardPlan, rank: int) -> None:
     Raises:
         ShardError: The module is sharded already.
     """
-    require("cutting a model over ranks", MODULES, TENSORS)
+    require("sharding a model over ranks", MODULES, TENSORS)
     if SHARDED in vars(module):
-        raise ShardError("cutting a model over ranks", "it is sharded already", allowed="a whole model")
-    old = [slot for slot in slots(module) if slot.kind is SlotKind.PARAMETER]  # keeps the old ones until the end
+        raise ShardError("sharding a model over ranks", "it is sharded already", allowed="a whole model")
     made = slices_of(module, plan, rank)
-    for slot in old:
-        if id(slot.tensor) in made:
-            put(slot, made[id(slot.tensor)])
+    put_all(module, lambda slot: made.get(id(slot.tensor)))
     mark_sharded(module, rank, plan.degree)
 
 
@@ -132,7 +129,7 @@ def connect(module: ModuleT, plan: ShardPlan, ranks: Ranks, scores: ShardedScore
     require("connecting the ranks of a model", MODULES, TENSORS)
     if vars(module).get(SHARDED) != (ranks.rank, plan.degree) or ranks.degree != plan.degree:
         held = vars(module).get(SHARDED)
-        state = f"cut as rank {held[0]} of {held[1]}" if held else "not sharded"
+        state = f"sharded as rank {held[0]} of {held[1]}" if held else "not sharded"
         raise ShardError(
             f"connecting rank {ranks.rank} of {ranks.degree}",
             f"the module is {state}, the plan is for {plan.degree} ranks",

@@ -17,8 +17,6 @@ from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.sharded_scores import ShardedScores
 from dryfit.parallel.ranks.streams import RegionStream
 
-_OPENS = frozenset({Boundary.COPY, Boundary.SPLIT})
-
 
 def connect_module(
     part: nn.Module,
@@ -164,8 +162,8 @@ class _Hooks:
                 f"{which} is {kind}, the plan has {boundary} for it",
                 allowed="a floating-point tensor",
             )
-        crossed = cross(boundary, value, self.ranks, dim=self.what.dim, where=f"{self.path or 'the model'}, {which}")
-        if boundary not in _OPENS:
+        crossed = cross(boundary, value, self.ranks, f"{self.path or 'the model'}, {which}")
+        if boundary is not Boundary.COPY:
             self.stream.leave(value.device)
         elif training and self.ranks.own_generator:
             self.stream.enter(value.device)

@@ -18,7 +18,7 @@ def check_plan(module: nn.Module, plan: ShardPlan) -> None:
     wrong = [*_parameters(module, plan), *_modules(module, plan), *_scores(module, plan)]
     if wrong:
         raise ShardError(
-            f"cutting a {type(module).__name__} over {plan.degree} ranks",
+            f"sharding a {type(module).__name__} over {plan.degree} ranks",
             few(wrong),
             allowed="a plan made for this module",
             hint="plan it again; plans belong to one config and one version of the model's code",
@@ -47,9 +47,9 @@ def _parameters(module: nn.Module, plan: ShardPlan) -> list[str]:
         if tuple(every[names[0]].shape) != one.shape:
             wrong.append(f"{names[0]} is {list(every[names[0]].shape)}, its row says {list(one.shape)}")
         if one.dim is not None and one.sum_gradient:
-            wrong.append(f"{names[0]} is cut: its gradients are slices, and not to be summed")
+            wrong.append(f"{names[0]} is sharded: its gradients are slices, and not to be summed")
         others = [name for name in names if _way(plan.parameters[name]) != _way(one)]
-        wrong += [f"{name} is tied to {names[0]} and cut differently" for name in others]
+        wrong += [f"{name} is tied to {names[0]} and sharded differently" for name in others]
     return wrong
 
 
@@ -75,10 +75,10 @@ def _scores(module: nn.Module, plan: ShardPlan) -> list[str]:
     if plan.scores is None:
         return []
     if plan.modules.get(plan.scores, ModuleShard()).outputs != {"0": Boundary.GATHER}:
-        return [f"{plan.scores} has scores that stay cut, and does not put them together elsewhere"]
+        return [f"{plan.scores} has scores that stay sharded, and does not put them together elsewhere"]
     row = shards_of(module, plan).get(f"{plan.scores}.weight")
     if row is None or row.dim is None or len(row.blocks) != 1:
-        return [f"{plan.scores} has scores that stay cut, and no weight that is cut by them, in one block"]
+        return [f"{plan.scores} has scores that stay sharded, and no weight that is sharded by them, in one block"]
     return []
 
 
@@ -93,7 +93,7 @@ def _module(
         elif part.max_norm is not None or part.scale_grad_by_freq or part.sparse:
             wrong.append("max_norm, scale_grad_by_freq and sparse need the whole table on each rank")
         elif weight is None or weight.dim != 0 or len(weight.blocks) != 1:
-            wrong.append("its table is not cut by rows, in one block")
+            wrong.append("its table is not sharded by rows, in one block")
     if what.bias_after:
         if type(part) not in (nn.Linear, Conv1D):
             wrong.append(f"a {type(part).__name__} cannot leave its bias for later; a Linear or Conv1D can")

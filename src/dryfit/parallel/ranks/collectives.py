@@ -67,16 +67,9 @@ class AbsentRanks:
 
 
 class ProcessRanks:
-    """Ranks that are processes of a torch.distributed group (gloo, nccl).
+    """Ranks that are the processes of torch.distributed (gloo, nccl)."""
 
-    Args:
-        group: The group; None: all processes.
-        checked: Whether each call is first compared with the other ranks', at the cost of one more message. Ranks
-            that call different things would otherwise wait for ever, or add up unrelated tensors. May be set at any
-            time, on all ranks at the same call.
-    """
-
-    def __init__(self, group: Any = None, *, checked: bool = False) -> None:
+    def __init__(self) -> None:
         if not dist.is_initialized():
             raise ShardError(
                 "sharding a model over processes",
@@ -84,27 +77,23 @@ class ProcessRanks:
                 allowed="a process group with one process for each rank",
                 hint="call torch.distributed.init_process_group first",
             )
-        self._group = group
-        self.checked = checked
         self.own_generator: Final = True
-        self.rank: Final[int] = dist.get_rank(group)
-        self.degree: Final[int] = dist.get_world_size(group)
-        self._by_device = dist.get_backend(group) == dist.Backend.NCCL
+        self.rank: Final[int] = dist.get_rank()
+        self.degree: Final[int] = dist.get_world_size()
+        self._by_device = dist.get_backend() == dist.Backend.NCCL
 
     def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         """See :class:`Ranks`."""
-        self._compare("all_reduce", tensor, what)
         # A copy: autograd may have kept the tensor for a gradient.
         summed = tensor.detach().to(self._carrier(tensor)).clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(summed, group=self._group)
+        dist.all_reduce(summed)
         return summed.to(tensor.device)
 
     def all_gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         """See :class:`Ranks`."""
-        self._compare("all_gather", tensor, what)
         own = tensor.detach().to(self._carrier(tensor)).contiguous()
         gathered = [torch.empty_like(own) for _ in range(self.degree)]
-        dist.all_gather(gathered, own, group=self._group)
+        dist.all_gather(gathered, own)
         return [one.to(tensor.device) for one in gathered]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ProcessRanks":
@@ -113,35 +102,6 @@ class ProcessRanks:
     def _carrier(self, tensor: torch.Tensor) -> torch.device:
         """Return the device that a tensor must lie on to be sent."""
         return torch.device("cuda", torch.cuda.current_device()) if self._by_device else tensor.device
-
-    def _compare(self, operation: str, tensor: torch.Tensor, what: str) -> None:
-        if not self.checked:
-            return
-        call = described(operation, tensor, what)
-        digest = digest_of(call.encode())
-        digest = digest.to(self._carrier(digest))
-        others = [torch.empty_like(digest) for _ in range(self.degree)]
-        dist.all_gather(others, digest, group=self._group)
-        if any(not torch.equal(digest, other) for other in others):
-            calls: list[Any] = [None] * self.degree
-            dist.all_gather_object(calls, call, group=self._group)
-            raise disagreement(calls)
-
-
-def described(operation: str, tensor: torch.Tensor, what: str) -> str:
-    """Return a text for a call of a collective, to compare and for messages."""
-    return f"{operation} of {what}, {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def disagreement(calls: list[str]) -> ShardError:
-    """Return the error for ranks that call different things; it names the first two that differ."""
-    other = next(rank for rank, call in enumerate(calls) if call != calls[0])
-    return ShardError(
-        f"running a model on {len(calls)} ranks",
-        f"ranks disagree: rank 0 is at {calls[0]}, rank {other} at {calls[other]}",
-        allowed="the same calls in the same order on each rank",
-        hint="ranks need the same model, plan, batch, settings and library versions",
-    )
 
 
 def digest_of(content: bytes) -> torch.Tensor:

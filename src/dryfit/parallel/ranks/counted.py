@@ -12,8 +12,8 @@ from dryfit.parallel.ranks.collectives import Ranks
 class CountedRanks:
     """Passes calls on and counts the bytes that this rank sends, as ring algorithms do.
 
-    An all-reduce over n ranks sends 2 (n - 1) / n of the tensor, an all-gather n - 1 times the rank's own; see
-    :class:`dryfit.core.sharding.shard_plan.Traffic` for the source.
+    An all-reduce over n ranks sends 2 (n - 1) / n of the tensor, an all-gather n - 1 times the rank's own.
+    Source: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
     Attributes:
         inner: Makes the calls.

@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 import torch
 
 from dryfit.core.errors import ShardError
-from dryfit.parallel.ranks.collectives import described, disagreement
 
 T = TypeVar("T")
 
@@ -23,7 +22,7 @@ class _Abandoned(BaseException):
     """Ends a rank's thread when another rank has failed; no Exception, so that no handler of the model catches it."""
 
 
-class _Meeting:
+class _Rendezvous:
     """Exchanges calls and tensors between the ranks' threads."""
 
     def __init__(self, degree: int) -> None:
@@ -37,8 +36,14 @@ class _Meeting:
         self._wait()
         calls, tensors = list(self._calls), list(self._tensors)
         self._wait()  # nobody writes the next call before all have read this one
-        if any(call != calls[0] for call in calls):
-            raise disagreement(calls)
+        other = next((rank for rank, call in enumerate(calls) if call != calls[0]), None)
+        if other is not None:
+            raise ShardError(
+                f"running a model on {self.degree} ranks",
+                f"ranks disagree: rank 0 is at {calls[0]}, rank {other} at {calls[other]}",
+                allowed="the same calls in the same order on each rank",
+                hint="ranks need the same model, plan, batch, settings and library versions",
+            )
         return tensors
 
     def leave(self) -> None:
@@ -57,7 +62,7 @@ class SimulatedRanks:
     """One thread's end; see :class:`dryfit.parallel.ranks.collectives.Ranks`."""
 
     rank: int
-    meeting: _Meeting
+    rendezvous: _Rendezvous
     own_generator: bool = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> "SimulatedRanks":
@@ -66,7 +71,7 @@ class SimulatedRanks:
     @property
     def degree(self) -> int:
         """How many ranks there are."""
-        return self.meeting.degree
+        return self.rendezvous.degree
 
     def all_reduce(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         """See :class:`dryfit.parallel.ranks.collectives.Ranks`; ranks are added in their order."""
@@ -85,7 +90,8 @@ class SimulatedRanks:
     def _exchange(self, operation: str, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
         # A copy: the owner may go on and change the tensor while others still read it.
         given = tensor.detach().clone()
-        tensors = self.meeting.exchange(self.rank, described(operation, tensor, what), given)
+        call = f"{operation} of {what}, {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        tensors = self.rendezvous.exchange(self.rank, call, given)
         return [tensor for tensor in tensors if tensor is not None]
 
 
@@ -103,20 +109,20 @@ def simulate(degree: int, run: Callable[[SimulatedRanks], T]) -> list[T]:
         ShardError: Ranks called different collectives, or one ended while others waited.
         BaseException: What the function raised, of the first rank that did; a note names the rank.
     """
-    meeting = _Meeting(degree)
+    rendezvous = _Rendezvous(degree)
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 
     def work(rank: int) -> None:
         try:
-            result = run(SimulatedRanks(rank, meeting))
-            meeting.exchange(rank, _THE_END, None)
+            result = run(SimulatedRanks(rank, rendezvous))
+            rendezvous.exchange(rank, _THE_END, None)
             results[rank] = result
         except _Abandoned:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits for this one
             errors[rank] = error
-            meeting.leave()
+            rendezvous.leave()
 
     threads = [threading.Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(degree)]
     for thread in threads:

@@ -11,9 +11,10 @@ from torch import nn
 from dryfit.core.errors import TraceError
 from dryfit.core.private_names import require
 from dryfit.core.sharding.shard_plan import ModuleShard
+from dryfit.meta.construction.walk import Slot, SlotKind, replaced
 from dryfit.meta.private_apis.torch_capture import CAPTURE, TorchDynamoException
 from dryfit.meta.private_apis.torch_modes import MODES
-from dryfit.meta.private_apis.torch_modules import MODULES, buffers_of, parameters_of
+from dryfit.meta.private_apis.torch_modules import MODULES
 from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.parallel.trace.graph import Graph
 from dryfit.parallel.trace.marks import modules_marked, numbers_of, numbers_probed, paths
@@ -71,7 +72,7 @@ def capture(module: nn.Module, inputs: Inputs | None = None, size: tuple[int, in
         TraceError: Both ways failed.
         LibraryError: torch's graphs are not those that dryfit reads.
     """
-    require(f"following {type(module).__name__} to cut it", CAPTURE, MODES, MODULES, OPERATORS)
+    require(f"following {type(module).__name__} to shard it", CAPTURE, MODES, MODULES, OPERATORS)
     problems: list[str] = []
     for strict in (False, True):
         try:
@@ -79,7 +80,7 @@ def capture(module: nn.Module, inputs: Inputs | None = None, size: tuple[int, in
         except CannotFollow as no:
             problems.append(str(no))
     raise TraceError(
-        f"following {type(module).__name__} to cut it",
+        f"following {type(module).__name__} to shard it",
         f"torch.export gave up {problems[0]}; as a compiler, {problems[1]}",
         "a forward pass that runs on tensors without values",
         "train it on one device, or give inputs that its code can be followed with",
@@ -145,7 +146,7 @@ def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *,
             stack.enter_context(warnings.catch_warnings())
             # A model's warnings about tracing do not concern the user who plans.
             warnings.simplefilter("ignore")
-            stack.enter_context(_without_values(module))
+            stack.enter_context(replaced(module, _without_value))
             running = stack.enter_context(modules_marked(module, shards, degree))
             stack.enter_context(numbers_probed(module) if probed else nullcontext())
             yield running
@@ -154,27 +155,11 @@ def _ready(module: nn.Module, shards: Mapping[str, ModuleShard], degree: int, *,
             part.training = True
 
 
-@contextmanager
-def _without_values(module: nn.Module) -> Iterator[None]:
-    """Replace all tensors of a module by ones on the meta device, and put them back."""
-    held: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    empty: dict[int, torch.Tensor] = {}
-    try:
-        for part in module.modules():
-            for table in (parameters_of(part), buffers_of(part)):
-                for name, tensor in table.items():
-                    if tensor is None or tensor.device.type == "meta":
-                        continue
-                    if id(tensor) not in empty:
-                        bare = torch.empty_like(tensor, device="meta")
-                        is_parameter = isinstance(tensor, nn.Parameter)
-                        empty[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if is_parameter else bare
-                    held.append((table, name, tensor))
-                    table[name] = empty[id(tensor)]  # type: ignore[assignment]
-        yield
-    finally:
-        for table, name, tensor in held:
-            table[name] = tensor
+def _without_value(slot: Slot) -> torch.Tensor | None:
+    """Return a parameter or buffer on the meta device; None for what is there already, and for constants."""
+    if slot.kind is SlotKind.ATTRIBUTE or slot.tensor.device.type == "meta":
+        return None
+    return torch.empty_like(slot.tensor, device="meta")
 
 
 def _first_line(error: BaseException) -> str:

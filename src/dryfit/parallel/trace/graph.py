@@ -28,7 +28,7 @@ class LeafRole(StrEnum):
     """A leaf's role in the module."""
 
     PARAMETER = "parameter"
-    TABLE = "table"  # a buffer or a constant: each rank has all of it
+    BUFFER = "buffer"  # a buffer or a constant: each rank has all of it
     INPUT = "input"
 
 

@@ -17,25 +17,24 @@ from dryfit.core.sharding.shard_plan import Boundary, ModuleShard
 ENTER, LEAVE, SIZES = "enter", "leave", "sizes"
 
 
-def _marked(x: Tensor, kind: str, module: str, name: str, dim: int, times: int, over: int) -> Tensor:
+def _marked(x: Tensor, kind: str, module: str, name: str, times: int) -> Tensor:
     shape = list(x.shape)
     if shape:
-        shape[dim] = shape[dim] * times // over
+        shape[-1] *= times
     return x.new_empty(shape)
 
 
 # Not torch.library.custom_op, whose wrappers take most of the time of a trace with many marks. The operator exists as
 # long as the library object does.
 _LIBRARY: Final = torch.library.Library("dryfit", "DEF")
-_LIBRARY.define("mark(Tensor x, str kind, str module, str name, int dim, int times, int over) -> Tensor")
+_LIBRARY.define("mark(Tensor x, str kind, str module, str name, int times) -> Tensor")
 _LIBRARY.impl("mark", _marked, "Meta")
 
 mark: Final = torch.ops.dryfit.mark.default
 """Returns a tensor as it is, with a mark in the trace; for tensors without values only.
 
 Arguments: the tensor; the kind (ENTER, LEAVE or SIZES); the path of a module; the name of its input or output, or
-a list of origins; a dimension; how many times longer it is behind the mark, where ranks' slices are gathered; how many
-times shorter, where each rank takes its slice.
+a list of origins; how many times longer the last dimension is behind the mark, where ranks' slices are gathered.
 """
 
 
@@ -55,37 +54,22 @@ class Probe(int):
         made.exact = exact
         return made
 
-    def _derive(self, other: Any, value: Any) -> Any:
+
+def _remembering(name: str) -> Callable[..., Any]:
+    """Return a method of integers whose result remembers the origins of its operands."""
+    operation = getattr(int, name)
+
+    def derived(*operands: Any) -> Any:
+        value = operation(*operands)
         if type(value) is not int:
             return value
-        return Probe(value, self.origins | (other.origins if isinstance(other, Probe) else frozenset()))
+        return Probe(value, frozenset().union(*(one.origins for one in operands if isinstance(one, Probe))))
 
-    def __add__(self, other: Any) -> Any:
-        return self._derive(other, super().__add__(other))
+    return derived
 
-    def __radd__(self, other: Any) -> Any:
-        return self._derive(other, super().__radd__(other))
 
-    def __sub__(self, other: Any) -> Any:
-        return self._derive(other, super().__sub__(other))
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._derive(other, super().__rsub__(other))
-
-    def __mul__(self, other: Any) -> Any:
-        return self._derive(other, super().__mul__(other))
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._derive(other, super().__rmul__(other))
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._derive(other, super().__floordiv__(other))
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._derive(other, super().__rfloordiv__(other))
-
-    def __neg__(self) -> Any:
-        return self._derive(None, super().__neg__())
+for _name in ["add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "neg"]:
+    setattr(Probe, f"__{_name}__", _remembering(f"__{_name}__"))
 
 
 class _SizesRead(TorchFunctionMode):
@@ -106,9 +90,9 @@ class _SizesRead(TorchFunctionMode):
         if isinstance(first, Tensor) and not first.is_meta:  # a constant, made where no activation is
             return made
         if isinstance(made, Tensor):
-            return mark(made, SIZES, "", " ".join(read), 0, 1, 1)
+            return mark(made, SIZES, "", " ".join(read), 1)
         if isinstance(made, tuple | list) and made and isinstance(made[0], Tensor):
-            return type(made)((mark(made[0], SIZES, "", " ".join(read), 0, 1, 1), *made[1:]))
+            return type(made)((mark(made[0], SIZES, "", " ".join(read), 1), *made[1:]))
         return made
 
 
@@ -164,7 +148,7 @@ def modules_marked(module: nn.Module, shards: Mapping[str, ModuleShard], degree:
             if _on_elements(part):
                 continue
             shard = shards.get(path, ModuleShard())
-            before = part.register_forward_pre_hook(_entering(path, part, shard, degree, running), with_kwargs=True)
+            before = part.register_forward_pre_hook(_entering(path, part, running), with_kwargs=True)
             undo.callback(before.remove)
             after = part.register_forward_hook(_leaving(path, shard, degree, running))
             undo.callback(after.remove)
@@ -183,14 +167,13 @@ def input_names(module: nn.Module) -> list[str]:
     return [name for name, taken in inspect.signature(module.forward).parameters.items() if taken.kind in kinds]
 
 
-def _entering(path: str, module: nn.Module, shard: ModuleShard, degree: int, running: list[str]) -> Callable[..., Any]:
+def _entering(path: str, module: nn.Module, running: list[str]) -> Callable[..., Any]:
     names = input_names(module)
 
     def marked(name: str, value: Any) -> Any:
         if not (isinstance(value, Tensor) and value.is_floating_point()):
             return value
-        over = degree if shard.inputs.get(name) is Boundary.SPLIT else 1
-        return mark(value, ENTER, path, name, shard.dim if value.dim() else 0, 1, over)
+        return mark(value, ENTER, path, name, 1)
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         running.append(path)
@@ -208,7 +191,7 @@ def _leaving(path: str, shard: ModuleShard, degree: int, running: list[str]) -> 
         if not (isinstance(value, Tensor) and value.is_floating_point()):
             return value
         times = degree if shard.outputs.get(str(position)) is Boundary.GATHER else 1
-        return mark(value, LEAVE, path, str(position), shard.dim if value.dim() else 0, times, 1)
+        return mark(value, LEAVE, path, str(position), times)
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         running.pop()

@@ -66,7 +66,7 @@ class _Reader:
         """Return the name of a placeholder's leaf."""
         if kind is InputKind.PARAMETER:
             return self._first[target]
-        role = LeafRole.INPUT if kind is InputKind.USER_INPUT else LeafRole.TABLE
+        role = LeafRole.INPUT if kind is InputKind.USER_INPUT else LeafRole.BUFFER
         value = node.meta.get("val")
         self.leaves[target] = Leaf(target, role, _value(value) if isinstance(value, Tensor) else Value((), False, 0))
         return target
@@ -86,7 +86,7 @@ class _Reader:
         held = operator.attrgetter(str(node.target))(module)
         if isinstance(held, Tensor):
             name = f"constant {len(self.leaves)}"
-            self.leaves[name] = Leaf(name, LeafRole.TABLE, _value(held))
+            self.leaves[name] = Leaf(name, LeafRole.BUFFER, _value(held))
             self.bound[node] = Ref(name)
         else:
             self.bound[node] = held
@@ -131,15 +131,14 @@ class _Reader:
         return operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else None
 
     def _mark(self, node: fx.Node, grad: bool) -> None:
-        x, kind, module, name, dim, times, over = node.args
+        x, kind, module, name, times = node.args
         source = self.bound[x]  # type: ignore[index]
         if kind == marks.SIZES:
             self.bound[node] = source
             if made := self.nodes.get(source.name):
                 self.nodes[source.name] = replace(made, origins=_origins(str(name)))
             return
-        args: dict[str, Arg] = {"x": source, "module": str(module), "name": str(name)}
-        args |= {"dim": int(dim), "times": int(times), "over": int(over)}  # type: ignore[arg-type]
+        args: dict[str, Arg] = {"x": source, "module": str(module), "name": str(name), "times": int(times)}  # type: ignore[arg-type]
         self._add(node, ENTER if kind == marks.ENTER else LEAVE, args, str(module), grad)
 
     def _operator(self, node: fx.Node, target: OpOverload, grad: bool) -> None:

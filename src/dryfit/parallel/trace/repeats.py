@@ -11,7 +11,7 @@ from typing import Final
 
 from torch import nn
 
-from dryfit.core.sharding.shard_plan import ModuleShard, ParameterShard, ShardPlan, Traffic
+from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.meta.private_apis.torch_modules import children_of, replace_children
 
 OF_EACH_KIND: Final = 2
@@ -104,29 +104,26 @@ def for_all_layers(plan: ShardPlan, module: nn.Module, stands_for: Mapping[str, 
     parameters: dict[str, ParameterShard] = {}
     whole: dict[str, str] = {}
     for name, _ in module.named_parameters(remove_duplicate=False):
-        one = _stand_in(name, stands_for)
+        one = renamed(name, stands_for)
         parameters[name] = plan.parameters[one]
         if one in plan.whole:
             whole[name] = plan.whole[one]
-    modules: dict[str, ModuleShard] = {}
-    traffic: list[Traffic] = list(plan.traffic)
-    for path, _ in module.named_modules(remove_duplicate=False):
-        one = _stand_in(path, stands_for)
-        if one in plan.modules:
-            modules[path] = plan.modules[one]
-        if one != path:
-            traffic += [sent.model_copy(update={"module": path}) for sent in plan.traffic if sent.module == one]
-    outside = [name for name in parameters if _stand_in(name, stands_for) != name]
-    for name in outside:
-        one = _stand_in(name, stands_for)
-        traffic += [sent.model_copy(update={"module": name}) for sent in plan.traffic if sent.module == one]
-    return plan.model_copy(
-        update={"parameters": parameters, "modules": modules, "traffic": tuple(traffic), "whole": whole}
-    )
+    modules = {
+        path: plan.modules[one]
+        for path, _ in module.named_modules(remove_duplicate=False)
+        if (one := renamed(path, stands_for)) in plan.modules
+    }
+    return plan.model_copy(update={"parameters": parameters, "modules": modules, "whole": whole})
 
 
-def _stand_in(name: str, stands_for: Mapping[str, str]) -> str:
-    for out, one in stands_for.items():
-        if name == out or name.startswith(f"{out}."):
-            return one + name[len(out) :]
+def renamed(name: str, new_of: Mapping[str, str]) -> str:
+    """Return the name of a module or parameter after some modules have got other paths.
+
+    Args:
+        name: Its name before.
+        new_of: The new path, by the old one.
+    """
+    for old, new in new_of.items():
+        if name == old or name.startswith(f"{old}."):
+            return new + name[len(old) :]
     return name

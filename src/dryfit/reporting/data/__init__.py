@@ -1,1 +1,1 @@
-"""Studies, trials and plans as data: JSON, CSV, records."""
+"""Studies, trials and plans as data: JSON and CSV."""

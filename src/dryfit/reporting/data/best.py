@@ -7,28 +7,29 @@ from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings.tables import Settings, TrialSettings
 from dryfit.core.settings.trial import Scalar
-from dryfit.reporting.data.records import StudyRecords, TrialRow
 from dryfit.reporting.terminal.tables import number_text
 from dryfit.search.space.fields import apply_params
+from dryfit.store.events import StudyCreated
+from dryfit.store.state import TrialState
 
 _LONGEST_NAME = 100
 
 
-def best_study_file(config: StudyConfig, records: StudyRecords, trial: TrialRow) -> str:
+def best_study_file(config: StudyConfig, study: StudyCreated, trial: TrialState) -> str:
     """Return a study file of one trial with the parameters of ``trial``; its paths are absolute, so it works anywhere.
 
     Args:
         config: The configuration the study was last run with.
-        records: The study.
+        study: The study.
         trial: The trial whose parameters to take.
 
     Raises:
         ConfigError: This version has no setting of a parameter's name.
     """
     # The goal's name is quoted: a line end in it would end the comment.
-    value = f"{json.dumps(records.goal.name)} {number_text(trial.value)}"
+    value = f"{json.dumps(study.metric)} {number_text(trial.value)}"
     head = [
-        f"# Trial {trial.number} of study {json.dumps(records.name)}: {value}, without the search.",
+        f"# Trial {trial.number} of study {json.dumps(study.name)}: {value}, without the search.",
         f"# That trial's seed was {trial.seed}; a study gives each trial a seed of its own, so expect another value.",
     ]
     _, *body = dump_toml(narrowed(config, trial.params)).splitlines()

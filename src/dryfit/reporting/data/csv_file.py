@@ -17,17 +17,18 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from dryfit.core.settings.trial import Scalar
-from dryfit.reporting.data.records import StudyRecords, TrialRow
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 
 _GUARDED = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
 
-def csv_text(records: StudyRecords) -> str:
+def csv_text(state: StudyState) -> str:
     """Return the whole table, heads first."""
     out = io.StringIO(newline="")
     writer = csv.writer(out)
-    further = [f"value.{goal.name}" for goal in records.goals[1:]]
-    trials = (*records.earlier, *records.trials)
+    further = [f"value.{goal.name}" for goal in state.goals[1:]]
+    trials = state.trials
     names = tuple(dict.fromkeys(name for trial in trials for name in trial.params))
     folds = max((len(trial.folds) for trial in trials), default=0)
     parts = ("spread", *(f"fold.{number + 1}" for number in range(folds))) if folds else ()
@@ -44,7 +45,7 @@ _FACTS = (
 )
 
 
-def _cells(trial: TrialRow, names: Sequence[str], further: int, parts: int) -> list[Scalar]:
+def _cells(trial: TrialState, names: Sequence[str], further: int, parts: int) -> list[Scalar]:
     also: list[Scalar] = [*trial.also, *[None] * further]
     folds: list[Scalar] = [next(iter(trial.spreads), None), *(fold.value for fold in trial.folds), *[None] * parts]
     return [
@@ -56,9 +57,9 @@ def _cells(trial: TrialRow, names: Sequence[str], further: int, parts: int) -> l
         *folds[:parts],
         trial.last_value,
         trial.seed,
-        trial.steps,
-        trial.attempts,
-        round(trial.seconds, 3),
+        trial.steps_done,
+        len(trial.attempts),
+        round(trial.time_s, 3),
         trial.planned_bytes,
         trial.observed_bytes,
         _moment(trial.asked_at_s),

@@ -9,32 +9,40 @@ from dryfit.reporting.data.json_view import Answer, View
 from dryfit.reporting.terminal.tables import Table, measured_text, number_text, params_text
 
 
-class TrainedModel(Answer):
-    """A trial's configuration, trained once more.
+class FinalScores(Answer):
+    """The scores of configurations that were trained once more.
 
     Attributes:
-        searched: The trial's value in the search; None if it has none.
         value: The study's metric on validation now; None if validation was trained on.
-        step: The optimizer step of the weights.
-        steps: Optimizer steps done.
         validation: Metrics on validation.
         test: Metrics on test; None if the data has no such split.
         rows: Number of rows of each split, and of those trained on as ``trained``.
-        folder: The saved model; None if only its scores were asked for.
     """
 
     study: str
     metric: str
-    trial: int
-    seed: int
     with_validation: bool
-    searched: float | None
     value: float | None
-    step: int
-    steps: int
     validation: dict[str, float] | None
     test: dict[str, float] | None
     rows: dict[str, int]
+
+
+class TrainedModel(FinalScores):
+    """A trial's configuration, trained once more.
+
+    Attributes:
+        searched: The trial's value in the search; None if it has none.
+        step: The optimizer step of the weights.
+        steps: Optimizer steps done.
+        folder: The saved model; None if only its scores were asked for.
+    """
+
+    trial: int
+    seed: int
+    searched: float | None
+    step: int
+    steps: int
     folder: str | None
 
 
@@ -51,20 +59,14 @@ class EnsembleMemberScores(View):
     folder: str
 
 
-class TrainedEnsemble(Answer):
-    """Several configurations, trained once more and averaged; fields as in :class:`TrainedModel`.
+class TrainedEnsemble(FinalScores):
+    """Several configurations, trained once more and averaged.
 
     Attributes:
         members: Its models, the best of the search first.
+        folder: The saved ensemble.
     """
 
-    study: str
-    metric: str
-    with_validation: bool
-    value: float | None
-    validation: dict[str, float] | None
-    test: dict[str, float] | None
-    rows: dict[str, int]
     members: tuple[EnsembleMemberScores, ...]
     folder: str
 

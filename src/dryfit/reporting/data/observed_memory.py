@@ -3,8 +3,8 @@
 from pydantic import BaseModel, ConfigDict
 
 from dryfit.core.failure import FailureKind
-from dryfit.core.jobs.memory import Effect, ExecutionChoice, MemoryPlan, VerdictKind
-from dryfit.core.settings.execution import DeviceKind, OptimizerImpl
+from dryfit.core.jobs.memory import Effect, ExecutionChoice, VerdictKind
+from dryfit.core.settings.execution import OptimizerImpl
 from dryfit.core.text.units import gib
 from dryfit.store.events import FailureFacts, Observed
 from dryfit.store.replay import StudyState
@@ -60,7 +60,7 @@ def totals_text(totals: Plans) -> str:
 def observed_over_planned(trial: TrialState) -> float | None:
     """Return the ratio of observed to planned peak allocated memory; None unless both belong to the same execution."""
     plan, observed = trial.plan, trial.observed
-    if plan is None or observed is None or observed.allocated_bytes is None or _ran_otherwise(plan):
+    if plan is None or observed is None or observed.allocated_bytes is None or plan.runs_otherwise:
         return None
     memory = plan.answer.memory
     return observed.allocated_bytes / memory.peak_allocated_bytes if memory and memory.peak_allocated_bytes else None
@@ -95,39 +95,7 @@ def memory_cell(trial: TrialState) -> str:
 
     On a GPU both are allocated memory, on the CPU that of the whole process.
     """
-    plan = trial.plan
-    return f"{_size(_observed_bytes(trial))} / {_size(_planned_bytes(plan) if plan is not None else None)}"
-
-
-def compared_bytes(trial: TrialState) -> tuple[int | None, int | None]:
-    """Return the observed and planned peak as in :func:`memory_cell`, the planned one only of the same execution."""
-    plan = trial.plan
-    comparable = plan is not None and (trial.observed is None or not _ran_otherwise(plan))
-    return _observed_bytes(trial), _planned_bytes(plan) if plan is not None and comparable else None
-
-
-def _on_cpu(plan: PlanState | None) -> bool:
-    return plan is not None and plan.answer.device.kind is DeviceKind.CPU
-
-
-def _observed_bytes(trial: TrialState) -> int | None:
-    """Return the observed peak: allocated memory on a GPU, resident memory of the process on the CPU."""
-    observed = trial.observed
-    if observed is None:
-        return None
-    return observed.rss_bytes if _on_cpu(trial.plan) or observed.allocated_bytes is None else observed.allocated_bytes
-
-
-def _planned_bytes(plan: PlanState) -> int | None:
-    memory = plan.answer.memory
-    if memory is None:
-        return None
-    return _process_bytes(plan, memory) if _on_cpu(plan) else memory.peak_allocated_bytes
-
-
-def _process_bytes(plan: PlanState, memory: MemoryPlan) -> int:
-    """Return the planned memory of all processes of a trial, without the margin."""
-    return plan.answer.devices * (memory.required_bytes - memory.margin_bytes)
+    return f"{_size(trial.observed_bytes)} / {_size(trial.plan.peak_bytes if trial.plan is not None else None)}"
 
 
 def execution_cell(trial: TrialState) -> str:
@@ -169,19 +137,14 @@ def _ladder_lines(plan: PlanState) -> list[str]:
 
 
 def _observed_lines(observed: Observed, plan: PlanState | None) -> list[str]:
-    memory = None if plan is None or _ran_otherwise(plan) else plan.answer.memory
-    host_bytes = _planned_bytes(plan) if plan is not None and memory is not None and _on_cpu(plan) else None
+    memory = None if plan is None or plan.runs_otherwise else plan.answer.memory
+    host_bytes = plan.peak_bytes if plan is not None and memory is not None and plan.on_cpu else None
     rows = (
         ("allocated", observed.allocated_bytes, memory.peak_allocated_bytes if memory is not None else None),
         ("reserved", observed.reserved_bytes, memory.peak_reserved_bytes if memory is not None else None),
         ("host memory", observed.rss_bytes, host_bytes),
     )
     return [f"  {name}: {_compared(seen, planned)}" for name, seen, planned in rows if seen is not None]
-
-
-def _ran_otherwise(plan: PlanState) -> bool:
-    """Whether the trial runs with another execution than the one whose memory was planned."""
-    return plan.fallbacks_taken > 0 or plan.answer.execution is None
 
 
 def _compared(observed_bytes: int, planned_bytes: int | None) -> str:

@@ -5,6 +5,7 @@ from dryfit.core.jobs.memory import (
     ExecutionChoice,
     Fallback,
     MemoryCategory,
+    MemoryPlan,
     PeakAt,
     StepPhase,
     VerdictKind,
@@ -15,7 +16,7 @@ from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.shard_summary import ShardSummary
 from dryfit.reporting.data.json_view import Answer, View
-from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
+from dryfit.study.planning.plan_requests import SpacePlan
 
 
 class PlanView(Answer):
@@ -71,37 +72,19 @@ class SpaceView(Answer):
     planner_s: float
 
 
-_MEMORY_FIELDS = (
-    *("peak_allocated_bytes", "peak_reserved_bytes", "min_cap_bytes", "overhead_bytes", "margin_bytes"),
-    *("required_bytes", "fragmented_bytes", "host_bytes", "by_category", "by_phase", "peak_at", "worst_batch"),
-)
-_ANSWER_FIELDS = frozenset(PlanView.model_fields) - {
-    "schema_version",
-    "capacity_bytes",
-    "cut",
-    "cannot_cut",
-    *_MEMORY_FIELDS,
-}
+_MEMORY_FIELDS = PlanView.model_fields.keys() & MemoryPlan.model_fields.keys()
 
 
 def plan_view(answer: PlanAnswer) -> PlanView:
     """Return the JSON view of a plan."""
     memory = {name: getattr(answer.memory, name, None) for name in _MEMORY_FIELDS}
-    rest = {name: getattr(answer, name) for name in _ANSWER_FIELDS}
-    named = {"capacity_bytes": answer.device.capacity_bytes, "cut": answer.sharding, "cannot_cut": answer.cannot_shard}
-    return PlanView.model_validate({**rest, **memory, **named})
+    capacity_bytes = answer.device.capacity_bytes
+    return PlanView.of(
+        answer, **memory, capacity_bytes=capacity_bytes, cut=answer.sharding, cannot_cut=answer.cannot_shard
+    )
 
 
 def space_view(plan: SpacePlan) -> SpaceView:
     """Return the JSON view of a planned search space."""
-    return SpaceView(
-        device=plan.device,
-        varied=plan.varied,
-        kept=dict(plan.kept),
-        cells=tuple(_cell_view(cell) for cell in plan.cells),
-        planner_s=plan.planner_s,
-    )
-
-
-def _cell_view(cell: PlannedCell) -> CellView:
-    return CellView(params=dict(cell.params), checkpointing=cell.checkpointing, plan=plan_view(cell.answer))
+    cells = (CellView.of(cell, params=dict(cell.params), plan=plan_view(cell.answer)) for cell in plan.cells)
+    return SpaceView.of(plan, kept=dict(plan.kept), cells=tuple(cells))

@@ -11,11 +11,11 @@ from dryfit.core.wire import LOG_FILE, STACKS_FILE, Checkpointed, FirstStep, Mes
 from dryfit.reporting.data.observed_memory import plan_lines, plan_text
 from dryfit.reporting.data.plan_view import plan_view
 from dryfit.reporting.data.story_view import AttemptView, FailureView, Moment, MomentKind, TrialStory
-from dryfit.reporting.data.work import attempt_time_s, lost_time_s, trial_time_s
 from dryfit.reporting.terminal.tables import duration_text, number_text, values_text
 from dryfit.runtime.children.result_reading import read_messages
 from dryfit.store.events import (
     AttemptEnded,
+    AttemptEvent,
     AttemptPlaced,
     AttemptStarted,
     CheckpointMade,
@@ -25,6 +25,7 @@ from dryfit.store.events import (
     ReportMade,
     SessionOpened,
     TrialAsked,
+    TrialEvent,
     TrialFinished,
     TrialPlanned,
     VerdictGiven,
@@ -61,35 +62,27 @@ def trial_story(state: StudyState, number: int, events: Sequence[Event], layout:
         layout: The study's files, from which the notes of the trial's processes are read.
     """
     trial, paths = state.trials[number], layout.trial(number)
-    created, sessions = state.created, state.sessions
-    goals = [goal.name for goal in created.goals] if created is not None else []
-    return TrialStory(
+    runs = bool(trial.attempts) and not trial.attempts[-1].ended
+    own = paths.files_of(len(trial.attempts)) if runs else paths  # what it has found comes to its trial when it ends
+    created = state.created
+    goals = [goal.name for goal in state.goals]
+    return TrialStory.of(
+        trial,
         study=created.name if created is not None else "",
-        number=number,
         end=_end_text(trial),
-        outcome=trial.outcome,
-        reason=trial.reason,
         values=dict(zip(goals, trial.values or (), strict=False)),
-        best=trial.best,
-        folds=trial.folds,
         spreads=dict(zip(goals, trial.spreads, strict=False)),
-        steps=trial.steps,
-        params=trial.params,
         given=trial.enqueued,
-        seed=trial.seed,
-        fingerprint=trial.fingerprint,
         asked_at=trial.asked_at_s,
         finished_at=trial.finished_at_s,
-        reports=tuple(trial.reports),
         plan=plan_view(trial.plan.answer) if trial.plan is not None else None,
         memory=tuple(line.removeprefix("  ") for line in plan_lines(trial)),
-        observed=trial.observed,
-        attempts=tuple(_attempt_view(attempt, state, paths) for attempt in trial.attempts),
+        attempts=tuple(_attempt_view(attempt, paths) for attempt in trial.attempts),
         moments=tuple(_moments(trial, state, events, paths)),
-        time_s=round(trial_time_s(trial, sessions), 3),
-        lost_s=round(sum(lost_time_s(attempt, state.sessions) for attempt in trial.attempts), 3),
-        load_report=_existing(paths.load_report),
-        weights=_existing(paths.best),
+        time_s=round(trial.time_s, 3),
+        lost_s=round(trial.lost_s, 3),
+        load_report=_existing(own.load_report) or _existing(paths.load_report),
+        weights=_existing(own.best) or _existing(paths.best),
     )
 
 
@@ -97,23 +90,16 @@ def _existing(path: Path) -> str | None:
     return str(path) if path.exists() else None
 
 
-def _attempt_view(attempt: AttemptState, state: StudyState, paths: TrialLayout) -> AttemptView:
+def _attempt_view(attempt: AttemptState, paths: TrialLayout) -> AttemptView:
     folder, failure = paths.attempt(attempt.number), attempt.failure
     stacks = folder / STACKS_FILE
-    return AttemptView(
-        number=attempt.number,
-        device=attempt.device,
-        needs_bytes=attempt.needs_bytes,
-        terms=attempt.terms,
+    return AttemptView.of(
+        attempt,
         placed_at=attempt.placed_at_s,
-        pid=attempt.pid,
         first_line_ms=attempt.overhead_ms,
-        first_step_ms=attempt.first_step_ms,
-        checkpoint_step=attempt.checkpoint_step,
-        ended=attempt.ended,
-        failure=FailureView.model_validate(failure.model_dump(exclude={"v"})) if failure is not None else None,
-        time_s=round(attempt_time_s(attempt, state.sessions), 3),
-        lost_s=round(lost_time_s(attempt, state.sessions), 3),
+        failure=FailureView.of(failure) if failure is not None else None,
+        time_s=round(attempt.time_s, 3),
+        lost_s=round(attempt.lost_s, 3),
         log=str(folder / LOG_FILE),
         stacks=str(stacks) if stacks.exists() and stacks.stat().st_size else None,
     )
@@ -126,7 +112,7 @@ def _moments(trial: TrialState, state: StudyState, events: Sequence[Event], path
         if isinstance(event, SessionOpened) and asked:
             text = f"a new run of the study (process {event.pid})"
             yield Moment(at=event.at, attempt=None, what=MomentKind.SESSION, text=text)
-        if getattr(event, "number", None) != trial.number:
+        if not isinstance(event, TrialEvent) or event.number != trial.number:
             continue
         asked = True
         if isinstance(event, AttemptEnded):  # the notes after the last event of the attempt
@@ -196,7 +182,7 @@ def _notes(messages: Sequence[Message]) -> dict[Anchor, list[str]]:
 
 
 def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None:
-    attempt: int | None = getattr(event, "attempt", None)
+    attempt = event.attempt if isinstance(event, AttemptEvent) else None
     match event:
         case TrialAsked():
             kind, text = MomentKind.ASKED, "asked, from an enqueued point" if event.enqueued else "asked"
@@ -217,7 +203,7 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
         case CheckpointMade():
             kind, text = MomentKind.CHECKPOINT, f"checkpoint at step {event.step}"
         case AttemptEnded():
-            return _end(event, trial.attempts[event.attempt - 1], state)
+            return _end(event, trial.attempts[event.attempt - 1])
         case TrialFinished():
             kind, text = MomentKind.FINISHED, _end_text(trial)
         case _:
@@ -244,8 +230,8 @@ def _report_text(point: MetricPoint, state: StudyState) -> str:
     return f"{kind} {point.n}: step {point.step}{epoch}{fold}: {values}"
 
 
-def _end(event: AttemptEnded, attempt: AttemptState, state: StudyState) -> Moment:
-    worked = duration_text(attempt_time_s(attempt, state.sessions))
+def _end(event: AttemptEnded, attempt: AttemptState) -> Moment:
+    worked = duration_text(attempt.time_s)
     if event.failure is None:
         text = f"attempt {event.attempt}: ended with a result, after {worked}"
         return Moment(at=event.at, attempt=event.attempt, what=MomentKind.RESULT, text=text)
@@ -255,7 +241,7 @@ def _end(event: AttemptEnded, attempt: AttemptState, state: StudyState) -> Momen
         attempt=event.attempt,
         what=MomentKind.FAILURE,
         text=f"attempt {event.attempt}: {failure.kind}: {failure.sentence}",
-        details=(*_error_lines(failure), *_loss_lines(attempt, state), f"then: {FOLLOWED[failure.action]}"),
+        details=(*_error_lines(failure), *_loss_lines(attempt), f"then: {FOLLOWED[failure.action]}"),
     )
 
 
@@ -272,8 +258,8 @@ def _error_lines(failure: FailureFacts) -> Iterator[str]:
     yield from failure.detail.strip().splitlines()
 
 
-def _loss_lines(attempt: AttemptState, state: StudyState) -> Iterator[str]:
-    lost_s, time_s = lost_time_s(attempt, state.sessions), attempt_time_s(attempt, state.sessions)
+def _loss_lines(attempt: AttemptState) -> Iterator[str]:
+    lost_s, time_s = attempt.lost_s, attempt.time_s
     kept = f", after the checkpoint at step {attempt.checkpoint_step}" if lost_s < time_s and lost_s > 0 else ""
     yield f"worked {duration_text(time_s)}, {duration_text(lost_s)} of it lost{kept}"
 

@@ -1,9 +1,8 @@
 """The summary of a study that ``status --json`` and ``tune --json`` print."""
 
-import math
 import statistics
-from collections.abc import Sequence
 
+import numpy as np
 from pydantic import Field
 
 from dryfit.core.settings.task_facts import task_word
@@ -88,14 +87,6 @@ class StudySummary(Answer):
     troubles: Troubles
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least ``share`` of ``values`` do not exceed; None without values."""
-    if not values:
-        return None
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
-
-
 def summarise(state: StudyState) -> StudySummary:
     """Return the summary of a study.
 
@@ -114,38 +105,24 @@ def summarise(state: StudyState) -> StudySummary:
         metric=created.metric,
         direction=created.direction,
         goals=tuple(GoalView(metric=goal.name, direction=goal.direction) for goal in created.goals),
-        generation=GenerationView(
-            number=generation.number,
-            began_at_s=generation.began_at_s,
-            reasons=generation.reasons,
-            mirror=generation.name,
-            earlier=generation.first,
-            used=len(generation.reused),
+        generation=GenerationView.of(
+            generation, mirror=generation.name, earlier=generation.first, used=len(generation.reused)
         ),
         trials=TrialCounts(
             **{str(outcome): state.counts[outcome] for outcome in Outcome},
             running=sum(trial.outcome is None for trial in state.present),
             total=state.sessions[-1].total if state.sessions else 0,
         ),
-        best=BestTrial(
-            number=best.number,
-            value=best.value,
-            spread=next(iter(best.spreads), None),
-            folds=tuple(fold.value for fold in best.folds),
-            params=best.params,
-        )
+        best=BestTrial.of(best, spread=next(iter(best.spreads), None), folds=tuple(fold.value for fold in best.folds))
         if best is not None and best.value is not None
         else None,
-        pareto=tuple(
-            ParetoTrial(number=trial.number, values=trial.values or (), spreads=trial.spreads, params=trial.params)
-            for trial in state.front
-        )
+        pareto=tuple(ParetoTrial.of(trial, values=trial.values or ()) for trial in state.front)
         if created.also
         else None,
         wall_s=round(state.wall_s, 3),
         trial_overhead_ms=Overhead(
             median=round(statistics.median(overheads), 3) if overheads else None,
-            p95=percentile(overheads, 0.95),
+            p95=float(np.percentile(overheads, 95, method="inverted_cdf")) if overheads else None,
         ),
         plans=plan_totals(state),
         troubles=troubles_of(state),

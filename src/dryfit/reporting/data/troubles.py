@@ -8,13 +8,14 @@ from pydantic import Field
 from dryfit.core.failure import FailureKind
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.trial import Outcome
+from dryfit.core.sharding.device_groups import place_in_words
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.reporting.data.json_view import View
-from dryfit.reporting.data.records import AttemptEnd, AttemptRow, StudyRecords, records_of
 from dryfit.reporting.terminal.tables import duration_text
+from dryfit.store.events import FailureFacts
 from dryfit.store.replay import StudyState
-from dryfit.store.state import TrialState
+from dryfit.store.state import AttemptEnd, AttemptState, TrialState
 
 NO_FAULTS = frozenset({FailureKind.INTERRUPTED, FailureKind.NONFINITE})
 """Failures that are no faults: an interruption was asked for, and a loss that is not finite is a result."""
@@ -104,31 +105,30 @@ def troubles_of(state: StudyState) -> Troubles:
     Args:
         state: The study's state, after ``study_created``.
     """
-    records = records_of(state)
     return Troubles(
-        success=success_view(records),
-        failures=failures_by_kind(records),
+        success=success_view(state),
+        failures=failures_by_kind(state),
         reasons=reason_views(state),
         side_by_side=side_by_side_view(state),
     )
 
 
-def failures_by_kind(records: StudyRecords) -> tuple[FailuresView, ...]:
+def failures_by_kind(state: StudyState) -> tuple[FailuresView, ...]:
     """Return the failed attempts by kind, the costliest kind first."""
-    by_kind: dict[FailureKind, list[AttemptRow]] = {}
-    for attempt in records.attempts:
-        if attempt.kind is not None:
-            by_kind.setdefault(attempt.kind, []).append(attempt)
+    by_kind: dict[FailureKind, list[tuple[AttemptState, FailureFacts]]] = {}
+    for attempt in state.attempts:
+        if attempt.failure is not None:
+            by_kind.setdefault(attempt.failure.kind, []).append((attempt, attempt.failure))
     views: list[FailuresView] = []
     for kind, attempts in by_kind.items():
-        sentences = tuple(dict.fromkeys(attempt.sentence for attempt in attempts))
+        sentences = tuple(dict.fromkeys(failure.sentence for _, failure in attempts))
         view = FailuresView(
             kind=kind,
             attempts=len(attempts),
-            trials=tuple(dict.fromkeys(attempt.trial for attempt in attempts)),
-            actions=dict(Counter(attempt.action for attempt in attempts).most_common()),
-            time_s=round(sum(attempt.seconds for attempt in attempts), 3),
-            lost_s=round(sum(attempt.lost_s for attempt in attempts), 3),
+            trials=tuple(dict.fromkeys(attempt.trial for attempt, _ in attempts)),
+            actions=dict(Counter(str(failure.action) for _, failure in attempts).most_common()),
+            time_s=round(sum(attempt.time_s for attempt, _ in attempts), 3),
+            lost_s=round(sum(attempt.lost_s for attempt, _ in attempts), 3),
             said=sentences[-1],
             sentences=sentences,
         )
@@ -136,23 +136,23 @@ def failures_by_kind(records: StudyRecords) -> tuple[FailuresView, ...]:
     return tuple(sorted(views, key=lambda view: (-view.lost_s, view.kind)))
 
 
-def success_view(records: StudyRecords) -> SuccessView:
+def success_view(state: StudyState) -> SuccessView:
     """Count the trials and attempts without a failure."""
-    ended = [attempt for attempt in records.attempts if attempt.end in (AttemptEnd.RESULT, AttemptEnd.FAILED)]
+    ended = [attempt for attempt in state.attempts if attempt.end in (AttemptEnd.RESULT, AttemptEnd.FAILED)]
     failed = [attempt for attempt in ended if _is_fault(attempt)]
     hit = {attempt.trial for attempt in failed}
-    tried = [trial for trial in records.trials if trial.outcome is not None and trial.attempts]
+    tried = [trial for trial in state.present if trial.outcome is not None and trial.attempts]
     return SuccessView(
         trials=len(tried),
         clean_trials=sum(trial.number not in hit for trial in tried),
         attempts=len(ended),
         clean_attempts=len(ended) - len(failed),
-        vanished=sum(attempt.end is AttemptEnd.LOST for attempt in records.attempts),
+        vanished=sum(attempt.end is AttemptEnd.LOST for attempt in state.attempts),
     )
 
 
-def _is_fault(attempt: AttemptRow) -> bool:
-    return attempt.kind is not None and attempt.kind not in NO_FAULTS
+def _is_fault(attempt: AttemptState) -> bool:
+    return attempt.failure is not None and attempt.failure.kind not in NO_FAULTS
 
 
 def reason_views(state: StudyState) -> tuple[ReasonView, ...]:
@@ -233,4 +233,4 @@ def _failures_line(view: FailuresView) -> str:
 def _side_by_side_lines(view: SideBySideView) -> list[str]:
     now = view.asked if view.now is None else view.now
     lines = [f"side by side: {now} ({view.reason or 'as asked for'})"]
-    return [*lines, *(f"device {device} is set aside: {reason}" for device, reason in view.set_aside.items())]
+    return [*lines, *(f"{place_in_words(device)} is set aside: {reason}" for device, reason in view.set_aside.items())]

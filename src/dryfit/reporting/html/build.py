@@ -5,7 +5,6 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.data.best import best_study_file
-from dryfit.reporting.data.records import StudyRecords, records_of
 from dryfit.reporting.html.page import Page
 from dryfit.reporting.html.sections import sections_of
 from dryfit.reporting.html.verdict import verdict_of
@@ -27,57 +26,58 @@ def build_page(
         running: Whether a process runs the study now.
         now_s: Unix time.
     """
-    records = records_of(state)
-    best_file, missing = _best_file(records, config)
-    importances = importances_of(state.history(), records.goal.direction)
+    created = state.created
+    assert created is not None
+    best_file, missing = _best_file(state, config)
+    importances = importances_of(state.history(), state.direction)
     return Page(
-        title=records.name,
-        subtitle=_subtitle(state, records, running=running),
-        verdict=verdict_of(records, defaults_first=_began_with_defaults(records, config)),
-        tiles=_tiles(state, records),
-        sections=tuple(sections_of(state, records, importances, best_file=best_file, best_missing=missing)),
+        title=created.name,
+        subtitle=_subtitle(state, running=running),
+        verdict=verdict_of(state, defaults_first=_began_with_defaults(state, config)),
+        tiles=_tiles(state),
+        sections=tuple(sections_of(state, importances, best_file=best_file, best_missing=missing)),
         source=source,
         made_at_s=now_s,
     )
 
 
-def _best_file(records: StudyRecords, config: StudyConfig | ConfigError) -> tuple[str, str]:
+def _best_file(state: StudyState, config: StudyConfig | ConfigError) -> tuple[str, str]:
     """Return the best configuration as a study file, or why there is none."""
-    if not records.ranked:
+    if not state.ranked or state.created is None:
         return "", ""
     try:
         if isinstance(config, ConfigError):
             raise config
-        return best_study_file(config, records, records.ranked[0]), ""
+        return best_study_file(config, state.created, state.ranked[0]), ""
     except ConfigError as error:
         return "", f"It cannot be written as a study file: {error.doing}: {error.found}."
 
 
-def _began_with_defaults(records: StudyRecords, config: StudyConfig | ConfigError) -> bool:
+def _began_with_defaults(state: StudyState, config: StudyConfig | ConfigError) -> bool:
     """Whether the first trial had the study file's own values."""
-    if isinstance(config, ConfigError) or not records.trials:
+    if isinstance(config, ConfigError) or not state.present:
         return False
     try:
-        own = {name: setting(config.trial_settings, name) for name in records.trials[0].params}
+        own = {name: setting(config.trial_settings, name) for name in state.present[0].params}
     except AttributeError:
         return False  # a searched name is no setting of this version
-    return own == records.trials[0].params
+    return own == state.present[0].params
 
 
-def _subtitle(state: StudyState, records: StudyRecords, *, running: bool) -> str:
+def _subtitle(state: StudyState, *, running: bool) -> str:
     created = state.created
     assert created is not None
-    goals = " and ".join(f"{goal.direction} {goal.name}" for goal in records.goals)
+    goals = " and ".join(f"{goal.direction} {goal.name}" for goal in state.goals)
     total = state.sessions[-1].total if state.sessions else 0
     now = "running now" if running else "not running"
     return f"{task_word(created.task)}: {goals}; {state.counted} of {total} trials counted; {now}"
 
 
-def _tiles(state: StudyState, records: StudyRecords) -> tuple[tuple[str, str], ...]:
+def _tiles(state: StudyState) -> tuple[tuple[str, str], ...]:
     tiles: list[tuple[str, str]] = []
-    if records.ranked:
-        best = records.ranked[0]
-        tiles.append((f"best {records.goal.name}", number_text(best.score)))
+    if state.ranked:
+        best = state.ranked[0]
+        tiles.append((f"best {state.goals[0].name}", number_text(best.score)))
         tiles.append(("best trial", str(best.number)))
     tiles += [
         (str(outcome), str(count)) for outcome, count in state.counts.items() if count or outcome is Outcome.COMPLETE

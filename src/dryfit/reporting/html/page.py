@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -53,8 +52,7 @@ class Page:
 
 def render(page: Page) -> str:
     """Return the HTML of a page."""
-    figures: list[Figure] = []
-    sections = [_view(section, figures) for section in page.sections]
+    figures = [figure for section in page.sections for figure in section.charts]
     plotly, script = get_plotlyjs(), _asset("page.js")
     assets = {
         "style": Markup(_asset("page.css")),
@@ -65,9 +63,9 @@ def render(page: Page) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))
     return template.render(
         page=page,
-        sections=sections,
         figures=Markup(_script_json(figures)),
         assets=assets,
+        look=_look,
         version=VERSION,
         made_at=time_text(page.made_at_s),
     )
@@ -77,27 +75,8 @@ def _asset(name: str) -> str:
     return files("dryfit.reporting.html").joinpath(name).read_text(encoding="utf-8")
 
 
-def _view(section: Section, figures: list[Figure]) -> dict[str, Any]:
-    """Return a section for the template; its figures are appended to ``figures``, and it keeps their indices."""
-    charts = list(range(len(figures), len(figures) + len(section.charts)))
-    figures += section.charts
-    tables = [
-        (caption, table.heads, [[(cell, _class(cell)) for cell in row] for row in table.rows])
-        for caption, table in section.tables
-    ]
-    return {
-        "anchor": section.anchor,
-        "title": section.title,
-        "texts": section.texts,
-        "warnings": section.warnings,
-        "charts": charts,
-        "tables": tables,
-        "code": section.code,
-        "notes": section.notes,
-    }
-
-
-def _class(cell: str) -> str:
+def _look(cell: str) -> str:
+    """Return the class of a table cell by what it says."""
     if _MEASURED.fullmatch(cell):
         return "number"
     return "long" if len(cell) > _LONG_CELL else ""

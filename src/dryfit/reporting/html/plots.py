@@ -9,10 +9,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar
-from dryfit.reporting.data.records import StudyRecords, TrialRow, best_so_far
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, better
 from dryfit.reporting.terminal.tables import number_text, value_text
 from dryfit.search.sampling.importance import Importances
+from dryfit.search.space.params import from_text, public_name
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 
 Figure: TypeAlias = dict[str, Any]
 """``{"data": [...], "layout": {...}}``, as plotly.js takes it."""
@@ -39,15 +42,15 @@ def _whole(span: float) -> Figure:
     return {"dtick": 1} if span <= _FEW_TICKS else {}
 
 
-def history_figure(records: StudyRecords) -> Figure:
+def history_figure(state: StudyState) -> Figure:
     """Plot the value of each trial, the best so far, and the trials without a value."""
-    named = len(records.trials) <= _MOST_HOVERED_PARAMS
-    goal = text(records.goal.name)
-    best = best_so_far(records.trials, records.goal.direction)
-    complete = records.complete
+    named = len(state.present) <= _MOST_HOVERED_PARAMS
+    goal = text(state.goals[0].name)
+    best = _best_so_far(state.present, state.direction)
+    complete = state.complete
     pruned = [
         trial
-        for trial in records.trials
+        for trial in state.present
         if trial.outcome is Outcome.PRUNED and trial.last_value is not None and math.isfinite(trial.last_value)
     ]
     data = [
@@ -57,7 +60,7 @@ def history_figure(records: StudyRecords) -> Figure:
             "type": "scatter",
             "mode": "lines",
             "name": "best so far",
-            "x": [trial.number for trial in records.trials],
+            "x": [trial.number for trial in state.present],
             "y": best,
             "line": {"shape": "hv", "color": GREEN, "width": 2},
             "hoverinfo": "skip",
@@ -69,11 +72,11 @@ def history_figure(records: StudyRecords) -> Figure:
         ("cancelled", Outcome.CANCELLED, GREY, "line-ns-open"),
         ("not finished", None, GREY, "circle-open"),
     ):
-        trials = [trial for trial in records.trials if trial.outcome is outcome]
+        trials = [trial for trial in state.present if trial.outcome is outcome]
         trace = _markers(name, trials, [0.03] * len(trials), color, symbol, named=named)
         data.append(trace | {"yaxis": "y2", "marker": {**trace["marker"], "opacity": 1, "line": {"width": 2}}})
     layout = {
-        "xaxis": {"title": {"text": "trial"}, "rangemode": "tozero", **_whole(len(records.trials))},
+        "xaxis": {"title": {"text": "trial"}, "rangemode": "tozero", **_whole(len(state.present))},
         "yaxis": {"title": {"text": goal}},
         # Trials without a value are marks at the foot of the figure, whatever the values above are.
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
@@ -82,8 +85,20 @@ def history_figure(records: StudyRecords) -> Figure:
     return {"data": [trace for trace in data if trace["x"]], "layout": layout}
 
 
+def _best_so_far(trials: Sequence[TrialState], direction: Direction) -> list[float | None]:
+    """Return the best score up to each trial; None before the first score."""
+    best: float | None = None
+    scores: list[float | None] = []
+    for trial in trials:
+        score = trial.score
+        if score is not None and (best is None or better(score, best, direction)):
+            best = score
+        scores.append(best)
+    return scores
+
+
 def _markers(
-    name: str, trials: Sequence[TrialRow], values: Sequence[float | None], color: str, symbol: str, *, named: bool
+    name: str, trials: Sequence[TrialState], values: Sequence[float | None], color: str, symbol: str, *, named: bool
 ) -> Figure:
     return {
         "type": "scatter",
@@ -97,19 +112,19 @@ def _markers(
     }
 
 
-def _hover(trial: TrialRow, *, named: bool) -> str:
+def _hover(trial: TrialState, *, named: bool) -> str:
     shown = trial.value if trial.value is not None else trial.last_value
     head = f"trial {trial.number}: {trial.outcome or 'not finished'}, {number_text(shown)}"
     params = [f"{text(name)} = {text(value_text(value))}" for name, value in trial.params.items()] if named else []
     return "<br>".join([head, *params])
 
 
-def front_figure(records: StudyRecords) -> Figure:
+def front_figure(state: StudyState) -> Figure:
     """Plot the complete trials by their first two goals, with the Pareto front marked."""
-    known = [trial for trial in records.complete if trial.also and math.isfinite(trial.also[0])]
+    known = [trial for trial in state.complete if trial.also and math.isfinite(trial.also[0])]
     named = len(known) <= _MOST_HOVERED_PARAMS
-    on_front = {trial.number for trial in records.front}
-    first, second = records.goals[0], records.goals[1]
+    on_front = {trial.number for trial in state.front}
+    first, second = state.goals[0], state.goals[1]
     data = [
         _markers(name, trials, [trial.also[0] for trial in trials], color, "circle", named=named)
         | {"x": [trial.score for trial in trials], "marker": {"color": color, "size": size}}
@@ -148,13 +163,13 @@ def importance_figure(importances: Importances) -> Figure:
     return {"data": [bars], "layout": layout}
 
 
-def slice_figure(records: StudyRecords, name: str) -> Figure:
+def slice_figure(state: StudyState, name: str) -> Figure:
     """Plot the scores of the complete trials over their values of a parameter."""
-    trials = [trial for trial in records.complete if name in trial.params]
+    trials = [trial for trial in state.complete if name in trial.params]
     values = [trial.params[name] for trial in trials]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     xaxis: dict[str, Any] = {"title": {"text": text(name)}, "type": "linear" if numeric else "category"}
-    if numeric and name in records.logarithmic:
+    if numeric and name in _logarithmic(state):
         xaxis |= {"type": "log", "exponentformat": "power"}
     whole = [value for value in values if isinstance(value, int)]
     if whole and len(whole) == len(values) and xaxis["type"] == "linear":
@@ -175,27 +190,33 @@ def slice_figure(records: StudyRecords, name: str) -> Figure:
     }
     layout = {
         "xaxis": xaxis,
-        "yaxis": {"title": {"text": text(records.goal.name)}},
+        "yaxis": {"title": {"text": text(state.goals[0].name)}},
         "showlegend": False,
         "height": 280,
     }
     return {"data": [points], "layout": layout}
 
 
+def _logarithmic(state: StudyState) -> frozenset[str]:
+    """Return the parameters that were drawn on a logarithmic scale."""
+    kinds = {(name, text) for trial in state.trials for name, text in trial.distributions.items()}
+    return frozenset(public_name(name) for name, text in kinds if getattr(from_text(text), "log", False))
+
+
 def _shown(value: Scalar) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def curves_figure(records: StudyRecords) -> tuple[Figure, str]:
+def curves_figure(state: StudyState) -> tuple[Figure, str]:
     """Plot the validations over optimizer steps; also return a note on what is left out, if anything."""
-    with_curve = [trial for trial in records.trials if any(math.isfinite(point.value) for point in trial.reports)]
-    shown = _chosen(records, with_curve)
-    best = records.ranked[0].number if records.ranked else None
+    with_curve = [trial for trial in state.present if any(math.isfinite(point.value) for point in trial.reports)]
+    shown = _chosen(state, with_curve)
+    best = state.ranked[0].number if state.ranked else None
     data = [_curve(trial, best=best) for trial in sorted(shown, key=lambda trial: trial.number == best)]
     last_step = max((point.step for trial in shown for point in trial.reports), default=0)
     layout = {
         "xaxis": {"title": {"text": "optimizer step"}, "rangemode": "tozero", **_whole(last_step)},
-        "yaxis": {"title": {"text": text(records.goal.name)}},
+        "yaxis": {"title": {"text": text(state.goals[0].name)}},
         "hovermode": "closest",
         "showlegend": False,
     }
@@ -210,11 +231,11 @@ def curves_figure(records: StudyRecords) -> tuple[Figure, str]:
     return {"data": data, "layout": layout}, " ".join(notes)
 
 
-def _chosen(records: StudyRecords, trials: Sequence[TrialRow]) -> list[TrialRow]:
+def _chosen(state: StudyState, trials: Sequence[TrialState]) -> list[TrialState]:
     """Return the trials whose curves are drawn: the best, the unfinished, and an even selection of the others."""
     if len(trials) <= MOST_CURVES:
         return list(trials)
-    first = {trial.number for trial in records.ranked[:_BEST_CURVES]}
+    first = {trial.number for trial in state.ranked[:_BEST_CURVES]}
     unfinished = [trial.number for trial in trials if trial.outcome is None]
     first |= set(unfinished[: MOST_CURVES - _BEST_CURVES])
     rest = [trial for trial in trials if trial.number not in first]
@@ -222,7 +243,7 @@ def _chosen(records: StudyRecords, trials: Sequence[TrialRow]) -> list[TrialRow]
     return [trial for trial in trials if trial.number in kept]
 
 
-def _curve(trial: TrialRow, *, best: int | None) -> Figure:
+def _curve(trial: TrialState, *, best: int | None) -> Figure:
     points: Sequence[MetricPoint] = evenly(trial.reports, MOST_CURVE_POINTS)
     colors = {Outcome.COMPLETE: BLUE, Outcome.PRUNED: ORANGE, Outcome.FAILED: RED}
     is_best = trial.number == best
@@ -250,9 +271,9 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
     return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
 
 
-def memory_figure(records: StudyRecords) -> Figure | None:
+def memory_figure(state: StudyState) -> Figure | None:
     """Plot observed over planned peaks with the line of equality; None if no trial has both."""
-    known = [trial for trial in records.trials if trial.planned_bytes and trial.observed_bytes]
+    known = [trial for trial in state.present if trial.planned_bytes and trial.observed_bytes]
     if not known:
         return None
     planned = [_in_gib(trial.planned_bytes) for trial in known]

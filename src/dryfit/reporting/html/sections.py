@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from dryfit.core.jobs.train import ResolveResult, SplitFacts
 from dryfit.core.settings.task_facts import task_word
-from dryfit.core.settings.trial import Outcome, Scalar
+from dryfit.core.settings.trial import Outcome, Scalar, best_first
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.reporting.data.observed_memory import plan_totals, totals_text
-from dryfit.reporting.data.records import AttemptEnd, StudyRecords, TrialRow, refusals
+from dryfit.reporting.data.refused import refusals
 from dryfit.reporting.data.troubles import FailuresView, failures_by_kind
 from dryfit.reporting.html.plots import (
     MOST_SLICES,
@@ -26,13 +26,14 @@ from dryfit.reporting.terminal.tables import (
     Table,
     counted,
     duration_text,
-    measured_text,
     shortened,
     time_text,
     value_text,
+    values_cells,
 )
 from dryfit.search.sampling.importance import ENOUGH_TRIALS, Importances
 from dryfit.store.replay import StudyState
+from dryfit.store.state import AttemptEnd, TrialState
 
 _MOST_TRIALS = 200
 _MOST_REFUSALS = 100
@@ -57,40 +58,37 @@ class Section:
     notes: tuple[str, ...] = ()
 
 
-def sections_of(
-    state: StudyState, records: StudyRecords, importances: Importances, *, best_file: str, best_missing: str
-) -> list[Section]:
+def sections_of(state: StudyState, importances: Importances, *, best_file: str, best_missing: str) -> list[Section]:
     """Return the sections that a study has data for.
 
     Args:
         state: The study's state.
-        records: Its records.
         importances: Importances of the searched parameters.
         best_file: The best configuration as a study file; empty if there is none.
         best_missing: Why there is none.
     """
     sections = [
-        _best(records, best_file, best_missing),
-        _history(records),
-        _front(records),
-        _importance(records, importances),
-        _slices(records, importances),
-        _curves(records),
-        _outcomes(records),
-        _timeline(records),
+        _best(state, best_file, best_missing),
+        _history(state),
+        _front(state),
+        _importance(state, importances),
+        _slices(state, importances),
+        _curves(state),
+        _outcomes(state),
+        _timeline(state),
         _refused(state),
-        _memory(state, records),
-        _trials(records),
+        _memory(state),
+        _trials(state),
         _generations(state),
-        _facts(state, records),
+        _facts(state),
     ]
     return [section for section in sections if section is not None]
 
 
-def _best(records: StudyRecords, best_file: str, best_missing: str) -> Section | None:
-    if not records.ranked:
+def _best(state: StudyState, best_file: str, best_missing: str) -> Section | None:
+    if not state.ranked:
         return None
-    best, first = records.ranked[0], records.trials[0]
+    best, first = state.ranked[0], state.present[0]
     names = list(dict.fromkeys((*best.params, *first.params)))
     rows = [(name, _cell(best, name), _cell(first, name)) for name in names]
     heads = ("parameter", f"trial {best.number} (best)", f"trial {first.number}")
@@ -107,36 +105,37 @@ def _best(records: StudyRecords, best_file: str, best_missing: str) -> Section |
     )
 
 
-def _cell(trial: TrialRow, name: str) -> str:
+def _cell(trial: TrialState, name: str) -> str:
     return value_text(trial.params[name]) if name in trial.params else "not drawn"
 
 
-def _history(records: StudyRecords) -> Section | None:
-    if not records.trials:
+def _history(state: StudyState) -> Section | None:
+    if not state.present:
         return None
-    return Section("history", "Optimisation history", charts=(history_figure(records),))
+    return Section("history", "Optimisation history", charts=(history_figure(state),))
 
 
-def _front(records: StudyRecords) -> Section | None:
-    if len(records.goals) < 2:
+def _front(state: StudyState) -> Section | None:
+    if len(state.goals) < 2:
         return None
-    if not records.front:
+    if not state.front:
         return Section("front", "Pareto front", texts=("No complete trial has a value for every goal.",))
-    heads = ("trial", *(f"{goal.name} ({goal.direction})" for goal in records.goals), "parameters")
-    rows = [(str(trial.number), *_values(trial, len(records.goals)), _params(trial.params)) for trial in records.front]
-    others = ("Drawn are the first two goals; the front is that of all.",) if len(records.goals) > 2 else ()
+    heads = ("trial", *(f"{goal.name} ({goal.direction})" for goal in state.goals), "parameters")
+    front = best_first(state.front, state.direction)
+    rows = [(str(trial.number), *values_cells(trial, len(state.goals)), _params(trial.params)) for trial in front]
+    others = ("Drawn are the first two goals; the front is that of all.",) if len(state.goals) > 2 else ()
     return Section(
         "front",
         "Pareto front",
         texts=("No other complete trial is as good in every goal and better in one.",),
-        charts=(front_figure(records),),
+        charts=(front_figure(state),),
         tables=(("", Table(heads, tuple(rows[:_MOST_TRIALS]))),),
         notes=others,
     )
 
 
-def _importance(records: StudyRecords, importances: Importances) -> Section | None:
-    if not records.searched:
+def _importance(state: StudyState, importances: Importances) -> Section | None:
+    if not any(trial.params for trial in state.present):
         return None
     if not importances.params:
         text = "None: nothing was found."
@@ -153,7 +152,7 @@ def _importance(records: StudyRecords, importances: Importances) -> Section | No
     rare = [param.name for param in importances.params if param.trials < _FEW_DRAWN]
     if rare:
         warnings.append(f"Drawn in fewer than {_FEW_DRAWN} of them: {', '.join(rare)}.")
-    goals = f" for {records.goal.name} alone" if len(records.goals) > 1 else ""
+    goals = f" for {state.goals[0].name} alone" if len(state.goals) > 1 else ""
     text = (
         f"How much a parameter decides whether a trial is among the best {importances.top} of {total} complete "
         f"ones{goals} (PED-ANOVA). It says nothing of the direction, and nothing of values that were never tried."
@@ -170,23 +169,23 @@ def _importance(records: StudyRecords, importances: Importances) -> Section | No
     )
 
 
-def _slices(records: StudyRecords, importances: Importances) -> Section | None:
-    drawn = dict.fromkeys(name for trial in records.complete for name in trial.params)
-    names = [name for name in drawn if len({repr(trial.params.get(name)) for trial in records.complete}) > 1]
+def _slices(state: StudyState, importances: Importances) -> Section | None:
+    drawn = dict.fromkeys(name for trial in state.complete for name in trial.params)
+    names = [name for name in drawn if len({repr(trial.params.get(name)) for trial in state.complete}) > 1]
     order = [param.name for param in importances.params]
     ranked = sorted(names, key=lambda name: order.index(name) if name in order else len(order))
-    if len(records.complete) < 2 or not ranked:
+    if len(state.complete) < 2 or not ranked:
         return None
-    charts = [slice_figure(records, name) for name in ranked[:MOST_SLICES]]
+    charts = [slice_figure(state, name) for name in ranked[:MOST_SLICES]]
     left_out = len(ranked) - len(charts)
-    notes = [f"Darker points are later trials of the {len(records.complete)} complete ones."]
+    notes = [f"Darker points are later trials of the {len(state.complete)} complete ones."]
     if left_out:
         notes.append(f"{left_out} more parameter{'s are' if left_out > 1 else ' is'} not drawn.")
     return Section("slices", "Values by parameter", charts=tuple(charts), notes=tuple(notes))
 
 
-def _curves(records: StudyRecords) -> Section | None:
-    figure, left_out = curves_figure(records)
+def _curves(state: StudyState) -> Section | None:
+    figure, left_out = curves_figure(state)
     if not figure["data"]:
         return None
     colors = "Green is the best trial, blue are complete, orange pruned, red failed and grey unfinished ones."
@@ -194,23 +193,23 @@ def _curves(records: StudyRecords) -> Section | None:
     return Section("curves", "Learning curves", charts=(figure,), notes=notes)
 
 
-def _outcomes(records: StudyRecords) -> Section | None:
-    if not records.trials:
+def _outcomes(state: StudyState) -> Section | None:
+    if not state.present:
         return None
     rows: list[tuple[str, ...]] = []
     for outcome in (*Outcome, None):
-        trials = [trial for trial in records.trials if trial.outcome is outcome]
+        trials = [trial for trial in state.present if trial.outcome is outcome]
         if trials:
-            seconds = sum(trial.seconds for trial in trials)
+            seconds = sum(trial.time_s for trial in trials)
             rows.append((str(outcome or "not finished"), str(len(trials)), duration_text(seconds)))
     tables = [("", Table(("outcome", "trials", "time of their processes"), tuple(rows)))]
-    failed = failures_by_kind(records)
+    failed = failures_by_kind(state)
     if failed:
         tables.append(("Failed attempts by kind", Table(_FAILURE_HEADS, tuple(_failure_cells(row) for row in failed))))
-    lost = [attempt for attempt in records.attempts if attempt.end is AttemptEnd.LOST]
-    total_s = sum(attempt.seconds for attempt in records.attempts)
-    lost_s = sum(attempt.lost_s for attempt in records.attempts)
-    text = f"{len(records.attempts)} processes worked for {duration_text(total_s)}"
+    lost = [attempt for attempt in state.attempts if attempt.end is AttemptEnd.LOST]
+    total_s = sum(attempt.time_s for attempt in state.attempts)
+    lost_s = sum(attempt.lost_s for attempt in state.attempts)
+    text = f"{len(state.attempts)} processes worked for {duration_text(total_s)}"
     ended_badly = sum(row.attempts for row in failed) + len(lost)
     if ended_badly:
         text += f"; {ended_badly} of them ended without a result, and {duration_text(lost_s)} of work was lost"
@@ -239,13 +238,13 @@ def _failure_cells(row: FailuresView) -> tuple[str, ...]:
     )
 
 
-def _timeline(records: StudyRecords) -> Section | None:
-    if not records.attempts:
+def _timeline(state: StudyState) -> Section | None:
+    if not state.attempts:
         return None
-    sessions = len(records.sessions)
+    sessions = len(state.sessions)
     text = "One bar is one process of a trial; shaded is the time of "
     text += f"{sessions} sessions of work, long pauses between them cut out." if sessions > 1 else "the one session."
-    return Section("timeline", "Timeline of processes", texts=(text,), charts=(timeline_figure(records),))
+    return Section("timeline", "Timeline of processes", texts=(text,), charts=(timeline_figure(state),))
 
 
 def _refused(state: StudyState) -> Section | None:
@@ -274,9 +273,9 @@ def _refused(state: StudyState) -> Section | None:
     )
 
 
-def _memory(state: StudyState, records: StudyRecords) -> Section | None:
+def _memory(state: StudyState) -> Section | None:
     totals = plan_totals(state)
-    figure = memory_figure(records)
+    figure = memory_figure(state)
     if totals is None and figure is None:
         return None
     texts = (f"Plans: {totals_text(totals)}.",) if totals is not None else ()
@@ -285,28 +284,28 @@ def _memory(state: StudyState, records: StudyRecords) -> Section | None:
     return Section("memory", "Planned and observed memory", texts=texts, charts=charts, notes=none)
 
 
-def _trials(records: StudyRecords) -> Section | None:
-    if not records.trials:
+def _trials(state: StudyState) -> Section | None:
+    if not state.present:
         return None
-    ranked = records.ranked
-    best_first = [*ranked, *(trial for trial in records.trials if trial.score is None)]
-    shown = best_first[:_MOST_TRIALS]
-    heads = ("trial", "outcome", *(goal.name for goal in records.goals), "steps", "attempts", "time", "seed")
+    ranked = state.ranked
+    ordered = [*ranked, *(trial for trial in state.present if trial.score is None)]
+    shown = ordered[:_MOST_TRIALS]
+    heads = ("trial", "outcome", *(goal.name for goal in state.goals), "steps", "attempts", "time", "seed")
     rows = [
         (
             str(trial.number),
             str(trial.outcome or "not finished"),
-            *_values(trial, len(records.goals)),
-            str(trial.steps),
-            str(trial.attempts),
-            duration_text(trial.seconds),
+            *values_cells(trial, len(state.goals)),
+            str(trial.steps_done),
+            str(len(trial.attempts)),
+            duration_text(trial.time_s),
             str(trial.seed),
             _params(trial.params),
             shortened(trial.reason, _LONGEST_CELL),
         )
         for trial in shown
     ]
-    left_out = len(best_first) - len(shown)
+    left_out = len(ordered) - len(shown)
     notes = (f"{left_out} more trials are not shown: dryfit export --to csv writes all.",) if left_out else ()
     table = Table((*heads, "parameters", "reason"), tuple(rows))
     return Section("trials", "Trials, the best first", tables=(("", table),), notes=notes)
@@ -318,12 +317,6 @@ def _row_counts(split: SplitFacts) -> str:
     return ", ".join(counts if split.with_evidence is None else [*counts, f"with evidence: {split.with_evidence}"])
 
 
-def _values(trial: TrialRow, count: int) -> list[str]:
-    values: list[float | None] = [trial.value, *trial.also, *[None] * count]
-    spreads: list[float | None] = [*trial.spreads, *[None] * count]
-    return list(map(measured_text, values[:count], spreads))
-
-
 def _generations(state: StudyState) -> Section | None:
     if len(state.generations) < 2:
         return None
@@ -332,11 +325,11 @@ def _generations(state: StudyState) -> Section | None:
     return Section("generations", "Generations of the study", texts=(text,), tables=(("", table),))
 
 
-def _facts(state: StudyState, records: StudyRecords) -> Section:
+def _facts(state: StudyState) -> Section:
     created = state.created
     assert created is not None
     facts = [("study", created.id), ("task", task_word(created.task)), ("study seed", str(created.seed))]
-    facts += [(f"goal: {goal.name}", str(goal.direction)) for goal in records.goals]
+    facts += [(f"goal: {goal.name}", str(goal.direction)) for goal in state.goals]
     resolved = state.resolved
     if resolved is not None:
         facts += [("data fingerprint", resolved.data_fingerprint), ("device", _device(resolved))]
@@ -355,7 +348,7 @@ def _facts(state: StudyState, records: StudyRecords) -> Section:
             session.closed or "not closed: running, or killed",
             "; ".join(session.notes),
         )
-        for session in records.sessions
+        for session in state.sessions
     )
     if sessions:
         heads = ("session opened (UTC)", "worked", "host", "dryfit", "ended", "notes")

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dryfit.reporting.data.records import AttemptEnd, AttemptRow, StudyRecords, lanes
+from dryfit.core.sharding.device_groups import place_in_words
 from dryfit.reporting.html.plots import BLUE, GREY, ORANGE, RED, Figure, text
 from dryfit.reporting.terminal.tables import duration_text, shortened, time_text
-from dryfit.store.state import SessionState
+from dryfit.store.replay import StudyState
+from dryfit.store.state import AttemptEnd, AttemptState, SessionState
 
 _LOOKS = {
     AttemptEnd.RESULT: ("with a result", BLUE),
@@ -88,10 +89,10 @@ def _date(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("<br>%Y-%m-%d")
 
 
-def timeline_figure(records: StudyRecords) -> Figure:
+def timeline_figure(state: StudyState) -> Figure:
     """Plot every attempt as a bar from its placement to its end."""
-    axis = WorkAxis.of(records.sessions)
-    placed = lanes(records.attempts)
+    axis = WorkAxis.of(state.sessions)
+    placed = lanes(state.attempts)
     rows = sorted({row for _, row in placed}, key=_natural)
     data: list[Figure] = []
     for end, (name, color) in _LOOKS.items():
@@ -110,18 +111,32 @@ def timeline_figure(records: StudyRecords) -> Figure:
         "yaxis": {"type": "category", "categoryarray": rows[::-1], "categoryorder": "array", "automargin": True},
         "height": 160 + 34 * len(rows),
         "hovermode": "closest",
-        "shapes": [_session(session, axis) for session in records.sessions],
+        "shapes": [_session(session, axis) for session in state.sessions],
     }
     return {"data": data, "layout": layout}
 
 
-def _bars(name: str, color: str, bars: Sequence[tuple[AttemptRow, str]], axis: WorkAxis) -> Figure:
+def lanes(attempts: Sequence[AttemptState]) -> list[tuple[AttemptState, str]]:
+    """Return each attempt with the name of its timeline row: its device, numbered where attempts ran side by side."""
+    busy: dict[str, list[float]] = {}
+    placed: list[tuple[AttemptState, str, int]] = []
+    for attempt in sorted(attempts, key=lambda attempt: (attempt.placed_at_s, attempt.trial)):
+        place = place_in_words(attempt.device) if attempt.device is not None else "slot"
+        ends = busy.setdefault(place, [])
+        lane = next((at for at, end_s in enumerate(ends) if end_s <= attempt.placed_at_s), len(ends))
+        ends[lane : lane + 1] = [attempt.end_s]
+        placed.append((attempt, place, lane))
+    alone = {place for place, ends in busy.items() if len(ends) == 1 and place != "slot"}
+    return [(attempt, place if place in alone else f"{place} {lane + 1}") for attempt, place, lane in placed]
+
+
+def _bars(name: str, color: str, bars: Sequence[tuple[AttemptState, str]], axis: WorkAxis) -> Figure:
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
-        "base": [round(axis.at(attempt.started_s), 3) for attempt, _ in bars],
-        "x": [round(axis.at(attempt.ended_s) - axis.at(attempt.started_s), 3) for attempt, _ in bars],
+        "base": [round(axis.at(attempt.placed_at_s), 3) for attempt, _ in bars],
+        "x": [round(axis.at(attempt.end_s) - axis.at(attempt.placed_at_s), 3) for attempt, _ in bars],
         "y": [row for _, row in bars],
         "text": [_hover(attempt) for attempt, _ in bars],
         "textposition": "none",
@@ -131,11 +146,11 @@ def _bars(name: str, color: str, bars: Sequence[tuple[AttemptRow, str]], axis: W
     }
 
 
-def _hover(attempt: AttemptRow) -> str:
-    lines = [f"trial {attempt.trial}, attempt {attempt.attempt}: {_LOOKS[attempt.end][0]}"]
-    lines.append(f"{time_text(attempt.started_s)}, {duration_text(attempt.seconds)}")
-    if attempt.kind is not None:
-        lines.append(f"{attempt.kind}: {text(shortened(attempt.sentence, 120))}")
+def _hover(attempt: AttemptState) -> str:
+    lines = [f"trial {attempt.trial}, attempt {attempt.number}: {_LOOKS[attempt.end][0]}"]
+    lines.append(f"{time_text(attempt.placed_at_s)}, {duration_text(attempt.time_s)}")
+    if attempt.failure is not None:
+        lines.append(f"{attempt.failure.kind}: {text(shortened(attempt.failure.sentence, 120))}")
     return "<br>".join(lines)
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.records import StudyRecords, TrialRow
 from dryfit.reporting.terminal.tables import counted, number_text
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
 
 _TOP = 5
 _FEW = 10
@@ -26,40 +27,40 @@ class StudyVerdict:
     certainty: str
 
 
-def verdict_of(records: StudyRecords, *, defaults_first: bool) -> StudyVerdict:
+def verdict_of(state: StudyState, *, defaults_first: bool) -> StudyVerdict:
     """Return the verdict on a study.
 
     Args:
-        records: The study.
+        state: The study.
         defaults_first: Whether the first trial is known to have the study file's own values.
     """
-    ranked = records.ranked
+    ranked = state.ranked
     if not ranked:
-        return StudyVerdict(_no_result(records), "Nothing can be compared yet.")
-    return StudyVerdict(_result(records, ranked, defaults_first=defaults_first), _certainty(records, ranked))
+        return StudyVerdict(_no_result(state), "Nothing can be compared yet.")
+    return StudyVerdict(_result(state, ranked, defaults_first=defaults_first), _certainty(state, ranked))
 
 
-def _no_result(records: StudyRecords) -> str:
-    if not records.trials:
+def _no_result(state: StudyState) -> str:
+    if not state.present:
         return "This study has no trial yet."
     counts = [
         f"{count} {outcome}"
         for outcome in Outcome
-        if (count := sum(trial.outcome is outcome for trial in records.trials))
+        if (count := sum(trial.outcome is outcome for trial in state.present))
     ]
-    running = sum(trial.outcome is None for trial in records.trials)
+    running = sum(trial.outcome is None for trial in state.present)
     counts += [f"{running} not finished"] if running else []
-    without = sum(trial.outcome is Outcome.COMPLETE for trial in records.trials)
-    why = f"; {counted(without, 'trial')} completed without a finite {records.goal.name}" if without else ""
-    return f"No trial has a result: of {counted(len(records.trials), 'trial')} {', '.join(counts)}{why}."
+    without = sum(trial.outcome is Outcome.COMPLETE for trial in state.present)
+    why = f"; {counted(without, 'trial')} completed without a finite {state.goals[0].name}" if without else ""
+    return f"No trial has a result: of {counted(len(state.present), 'trial')} {', '.join(counts)}{why}."
 
 
-def _result(records: StudyRecords, ranked: Sequence[TrialRow], *, defaults_first: bool) -> str:
-    best, first, goal = ranked[0], records.trials[0], records.goal
+def _result(state: StudyState, ranked: Sequence[TrialState], *, defaults_first: bool) -> str:
+    best, first, goal = ranked[0], state.present[0], state.goals[0]
     baseline = f"the defaults (trial {first.number})" if defaults_first else f"trial {first.number}"
     parts = [f"Trial {best.number} has the best {goal.name}, {number_text(best.score)}"]
-    if len(records.goals) > 1:
-        size = counted(len(records.front), "trial")
+    if len(state.goals) > 1:
+        size = counted(len(state.front), "trial")
         parts[0] = f"The Pareto front has {size}; {parts[0][0].lower()}{parts[0][1:]}"
     if best.number == first.number:
         parts.append("and that is the study file's own configuration" if defaults_first else "the first one tried")
@@ -75,8 +76,8 @@ def _result(records: StudyRecords, ranked: Sequence[TrialRow], *, defaults_first
     return ", ".join(parts) + "."
 
 
-def _certainty(records: StudyRecords, ranked: Sequence[TrialRow]) -> str:
-    open_trials = sum(trial.outcome is None for trial in records.trials)
+def _certainty(state: StudyState, ranked: Sequence[TrialState]) -> str:
+    open_trials = sum(trial.outcome is None for trial in state.present)
     running = f", and {open_trials} {'is' if open_trials == 1 else 'are'} not finished" if open_trials else ""
     base = f"This rests on {counted(len(ranked), 'complete trial')} of one seed each{running}"
     if len(ranked) == 1:

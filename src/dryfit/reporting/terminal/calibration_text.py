@@ -16,11 +16,6 @@ class CalibrationView(Answer):
     comparisons: tuple[CaseComparison, ...]
 
 
-def calibration_view(result: CalibrateResult) -> CalibrationView:
-    """Return the JSON view of a calibration: the constants, and the comparisons behind them."""
-    return CalibrationView(calibration=result.calibration, comparisons=result.comparisons)
-
-
 def calibration_table(comparisons: Sequence[CaseComparison]) -> Table:
     """Return one row for each case: planned beside observed memory."""
     heads = ("case", "allocated", "planned", "error", "reserved", "planned", "error", "replayed", "first deviation")

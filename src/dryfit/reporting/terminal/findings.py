@@ -26,8 +26,8 @@ class DiagnosisView(Answer):
 
 def diagnosis_view(diagnosis: Diagnosis) -> DiagnosisView:
     """Return the JSON view of a diagnosis."""
-    checks = tuple(CheckView.model_validate(finding, from_attributes=True) for finding in diagnosis.findings)
-    return DiagnosisView(healthy=diagnosis.healthy, counts=diagnosis.counts, checks=checks)
+    checks = tuple(CheckView.of(finding) for finding in diagnosis.findings)
+    return DiagnosisView.of(diagnosis, checks=checks)
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:

@@ -1,17 +1,18 @@
 """The generations of a study in words: why each began, and how many earlier trials it keeps and uses."""
 
 from dryfit.core.settings.trial import Outcome, best_first
+from dryfit.reporting.data.summary import GenerationView
 from dryfit.reporting.terminal.tables import Table, counted, number_text, time_text
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.replay import StudyState
 
 
-def generation_text(number: int, *, began_at_s: float, reasons: tuple[str, ...], earlier: int, used: int) -> str:
+def generation_text(generation: GenerationView) -> str:
     """Describe the present generation in one line; empty for the first."""
-    if number == 1:
+    if generation.number == 1:
         return ""
-    why = "; ".join(reasons)
-    return f"generation {number} (since {time_text(began_at_s)}: {why}); {_kept(number, earlier, used)}"
+    why = f"since {time_text(generation.began_at_s)}: {'; '.join(generation.reasons)}"
+    return f"generation {generation.number} ({why}); {_kept(generation.number, generation.earlier, generation.used)}"
 
 
 def _kept(number: int, earlier: int, used: int) -> str:

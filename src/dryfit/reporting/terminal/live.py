@@ -14,7 +14,6 @@ import psutil
 
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import BEAT_FILE, Message, Phase, Progress
-from dryfit.reporting.data.work import trial_time_s
 from dryfit.reporting.terminal.eta import Pace, Running, study_left_s, trial_left_s
 from dryfit.reporting.terminal.tables import goal_names
 from dryfit.store.events import (
@@ -180,7 +179,7 @@ class LiveStudy:
         match event:
             case SessionOpened():
                 done = [trial for trial in state.present if trial.outcome is not None and trial.outcome.counts]
-                self._finished_s = [trial_time_s(trial, state.sessions) for trial in done]
+                self._finished_s = [trial.time_s for trial in done]
             case TrialAsked(number=number):
                 self._trials[number] = _Live(WAITING)
             case AttemptPlaced(number=number, attempt=attempt):
@@ -239,7 +238,7 @@ class LiveStudy:
         """Remember how long the trial took, and after which share of its steps it ended."""
         live = self._trials.pop(event.number, None)
         if event.outcome.counts:
-            self._finished_s.append(trial_time_s(state.trials[event.number], state.sessions))
+            self._finished_s.append(state.trials[event.number].time_s)
         if live is not None and live.total_steps and event.outcome in (Outcome.COMPLETE, Outcome.PRUNED):
             self._ends.append(min(1.0, event.steps / live.total_steps))
 

@@ -14,6 +14,7 @@ from dryfit.reporting.data.observed_memory import choice_text
 from dryfit.reporting.terminal.shard_tables import space_shard_lines
 from dryfit.reporting.terminal.tables import Table, duration_text, value_text
 from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
+from dryfit.study.planning.refusals import least_bytes
 
 _BATCH = "train.batch_size"
 _EFFECTS = {
@@ -186,17 +187,8 @@ def _cells_text(cells: Sequence[PlannedCell]) -> str:
     fitting = [cell for cell in cells if cell.answer.verdict.fits]
     if fitting:
         return _choice_text(min(fitting, key=_mildness))
-    needs = [
-        min(
-            [
-                memory.required_bytes,
-                *(fallback.required_bytes for fallback in cell.answer.ladder if fallback.execution is not None),
-            ]
-        )
-        for cell in cells
-        if (memory := cell.answer.memory) is not None and not _unknown(cell)
-    ]
-    return f"needs {gib(min(needs))}" if needs else "unknown"
+    known = [cell.answer for cell in cells if cell.answer.memory is not None and not _unknown(cell)]
+    return f"needs {gib(min(map(least_bytes, known)))}" if known else "unknown"
 
 
 def _mildness(cell: PlannedCell) -> tuple[bool, int, bool, int]:

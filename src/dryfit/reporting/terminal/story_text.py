@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dryfit.core.jobs.load_report import LoadReport
+from dryfit.core.regular_files import contents
 from dryfit.core.text.words import few
 from dryfit.reporting.data.story_view import MomentKind, TrialStory
 from dryfit.reporting.terminal.tables import duration_text, number_text, time_text, value_text
@@ -57,7 +58,7 @@ def _file_lines(story: TrialStory) -> list[str]:
 def _origin_lines(path: Path) -> list[str]:
     """Return lines on where the trial's initial weights came from."""
     try:
-        report = LoadReport.model_validate_json(path.read_bytes())
+        report = LoadReport.model_validate_json(contents(path) or b"")
     except ValidationError:
         return [f"  loaded: {path} cannot be read; it may be of another version of dryfit"]
     parts = [report.summary(), *(f"{count} {cast}" for cast, count in report.casts.items())]

@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import starmap, zip_longest
 from pathlib import Path
 
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.regular_files import contents
+from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
 from dryfit.reporting.data.observed_memory import execution_cell, memory_cell
-from dryfit.reporting.data.work import trial_time_s
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
@@ -77,7 +78,7 @@ def trials_table(state: StudyState) -> Table:
             *_comparable_cells(trial, state, len(values)),
             str(trial.steps or "-"),
             str(len(trial.attempts)),
-            duration_text(trial_time_s(trial, state.sessions)),
+            duration_text(trial.time_s),
             *((execution_cell(trial), memory_cell(trial)) if planned else ()),
             params_text(trial.params),
         )
@@ -99,13 +100,14 @@ def _comparable_cells(trial: TrialState, state: StudyState, goals: int) -> tuple
 
 def goal_names(state: StudyState) -> tuple[str, ...]:
     """Return the names of the goals, the study's metric first."""
-    return tuple(goal.name for goal in state.created.goals) if state.created else ()
+    return tuple(goal.name for goal in state.goals)
 
 
 def values_cells(trial: TrialState, goals: int) -> tuple[str, ...]:
-    """Return a trial's value of each goal, with the spread over its folds; dashes if it has none."""
-    values = trial.values or (None,) * goals
-    return tuple(map(measured_text, values, trial.spreads or (None,) * len(values)))
+    """Return a trial's value of each goal, with the spread over its folds; a dash for each that it does not have."""
+    values = trial.values or ()
+    missing = (None,) * (goals - len(values))
+    return tuple(starmap(measured_text, zip_longest((*values, *missing), trial.spreads)))
 
 
 def values_text(trial: TrialState) -> str:
@@ -132,7 +134,7 @@ def outcomes_table(state: StudyState) -> Table:
     for outcome in Outcome:
         trials = [trial for trial in state.present if trial.outcome is outcome]
         if trials:
-            time_s = sum(trial_time_s(trial, state.sessions) for trial in trials)
+            time_s = sum(trial.time_s for trial in trials)
             rows.append((str(outcome), str(len(trials)), duration_text(time_s)))
     still_open = sum(trial.outcome is None for trial in state.present)
     if still_open:
@@ -143,7 +145,7 @@ def outcomes_table(state: StudyState) -> Table:
 def file_locations(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
     """Return the names and paths of a study's files."""
     files: list[tuple[str, Path]] = []
-    trains = state.created is not None and state.created.task is not BuiltInTask.OBJECTIVE
+    trains = state.created is not None and not facts_of(state.created.task).calls_function
     if trains and state.best is not None and not state.best.folds:  # the weights of folds are not kept
         files.append(("best weights", layout.trial(state.best.number).best))
     files += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]
@@ -155,7 +157,7 @@ def file_locations(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, P
 
 def _mirrored_journal(layout: StudyLayout) -> Path | None:
     try:
-        status = json.loads(layout.mirror_status.read_bytes())
-        return Path(status["journal"])
+        journal = json.loads(contents(layout.mirror_status) or b"")["journal"]
+        return Path(journal) if journal else None  # a mirror in a database
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # no mirror, a mirror in a database, or one that has not begun yet
+        return None  # no mirror, or one that has not begun yet

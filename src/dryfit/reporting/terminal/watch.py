@@ -17,13 +17,12 @@ from dryfit.core.wire import MESSAGES_FILE, Message, Progress
 from dryfit.reporting.data.observed_memory import totals_text
 from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.reporting.data.troubles import trouble_lines
-from dryfit.reporting.data.work import runs
 from dryfit.reporting.terminal.live import LiveStudy, LiveView, TrialView, Vitals, read_vitals
 from dryfit.runtime.children.result_reading import parse_messages
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import LedgerTail
 from dryfit.store.replay import StudyState
-from dryfit.store.state import AttemptState, SessionState, TrialState
+from dryfit.store.state import AttemptEnd, AttemptState, SessionState, TrialState
 
 _CLOCK_SLACK_S = 2.0
 
@@ -129,7 +128,7 @@ class StudyFollower:
 
     def _running(self) -> list[tuple[TrialState, AttemptState]]:
         newest = [(trial, trial.attempts[-1]) for trial in self._state.open_trials if trial.attempts]
-        return [(trial, attempt) for trial, attempt in newest if runs(attempt, self._state.sessions)]
+        return [(trial, attempt) for trial, attempt in newest if attempt.end is AttemptEnd.RUNNING]
 
     def _read_messages(self, running: list[tuple[TrialState, AttemptState]]) -> None:
         keys = {(trial.number, attempt.number) for trial, attempt in running}

@@ -3,13 +3,24 @@
 from dataclasses import dataclass, field
 
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.child import ChildResult, training_of
 from dryfit.core.text.tail import LineTail
-from dryfit.core.wire import BEAT_FILE, LOG_FILE, MESSAGES_FILE, Checkpointed, Message, Phase, Progress, Started
+from dryfit.core.wire import (
+    BEAT_FILE,
+    DISK_FULL_BEAT_NS,
+    LOG_FILE,
+    MESSAGES_FILE,
+    Checkpointed,
+    Message,
+    Phase,
+    Progress,
+    Started,
+)
+from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.runtime.children.fresh import FreshChild
 from dryfit.runtime.children.log_limit import LogLimit
-from dryfit.runtime.children.result_reading import child_log_tail, parse_messages
+from dryfit.runtime.children.result_reading import child_log_tail, new_messages
 from dryfit.runtime.children.silence import SilenceLimits
 from dryfit.runtime.machine.cgroup import oom_kills, rose
 
@@ -62,7 +73,7 @@ class Attempt:
     def look(self, now_s: float) -> list[Message]:
         """Read what is new in its folder; notice its first line and its heartbeat; keep its log in bounds."""
         self._log.trim()
-        messages = parse_messages(list(self._tail.read()))
+        messages = new_messages(self._tail)
         try:
             beat_ns = (self.spec.folder / BEAT_FILE).stat().st_mtime_ns
         except FileNotFoundError:
@@ -125,10 +136,11 @@ class Attempt:
         """
         self._log.settle()
         log = child_log_tail(self.spec.folder)
-        trained = result.train if result is not None else None
+        trained = training_of(result)
         reported_bytes = (self.peak_bytes, trained.peak_reserved_bytes if trained is not None else None)
         return Evidence(
             exit_code=status if status is not None and status >= 0 else None,
+            disk_full=status == ChildStatus.DISK_FULL and self._beat_ns == DISK_FULL_BEAT_NS,
             signal=-status if status is not None and status < 0 else None,
             fault=result.fault if result is not None else None,
             log_tail=f"{log}\n{trouble}" if trouble else log,

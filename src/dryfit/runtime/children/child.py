@@ -15,7 +15,7 @@ import platform
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -24,27 +24,19 @@ from typing import Any, NoReturn, cast
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DryfitError, InternalError, NonFiniteError, PoisonedError
 from dryfit.core.failure import ChildFault
-from dryfit.core.jobs.child import Body, ChildRequest, ChildResult
-from dryfit.core.jobs.diagnostics import BatchCheckRequest
-from dryfit.core.jobs.ensemble import EnsembleRequest
-from dryfit.core.jobs.plan import CalibrateRequest, PlanRequest
-from dryfit.core.jobs.train import FinalRequest, ImportRequest, ObjectiveRequest, TrainRequest
-from dryfit.core.process import die_with_parent
-from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL
-from dryfit.core.text.secrets import HUB_TOKENS, forget_secrets, redacted, secrets_of
+from dryfit.core.jobs.child import ChildRequest, ChildResult, answer_to
+from dryfit.core.jobs.job import JobRequest, ProcessNeeds
+from dryfit.core.process import die_with_parent, let_signals_through
+from dryfit.core.regular_files import NO_ROOM, open_regular
+from dryfit.core.text.secrets import redacted
 from dryfit.core.text.words import sendable
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, ErrorParts, Started, read_model
-from dryfit.runtime.children.environment import hide_devices, launch_one_by_one
-
-Entry = Callable[[Body, ChildChannel], object]
+from dryfit.runtime.children.environment import hide_devices, launch_one_by_one, leave_secrets, secrets_from_input
 
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000
 _TRACEBACK_MAX_CHARS = 16_000
 _PROBE = "dryfit.meta.sanity:check_process"
-_OF_THE_USER = (ImportRequest, ObjectiveRequest)
-"""Jobs whose process belongs to the user's own function, which may change torch as it likes."""
-
 _LIBRARIES = ("dryfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
@@ -123,9 +115,9 @@ def _own_session(folder: Path, parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the control process's business
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # so is a batch system's warning, which may go to every process
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    let_signals_through()
     null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = open_regular(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(null)
@@ -133,7 +125,7 @@ def _own_session(folder: Path, parent_pid: int) -> None:
     # Line by line, so that a kill loses no line of the log; the log's text is UTF-8 wherever we run.
     for stream in (sys.stdout, sys.stderr):
         cast(io.TextIOWrapper, stream).reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    stacks = os.open(folder / STACKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    stacks = open_regular(folder / STACKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
 
@@ -149,48 +141,17 @@ def _load(entry: str) -> Any:
     return getattr(importlib.import_module(module), function)
 
 
-def _trainings_of(body: Body) -> tuple[TrainRequest, ...]:
-    """Return the trainings that a job is about, if any."""
-    match body:
-        case TrainRequest():
-            return (body,)
-        case FinalRequest():
-            return (body.training,)
-        case EnsembleRequest():
-            return tuple(member.training for member in body.members)
-        case _:
-            return ()
-
-
-def _forget_secrets(body: Body) -> None:
-    """Remove secrets from a trial's environment, so that nothing it runs or prints can show them.
-
-    Weights of the hub are downloaded by the first trial that needs them, so such a trial keeps the hub's token. The
-    jobs that prepare trials keep all: they read configs and data sets from wherever the study names them.
-    """
-    trainings = _trainings_of(body)
-    if not trainings:
-        return
-    data = trainings[0].config.data
-    sources = (data.train, data.validation, data.test, data.file)
-    tables = [training.config.settings for training in trainings]
-    names = [name for table in tables for name in (table.model.name, table.joint.criteria_model) if name is not None]
-    of_hub = any(not Path(name).is_absolute() and name != PACKAGED_MODEL for name in names)
-    of_hub = of_hub or any(source is not None and source.startswith(HUB_PREFIX) for source in sources)
-    forget_secrets(os.environ, keep=HUB_TOKENS if of_hub else frozenset())
-
-
-def _check_process(body: Body, doing: str) -> None:
+def _check_process(needs: ProcessNeeds, doing: str) -> None:
     """Refuse to go on if torch is no longer what was imported.
 
     Raises:
         PoisonedError: It was changed.
     """
-    if "torch" in sys.modules and not isinstance(body, _OF_THE_USER):
+    if "torch" in sys.modules and not needs.of_the_user:
         _load(_PROBE)(doing)
 
 
-def _blamed(body: Body, error: Exception) -> Exception:
+def _blamed(needs: ProcessNeeds, error: Exception) -> Exception:
     """Return what ended a job: a changed torch, if that is so, else the exception itself.
 
     In a process whose torch was changed, any exception may follow from that. Errors that our own checks raise over a
@@ -199,7 +160,7 @@ def _blamed(body: Body, error: Exception) -> Exception:
     if isinstance(error, DryfitError) and not isinstance(error, NonFiniteError):
         return error
     try:
-        _check_process(body, f"looking for the cause of {type(error).__name__}")
+        _check_process(needs, f"looking for the cause of {type(error).__name__}")
     except PoisonedError as poisoned:
         poisoned.add_note(f"it came to light by {type(error).__name__}: {_message(error)}")
         poisoned.__cause__ = error
@@ -209,33 +170,26 @@ def _blamed(body: Body, error: Exception) -> Exception:
     return error
 
 
-def _do_job(request: ChildRequest, entry: str, channel: ChildChannel) -> ChildResult:
-    body = request.body
-    _forget_secrets(body)
-    asked = (body,) if isinstance(body, ObjectiveRequest) else _trainings_of(body)
-    if any(request.diagnostic for request in asked):
+def _do_job(body: JobRequest[Any], entry: str, channel: ChildChannel, secrets: Mapping[str, str]) -> ChildResult:
+    needs = body.process_needs()
+    leave_secrets(body, secrets)
+    if needs.diagnostic:
         launch_one_by_one()
-    if isinstance(body, TrainRequest | FinalRequest | EnsembleRequest | CalibrateRequest | ObjectiveRequest):
-        hide_devices(body.visible_device)
-    elif isinstance(body, BatchCheckRequest):
-        hide_devices(body.trial.visible_device)
-    elif isinstance(body, PlanRequest | ImportRequest):
-        hide_devices(None)  # neither needs a device: it must not make a context on one that trains
-    function: Entry = _load(entry)
+    if needs.hides_devices:
+        hide_devices(needs.visible_device)
+    function = _load(entry)
     gc.freeze()  # what was imported stays: the Trainer's full collections would go through all of it
     gc.enable()
     # Before the first line: a fork server that hands on a changed torch is recognised by it.
-    _check_process(body, f"starting the job {body.job}")
+    _check_process(needs, f"starting the job {body.job}")
     channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
     try:
-        result = function(body, channel)
+        answer = answer_to(body, function(body, channel))
     except Exception as error:  # noqa: BLE001  # raised again, or as the cause of what is to blame
-        raise _blamed(body, error)  # noqa: B904  # the cause is set where there is one
-    if not isinstance(result, ChildResult):
-        raise InternalError(f"running {entry}", f"it returned {type(result).__name__}", "a ChildResult")
+        raise _blamed(needs, error)  # noqa: B904  # the cause is set where there is one
     # It is not known since when torch was changed, so the result is not taken.
-    _check_process(body, f"ending the job {body.job}")
-    return result
+    _check_process(needs, f"ending the job {body.job}")
+    return ChildResult(answer)
 
 
 def _bare_result(error: BaseException) -> ChildResult:
@@ -260,21 +214,23 @@ def _last_word(channel: ChildChannel | None, error: BaseException, secrets: Mapp
             break
         except Exception as trouble:  # noqa: BLE001  # the exception's own code failed: less is said of it
             failed = trouble
-    full = isinstance(failed, OSError) and failed.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = isinstance(failed, OSError) and failed.errno in NO_ROOM
+    if full and channel is not None:
+        channel.note_full_disk()
     return ChildStatus.DISK_FULL if full else ChildStatus.NO_LAST_WORD
 
 
-def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
+def run_child(request_path: Path, entry: str, parent_pid: int, secrets: Mapping[str, str]) -> NoReturn:
     """Do the job of a request file, leave a result in its folder, and end the process.
 
     Args:
         request_path: The child's request; its folder is the attempt's folder.
         entry: ``module:function`` that does the job.
         parent_pid: The process whose end ends the child.
+        secrets: Values by name: none may be in what it says, and its job gets those that it may have.
     """
     status = ChildStatus.NO_LAST_WORD
     channel: ChildChannel | None = None
-    secrets = secrets_of(os.environ)
     try:
         folder = request_path.parent
         _own_session(folder, parent_pid)
@@ -286,7 +242,7 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
             folder, wakeup_fifo=request.wakeup_fifo, placed_at_s=request.placed_at_s, secrets=secrets
         )
         signal.signal(signal.SIGTERM, lambda _number, _frame: opened.note_sigterm())
-        opened.finish(_do_job(request, entry, opened))
+        opened.finish(_do_job(request.body, entry, opened, secrets))
         status = ChildStatus.RESULT
     except BaseException as error:  # noqa: BLE001  # the outermost frame: the control process gets to know of any end
         status = _last_word(channel, error, secrets)
@@ -300,4 +256,4 @@ def run_child(request_path: Path, entry: str, parent_pid: int) -> NoReturn:
 
 if __name__ == "__main__":
     gc.disable()  # until all is imported
-    run_child(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    run_child(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), secrets_from_input())

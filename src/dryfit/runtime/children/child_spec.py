@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dryfit.config.schema import Isolation
 from dryfit.core.failure import Evidence
-from dryfit.core.jobs.child import Body, ChildResult
-from dryfit.core.jobs.names import ENTRY_POINTS, Job
+from dryfit.core.jobs.child import JOBS, ChildResult, JobRow
+from dryfit.core.jobs.job import Job, JobRequest
+from dryfit.core.settings.task_facts import TASK_MODULES
+from dryfit.core.sharding.device_groups import HERE, cpu_of
 from dryfit.core.wire import Message
 
 PRELOAD = (
@@ -17,6 +19,7 @@ PRELOAD = (
     "dryfit.jobs.resolve",
     "dryfit.jobs.plan",
     "dryfit.jobs.batch_check",
+    *TASK_MODULES,
 )
 """Modules the fork server imports once for all children."""
 
@@ -53,20 +56,25 @@ class ChildSpec:
         folder: Its folder for messages and files; made if absent.
         body: Its job.
         limits: How long it may take.
+        place: Where it runs, which names its node too (:mod:`dryfit.core.sharding.device_groups`).
+        planned_bytes: The memory that it is planned to take of each of its devices; None: not known.
     """
 
     key: str
     folder: Path
-    body: Body
+    body: JobRequest[Any]
     limits: ChildLimits
+    place: str = cpu_of(HERE)
+    planned_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChildMessage:
-    """A message of a child."""
+    """A message of a child, and the node that it is from."""
 
     key: str
     message: Message
+    node: str = HERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +84,13 @@ class ChildExited:
     Attributes:
         result: Its result; None if it left none.
         evidence: The evidence of how it ended.
+        node: The node that it ran on.
     """
 
     key: str
     result: ChildResult | None
     evidence: Evidence
+    node: str = HERE
 
 
 ChildEvent: TypeAlias = ChildMessage | ChildExited
@@ -98,7 +108,7 @@ class SupervisorSettings:
         server_log: Where the fork server's output goes.
         preload: Modules the fork server imports.
         environment: Variables added to every child's environment.
-        entry_points: ``module:function`` of each job.
+        jobs: The jobs that they do.
         server_start_s: How long the fork server may take to import.
         probe: Adds evidence from outside the child, such as the state of its device; takes the child's key.
     """
@@ -109,6 +119,6 @@ class SupervisorSettings:
     server_log: Path
     preload: tuple[str, ...] = PRELOAD
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    entry_points: Mapping[Job, str] = field(default_factory=lambda: ENTRY_POINTS)
+    jobs: Mapping[Job, JobRow] = field(default_factory=lambda: JOBS)
     server_start_s: float = 120.0
     probe: Callable[[str, Evidence], Evidence] = lambda _key, evidence: evidence

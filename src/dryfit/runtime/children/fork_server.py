@@ -13,13 +13,17 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dryfit.core.process import die_with_parent
+from dryfit.core.jobs.child import result_file
+from dryfit.core.process import die_with_parent, let_signals_through
+from dryfit.core.text.secrets import redacted
 from dryfit.core.wire import Wire
 from dryfit.runtime.children.child import ChildStatus, library_versions, run_child
+from dryfit.runtime.children.environment import secrets_from_input
 from dryfit.runtime.children.processes import reap_any
 from dryfit.runtime.children.protocol import Exited, Forked, ForkRequest, LineBuffer, Ready, Refused
 
@@ -53,10 +57,17 @@ def unsafe_to_fork() -> str:
 
 
 class ForkServer:
-    """Reads fork requests from a socket, forks, and relays how the children end."""
+    """Reads fork requests from a socket, forks, and relays how the children end.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: To the control process.
+        secrets: As for :func:`dryfit.runtime.children.child.run_child`.
+    """
+
+    def __init__(self, connection: socket.socket, secrets: Mapping[str, str]) -> None:
         self._connection = connection
+        self._secrets = secrets
+        redacted("", secrets)  # how each is recognised is worked out here, for all children
         self._keys: dict[int, str] = {}
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # a handler, so that the wakeup fd is written
@@ -117,7 +128,7 @@ class ForkServer:
             os.close(self._wakeup_write)
             self._connection.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            run_child(Path(request.request_path), request.entry, server_pid)
+            run_child(Path(request.request_path), request.entry, server_pid, self._secrets)
         finally:
             os._exit(ChildStatus.NO_LAST_WORD)
 
@@ -137,13 +148,15 @@ def main() -> None:
     # A batch system may signal all processes of a job: the children must outlive that to write a checkpoint.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    let_signals_through()
     die_with_parent(control_pid)
     # A collection would write to every page that the children share; while all is imported, it would only take time.
     gc.disable()
     begun_s = time.monotonic()
-    server = ForkServer(connection)
+    server = ForkServer(connection, secrets_from_input())
     _preload(sys.argv[3:])
     library_versions()
+    result_file()  # made here once for all children
     gc.collect()
     gc.freeze()
     sys.stdout.flush()

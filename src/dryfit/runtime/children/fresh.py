@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from dryfit.core.regular_files import appending
 from dryfit.core.wire import LOG_FILE
+from dryfit.runtime.children.environment import secrets_as_input
 from dryfit.runtime.children.processes import kill_leftovers
 from dryfit.runtime.children.protocol import python_command
 
@@ -19,16 +22,17 @@ class FreshChild:
         request_path: Its request.
         entry: ``module:function`` that does the job.
         environment: Its whole environment.
+        secrets: As for :func:`dryfit.runtime.children.child.run_child`.
 
     Raises:
         OSError: The system cannot make another process.
     """
 
-    def __init__(self, request_path: Path, entry: str, environment: dict[str, str]) -> None:
-        with (request_path.parent / LOG_FILE).open("ab") as log:
+    def __init__(self, request_path: Path, entry: str, environment: dict[str, str], secrets: Mapping[str, str]) -> None:
+        with appending(request_path.parent / LOG_FILE) as log, secrets_as_input(secrets) as stdin:
             self._process = subprocess.Popen(
                 python_command("dryfit.runtime.children.child", str(request_path), entry, str(os.getpid())),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 env=environment,

@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dryfit.core.errors import FileError
+from dryfit.core.regular_files import open_regular
+
 MOST_BYTES = 8 * 2**20
 """Size up to which a log is left alone."""
 
@@ -33,7 +36,7 @@ class LogLimit:
         if size - self._freed_until <= MOST_BYTES - HEAD_BYTES:
             return
         until = (size - TAIL_BYTES) // _BLOCK_BYTES * _BLOCK_BYTES
-        with suppress(OSError):
+        with suppress(OSError, FileError):
             _free(self.path, self._freed_until, until)
             self._freed_until = until
 
@@ -43,7 +46,7 @@ class LogLimit:
         if size <= MOST_BYTES:
             return
         # In place, since a full disk may have no room for a copy; the old end goes last, so a kill here loses no line.
-        with suppress(OSError), self.path.open("r+b") as file:
+        with suppress(OSError, FileError), os.fdopen(open_regular(self.path, os.O_RDWR), "r+b") as file:
             file.seek(size - TAIL_BYTES)
             tail = file.read()
             file.seek(HEAD_BYTES)
@@ -67,7 +70,7 @@ def _free(path: Path, begin: int, end: int) -> None:
     if sys.platform != "linux":
         raise OSError("only Linux has fallocate")
     libc = ctypes.CDLL(None, use_errno=True)
-    fd = os.open(path, os.O_WRONLY)
+    fd = open_regular(path, os.O_WRONLY)
     try:
         mode = ctypes.c_int(_PUNCH_HOLE_AND_KEEP_SIZE)
         if libc.fallocate(ctypes.c_int(fd), mode, ctypes.c_int64(begin), ctypes.c_int64(end - begin)) != 0:

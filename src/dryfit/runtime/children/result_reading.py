@@ -9,7 +9,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dryfit.core.errors import FileError
 from dryfit.core.jobs.child import ChildResult
+from dryfit.core.regular_files import contents, reading
 from dryfit.core.text.secrets import redacted, redacted_json, secrets_of
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import (
@@ -41,29 +43,39 @@ def parse_messages(lines: list[bytes]) -> list[Message]:
     return messages
 
 
+def new_messages(tail: LineTail) -> list[Message]:
+    """Return the messages since the last call; none where no file of messages stands there."""
+    try:
+        return parse_messages(list(tail.read()))
+    except FileError:
+        return []
+
+
 def read_messages(folder: Path) -> list[Message]:
     """Return all messages in an attempt's folder."""
-    return parse_messages(list(LineTail(folder / MESSAGES_FILE).read()))
+    return new_messages(LineTail(folder / MESSAGES_FILE))
 
 
 def read_result(folder: Path) -> ChildResult | None:
     """Return the result in an attempt's folder; None if there is none that this version understands."""
+    data = contents(folder / RESULT_FILE)
+    if data is None:
+        return None
     try:
-        data = (folder / RESULT_FILE).read_bytes()
-        return ChildResult.model_validate_json(redacted_json(data, secrets_of(os.environ)))
-    except (FileNotFoundError, ValidationError):
+        return ChildResult.from_json(redacted_json(data, secrets_of(os.environ)))
+    except ValidationError:
         return None
 
 
 def log_tail(log: Path) -> str:
     """Return the last 8 KiB of a log; empty if there is none."""
     try:
-        with log.open("rb") as file:
+        with reading(log) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _LOG_TAIL_BYTES))
             text = file.read(_LOG_TAIL_BYTES).decode(errors="replace")
         return redacted(text, secrets_of(os.environ))
-    except FileNotFoundError:
+    except (FileNotFoundError, FileError):
         return ""
 
 

@@ -4,9 +4,12 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from dryfit.core.regular_files import appending
+from dryfit.runtime.children.environment import secrets_as_input
 from dryfit.runtime.children.protocol import SERVER_MESSAGE, ForkRequest, LineBuffer, ServerMessage, python_command
 
 _READ_BYTES = 65_536
@@ -19,10 +22,13 @@ class ServerLink:
     Args:
         modules: The modules that it imports.
         environment: Its whole environment.
+        secrets: As for :func:`dryfit.runtime.children.child.run_child`.
         log: Where its output is appended.
     """
 
-    def __init__(self, modules: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, modules: tuple[str, ...], environment: dict[str, str], secrets: Mapping[str, str], log: Path
+    ) -> None:
         self._connection, theirs = socket.socketpair()
         self._connection.setblocking(False)
         self._lines = LineBuffer()
@@ -30,11 +36,11 @@ class ServerLink:
         self.ready = False
         self.lost = False
         log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, log.open("ab") as output:
+        with theirs, appending(log) as output, secrets_as_input(secrets) as stdin:
             arguments = (str(theirs.fileno()), str(os.getpid()), *modules)
             self._process = subprocess.Popen(
                 python_command("dryfit.runtime.children.fork_server", *arguments),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=output,
                 env=environment,

@@ -12,6 +12,7 @@ from dryfit.config.schema import Isolation
 from dryfit.core.cleanup import first_error_wins
 from dryfit.core.errors import InternalError, MachineError, PoisonedError
 from dryfit.core.jobs.child import ChildRequest, ChildResult
+from dryfit.core.text.secrets import secrets_of
 from dryfit.core.wire import REQUEST_FILE, STACKS_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
 from dryfit.runtime.children.attempt import Attempt
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
@@ -51,6 +52,7 @@ class Supervisor:
             raise MachineError("starting trials", f"no fork server on {sys.platform}", 'isolation = "auto" or "fresh"')
         self._settings = settings
         self._environment = child_environment(os.environ, settings.marker, settings.environment)
+        self._secrets = secrets_of(os.environ)
         self._thread_id = threading.get_ident()
         self._waiter = Waiter(settings.wakeup_fifo)
         self._forks = linux and settings.isolation is not Isolation.FRESH
@@ -173,7 +175,8 @@ class Supervisor:
             self._launch_fresh(attempt)
             return
         if self._link is None:
-            self._link = ServerLink(self._settings.preload, self._environment, self._settings.server_log)
+            settings = self._settings
+            self._link = ServerLink(settings.preload, self._environment, self._secrets, settings.server_log)
             self._link_since_s = self._clock_s
             self._waiter.watch(self._link.fileno())
         attempt.asks += 1
@@ -184,7 +187,7 @@ class Supervisor:
     def _launch_fresh(self, attempt: Attempt) -> None:
         path = (attempt.spec.folder / REQUEST_FILE).absolute()
         try:
-            child = FreshChild(path, self._entry(attempt), self._environment)
+            child = FreshChild(path, self._entry(attempt), self._environment, self._secrets)
         except OSError as error:
             self._ended(attempt, trouble=f"no new process: {error}")
             return
@@ -193,7 +196,7 @@ class Supervisor:
             self._waiter.watch(child.exit_fd)
 
     def _entry(self, attempt: Attempt) -> str:
-        return self._settings.entry_points[attempt.spec.body.job]
+        return self._settings.jobs[attempt.spec.body.job].entry
 
     def _look(self) -> None:
         """Read all messages and ends, and kill what is overdue."""

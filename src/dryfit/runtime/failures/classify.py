@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from dryfit.core.failure import ChildFault, Evidence, Failure, FailureKind
 from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import StopReason
-from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.failures import fault_texts as texts
 from dryfit.runtime.failures.device_memory import known_device_memory, memory_text
 from dryfit.runtime.failures.fault_case import (
@@ -64,7 +63,9 @@ class FaultRow:
     texts: tuple[Text, ...] = ()
 
 
-_NO_SPACE = any_of(raised("builtins.OSError[ENOSPC]", "builtins.OSError[EDQUOT]"), said(*texts.DISK))
+_NO_SPACE = any_of(
+    raised("builtins.OSError[ENOSPC]", "builtins.OSError[EDQUOT]", "builtins.OSError[EFBIG]"), said(*texts.DISK)
+)
 _OUT_OF_DEVICE_MEMORY = any_of(raised("torch.OutOfMemoryError"), said(*texts.DEVICE_MEMORY))
 _WORKER_KILLED = said(*texts.WORKER_KILLED)
 
@@ -100,7 +101,7 @@ ROWS: tuple[FaultRow, ...] = (
         FailureKind.DISK_FULL,
         _NO_SPACE,
         "no space left on the disk or quota reached; free some, then resume ({said})",
-        "exception: ENOSPC or EDQUOT",
+        "exception: ENOSPC, EDQUOT or EFBIG",
         texts.DISK,
     ),
     FaultRow(FailureKind.CONFIG, raised(texts.OFFLINE), "offline, and not in the cache: {said}", "exception"),
@@ -257,7 +258,7 @@ ROWS: tuple[FaultRow, ...] = (
     # Only the exit status or signal is left.
     FaultRow(
         FailureKind.DISK_FULL,
-        lambda case: case.evidence.exit_code == ChildStatus.DISK_FULL,
+        lambda case: case.evidence.disk_full,
         "no space left on the disk, not even for its last word; free some, then resume",
         "exit status",
     ),

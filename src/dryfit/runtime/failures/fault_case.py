@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dryfit.core.failure import ChildFault, Evidence
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.child import ChildResult, training_of
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import StopReason
-from dryfit.core.sharding.device_groups import devices_of
+from dryfit.core.sharding.device_groups import devices_of, visible_devices
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.failures import fault_texts as texts
 from dryfit.runtime.failures.device_memory import held_by_neighbours, known_device_memory
@@ -47,7 +47,8 @@ class FaultCase:
     @property
     def stopped_by(self) -> StopReason | None:
         """Why training stopped early; None unless a training result says so."""
-        return self.result.train.stopped_by if self.result is not None and self.result.train is not None else None
+        trained = training_of(self.result)
+        return trained.stopped_by if trained is not None else None
 
     @property
     def log(self) -> str:
@@ -116,10 +117,7 @@ def oom_rose(case: FaultCase) -> bool:
 
 def has_result(case: FaultCase) -> bool:
     """The child left a result."""
-    result = case.result
-    if result is None:
-        return False
-    return any(part is not None for part in (result.train, result.resolve, result.plan, result.imported))
+    return case.result is not None and case.result.answer is not None
 
 
 def has_fault(case: FaultCase) -> bool:
@@ -139,8 +137,9 @@ def calls_own_function(case: FaultCase) -> bool:
 
 def left_by_itself(case: FaultCase) -> bool:
     """The child exited with a status that is not ours: its own code did that, and would do so again."""
-    ours = (ChildStatus.DISK_FULL, ChildStatus.NO_LAST_WORD)
-    return case.evidence.started and case.evidence.exit_code is not None and case.evidence.exit_code not in ours
+    evidence = case.evidence
+    ours = evidence.disk_full or evidence.exit_code == ChildStatus.NO_LAST_WORD
+    return evidence.started and evidence.exit_code is not None and not ours
 
 
 def has_device(case: FaultCase) -> bool:
@@ -157,7 +156,7 @@ def lost_devices(evidence: Evidence, place: str) -> tuple[str, ...]:
     """Return the devices of a place that failed when a child lost its device; all, if it is unknown which."""
     fatal = {device for xid, device in zip(evidence.xids, evidence.xid_devices, strict=False) if xid in FATAL_XIDS}
     devices = devices_of(place)
-    return tuple(device for device in devices if device in fatal) or devices
+    return tuple(device for device in devices if visible_devices(device) in fatal) or devices
 
 
 def lost_its_device(case: FaultCase) -> bool:

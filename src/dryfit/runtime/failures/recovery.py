@@ -10,7 +10,7 @@ from dryfit.core.failure import (
     Permission,
     RecoveryAction,
 )
-from dryfit.core.sharding.device_groups import devices_of
+from dryfit.core.sharding.device_groups import device_in_words, devices_of
 
 _DELAY_FACTOR = 4.0
 """Factor of the delay for each further failure of the same kind."""
@@ -124,5 +124,5 @@ def terms_text(terms: AttemptTerms) -> tuple[str, ...]:
     if terms.lighter:
         words.append(f"with fewer loader workers (step {terms.lighter}), tensors shared through files")
     if terms.avoid:
-        words.append(f"rather not on device {', '.join(sorted(terms.avoid))}")
+        words.append(f"rather not on device {', '.join(map(device_in_words, sorted(terms.avoid)))}")
     return tuple(words)

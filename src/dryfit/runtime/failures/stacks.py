@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from dryfit.core.errors import FileError
+from dryfit.core.regular_files import appending, reading
 from dryfit.runtime.children.processes import session_members
 
 _ANSWER_S = 0.5
@@ -49,17 +51,17 @@ def dump_stacks(path: Path, leader_pid: int, marker: str) -> str:
     for pid in sorted(session_members(leader_pid, marker), key=lambda pid: (pid == leader_pid, pid)):
         if time.monotonic() > deadline_s and pid != leader_pid:
             continue
-        with suppress(OSError), path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{_HEADING}{pid}, {_state(pid)}\n")
+        with suppress(OSError), appending(path) as file:
+            file.write(f"\n{_HEADING}{pid}, {_state(pid)}\n".encode())
         before = _size(path)
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)
             _wait_for_more(path, before, time.monotonic() + _ANSWER_S)
     try:
-        with path.open("rb") as file:
+        with reading(path) as file:
             file.seek(begun)
             text = file.read(_READ_BYTES).decode(errors="replace")
-    except OSError:
+    except (OSError, FileError):
         return ""
     return innermost_frames(text, leader_pid)
 

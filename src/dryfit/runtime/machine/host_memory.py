@@ -28,11 +28,6 @@ class HostMemory:
     free_bytes: int
     rss_bytes: Mapping[int, int] = field(default_factory=dict[int, int])
 
-    @property
-    def plannable_bytes(self) -> int:
-        """The most that a trial may be planned with if no other runs."""
-        return self.total_bytes - int(_KEPT_FREE * self.total_bytes)
-
     def available_bytes(self, expected: Mapping[int, int]) -> int:
         """Return the memory that further trials can be planned with.
 
@@ -41,6 +36,17 @@ class HostMemory:
         """
         to_come = sum(max(0, size_bytes - self.rss_bytes.get(pid, 0)) for pid, size_bytes in expected.items())
         return max(0, self.free_bytes - int(_KEPT_FREE * self.total_bytes) - to_come)
+
+
+def plannable_bytes(total_bytes: int) -> int:
+    """Return the most that a trial may be planned with, on a host with so much memory, if no other runs."""
+    return total_bytes - int(_KEPT_FREE * total_bytes)
+
+
+def host_total_bytes() -> int:
+    """Return the memory of this machine, or the limit of our cgroup where that is lower."""
+    total_bytes = psutil.virtual_memory().total
+    return min(total_bytes, memory_limit_bytes() or total_bytes)
 
 
 def read_host_memory(pids: Iterable[int]) -> HostMemory:

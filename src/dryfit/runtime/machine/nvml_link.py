@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from dryfit.core.regular_files import appending
+from dryfit.core.text.secrets import public_environment
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.runtime.children.protocol import LineBuffer, python_command
 from dryfit.runtime.machine.gpus import GpuState
@@ -102,14 +104,14 @@ class NvmlLink:
 
     def _start(self) -> socket.socket:
         self._connection, theirs = socket.socketpair()
-        with theirs, self._log.open("ab") as output:
+        with theirs, appending(self._log) as output:
             arguments = (str(theirs.fileno()), str(os.getpid()), self._marker)
             self._process = subprocess.Popen(
                 python_command("dryfit.runtime.machine.nvml_process", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, MARKER_VARIABLE: self._marker},
+                env={**public_environment(os.environ), MARKER_VARIABLE: self._marker},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )

@@ -1,4 +1,4 @@
-"""Scheduling: chooses the next waiting trial to start and its device, by planned memory. Pure.
+"""Scheduling: chooses the next waiting trial to start and its place, by planned memory. Pure.
 
 A trial of several processes gets a group of devices as one place (:mod:`dryfit.core.sharding.device_groups`). The
 place's capacity is that of its tightest device, and memory is counted for each process on its own device.
@@ -7,11 +7,20 @@ Trials start in order of their numbers. A trial that does not fit beside the run
 a limited number of times; then a device is reserved for it until it fits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dryfit.core.sharding.device_groups import devices_of, overlap, place_in_words
+from dryfit.core.sharding.device_groups import (
+    HERE,
+    cpu_of,
+    device_in_words,
+    devices_of,
+    node_of,
+    on_cpu,
+    overlap,
+    place_in_words,
+)
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 
@@ -63,32 +72,32 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A running trial and its device; ``needs_bytes`` is the memory it is counted with, None if it is not counted."""
+    """A running trial and its place; ``needs_bytes`` is the memory it is counted with, None if it is not counted."""
 
     number: int
-    device: str | None
+    place: str
     needs_bytes: int | None = None
     exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCapacity:
-    """The capacity of a device, or of a group of devices.
+    """The capacity of a place: a device, a group of devices, or the CPU of a node.
 
     Attributes:
-        device: Its name, or the names of a group; None for the CPU.
+        place: Its name.
         capacity_bytes: All of its memory; None if it is not counted.
         neighbour_bytes: Memory that other programs hold.
         blocked: Why no trial may start there now; empty if one may.
     """
 
-    device: str | None
+    place: str
     capacity_bytes: int | None = None
     neighbour_bytes: int = 0
     blocked: str = ""
 
 
-CPU = DeviceCapacity(None)
+CPU = DeviceCapacity(cpu_of(HERE))
 
 
 def group_capacity(place: str, capacities: Sequence[DeviceCapacity]) -> DeviceCapacity:
@@ -107,11 +116,12 @@ class Cluster:
     """The devices that trials can run on, and the trials that run there.
 
     Attributes:
-        places: Every device, or group of devices, without one that is set aside.
+        places: Every device, or group of devices, without one that is set aside; or the CPU of every node.
         allocations: The running trials.
         set_aside: Devices that get no more trials.
-        host_free_bytes: Host memory that can still be taken; None if it is not counted.
+        host_free_bytes: Host memory that can still be taken, by node; it is not counted on nodes left out.
         host_unknown: Why a trial's host memory is not known yet; empty if it is known or not counted.
+        full: Nodes on which as many trials run as may run side by side there.
         bypassed: How many trials have bypassed each waiting one.
         default_devices: Number of devices of a trial that asks for no other number.
         other_places: Groups of the same devices by other numbers of devices.
@@ -120,8 +130,9 @@ class Cluster:
     places: Sequence[DeviceCapacity] = (CPU,)
     allocations: Sequence[Allocation] = ()
     set_aside: Sequence[str] = ()
-    host_free_bytes: int | None = None
+    host_free_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
     host_unknown: str = ""
+    full: Collection[str] = ()
     bypassed: Mapping[int, int] = field(default_factory=dict[int, int])
     default_devices: int = 1
     other_places: Mapping[int, Sequence[DeviceCapacity]] = field(default_factory=dict[int, Sequence[DeviceCapacity]])
@@ -132,26 +143,25 @@ class Cluster:
 
     def places_for(self, need: Need) -> Sequence[DeviceCapacity]:
         """Return the places with as many devices as a trial takes; the CPU serves any number."""
-        if self.devices_for(need) == self.default_devices or CPU in self.places:
+        if self.devices_for(need) == self.default_devices or (self.places and on_cpu(self.places[0].place)):
             return self.places
         return self.other_places.get(self.devices_for(need), ())
 
-    def on(self, device: str | None) -> list[Allocation]:
-        """Return the trials that run on a device, or on any device of a group."""
-        return [allocation for allocation in self.allocations if overlap(allocation.device, device)]
+    def on(self, place: str) -> list[Allocation]:
+        """Return the trials that run on a device, on any device of a group, or on a CPU."""
+        return [allocation for allocation in self.allocations if overlap(allocation.place, place)]
 
-    def taken_bytes(self, device: str | None) -> int:
+    def taken_bytes(self, place: str) -> int:
         """Return the memory counted for the trials on a device; for a group, the most on any of its devices."""
-        each = [device] if device is None else devices_of(device)
-        return max(sum(allocation.needs_bytes or 0 for allocation in self.on(name)) for name in each)
+        return max(sum(allocation.needs_bytes or 0 for allocation in self.on(name)) for name in devices_of(place))
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A trial that can start, and its device."""
+    """A trial that can start, and its place."""
 
     number: int
-    device: str | None
+    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +180,7 @@ class Blocker:
 
 
 def pack(needs: Sequence[Need], cluster: Cluster) -> Fit | Blocker | None:
-    """Choose the next trial to start, and its device.
+    """Choose the next trial to start, and its place.
 
     Args:
         needs: The waiting trials, by number.
@@ -180,67 +190,74 @@ def pack(needs: Sequence[Need], cluster: Cluster) -> Fit | Blocker | None:
         The trial to start, or else why the first one cannot start; None if none waits.
     """
     first: Blocker | None = None
-    kept: dict[str | None, int] = {}
+    kept: dict[str, int] = {}
     for need in needs:
-        blocker = _host_blocker(need, cluster)
-        if blocker is None:
-            placed = _device_for(need, cluster, kept)
-            if isinstance(placed, Fit):
-                return placed
-            blocker = placed
+        blocker = _place_for(need, cluster, kept)
+        if isinstance(blocker, Fit):
+            return blocker
         first = first or blocker
         if cluster.bypassed.get(need.number, 0) >= BYPASSED_MOST and blocker.limit is not Limit.NEIGHBOUR:
             free = [place for place in _allowed(need, cluster) if _kept_for(place, kept) is None]
             if free:
-                kept[_emptiest(free, cluster).device] = need.number
+                kept[_emptiest(free, cluster).place] = need.number
     return first
 
 
 def no_device_left(set_aside: Sequence[str], device_count: int = 1) -> str:
     """Return the message for a study whose devices are set aside, so that too few are left for a trial."""
     left = "no device is left" if device_count == 1 else f"fewer than the {device_count} devices of a trial are left"
-    return f"{left} to run on: {few(set_aside)} set aside"
+    return f"{left} to run on: {few([device_in_words(device) for device in set_aside])} set aside"
 
 
 def _allowed(need: Need, cluster: Cluster) -> Sequence[DeviceCapacity]:
     places = cluster.places_for(need)
-    allowed = [place for place in places if place.device is None or need.avoid.isdisjoint(devices_of(place.device))]
+    allowed = [place for place in places if need.avoid.isdisjoint(devices_of(place.place))]
     return allowed or places
 
 
-def _kept_for(place: DeviceCapacity, kept: Mapping[str | None, int]) -> int | None:
+def _kept_for(place: DeviceCapacity, kept: Mapping[str, int]) -> int | None:
     """Return the trial for which a place, or a device of it, is reserved."""
-    return next((number for device, number in kept.items() if overlap(device, place.device)), None)
+    return next((number for other, number in kept.items() if overlap(other, place.place)), None)
 
 
 def _emptiest(places: Sequence[DeviceCapacity], cluster: Cluster) -> DeviceCapacity:
     """Return the place with the fewest trials, the first of equals."""
-    return min(places, key=lambda place: len(cluster.on(place.device)))
+    return min(places, key=lambda place: len(cluster.on(place.place)))
 
 
-def _host_blocker(need: Need, cluster: Cluster) -> Blocker | None:
-    free_bytes, needed_bytes = cluster.host_free_bytes, need.host_bytes
-    if cluster.allocations and cluster.host_unknown:
-        return Blocker(need.number, Limit.HOST_MEMORY, cluster.host_unknown)
-    if not cluster.allocations or free_bytes is None or needed_bytes is None or needed_bytes <= free_bytes:
+def _node_blocker(need: Need, node: str, cluster: Cluster) -> Blocker | None:
+    """Return why a trial cannot start on a node now, whatever its devices have room for; None if it can."""
+    if node in cluster.full:
+        return Blocker(need.number, Limit.ASKED, f"as many trials run on node {node} as may run there")
+    free_bytes, needed_bytes = cluster.host_free_bytes.get(node), need.host_bytes
+    if free_bytes is None:
         return None
-    text = f"trial {need.number} takes {gib(needed_bytes)} of the host's memory, which has room for {gib(free_bytes)}"
+    if cluster.host_unknown:
+        return Blocker(need.number, Limit.HOST_MEMORY, cluster.host_unknown)
+    if needed_bytes is None or needed_bytes <= free_bytes:
+        return None
+    whose = "the host's memory" if node == HERE else f"the memory of node {node}"
+    text = f"trial {need.number} takes {gib(needed_bytes)} of {whose}, which has room for {gib(free_bytes)}"
     return Blocker(need.number, Limit.HOST_MEMORY, text)
 
 
-def _device_for(need: Need, cluster: Cluster, kept: Mapping[str | None, int]) -> Fit | Blocker:
+def _place_for(need: Need, cluster: Cluster, kept: Mapping[str, int]) -> Fit | Blocker:
     blockers: list[Blocker] = []
     device_count = cluster.devices_for(need)
-    for place in sorted(_allowed(need, cluster), key=lambda place: len(cluster.on(place.device))):
+    for place in sorted(_allowed(need, cluster), key=lambda place: len(cluster.on(place.place))):
+        blocker = _node_blocker(need, node_of(place.place), cluster)
+        if blocker is not None:
+            blockers.append(blocker)
+            continue
         owner = _kept_for(place, kept)
         if owner is not None:
             verb = "is" if device_count == 1 else "are"
-            text = f"{_place_text(place)} {verb} kept for trial {owner}, which waits for room"
+            text = f"{place_in_words(place.place)} {verb} kept for trial {owner}, which waits for room"
             blockers.append(Blocker(need.number, Limit.KEPT, text))
             continue
         blocker = _blocker(need, place, cluster)
         if blocker is None:
-            return Fit(need.number, place.device)
+            return Fit(need.number, place.place)
         blockers.append(blocker)
     if not blockers:
         return Blocker(need.number, Limit.SET_ASIDE, no_device_left(cluster.set_aside, device_count))
@@ -248,8 +265,8 @@ def _device_for(need: Need, cluster: Cluster, kept: Mapping[str | None, int]) ->
 
 
 def _blocker(need: Need, place: DeviceCapacity, cluster: Cluster) -> Blocker | None:
-    """Return why a trial cannot start on a device now; None if it can."""
-    there, place_text = cluster.on(place.device), _place_text(place)
+    """Return why a trial cannot start on a place now; None if it can."""
+    there, place_text = cluster.on(place.place), place_in_words(place.place)
     if place.blocked:
         return Blocker(need.number, Limit.NOT_RETURNED, place.blocked)
     alone = next((allocation for allocation in there if allocation.exclusive), None)
@@ -260,7 +277,7 @@ def _blocker(need: Need, place: DeviceCapacity, cluster: Cluster) -> Blocker | N
     wanted_bytes = need.shared_bytes if there else need.alone_bytes
     if wanted_bytes is None or place.capacity_bytes is None:
         return None
-    taken_bytes = cluster.taken_bytes(place.device)
+    taken_bytes = cluster.taken_bytes(place.place)
     if wanted_bytes + taken_bytes + place.neighbour_bytes <= place.capacity_bytes:
         return None
     others = few([str(allocation.number) for allocation in there])
@@ -271,7 +288,3 @@ def _blocker(need: Need, place: DeviceCapacity, cluster: Cluster) -> Blocker | N
     least_bytes = need.alone_bytes or 0
     theirs = least_bytes <= place.capacity_bytes < least_bytes + place.neighbour_bytes
     return Blocker(need.number, Limit.NEIGHBOUR if theirs else Limit.DEVICE_MEMORY, text)
-
-
-def _place_text(place: DeviceCapacity) -> str:
-    return "the CPU" if place.device is None else place_in_words(place.device)

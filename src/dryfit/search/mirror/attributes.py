@@ -3,7 +3,6 @@
 from typing import Any
 
 from dryfit.core.failure import FailureKind
-from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.store.events import FailureFacts
 from dryfit.store.state import PlanState, TrialState
@@ -39,18 +38,9 @@ def failure_attributes(failure: FailureFacts) -> dict[str, Any]:
 
 def plan_attributes(plan: PlanState) -> dict[str, Any]:
     """Return the attributes of a trial by its plan: peak memory, and over how many ranks its model is sharded."""
-    memory, execution = plan.answer.memory, plan.execution
-    attributes: dict[str, Any] = {"planned_bytes": None}
-    if memory is not None and _on_cpu(plan):
-        degree = plan.answer.sharding.degree if plan.answer.sharding is not None else 1
-        attributes["planned_bytes"] = degree * (memory.required_bytes - memory.margin_bytes)  # of all its processes
-    elif memory is not None:
-        attributes["planned_bytes"] = memory.peak_allocated_bytes
+    attributes = {"planned_bytes": plan.peak_bytes}
+    execution = plan.execution
     return attributes if execution is None or execution.tp is None else {**attributes, "tp": execution.tp}
-
-
-def _on_cpu(plan: PlanState) -> bool:
-    return plan.answer.device.kind is DeviceKind.CPU
 
 
 def end_attributes(trial: TrialState) -> dict[str, Any]:
@@ -66,10 +56,8 @@ def end_attributes(trial: TrialState) -> dict[str, Any]:
         if trial.value is not None:
             attributes["spreads"] = list(trial.spreads)
     if trial.observed is not None:
-        plan, allocated_bytes = trial.plan, trial.observed.allocated_bytes
-        by_process = allocated_bytes is None or (plan is not None and _on_cpu(plan))
-        attributes["observed_bytes"] = trial.observed.rss_bytes if by_process else allocated_bytes
-        if plan is not None and (plan.answer.execution is None or plan.fallbacks_taken):
+        attributes["observed_bytes"] = trial.observed_bytes
+        if trial.plan is not None and trial.plan.runs_otherwise:
             attributes["planned_bytes"] = None  # the two would speak of different executions
     return attributes
 

@@ -1,6 +1,5 @@
 """Export a ledger as an Optuna storage in a new file, by the code that mirrors a running study."""
 
-import hashlib
 import logging
 import tempfile
 from collections.abc import Generator
@@ -12,7 +11,6 @@ from optuna.storages.journal import JournalFileBackend
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.text.tail import LineTail
-from dryfit.search.mirror.model import MirrorModel, parse_event
 from dryfit.search.mirror.writer import MirrorStores
 
 _SQLITE_PREFIX = "sqlite:///"
@@ -45,16 +43,12 @@ def export_ledger(ledger: Path, file: Path, *, study: str, sqlite: bool) -> None
         sqlite: A SQLite database instead of a journal.
     """
     lines = list(LineTail(ledger).read())
-    model = MirrorModel()
-    events = [event for line in lines if (event := parse_event(line)) is not None]
-    trials = [trial for event in events if (trial := model.apply(event)) is not None]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent))
         made = Path(folder) / file.name
         stack.enter_context(_unlogged())
         storage = RDBStorage(f"{_SQLITE_PREFIX}{made}") if sqlite else JournalStorage(JournalFileBackend(str(made)))
-        stores = MirrorStores(storage, study, ledger_id=hashlib.sha256(lines[0]).hexdigest()[:16])
-        stores.update(model, trials)
+        MirrorStores(storage, study, first_line=lines[0]).add(lines)
         if isinstance(storage, RDBStorage):
             storage.engine.dispose()
         made.replace(file)

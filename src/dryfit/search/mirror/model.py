@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome
 from dryfit.search.mirror.attributes import user_attributes
-from dryfit.store.events import EVENT, Event, GenerationBegan, StudyCreated, TrialAsked
+from dryfit.store.events import EVENT, Event, GenerationBegan, StudyCreated, TrialAsked, TrialEvent
 from dryfit.store.replay import StudyState
 from dryfit.store.state import GenerationState, TrialState
 
@@ -149,14 +149,13 @@ class MirrorModel:
         if isinstance(event, StudyCreated | GenerationBegan):
             # A generation without a trial may begin again, as another one.
             self.studies = [*self.studies[: len(self._state.generations) - 1], MirroredStudy(self._state.generation)]
-        number: int | None = getattr(event, "number", None)
-        if number is None:
+        if not isinstance(event, TrialEvent):
             return None
-        trial = self._state.trials[number]
+        trial = self._state.trials[event.number]
         study = self.studies[trial.generation - 1]
         if isinstance(event, TrialAsked):
             study.add(trial)
-        return trial.generation - 1, number - study.generation.first
+        return trial.generation - 1, event.number - study.generation.first
 
 
 def _name(kinds: list[BaseDistribution], internal: str, distribution: BaseDistribution) -> str:

@@ -1,19 +1,20 @@
 """Write mirrored trials into an Optuna storage, so that a kill between two writes leaves nothing to repair."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from math import isnan
 from pathlib import Path
 
-from optuna.storages import BaseStorage, JournalStorage, get_storage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from dryfit.core.settings.choices import Direction
-from dryfit.search.mirror.model import MirroredStudy, MirroredTrial, MirrorModel
+from dryfit.search.mirror.handle import JOURNAL_PREFIX
+from dryfit.search.mirror.model import MirroredStudy, MirroredTrial, MirrorModel, parse_event
 
-JOURNAL_PREFIX = "journal:"
 _LEDGER_ATTR = "dryfit_ledger"
 _LOCK_GRACE_S = 5
 """A killed mirror may leave the journal's lock behind. Every holder writes one line, so 5 s mean it is gone."""
@@ -29,7 +30,8 @@ def open_storage(where: str) -> tuple[BaseStorage, str]:
         The storage, and the journal's path (empty for a URL, which may hold a password).
     """
     if not where.startswith(JOURNAL_PREFIX):
-        return get_storage(where), ""
+        # A connection of before may be gone with the server: each is looked at before it is used.
+        return get_storage(RDBStorage(where, engine_kwargs={"pool_pre_ping": True})), ""
     first = Path(where.removeprefix(JOURNAL_PREFIX))
     generation = 1
     path = first
@@ -62,26 +64,29 @@ def _readable(path: Path) -> bool:
 
 
 class MirrorStores:
-    """All generations of a study in one storage; a generation without a trial is not there yet.
+    """All generations of a ledger in one storage; a generation without a trial is not there yet.
 
     Args:
         storage: Where to write.
         study: Name of the study.
-        ledger_id: As in :class:`MirrorStore`.
+        first_line: The first line of the ledger, which tells it from others; see :class:`MirrorStore`.
     """
 
-    def __init__(self, storage: BaseStorage, study: str, *, ledger_id: str) -> None:
+    def __init__(self, storage: BaseStorage, study: str, *, first_line: bytes) -> None:
         self._storage = storage
         self._study = study
-        self._ledger_id = ledger_id
+        self._ledger_id = hashlib.sha256(first_line).hexdigest()[:16]
+        self._model = MirrorModel()
         self._stores: dict[int, MirrorStore] = {}
 
-    def update(self, model: MirrorModel, changed: Iterable[tuple[int, int]]) -> None:
-        """Write what is new of some trials, each given by the index of its study and its number there."""
-        for at, number in sorted(set(changed)):
+    def add(self, lines: Iterable[bytes]) -> None:
+        """Write what further lines of the ledger say."""
+        events = [event for line in lines if (event := parse_event(line)) is not None]
+        changed = {place for event in events if (place := self._model.apply(event)) is not None}
+        for at, number in sorted(changed):
             if at not in self._stores:
                 self._stores[at] = MirrorStore(
-                    self._storage, self._study, wanted=model.studies[at], ledger_id=self._ledger_id
+                    self._storage, self._study, wanted=self._model.studies[at], ledger_id=self._ledger_id
                 )
             self._stores[at].update(number)
 

@@ -1,17 +1,19 @@
 """Parameter importances: how much each searched parameter mattered for the best results, and of how many trials."""
 
-import json
 import math
-import subprocess
-import sys
+import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
+
+import optuna
+from optuna.trial import FrozenTrial
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.space.params import from_text, public_name
+from dryfit.search.sampling.scratch_study import THROW_AWAY
+from dryfit.search.space.params import Distribution, from_text, public_name
 
 FEWEST_TRIALS = 10
 """Complete trials below which nothing is computed."""
@@ -19,7 +21,6 @@ ENOUGH_TRIALS = 50
 """Complete trials from which the best tenth holds the 5 that Optuna asks for."""
 _TOP_SHARE = 0.1
 _TOP_TRIALS = 5
-_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,63 +53,54 @@ class Importances:
     missing: str = ""
 
 
-def importances_of(
-    history: Sequence[TrialRecord], direction: Direction, *, timeout_s: float = _TIMEOUT_S
-) -> Importances:
-    """Compute importances in a short-lived process; a failure there is a reason, not an error.
+def importances_of(history: Sequence[TrialRecord], direction: Direction) -> Importances:
+    """Compute importances; that part of Optuna imports scikit-learn and scipy, which takes a second the first time.
+
+    The method is Optuna's default, PED-ANOVA with conditional parameters (Watanabe, Bansal and Hutter, IJCAI 2023,
+    arXiv:2304.10255; its extension to conditions, arXiv:2601.20800).
 
     Args:
         history: All trials; complete ones with a finite value count.
         direction: Whether larger or smaller values are better.
-        timeout_s: How long the process may take.
     """
     counted = [trial for trial in history if _counts(trial)]
     top = max(_TOP_TRIALS, math.ceil(_TOP_SHARE * len(counted)))
     if len(counted) < FEWEST_TRIALS:
         return Importances(len(counted), top, missing=f"it takes at least {FEWEST_TRIALS} complete trials")
     trials = [_public(trial) for trial in counted]
-    counts: dict[str, int] = {}
-    for params, _ in trials:
-        for name in params:
-            counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for trial in trials for name in trial.params)
     if not counts:
         return Importances(len(counted), top, missing="no parameter could take more than one value")
-    request = {
-        "direction": direction.value,
-        "quantile": top / len(counted),
-        "trials": [
-            {"params": params, "distributions": distributions, "value": trial.value}
-            for trial, (params, distributions) in zip(counted, trials, strict=True)
-        ],
-    }
-    shares, missing = _asked(json.dumps(request), timeout_s)
+    shares = _shares(trials, direction, quantile=top / len(counted))
     params = [Importance(name, share, counts[name]) for name, share in shares.items()]
-    return Importances(len(counted), top, tuple(sorted(params, key=lambda param: (-param.share, param.name))), missing)
+    return Importances(len(counted), top, tuple(sorted(params, key=lambda param: (-param.share, param.name))))
+
+
+def _shares(trials: Sequence[FrozenTrial], direction: Direction, *, quantile: float) -> dict[str, float]:
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    study = optuna.create_study(study_name=THROW_AWAY, direction=direction.value)
+    study.add_trials(trials)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # beside each number stands how many trials it is from
+        return get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(target_quantile=quantile))
 
 
 def _counts(trial: TrialRecord) -> bool:
     return trial.outcome is Outcome.COMPLETE and trial.value is not None and math.isfinite(trial.value)
 
 
-def _public(trial: TrialRecord) -> tuple[dict[str, object], dict[str, str]]:
-    """Parameters and distributions by public name, those that could take one value only left out."""
-    drawn = {name: text for name, text in trial.distributions.items() if name in trial.params and not _single(text)}
-    params = {public_name(name): trial.params[name] for name in drawn}
-    return cast("dict[str, object]", params), {public_name(name): text for name, text in drawn.items()}
+def _public(trial: TrialRecord) -> FrozenTrial:
+    """Return a trial with parameters by public name, those that could take one value only left out."""
+    drawn = {name: _distribution(text) for name, text in trial.distributions.items() if name in trial.params}
+    free = {name: distribution for name, distribution in drawn.items() if not distribution.single()}
+    return optuna.create_trial(
+        value=trial.value,
+        params={public_name(name): trial.params[name] for name in free},
+        distributions={public_name(name): distribution for name, distribution in free.items()},
+    )
 
 
 @cache
-def _single(distribution: str) -> bool:
-    return from_text(distribution).single()
-
-
-def _asked(request: str, timeout_s: float) -> tuple[dict[str, float], str]:
-    command = [sys.executable, "-P", "-m", "dryfit.search.sampling.importance_process"]
-    try:
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {}, f"the process that computes it did not answer: {error}"
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return {}, f"the process that computes it failed: {last[0]}"
-    return json.loads(done.stdout)["importances"], ""
+def _distribution(text: str) -> Distribution:
+    return from_text(text)

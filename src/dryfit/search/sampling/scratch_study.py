@@ -13,11 +13,12 @@ from optuna.trial import FrozenTrial, TrialState
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Scalar
 
-_NAME = "dryfit-throw-away"
+THROW_AWAY = "dryfit-throw-away"
+"""The name of every scratch study."""
 
 
 def _not_ours(record: logging.LogRecord) -> bool:
-    return _NAME not in record.getMessage()
+    return THROW_AWAY not in record.getMessage()
 
 
 # Optuna logs every study that is made in memory. Only the lines about scratch studies are dropped, by their name; the
@@ -136,13 +137,13 @@ class ScratchStudy:
         place = next((place for place, other in enumerate(others) if other is trial), len(others))
         self._storage = _Filled([other for other in others if other is not trial], place)
         self.study = optuna.create_study(
-            study_name=_NAME,
+            study_name=THROW_AWAY,
             storage=self._storage,
             sampler=sampler,
             pruner=NopPruner(),
             directions=[direction.value for direction in directions],
         )
-        self._study_id = self._storage.get_study_id_from_name(_NAME)
+        self._study_id = self._storage.get_study_id_from_name(THROW_AWAY)
         self._trial_id = self._storage.create_new_trial(self._study_id, trial)
 
     @property

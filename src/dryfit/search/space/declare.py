@@ -18,6 +18,9 @@ from dryfit.search.space.fields import suggestion
 from dryfit.search.space.keys import Keys
 from dryfit.search.space.params import Distribution, Param, When, describe_when, is_one_of
 
+_MOST_CHAINED = 64
+"""Conditions in a row, each on a key that has one itself."""
+
 _Wanted = Mapping[str, tuple[Scalar, ...]]
 
 
@@ -53,6 +56,10 @@ def _in_order(space: Mapping[str, Cases], keys: Keys) -> list[str]:
             raise ConfigError(_doing(key), f"the conditions go in a circle: {circle}", "conditions that do not")
         if key in ordered:
             return
+        if len(path) == _MOST_CHAINED:
+            chain = " -> ".join((*path[:3], "..."))
+            problem = f"the conditions go from key to key more than {_MOST_CHAINED} times: {chain}"
+            raise ConfigError(_doing(path[0]), problem, f"at most {_MOST_CHAINED} conditions in a row")
         for parent in _parents(space[key]):
             if parent not in space:
                 raise ConfigError(

@@ -136,12 +136,3 @@ def setting(settings: TrialSettings, key: str) -> Scalar:
         return settings.own.knobs.get(name)
     value = settings.value(key)
     return value.value if isinstance(value, Enum) else value
-
-
-def as_set(base: TrialSettings, key: str, value: Scalar, doing: str) -> Scalar:
-    """Check a value and return it as the settings hold it: 1 as 1.0 where the field is a float.
-
-    Raises:
-        ConfigError: The value is illegal there.
-    """
-    return setting(apply_params(base, {key: value}, doing=doing), key)

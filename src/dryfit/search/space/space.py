@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from optuna.distributions import CategoricalDistribution
 
@@ -22,11 +22,8 @@ _MOST_PAIRS = 64
 _STRIDE: Final = "span.doc_stride"
 _MOST_VALUES = 16
 _MOST_BRANCHES = 4096
+_Listed: TypeAlias = Callable[[Distribution], tuple[Scalar, ...] | None]
 _NOTHING: Final[Mapping[str, Scalar]] = MappingProxyType({})
-
-
-class _NotEnumerableError(Exception):
-    """The pairs cannot be listed, or are too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +142,12 @@ class Space:
 
         Only the base's own pair where they cannot be listed (a continuous range) or are more than 64.
         """
-        try:
-            return self._pairs(base)
-        except _NotEnumerableError:
+        deciding = [name for name in self._by_name if name.startswith("model.") or name == "train.max_length"]
+        variants = self._variants(deciding, _listed)
+        if variants is None or len(variants) > _MOST_PAIRS:
             return [(base.model, base.train.max_length)]
+        settings = [apply_params(base, values) for values in variants]
+        return [(variant.model, variant.train.max_length) for variant in settings]
 
     def as_prepared(self, base: TrialSettings) -> TrialSettings:
         """Return the settings that rows are prepared with before the first trial.
@@ -160,25 +159,14 @@ class Space:
         strides = [value for drawn in combinations if isinstance(value := drawn.get(_STRIDE), int)]
         return apply_params(base, {_STRIDE: max(strides)}) if strides else base
 
-    def _pairs(self, base: TrialSettings) -> list[tuple[ModelSettings, int]]:
-        deciding = [name for name in self._by_name if name.startswith("model.") or name == "train.max_length"]
-        variants = self._variants(deciding, _all_listed)
-        if len(variants) > _MOST_PAIRS:
-            raise _NotEnumerableError
-        settings = [apply_params(base, values) for values in variants]
-        return [(variant.model, variant.train.max_length) for variant in settings]
-
     def combinations(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
         """Return every combination of values that some searched keys can have; None where there are more than ``most``.
 
         A key whose condition is not met is left out of a combination. Of a key with more than 16 values, or a
         continuous range, only the two ends are taken.
         """
-        try:
-            variants = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
-        except _NotEnumerableError:
-            return None
-        return variants if len(variants) <= most else None
+        variants = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
+        return None if variants is None or len(variants) > most else variants
 
     def most(self, name: str, otherwise: float) -> float:
         """Return the largest number that a key can have; ``otherwise`` is its value where it is not searched."""
@@ -187,19 +175,22 @@ class Space:
         always = any(not case.when for case in cases)
         return max(numbers if always else [*numbers, otherwise])
 
-    def _variants(
-        self, deciding: list[str], listed: Callable[[Distribution], tuple[Scalar, ...]]
-    ) -> list[dict[str, Scalar]]:
-        """Return the different combinations of the deciding keys, over all values that their conditions ask for."""
+    def _variants(self, deciding: list[str], listed: _Listed) -> list[dict[str, Scalar]] | None:
+        """Return the different combinations of the deciding keys, over all values that their conditions ask for.
+
+        None where a key's values cannot be listed, or there are too many combinations.
+        """
         branches: list[dict[str, Scalar]] = [{}]
         for name in self._closure(deciding):
-            branches = [
-                drawn if value is None else {**drawn, name: value}
-                for drawn in branches
-                for value in self._outcomes(name, drawn, listed if name in deciding else None)
-            ]
-            if len(branches) > _MOST_BRANCHES:
-                raise _NotEnumerableError
+            grown: list[dict[str, Scalar]] = []
+            for drawn in branches:
+                values = self._outcomes(name, drawn, listed if name in deciding else None)
+                if values is None or len(grown) > _MOST_BRANCHES:
+                    return None
+                grown += [drawn if value is None else {**drawn, name: value} for value in values]
+            branches = grown
+        if len(branches) > _MOST_BRANCHES:
+            return None
         chosen = [{name: value for name, value in drawn.items() if name in deciding} for drawn in branches]
         return list({canonical_json(values): values for values in chosen}.values())
 
@@ -211,12 +202,14 @@ class Space:
                 needed.update(key for key, _ in param.when)
         return [name for name in self._by_name if name in needed]
 
-    def _outcomes(
-        self, name: str, drawn: Mapping[str, Scalar], listed: Callable[[Distribution], tuple[Scalar, ...]] | None
-    ) -> tuple[Scalar, ...]:
-        """Return the values that a key can get after ``drawn``; None stands for no value, or one that does not matter.
+    def _outcomes(self, name: str, drawn: Mapping[str, Scalar], listed: _Listed | None) -> tuple[Scalar, ...] | None:
+        """Return the values that a key can get after ``drawn``; None if they cannot be listed.
+
+        A None among them stands for no value, or one that does not matter.
 
         Args:
+            name: The key.
+            drawn: The values before it.
             listed: Lists the values of a key that is asked about; None for the others.
         """
         param = self.active(name, drawn)
@@ -231,11 +224,8 @@ class Space:
         return (*(value for value in asked if param.contains(value)), None)
 
 
-def _all_listed(distribution: Distribution) -> tuple[Scalar, ...]:
-    values = enumerated(distribution, _MOST_PAIRS)
-    if values is None:
-        raise _NotEnumerableError
-    return values
+def _listed(distribution: Distribution) -> tuple[Scalar, ...] | None:
+    return enumerated(distribution, _MOST_PAIRS)
 
 
 def _listed_or_ends(distribution: Distribution) -> tuple[Scalar, ...]:

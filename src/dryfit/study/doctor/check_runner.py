@@ -10,6 +10,7 @@ from dryfit.config.schema import Isolation
 from dryfit.core.jobs.diagnostics import ProbeResult
 from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.study.doctor.machine_facts import RoundTrip, fork_round_trip, forks_here, fresh_round_trip
 
 
@@ -18,12 +19,12 @@ class CheckRunner:
     """Runs the doctor's children, outside the study's folder.
 
     Attributes:
-        supervisor: Starts them.
+        node: This machine, which runs them.
         folder: Their folder.
         trips: The trial starts.
     """
 
-    supervisor: Supervisor
+    node: LocalNode
     folder: Path
     trips: tuple[RoundTrip, ...]
 
@@ -35,7 +36,7 @@ class CheckRunner:
 
 @contextmanager
 def open_check_runner(folder: Path, isolation: Isolation, *, fresh: bool) -> Generator[CheckRunner, None, None]:
-    """Try how children start, and yield a supervisor that can start them.
+    """Try how children start, and yield one that can start them.
 
     Args:
         folder: The children's folder.
@@ -45,13 +46,14 @@ def open_check_runner(folder: Path, isolation: Isolation, *, fresh: bool) -> Gen
     trips: tuple[RoundTrip, ...] = ()
     if forks_here() and isolation is not Isolation.FRESH:
         with Supervisor(_settings(folder, Isolation.FORKSERVER)) as supervisor:
-            forked = fork_round_trip(supervisor, folder)
+            node = LocalNode(supervisor)
+            forked = fork_round_trip(node, folder)
             if not forked.trouble:
-                yield CheckRunner(supervisor, folder, (forked, fresh_round_trip()) if fresh else (forked,))
+                yield CheckRunner(node, folder, (forked, fresh_round_trip()) if fresh else (forked,))
                 return
         trips = (forked,)
     with Supervisor(_settings(folder, Isolation.FRESH)) as supervisor:
-        yield CheckRunner(supervisor, folder, (*trips, fresh_round_trip()))
+        yield CheckRunner(LocalNode(supervisor), folder, (*trips, fresh_round_trip()))
 
 
 def _settings(folder: Path, isolation: Isolation) -> SupervisorSettings:

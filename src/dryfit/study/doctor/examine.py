@@ -3,22 +3,22 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema import Isolation, StudyConfig
-from dryfit.core.errors import ChildError, DryfitError, InternalError
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.diagnostics import BatchCheckRequest, ProbeResult
+from dryfit.core.errors import ChildError, DryfitError
+from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, ProbeResult
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.core.sharding.device_groups import visible_devices
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
-from dryfit.runtime.machine.host_memory import read_host_memory
+from dryfit.runtime.machine.node import NodeFacts
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.study.doctor import study_checks
@@ -42,7 +42,7 @@ from dryfit.study.planning.plan_requests import PlanInput, plan_trial
 from dryfit.study.planning.refusals import needed_bytes, refusal_text
 from dryfit.study.planning.trial_plans import host_bytes_for, planning_device
 from dryfit.study.resources.disk import disk_need, taken_bytes
-from dryfit.study.resources.trial_devices import available_cores, choose_device, degrees_at_hand, parallelism
+from dryfit.study.resources.trial_devices import choose_place, degrees_at_hand, most_on_node
 from dryfit.study.trials.child_limits import STANDALONE_LIMITS
 from dryfit.study.trials.child_requests import resolve_request
 from dryfit.study.trials.trial_config import possible_values
@@ -129,16 +129,18 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
     if changed is not None:
         yield changed
     resolved = _with_device(config, resolved, probe)
-    cores = available_cores()
+    runner.node.learn(resolved)
+    nodes = {runner.node.name: runner.node.facts}
+    # Too few devices are a finding of their own; a rehearsal uses those that there are.
+    processes = min(config.execution.processes, max(1, len(runner.node.facts.devices)))
     scope = CheckScope(
         config=config,
         space=study.space,
         fingerprint=resolved.data_fingerprint,
         device=resolved.device,
-        # Too few devices are a finding of their own; a rehearsal uses those that there are.
-        visible_device=choose_device(resolved, (), processes=min(config.execution.processes, resolved.device_count)),
-        cores=cores,
-        parallel=parallelism(config, resolved, cores).most,
+        visible_device=visible_devices(choose_place(resolved.device, nodes, processes=processes)),
+        cores=runner.node.facts.cores,
+        parallel=most_on_node(config, resolved.device, nodes, runner.node.name),
         cache_dir=cache_dir,
         scratch=runner.folder,
     )
@@ -148,7 +150,7 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
         yield from model_findings(name, asked[name], answer, resolved.splits["train"].rows)
     yield from _disk(study, scope, folder, list(answers.values()))
     own = layout if cache_dir == layout.cache else StudyLayout(runner.folder)
-    yield from _memory(study, resolved, own, on_note)
+    yield from _memory(study, resolved, nodes, own, on_note)
 
 
 def _function(own: ObjectiveSettings, runner: CheckRunner, on_note: OnNote) -> Finding:
@@ -158,21 +160,16 @@ def _function(own: ObjectiveSettings, runner: CheckRunner, on_note: OnNote) -> F
         f"importing {own.function}", ImportRequest(objective=own), runner.folder / "function", STANDALONE_LIMITS
     )
     try:
-        result = run_job(job, runner.supervisor)
+        run_job(job, runner.node)
     except DryfitError as error:
         return failed_by(study_checks.ABOUT, "function", error)
-    if result is None or result.imported is None:
-        raise InternalError(job.doing, "the child's answer is of another job")
     return passed(study_checks.ABOUT, "function", f"{own.function} can be imported")
 
 
 def _rows(config: StudyConfig, space: Space, cache_dir: Path, runner: CheckRunner) -> ResolveResult:
     """Read and check all rows; models are checked later, each in a child of its own."""
     body = resolve_request(config, space, pairs=(), cache_dir=cache_dir, device="cpu")
-    result = run_job(ChildJob("reading every row", body, runner.folder / "rows", STANDALONE_LIMITS), runner.supervisor)
-    if result is None or result.resolve is None:
-        raise InternalError("reading every row", "the child's answer is of another job")
-    return result.resolve
+    return run_job(ChildJob("reading every row", body, runner.folder / "rows", STANDALONE_LIMITS), runner.node)
 
 
 def _with_device(config: StudyConfig, resolved: ResolveResult, probe: ProbeResult) -> ResolveResult:
@@ -186,7 +183,7 @@ def _with_device(config: StudyConfig, resolved: ResolveResult, probe: ProbeResul
 
 def _check_batches(
     asked: dict[str, BatchCheckRequest], runner: CheckRunner, on_note: OnNote
-) -> list[ChildResult | ChildError]:
+) -> list[BatchCheckResult | ChildError]:
     """Rehearse each model in a child, one after another: each may take most of the memory."""
     names = list(asked)
     jobs = [
@@ -194,18 +191,16 @@ def _check_batches(
         for index, (name, body) in enumerate(asked.items())
     ]
     on_note(f"rehearsing {len(names)} model(s)")
-    return run_side_by_side(jobs, runner.supervisor, most=1, on_done=lambda index: on_note(f"rehearsed {names[index]}"))
+    return run_side_by_side(jobs, runner.node, most=1, on_done=lambda index: on_note(f"rehearsed {names[index]}"))
 
 
 def _disk(
-    study: CheckedStudy, scope: CheckScope, folder: FolderFacts, answers: Sequence[ChildResult | ChildError]
+    study: CheckedStudy, scope: CheckScope, folder: FolderFacts, answers: Sequence[BatchCheckResult | ChildError]
 ) -> Iterator[Finding]:
     """Check whether the disk has room for the files of the largest model; nothing if no model could be loaded."""
     config = study.config
-    reports = [
-        answer.batch_check for answer in answers if isinstance(answer, ChildResult) and answer.batch_check is not None
-    ]
-    sizes = [report.step.parameters for report in reports if report.step is not None]
+    checked = [answer for answer in answers if isinstance(answer, BatchCheckResult)]
+    sizes = [answer.step.parameters for answer in checked if answer.step is not None]
     if not sizes or folder.not_writable:
         return
     need = disk_need(
@@ -218,14 +213,20 @@ def _disk(
     yield study_checks.disk_finding(need, folder, taken_bytes(study.layout))
 
 
-def _memory(study: CheckedStudy, resolved: ResolveResult, layout: StudyLayout, on_note: OnNote) -> Iterator[Finding]:
+def _memory(
+    study: CheckedStudy,
+    resolved: ResolveResult,
+    nodes: Mapping[str, NodeFacts],
+    layout: StudyLayout,
+    on_note: OnNote,
+) -> Iterator[Finding]:
     """Plan the study's own values, where trials would be planned: on a GPU, or under a limit."""
     device = planning_device(resolved, study.config.execution)
     if device is None:
         return
     execution, traces = study.config.execution, shared_traces(os.environ, Path.home())
-    degrees = degrees_at_hand(study.config, resolved, available_cores())
-    host_bytes = host_bytes_for(execution, resolved.device, read_host_memory)
+    degrees = degrees_at_hand(study.config, resolved.device, nodes)
+    host_bytes = host_bytes_for(execution, resolved.device, nodes.values())
     asked = PlanInput(study.config, study.space, device, traces, layout, degrees, host_bytes)
     try:
         answer = plan_trial(asked, on_note)

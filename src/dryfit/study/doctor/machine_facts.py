@@ -17,12 +17,12 @@ from packaging.requirements import Requirement
 
 from dryfit.core.errors import ChildError, MachineError
 from dryfit.core.jobs.diagnostics import ProbeRequest, ProbeResult
-from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.machine.cgroup import memory_limit_bytes
+from dryfit.runtime.machine.local_devices import available_cores
+from dryfit.runtime.machine.node import Nodes
 from dryfit.store.layout import shared_traces
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 from dryfit.study.loop.child_jobs import ChildJob, run_alone, run_job
-from dryfit.study.resources.trial_devices import available_cores
 from dryfit.study.trials.child_limits import STANDALONE_LIMITS
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -213,11 +213,11 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     return Gpu(str(nvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.used))
 
 
-def fork_round_trip(supervisor: Supervisor, folder: Path) -> RoundTrip:
+def fork_round_trip(nodes: Nodes, folder: Path) -> RoundTrip:
     """Ask two forked children what torch can use: the first waits for the server, the second for a fork alone.
 
     Args:
-        supervisor: One that only forks.
+        nodes: The first of them only forks.
         folder: The folder of the children's folders.
     """
     times_s: list[float] = []
@@ -226,9 +226,8 @@ def fork_round_trip(supervisor: Supervisor, folder: Path) -> RoundTrip:
     try:
         for _ in range(2):
             began_s = time.monotonic()
-            result = run_job(job, supervisor)
+            probe = run_job(job, nodes)
             times_s.append(time.monotonic() - began_s)
-            probe = result.probe if result is not None else None
     except (ChildError, OSError) as error:
         return RoundTrip("fork server", sum(times_s), trouble=_said(error))
     return RoundTrip("fork server", times_s[0], times_s[1], probe=probe)
@@ -238,10 +237,10 @@ def fresh_round_trip() -> RoundTrip:
     """Ask a fresh interpreter what torch can use."""
     began_s = time.monotonic()
     try:
-        result = run_alone("asking a fresh interpreter", ProbeRequest())
+        probe = run_alone("asking a fresh interpreter", ProbeRequest())
     except (ChildError, MachineError, OSError) as error:
         return RoundTrip("fresh interpreter", time.monotonic() - began_s, trouble=_said(error))
-    return RoundTrip("fresh interpreter", time.monotonic() - began_s, probe=result.probe)
+    return RoundTrip("fresh interpreter", time.monotonic() - began_s, probe=probe)
 
 
 def _said(error: ChildError | MachineError | OSError) -> str:

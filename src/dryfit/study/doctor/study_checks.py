@@ -17,7 +17,8 @@ from dryfit.search.space.fields import apply_params
 from dryfit.search.space.space import Space
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import each_event, lock_owner
+from dryfit.store.ledger import each_event
+from dryfit.store.lock import lock_owner
 from dryfit.store.replay import StudyState
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder

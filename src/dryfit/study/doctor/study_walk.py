@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import ChildError, InternalError, MachineError
-from dryfit.core.jobs.child import ChildResult
+from dryfit.core.errors import ChildError, MachineError
 from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, PointCheck, ProbeResult, StepCheck
 from dryfit.core.jobs.train import SplitFacts, TrainRequest
 from dryfit.core.settings.choices import Precision
@@ -19,7 +18,6 @@ from dryfit.core.settings.trial import Scalar, TrialConfig
 from dryfit.core.sharding.device_groups import check_enough
 from dryfit.core.text.words import few
 from dryfit.search.space.fields import setting
-from dryfit.search.space.params import enumerated
 from dryfit.search.space.space import Space
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.study_checks import Drawn
@@ -40,7 +38,6 @@ _COVERED: Final = (
 """Keys of which every value is tried: they choose code or shapes; others only choose numbers."""
 
 _MOST_POINTS: Final = 8
-_MOST_VALUES: Final = 16
 _NEVER_S: Final = 1e9
 _VERDICT_TIMEOUT_S: Final = 30.0
 
@@ -150,7 +147,7 @@ def _name(model: ModelSettings) -> str:
 
 def _batch_check(scope: CheckScope, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> BatchCheckRequest:
     base = scope.space.as_prepared(scope.config.trial_settings)
-    batch_size = max((base.train.batch_size, *_values(scope.space, "train.batch_size")))
+    batch_size = int(max(base.train.batch_size, scope.space.most("train.batch_size", 0)))
     train = base.train.model_copy(update={"batch_size": batch_size, "max_length": lengths[-1]})
     settings = base.model_copy(update={"model": model, "train": train})
     plan = plan_execution(
@@ -168,7 +165,9 @@ def _batch_check(scope: CheckScope, model: ModelSettings, lengths: tuple[int, ..
         attempt=1,
         cache_dir=str(scope.cache_dir),
         checkpoint_dir=str(scope.scratch / "checkpoints"),
+        kept_checkpoint_dir=str(scope.scratch / "kept-checkpoints"),
         best_dir=str(scope.scratch / "best"),
+        kept_best_dir=str(scope.scratch / "kept-best"),
         load_report=str(scope.scratch / "load.json"),
         checkpoint_every_s=_NEVER_S,
         verdict_timeout_s=_VERDICT_TIMEOUT_S,
@@ -177,16 +176,6 @@ def _batch_check(scope: CheckScope, model: ModelSettings, lengths: tuple[int, ..
     points = covering(tuple((params, one) for params, one in drawn if one.model == model))
     configs = tuple(_trial(scope, 1 + index, one, params) for index, (params, one) in enumerate(points))
     return BatchCheckRequest(trial=trial, lengths=lengths, points=configs)
-
-
-def _values(space: Space, name: str) -> list[int]:
-    """Return the integers that a key can get, or the ends of its range."""
-    values: list[int] = []
-    for case in space.cases(name):
-        listed = enumerated(case.distribution, _MOST_VALUES)
-        ends = listed or (getattr(case.distribution, "low", None), getattr(case.distribution, "high", None))
-        values += [value for value in ends if isinstance(value, int)]
-    return values
 
 
 def _trial(scope: CheckScope, number: int, settings: TrialSettings, params: dict[str, Scalar]) -> TrialConfig:
@@ -233,52 +222,49 @@ def _choices(params: dict[str, Scalar]) -> set[tuple[str, str]]:
 
 
 def model_findings(
-    name: str, asked: BatchCheckRequest, answer: ChildResult | ChildError, train_rows: int
+    name: str, asked: BatchCheckRequest, checked: BatchCheckResult | ChildError, train_rows: int
 ) -> Iterator[Finding]:
     """Judge the answer of a batch check.
 
     Args:
         name: The model's name.
         asked: The request.
-        answer: The answer; an error if the process ended without one.
+        checked: The answer; an error if the process ended without one.
         train_rows: Rows of the training split; if they were cut into windows, the answer has their number.
     """
     about = f"model {name}"
-    if isinstance(answer, ChildError):
-        yield failed(about, "rehearsal", answer.found, answer.hint or "read the log")
+    if isinstance(checked, ChildError):
+        yield failed(about, "rehearsal", checked.found, checked.hint or "read the log")
         return
-    found = answer.batch_check
-    if found is None:
-        raise InternalError(f"rehearsing {name}", "the child's answer is of another job")
-    yield from (failed_by(about, one.stage, one.error) for one in found.failures)
-    yield from _batches(about, found)
-    for remark in found.remarks:
+    yield from (failed_by(about, one.stage, one.error) for one in checked.failures)
+    yield from _batches(about, checked)
+    for remark in checked.remarks:
         yield warned(about, "rows", remark, "raise the limit that it names, or leave these rows as they are")
-    if found.step is not None:
-        yield _gradients(about, found.step)
-        yield from _time(about, asked, found.step, _epoch_rows(found, asked.trial.config.data.folds, train_rows))
-    yield from _points(about, found.points)
+    if checked.step is not None:
+        yield _gradients(about, checked.step)
+        yield from _time(about, asked, checked.step, _epoch_rows(checked, asked.trial.config.data.folds, train_rows))
+    yield from _points(about, checked.points)
 
 
-def _epoch_rows(found: BatchCheckResult, folds: int, train_rows: int) -> int:
+def _epoch_rows(checked: BatchCheckResult, folds: int, train_rows: int) -> int:
     """Return the rows, or windows, that one epoch trains on; over all folds, each of which leaves its own out."""
 
     def most(split: str, otherwise: int) -> int:
-        return max((walk.rows for walk in found.walks if walk.split == split), default=otherwise)
+        return max((walk.rows for walk in checked.walks if walk.split == split), default=otherwise)
 
     train = most(TRAIN, train_rows)
     return train if folds == 1 else (train + most(VALIDATION, 0)) * (folds - 1)
 
 
-def _batches(about: str, found: BatchCheckResult) -> Iterator[Finding]:
+def _batches(about: str, checked: BatchCheckResult) -> Iterator[Finding]:
     fix = "take a tokenizer that belongs to the model, a smaller train.max_length, or more data.num_labels"
-    faults = [f"{walk.split} at {walk.max_length}: {fault}" for walk in found.walks for fault in walk.faults]
+    faults = [f"{walk.split} at {walk.max_length}: {fault}" for walk in checked.walks for fault in walk.faults]
     if faults:
         yield failed(about, "batches", few(faults, most=3), fix)
-    elif found.walks:
-        batches = sum(walk.batches for walk in found.walks)
-        longest = max(walk.longest for walk in found.walks)
-        lengths = sorted({walk.max_length for walk in found.walks})
+    elif checked.walks:
+        batches = sum(walk.batches for walk in checked.walks)
+        longest = max(walk.longest for walk in checked.walks)
+        lengths = sorted({walk.max_length for walk in checked.walks})
         said = f"{batches} made and checked at train.max_length {few(map(str, lengths))}; longest row {longest} tokens"
         yield passed(about, "batches", said)
 

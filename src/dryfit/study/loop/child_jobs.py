@@ -8,16 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any, Generic, overload
 
 from dryfit.config.schema import Isolation
 from dryfit.core.errors import ChildError, PoisonedError
 from dryfit.core.failure import PastFailure
-from dryfit.core.jobs.child import Body, ChildResult
+from dryfit.core.jobs.child import answer_to
+from dryfit.core.jobs.job import JobRequest, R
+from dryfit.core.sharding.device_groups import cpu_of
 from dryfit.core.wire import LOG_FILE, Message
 from dryfit.runtime.children.child_spec import ChildExited, ChildLimits, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide_recovery
+from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.runtime.machine.node import Nodes, first_node
 from dryfit.study.loop.driver import drive
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
@@ -31,7 +36,7 @@ _POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ChildJob:
+class ChildJob(Generic[R]):
     """A job, with its folder and its limits.
 
     Attributes:
@@ -42,7 +47,7 @@ class ChildJob:
     """
 
     doing: str
-    body: Body
+    body: JobRequest[R]
     folder: Path
     limits: ChildLimits
 
@@ -52,7 +57,7 @@ def _ignore(_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
+class _Try(Generic[R]):
     """One child that works on a job.
 
     Attributes:
@@ -61,26 +66,27 @@ class _Try:
         past: How the tries before it failed.
     """
 
-    job: ChildJob
+    job: ChildJob[R]
     index: int
     number: int
     past: tuple[PastFailure, ...] = ()
 
-    @classmethod
-    def first(cls, index: int, job: ChildJob) -> "_Try":
-        """Return the first try of a job; its number is one that no earlier run used."""
-        return cls(job, index, 1 + (len(list(job.folder.glob("*"))) if job.folder.exists() else 0))
+    @property
+    def folder(self) -> Path:
+        """The try's folder."""
+        return self.job.folder / f"{self.number:04d}"
 
-    def spec(self) -> ChildSpec:
+    def spec(self, place: str) -> ChildSpec:
         """Return the child to start."""
         key = f"{self.job.folder.name}-{self.job.body.job}-{self.number}"
-        return ChildSpec(key, self.job.folder / f"{self.number:04d}", self.job.body, self.job.limits)
+        return ChildSpec(key, self.folder, self.job.body, self.job.limits, place)
 
-    def judge(self, exited: ChildExited) -> "ChildResult | ChildError | _Try":
+    def judge(self, exited: ChildExited) -> "R | ChildError | _Try[R]":
         """Return the answer, the next try, or the error where another try would be of no use.
 
         Raises:
             DryfitError: The child raised it.
+            InternalError: Its answer is of another job.
         """
         result = exited.result
         if result is not None and result.error is not None and result.error.code != PoisonedError.code:
@@ -89,30 +95,35 @@ class _Try:
                 return error
             raise error
         if result is not None and result.fault is None:
-            return result
+            return answer_to(self.job.body, result.answer)
         failure = classify(exited.evidence, result, job=self.job.body.job)
         answer = decide_recovery(failure, self.past, retries=_RETRIES)
         if answer.action not in ANOTHER_ATTEMPT or len(self.past) >= _RETRIES:
             return ChildError(
                 self.job.doing,
                 f"the process ended without an answer ({failure.kind}: {failure.sentence})",
-                hint=f"see {self.spec().folder / LOG_FILE}",
+                hint=f"see {self.folder / LOG_FILE}",
             )
         past = (*self.past, PastFailure(failure.kind, reached_checkpoint=False))
         return replace(self, number=self.number + 1, past=past)
 
 
+def _first_try(index: int, job: ChildJob[R]) -> _Try[R]:
+    """Return the first try of a job; its number is one that no earlier run used."""
+    return _Try(job, index, 1 + (len(list(job.folder.glob("*"))) if job.folder.exists() else 0))
+
+
 @dataclass(slots=True)
-class _JobQueue:
+class _JobQueue(Generic[R]):
     """Jobs that wait for a child, have one, or have their answer; a :class:`~dryfit.study.loop.driver.Decider`."""
 
-    supervisor: Supervisor
-    waiting: deque[_Try]
+    nodes: Nodes
+    waiting: deque[_Try[R]]
     most: int = 1
     on_done: Callable[[int], None] = _ignore
     say: OnMessage = _ignore
-    answers: dict[int, ChildResult | ChildError] = field(default_factory=dict[int, ChildResult | ChildError])
-    running: dict[str, _Try] = field(default_factory=dict[str, _Try])
+    answers: dict[int, R | ChildError] = field(default_factory=dict[int, Any])
+    running: dict[str, _Try[R]] = field(default_factory=dict[str, Any])
 
     def next_starts(self) -> list[ChildSpec] | float | None:
         if not self.waiting and not self.running:
@@ -120,20 +131,20 @@ class _JobQueue:
         starts: list[ChildSpec] = []
         while self.waiting and len(self.running) < self.most:
             attempt = self.waiting.popleft()
-            starts.append(attempt.spec())
+            starts.append(attempt.spec(cpu_of(first_node(self.nodes).name)))
             self.running[starts[-1].key] = attempt
         return starts or _POLL_S
 
     def on_stop(self, why: End) -> None:
         for key in self.running:
-            self.supervisor.kill(key, "now")
+            first_node(self.nodes).kill(key, "now")
         self.running.clear()
         self.waiting.clear()
 
-    def on_message(self, child: _Try, event: ChildMessage) -> None:
+    def on_message(self, child: _Try[R], event: ChildMessage) -> None:
         self.say(event.message)
 
-    def on_exit(self, child: _Try, event: ChildExited) -> None:
+    def on_exit(self, child: _Try[R], event: ChildExited) -> None:
         del self.running[event.key]
         answer = child.judge(event)
         if isinstance(answer, _Try):
@@ -143,12 +154,20 @@ class _JobQueue:
             self.on_done(child.index)
 
 
-def run_job(job: ChildJob, supervisor: Supervisor, stops: StopRequests | None = None) -> ChildResult | None:
+@overload
+def run_job(job: ChildJob[R], nodes: Nodes) -> R: ...
+
+
+@overload
+def run_job(job: ChildJob[R], nodes: Nodes, stops: StopRequests) -> R | None: ...
+
+
+def run_job(job: ChildJob[R], nodes: Nodes, stops: StopRequests | None = None) -> R | None:
     """Run a job to its answer.
 
     Args:
         job: The job.
-        supervisor: Starts its child.
+        nodes: The first of them runs its child.
         stops: Requests to stop; None: there are none.
 
     Returns:
@@ -158,8 +177,8 @@ def run_job(job: ChildJob, supervisor: Supervisor, stops: StopRequests | None = 
         DryfitError: The child raised it.
         ChildError: The child failed in another way, or died several times.
     """
-    queue = _JobQueue(supervisor, deque([_Try.first(0, job)]))
-    drive(queue, supervisor, stops)
+    queue = _JobQueue(nodes, deque([_first_try(0, job)]))
+    drive(queue, nodes, stops)
     answer = queue.answers.get(0)
     if isinstance(answer, ChildError):
         raise answer
@@ -167,18 +186,18 @@ def run_job(job: ChildJob, supervisor: Supervisor, stops: StopRequests | None = 
 
 
 def run_side_by_side(
-    jobs: Sequence[ChildJob],
-    supervisor: Supervisor,
+    jobs: Sequence[ChildJob[R]],
+    nodes: Nodes,
     *,
     most: int,
     on_done: Callable[[int], None],
     on_message: OnMessage = _ignore,
-) -> list[ChildResult | ChildError]:
+) -> list[R | ChildError]:
     """Run several jobs, each in a folder of its own name.
 
     Args:
         jobs: The jobs.
-        supervisor: Starts their children.
+        nodes: The first of them runs their children.
         most: How many run at once.
         on_done: Called with the index of a job that has its answer.
         on_message: Called with each message of a child.
@@ -189,12 +208,12 @@ def run_side_by_side(
     Raises:
         DryfitError: A child raised it.
     """
-    queue = _JobQueue(supervisor, deque(map(_Try.first, count(), jobs)), most, on_done, on_message)
-    drive(queue, supervisor)
+    queue = _JobQueue(nodes, deque(map(_first_try, count(), jobs)), most, on_done, on_message)
+    drive(queue, nodes)
     return [queue.answers[index] for index in range(len(jobs))]
 
 
-def run_alone(doing: str, body: Body, on_message: OnMessage = _ignore) -> ChildResult:
+def run_alone(doing: str, body: JobRequest[R], on_message: OnMessage = _ignore) -> R:
     """Run a job that belongs to no study, in a fresh interpreter and a temporary folder.
 
     The folder stays if the child left no answer: its log is in there.
@@ -216,13 +235,13 @@ def run_alone(doing: str, body: Body, on_message: OnMessage = _ignore) -> ChildR
 
 def run_all_alone(
     doing: str,
-    bodies: Sequence[Body],
+    bodies: Sequence[JobRequest[R]],
     *,
     most: int = 1,
     preload: tuple[str, ...] = (),
     on_done: Callable[[int], None] = _ignore,
     on_message: OnMessage = _ignore,
-) -> list[ChildResult | ChildError]:
+) -> list[R | ChildError]:
     """Run jobs as :func:`run_alone` does, several at once.
 
     Args:
@@ -248,7 +267,7 @@ def run_all_alone(
     keep = False
     try:
         with Supervisor(settings) as supervisor:
-            answers = run_side_by_side(jobs, supervisor, most=most, on_done=on_done, on_message=on_message)
+            answers = run_side_by_side(jobs, LocalNode(supervisor), most=most, on_done=on_done, on_message=on_message)
         keep = any(isinstance(answer, ChildError) for answer in answers)
     finally:
         if not keep:

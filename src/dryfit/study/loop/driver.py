@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from dryfit.core.sharding.device_groups import node_of
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.node import Nodes
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
 
@@ -41,17 +42,18 @@ class Decider(Protocol[C]):
         ...
 
 
-def drive(decider: Decider[C], supervisor: Supervisor, stops: StopRequests | None = None) -> None:
+def drive(decider: Decider[C], nodes: Nodes, stops: StopRequests | None = None) -> None:
     """Do what a decider decides until its work is done.
 
     Requests to stop are looked for before each decision. One for an immediate end kills every running child.
 
     Args:
         decider: The work.
-        supervisor: Starts the children.
+        nodes: Where the children run.
         stops: Requests to stop; None: there are none.
     """
     stopping = killed = False
+    node_by_key: dict[str, str] = {}
     while True:
         if stops is not None:
             stops.look()
@@ -61,24 +63,33 @@ def drive(decider: Decider[C], supervisor: Supervisor, stops: StopRequests | Non
             if stops.at_once and not killed:
                 killed = True
                 for key in decider.running:
-                    supervisor.kill(key, "now")
+                    nodes.all()[node_by_key[key]].kill(key, "now")
         following = decider.next_starts()
         if following is None:
             return
         if isinstance(following, float | int):
-            _hand_on(decider, supervisor, following)
+            _hand_on(decider, nodes, node_by_key, following)
             continue
         for spec in following:
-            supervisor.start(spec)
+            node_by_key[spec.key] = node_of(spec.place)
+            nodes.all()[node_by_key[spec.key]].start(spec)
 
 
-def _hand_on(decider: Decider[C], supervisor: Supervisor, timeout_s: float) -> None:
-    for event in supervisor.wait(timeout_s):
-        child = decider.running.get(event.key)  # an earlier event may have ended the interest in it
-        if child is None:
+def _hand_on(decider: Decider[C], nodes: Nodes, node_by_key: dict[str, str], timeout_s: float) -> None:
+    """Hand on what is heard of children that run.
+
+    Nothing else counts: an earlier event may have ended the interest in a child, or it is an attempt that was given
+    up, or one that runs on another node by now. Such a child is killed where it is.
+    """
+    for event in nodes.wait(timeout_s):
+        child = decider.running.get(event.key)
+        if child is None or event.node != node_by_key[event.key]:
+            if isinstance(event, ChildMessage):
+                nodes.all()[event.node].kill(event.key)
             continue
         match event:
             case ChildMessage():
                 decider.on_message(child, event)
             case ChildExited():
+                del node_by_key[event.key]
                 decider.on_exit(child, event)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import FinalRequest, FinalResult, TrainRequest
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, TrialConfig, mean
@@ -15,7 +16,7 @@ from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
 from dryfit.store.layout import FinalLayout
 from dryfit.store.state import PlanState, TrialState
 from dryfit.study.planning.device_needs import process_count
-from dryfit.study.resources.trial_devices import choose_device
+from dryfit.study.resources.trial_devices import choose_place
 from dryfit.study.trials.child_requests import Placement, train_request
 from dryfit.study.trials.context import StudySnapshot
 from dryfit.study.trials.trial_config import trial_config
@@ -45,6 +46,11 @@ class FinalRun:
         parts = [f"trial-{self.trial.number:04d}", f"seed-{self.seed}"]
         parts += ["with-validation"] if self.last_step is not None else []
         return "-".join([*parts, *([] if self.save else ["scores"])])
+
+    @property
+    def job(self) -> Job:
+        """What its process does."""
+        return Job.FINAL
 
     @property
     def plan(self) -> PlanState | None:
@@ -77,6 +83,11 @@ class EnsembleRun:
     def with_validation(self) -> bool:
         """Whether the members were trained on the validation rows too, so that no rows are left to choose by."""
         return self.members[0].last_step is not None
+
+    @property
+    def job(self) -> Job:
+        """What its process does."""
+        return Job.ENSEMBLE
 
     @property
     def plan(self) -> PlanState | None:
@@ -125,6 +136,7 @@ def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> 
         schedule_steps=run.schedule_steps,
         chosen_dirs=_chosen_dirs(study, run),
         model_dir=str(paths.model) if run.save else None,
+        attempt_model_dir=str(paths.files_of(placement.attempt).model),
         study=study.config.study.name,
         searched=trial.value,
         folds=max(1, len(trial.folds)),
@@ -175,9 +187,11 @@ def ensemble_request(study: StudySnapshot, run: EnsembleRun, placement: Placemen
                 training=request.training, result=result, searched=request.searched, model_dir=request.model_dir
             )
         )
+    paths = study.layout.final(run.name)
     return EnsembleRequest(
         members=tuple(members),
-        model_dir=str(study.layout.final(run.name).model),
+        model_dir=str(paths.model),
+        attempt_model_dir=str(paths.files_of(placement.attempt).model),
         study=study.config.study.name,
         with_validation=run.with_validation,
     )
@@ -187,10 +201,11 @@ def in_process_request(study: StudySnapshot, run: FinalRun) -> Path:
     """Write the request for :mod:`dryfit.jobs.in_process` into a folder of its own, which is emptied first."""
     paths = FinalLayout(study.layout.final(run.name).folder.with_name(f"{run.name}-in-process"))
     shutil.rmtree(paths.folder, ignore_errors=True)
-    paths.folder.mkdir(parents=True)
+    paths.attempt(1).mkdir(parents=True)
     choice = run.trial.plan.execution if run.trial.plan is not None else None
-    device = choose_device(study.resolved, (), processes=process_count(run.trial.plan, study.config.execution))
-    body = _train_request(study, run, paths, Placement(1, device, choice))
-    request = paths.folder / REQUEST_FILE
+    processes = process_count(run.trial.plan, study.config.execution)
+    place = choose_place(study.resolved.device, study.nodes, processes=processes)
+    body = _train_request(study, run, paths, Placement(1, place, choice))
+    request = paths.attempt(1) / REQUEST_FILE
     write_model(request, body, durable=False)
     return request

@@ -13,23 +13,26 @@ from pathlib import Path
 from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.names import Job
+from dryfit.core.jobs.ensemble import EnsembleResult
+from dryfit.core.jobs.train import FinalResult
 from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.sharding.device_groups import node_of, on_cpu
 from dryfit.core.wire import LOG_FILE, Checkpointed, Note, Progress, Report, Verdict
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.children.result_reading import read_result
-from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide_recovery
+from dryfit.runtime.machine.node import Nodes
 from dryfit.store.layout import FinalLayout
-from dryfit.store.ledger import StudyLock, lock_owner
+from dryfit.store.lock import StudyLock, lock_owner
 from dryfit.store.state import PlanState
 from dryfit.study.loop.driver import drive
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, Run, ensemble_request, final_request
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.device_needs import process_count
-from dryfit.study.resources.trial_devices import choose_device
+from dryfit.study.resources.attempt_files import drop_superseded, take_over
+from dryfit.study.resources.trial_devices import choose_place
 from dryfit.study.trials.child_limits import training_limits
 from dryfit.study.trials.child_requests import Placement
 from dryfit.study.trials.context import StudySnapshot
@@ -44,8 +47,8 @@ def finished(paths: FinalLayout) -> Result | None:
     """Return the result of a run, if it is done and its model is still there."""
     for attempt in range(paths.attempts, 0, -1):
         ended = read_result(paths.attempt(attempt))
-        result = None if ended is None else ended.final or ended.ensemble
-        if result is not None:
+        result = None if ended is None else ended.answer
+        if isinstance(result, FinalResult | EnsembleResult):
             gone = result.model_dir is not None and not paths.model.is_dir()
             # The study may have been moved since: the model lies where the study does now.
             at = None if result.model_dir is None else str(paths.model)
@@ -59,9 +62,8 @@ def runs_at_once(study: StudySnapshot, runs: Sequence[Run]) -> int:
     A run of several processes takes a GPU for each, and all runs count as the largest.
     """
     if study.config.runtime.parallel == "auto" and study.resolved.device is DeviceKind.CUDA:
-        return max(
-            1, study.resolved.device_count // max(process_count(run.plan, study.config.execution) for run in runs)
-        )
+        processes = max(process_count(run.plan, study.config.execution) for run in runs)
+        return max(1, sum(len(node.devices) // processes for node in study.nodes.values()))
     return study.parallelism.most
 
 
@@ -85,6 +87,7 @@ class _Attempt:
     Attributes:
         number: Its number, from 1.
         plan: The trial's plan, with the fallbacks that this run took besides; the trial's own stays as it is.
+        place: Where it runs; empty: nowhere yet.
         past: How the attempts before it failed.
         checkpointed: Whether it has written a checkpoint.
         told_s: When a line on its progress was told last (``time.monotonic()``).
@@ -95,7 +98,7 @@ class _Attempt:
     paths: FinalLayout
     number: int
     plan: PlanState | None
-    device: str | None = None
+    place: str = ""
     past: tuple[PastFailure, ...] = ()
     checkpointed: bool = False
     told_s: float = 0.0
@@ -115,7 +118,7 @@ class FinalTraining:
 
     Attributes:
         study: The study whose configurations they are.
-        supervisor: Starts children.
+        nodes: Where children run.
         stops: Requests to stop.
         on_note: Hears what happens, a line at a time.
         results: The result of each run by its name, or the error that ended it.
@@ -123,7 +126,7 @@ class FinalTraining:
     """
 
     study: StudySnapshot
-    supervisor: Supervisor
+    nodes: Nodes
     stops: StopRequests
     on_note: OnNote
     results: dict[str, Result | DryfitError] = field(default_factory=dict[str, Result | DryfitError])
@@ -142,12 +145,13 @@ class FinalTraining:
         self._most = most
         for run in runs:
             paths = self.study.layout.final(run.name)
+            take_over(paths, paths.attempts, run.job)  # of an attempt whose end nobody saw
             result = finished(paths)
             if result is not None:
                 self.results[run.name] = result
             else:
                 self._waiting.append(_Attempt(run, paths, paths.attempts + 1, run.plan))
-        drive(self, self.supervisor, self.stops)
+        drive(self, self.nodes, self.stops)
 
     def next_starts(self) -> Sequence[ChildSpec] | float | None:
         """Start as many attempts as may run at once; none after a request to stop."""
@@ -163,19 +167,20 @@ class FinalTraining:
         training = [key for key, attempt in self.running.items() if isinstance(attempt.run, FinalRun)]
         if training:
             self.on_note(f"stopping ({why}): {len(training)} run(s) write a checkpoint")
-        for key in self.running:
+        for key, attempt in self.running.items():
+            node = self.nodes.all()[node_of(attempt.place)]
             if key in training:
-                self.supervisor.ask_stop(key)
+                node.ask_stop(key)
             else:
-                self.supervisor.kill(key, "now")
+                node.kill(key, "now")
 
     def _start(self, attempt: _Attempt) -> ChildSpec:
         self._waiting.remove(attempt)
-        in_use = [other.device for other in self.running.values()]
+        in_use = [other.place for other in self.running.values()]
         processes = process_count(attempt.plan, self.study.config.execution)
-        attempt.device = choose_device(self.study.resolved, in_use, processes=processes)
+        attempt.place = choose_place(self.study.resolved.device, self.study.nodes, in_use, processes=processes)
         choice = attempt.plan.execution if attempt.plan is not None else None
-        placement = Placement(attempt.number, attempt.device, choice, attempt_terms(attempt.past))
+        placement = Placement(attempt.number, attempt.place, choice, attempt_terms(attempt.past))
         match attempt.run:
             case FinalRun():
                 body = final_request(self.study, attempt.run, placement)
@@ -184,20 +189,21 @@ class FinalTraining:
         limits = training_limits(self.study.config.runtime, attempt.past)
         key = f"{attempt.run.name}-{attempt.number}"
         self.running[key] = attempt
-        return ChildSpec(key, attempt.paths.attempt(attempt.number), body, limits)
+        return ChildSpec(key, attempt.paths.attempt(attempt.number), body, limits, attempt.place)
 
     def on_message(self, child: _Attempt, event: ChildMessage) -> None:
         """Tell what a run says; nothing is pruned here, as what was asked for is trained to its end."""
         name = child.run.name
         match event.message:
             case Report(point=point):
-                self.supervisor.answer(event.key, Verdict(n=point.n, proceed=True))
+                self.nodes.all()[event.node].answer(event.key, Verdict(n=point.n, proceed=True))
                 metric = self.study.config.study.metric
                 self.on_note(f"{name}: validation {point.n}, step {point.step}: {metric} {point.value:.4f}")
             case Progress(step=step, total_steps=total_steps, loss=loss) if loss is not None and child.may_tell():
                 self.on_note(f"{name}: step {step}/{total_steps}, loss {loss:.4f}")
             case Checkpointed():
                 child.checkpointed = True
+                drop_superseded(child.paths, child.number)
             case Note(text=text):
                 self.on_note(f"{name}: {text}")
             case _:
@@ -206,9 +212,9 @@ class FinalTraining:
     def on_exit(self, child: _Attempt, event: ChildExited) -> None:
         """Take a result; else let the run wait for its next attempt, or take the error that ends it."""
         del self.running[event.key]
-        left = event.result
-        result = None if left is None else left.final or left.ensemble
-        if result is not None:
+        take_over(child.paths, child.number, child.run.job)
+        result = None if event.result is None else event.result.answer
+        if isinstance(result, FinalResult | EnsembleResult):
             self.results[child.run.name] = result
             for folder in (child.paths.checkpoints, child.paths.best):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -218,7 +224,8 @@ class FinalTraining:
     def _follow(self, attempt: _Attempt, exited: ChildExited) -> None:
         """Decide what follows a failure."""
         run, past, plan = attempt.run, attempt.past, attempt.plan
-        failure = classify(exited.evidence, exited.result, job=Job.FINAL if isinstance(run, FinalRun) else Job.ENSEMBLE)
+        device = None if on_cpu(attempt.place) else attempt.place
+        failure = classify(exited.evidence, exited.result, job=run.job)
         answer = decide_recovery(
             failure,
             past,
@@ -237,7 +244,7 @@ class FinalTraining:
                 attempt,
                 number=attempt.number + 1,
                 plan=plan,
-                past=(*past, PastFailure(failure.kind, attempt.checkpointed, answer.action, attempt.device)),
+                past=(*past, PastFailure(failure.kind, attempt.checkpointed, answer.action, device)),
                 checkpointed=False,
                 not_before_s=time.monotonic() + answer.delay_s,
             )

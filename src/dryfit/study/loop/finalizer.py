@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from dryfit.core.failure import Action, Evidence, Failure, FailureKind, RecoveryAction
-from dryfit.core.jobs.child import ChildResult
+from dryfit.core.jobs.child import ChildResult, training_of
 from dryfit.core.settings.trial import Outcome
+from dryfit.core.sharding.device_groups import on_cpu
 from dryfit.runtime.children.result_reading import read_result, stacks_tail
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.fault_case import lost_devices
@@ -17,6 +18,7 @@ from dryfit.store.state import AttemptState, TrialState
 from dryfit.study.loop.messages import MessageHandler, RunningAttempt
 from dryfit.study.loop.next_step import End
 from dryfit.study.planning.device_needs import alone_first
+from dryfit.study.resources.attempt_files import take_over
 from dryfit.study.resources.retention import forget_what_is_not_needed
 from dryfit.study.trials.context import StudyContext
 from dryfit.study.trials.trial_end import ASKED_TO_STOP, end_of, finish_trial
@@ -54,15 +56,17 @@ class AttemptFinalizer:
         generation = self.study.state.generation.number
         for trial in self.study.state.open_trials:
             last = trial.attempts[-1] if trial.attempts else None
+            if last is not None:
+                self._take_over(trial, last)
             result = self._result_left(trial, last) if last is not None and last.failure is None else None
-            if trial.generation != generation and (result is None or result.train is None):
+            if trial.generation != generation and training_of(result) is None:
                 reason = f"generation {generation} of the study began before it ended"
                 self.finish(TrialFinished(number=trial.number, outcome=Outcome.CANCELLED, reason=reason))
             elif last is not None and last.failure is not None:
                 if last.failure.action in (Action.GIVE_UP, Action.PRUNE):
                     self.follow(trial, end_of(trial), last.failure.action, 0.0)
             elif last is not None:
-                child = RunningAttempt(trial.number, last.number, last.device, Need(trial.number))
+                child = RunningAttempt(trial.number, last.number, last.place, Need(trial.number))
                 if result is not None:
                     self.messages.catch_up(child)
                 self.on_exit(child, result, Evidence(server_lost=result is None))
@@ -71,13 +75,20 @@ class AttemptFinalizer:
     def _result_left(self, trial: TrialState, attempt: AttemptState) -> ChildResult | None:
         """Return what an attempt left; None also where it was asked to stop and did: its trial goes on."""
         result = read_result(self.study.layout.trial(trial.number).attempt(attempt.number))
-        stopped = result is not None and result.train is not None and result.train.stopped_by in ASKED_TO_STOP
-        return None if stopped else result
+        trained = training_of(result)
+        return None if trained is not None and trained.stopped_by in ASKED_TO_STOP else result
+
+    def _take_over(self, trial: TrialState, attempt: AttemptState) -> None:
+        """Take over what an attempt left, before its end is recorded; nothing that comes there later counts."""
+        if not attempt.ended:
+            take_over(self.study.layout.trial(trial.number), attempt.number, self.study.trial_job)
 
     def on_exit(self, child: RunningAttempt, result: ChildResult | None, evidence: Evidence) -> None:
         """End an attempt whose process is gone, and do what follows from it."""
         trial = self.study.state.trials[child.number]
-        finished = finish_trial(trial, result.train) if result is not None and result.train is not None else None
+        self._take_over(trial, trial.attempts[-1])
+        trained = training_of(result)
+        finished = finish_trial(trial, trained) if trained is not None else None
         if finished is not None:
             if not trial.attempts[-1].ended:
                 self.write(AttemptEnded(number=child.number, attempt=child.attempt))
@@ -95,8 +106,8 @@ class AttemptFinalizer:
         job, past = self.study.trial_job, trial.past_failures
         complete = _with_terms(evidence, trial)
         failure = classify(complete, result, job=job)
-        if failure.kind is FailureKind.DEVICE_LOST and child.device is not None:
-            for device in lost_devices(complete, child.device):
+        if failure.kind is FailureKind.DEVICE_LOST and not on_cpu(child.place):
+            for device in lost_devices(complete, child.place):
                 self.set_aside(device, f"{failure.kind} in trial {child.number}: {failure.sentence}")
         answer = decide_recovery(
             failure,

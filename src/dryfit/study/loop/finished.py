@@ -6,6 +6,7 @@ from typing import Final, cast
 
 from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
+from dryfit.core.regular_files import contents
 from dryfit.core.settings.tables import HUB_PREFIX
 from dryfit.search.mirror.handle import mirrored_bytes
 from dryfit.store.layout import StudyLayout
@@ -26,7 +27,7 @@ def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
         LedgerError: The ledger cannot be read.
     """
     try:
-        if not layout.ledger.is_file() or layout.frozen_file.read_bytes() != dump_toml(config, layout.folder).encode():
+        if not layout.ledger.is_file() or contents(layout.frozen_file) != dump_toml(config, layout.folder).encode():
             return None
         state = read_study(layout)
         last = state.sessions[-1] if state.sessions else None

@@ -13,7 +13,6 @@ from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.train import ResolveResult
-from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import OwnSettings
 from dryfit.core.settings.task_facts import is_own_key, metric_of
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
@@ -105,9 +104,7 @@ def _points_again(state: StudyState, number: int, possible: PossibleTrials) -> t
 
 def _is_own(possible: PossibleTrials, point: dict[str, Scalar]) -> bool:
     """Return whether a point is the study file's own, which is the first trial by default."""
-    return possible.key.task is not BuiltInTask.OBJECTIVE and all(
-        possible.own.get(name) == point[name] for name in point
-    )
+    return all(possible.own.get(name) == point[name] for name in point)
 
 
 def basis_now(config: StudyConfig, space: Space, layout: StudyLayout, resolved: ResolveResult) -> ComparabilityKey:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dryfit.core.wire import Checkpointed, FirstStep, Report, Started, Verdict
 from dryfit.runtime.children.child_spec import ChildMessage
 from dryfit.runtime.children.result_reading import read_messages
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.node import Nodes
 from dryfit.runtime.machine.packing import Need
 from dryfit.search.sampling.pruning import Rules, judge, most_reports
 from dryfit.store.events import (
@@ -19,16 +19,17 @@ from dryfit.store.events import (
 )
 from dryfit.store.state import VerdictState
 from dryfit.study.loop.observers import Observer
+from dryfit.study.resources.attempt_files import drop_superseded
 from dryfit.study.trials.context import StudyContext
 
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """A trial's process; ``need`` is what its device is counted to hold."""
+    """A trial's process; ``need`` is what its place is counted to hold."""
 
     number: int
     attempt: int
-    device: str | None
+    place: str
     need: Need
 
 
@@ -37,7 +38,7 @@ class MessageHandler:
 
     Args:
         study: The study.
-        supervisor: Passes verdicts on.
+        nodes: Pass verdicts on.
         write: Appends an event to the ledger.
         observers: Get the messages that the ledger does not keep.
     """
@@ -45,12 +46,12 @@ class MessageHandler:
     def __init__(
         self,
         study: StudyContext,
-        supervisor: Supervisor,
+        nodes: Nodes,
         write: Callable[[Event], None],
         observers: Sequence[Observer],
     ) -> None:
         self._study = study
-        self._supervisor = supervisor
+        self._nodes = nodes
         self._write = write
         self._observers = observers
         self._rules = Rules(
@@ -70,10 +71,13 @@ class MessageHandler:
                 self._write(FirstStepDone(number=number, attempt=attempt, after_ms=after_ms))
             case Checkpointed(step=step):
                 self._write(CheckpointMade(number=number, attempt=attempt, step=step))
+                if self._study.config.objective is None:
+                    drop_superseded(self._study.layout.trial(number), attempt)
             case Report() as report:
                 self._keep_report(child, report)
                 n = report.point.n
-                self._supervisor.answer(event.key, Verdict(n=n, proceed=self._verdict(child, n).proceed))
+                verdict = Verdict(n=n, proceed=self._verdict(child, n).proceed)
+                self._nodes.all()[event.node].answer(event.key, verdict)
             case message:
                 for observer in self._observers:
                     observer.on_message(number, message)

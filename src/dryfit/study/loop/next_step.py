@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from dryfit.core.failure import PERMITTED, FailureKind
 from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.packing import Blocker, Cluster, Fit, Limit, Need, pack
+from dryfit.runtime.machine.packing import CPU, Blocker, Cluster, Fit, Limit, Need, pack
 from dryfit.store.replay import StudyState
 
 
@@ -125,10 +125,10 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class PlaceTrial:
-    """Start a process for a trial that exists, on a device (None: the CPU)."""
+    """Start a process for a trial that exists, on a device, a group of them or a CPU."""
 
     number: int
-    device: str | None = None
+    place: str = CPU.place
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
         return Wait()
     packed = pack([live.need(number) for number in ready], live.cluster)
     if isinstance(packed, Fit):
-        return PlaceTrial(packed.number, packed.device)
+        return PlaceTrial(packed.number, packed.place)
     return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
 
 

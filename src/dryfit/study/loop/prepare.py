@@ -3,25 +3,22 @@
 Where trials call a function of the user's own, an IMPORT child imports it instead.
 """
 
-import os
-
 from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import InternalError
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.tables import ObjectiveSettings
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.runtime.machine.node import Nodes, first_node
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.child_jobs import ChildJob, run_job
 from dryfit.study.loop.stops import StopRequests
-from dryfit.study.resources.trial_devices import devices_without_torch, gpu_count
+from dryfit.study.resources.trial_devices import devices_without_torch
 from dryfit.study.trials.child_limits import preparing_limits
 from dryfit.study.trials.child_requests import resolve_request
 from dryfit.study.trials.trial_config import possible_values
 
 
 def prepare(
-    config: StudyConfig, layout: StudyLayout, space: Space, supervisor: Supervisor, stops: StopRequests
+    config: StudyConfig, layout: StudyLayout, space: Space, nodes: Nodes, stops: StopRequests
 ) -> ResolveResult | None:
     """Run RESOLVE, or IMPORT where trials call a function of the user's own.
 
@@ -34,7 +31,7 @@ def prepare(
         ChildError: The child failed in another way, or died several times.
     """
     if config.objective is not None:
-        return _import_function(config, config.objective, layout, supervisor, stops)
+        return _import_function(config, config.objective, layout, nodes, stops)
     body = resolve_request(
         config,
         space,
@@ -44,30 +41,23 @@ def prepare(
         precisions=possible_values(config, space, "train.precision"),
     )
     job = ChildJob("checking data and machine", body, layout.preparations, preparing_limits(config.runtime))
-    result = run_job(job, supervisor, stops)
-    if result is None:
-        return None
-    if result.resolve is None:
-        raise InternalError(job.doing, "the child's answer is of another job")
-    return result.resolve
+    return run_job(job, nodes, stops)
 
 
 def _import_function(
-    config: StudyConfig, own: ObjectiveSettings, layout: StudyLayout, supervisor: Supervisor, stops: StopRequests
+    config: StudyConfig, own: ObjectiveSettings, layout: StudyLayout, nodes: Nodes, stops: StopRequests
 ) -> ResolveResult | None:
-    device, count = devices_without_torch(config.execution.device, gpu_count(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    device, count = devices_without_torch(config.execution.device, len(first_node(nodes).facts.devices))
     body, limits = ImportRequest(objective=own), preparing_limits(config.runtime)
     job = ChildJob(f"importing {own.function}", body, layout.preparations, limits)
-    result = run_job(job, supervisor, stops)
+    result = run_job(job, nodes, stops)
     if result is None:
         return None
-    if result.imported is None:
-        raise InternalError(job.doing, "the child's answer is of another job")
     return ResolveResult(
         data_fingerprint="",
         splits={},
-        revisions={own.function: result.imported.source_hash},
+        revisions={own.function: result.source_hash},
         device=device,
         device_count=count,
-        versions=result.imported.versions,
+        versions=result.versions,
     )

@@ -15,34 +15,37 @@ from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
 from dryfit.core.errors import LedgerError, MachineError
 from dryfit.core.jobs.train import ResolveResult
+from dryfit.core.regular_files import NO_ROOM
 from dryfit.core.settings.task_facts import task_word
+from dryfit.core.text.words import sendable
 from dryfit.core.version import VERSION
 from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
 from dryfit.runtime.children.child_spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
+from dryfit.runtime.children.environment import demand_secrets
 from dryfit.runtime.children.orphans import sweep
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.evidence import EvidenceCollector
+from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.search.comparability import comparability_key
 from dryfit.search.mirror.handle import MirrorProcess, storage_url
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger, StudyLock, each_event
+from dryfit.store.ledger import Ledger, each_event
+from dryfit.store.lock import StudyLock
 from dryfit.store.replay import StudyState
 from dryfit.study.loop.generations import basis_now, next_generation, recorded
+from dryfit.study.loop.listeners import listeners
 from dryfit.study.loop.next_step import End
-from dryfit.study.loop.observers import Observer
+from dryfit.study.loop.observers import Observer, in_threads
 from dryfit.study.loop.prepare import prepare
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
 from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.resources.disk import check_disk, study_need, taken_bytes
-from dryfit.study.resources.placements import Machine
-from dryfit.study.resources.trial_devices import available_cores, device_uuids
 from dryfit.study.trials.context import StudyContext
 
 _MIRROR_FLUSH_S = 10.0
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
@@ -95,39 +98,55 @@ def run_session(
         config: The resolved study file, overrides included.
         space: Its search space.
         layout: Where the study lies; made when absent.
-        observers: Watch the session.
+        observers: Watch the session, each in a thread of its own, beside those of ``study.listeners``.
         signals: Handlers of signals to stop; None: the session installs its own while it lasts.
 
     Raises:
         DryfitError: It could not start: bad data, another process, another study in the folder, no room for it.
         OSError: The ledger could not be written for another reason than a full disk; what it holds is safe.
     """
+    if sendable(str(layout.folder)) != str(layout.folder):
+        raise MachineError(f"opening the study in {layout.folder}", "its path is not UTF-8", "a path that is text")
     storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
+    demand_secrets(config.objective, os.environ)
+    observers = (*observers, *listeners(config.study.listeners))
     with ExitStack() as stack:
+        observers = stack.enter_context(in_threads(observers))  # the last to be left: by then the study has let go
         with _opening(layout):
             layout.folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(StudyLock(layout.lock))
+            lock = stack.enter_context(StudyLock(layout.lock))
             for observer in observers:
                 observer.on_open(layout)
-            work = _open(config, space, layout, observers)
-            stack.push(closing(work.ledger.close))
+            for observer in observers:
+                observer.check()
+            work = _open(config, space, layout, observers, stack)
             devices = NvmlLink(work.created.id, layout.logs / "nvml.txt", lambda text: _note(observers, text))
             stack.push(closing(devices.close))
             around = EvidenceCollector(devices, layout.folder)
             supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
             stack.enter_context(stacks_on_request(layout.logs / STACKS_FILE))
-            stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake, signals))
+
+            def check() -> None:
+                work.ledger.check()
+                lock.keep()
+
+            stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake, signals, check))
             keepers = stack.enter_context(_mirror(work))
         try:
-            machine = Machine(devices, placed=around.placed)
-            end = _work(work, supervisor, stops, (*observers, *keepers), machine)
+            node = LocalNode(supervisor, devices, placed=around.placed)
+            end = _work(work, node, stops, (*observers, *keepers))
             _tell(observers, work.ledger.append(SessionClosed(reason=end)), work.state)
         except OSError as error:
-            if error.errno not in _DISK_FULL:
+            if error.errno not in NO_ROOM:
                 raise
             end = End.PAUSED
-            _note(observers, f"the disk is full, the study is paused: {error}")
+            _note(observers, f"{_no_room(error)}, the study is paused: {error}")
     return SessionResult(end, work.state, layout)
+
+
+def _no_room(error: OSError) -> str:
+    limited = error.errno == errno.EFBIG
+    return "a file may not grow further (`ulimit -f`)" if limited else "the disk is full"
 
 
 @contextmanager
@@ -136,7 +155,7 @@ def _opening(layout: StudyLayout) -> Generator[None, None, None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (*_DISK_FULL, *_NOT_WRITABLE):
+        if error.errno not in (*NO_ROOM, *_NOT_WRITABLE):
             raise
         raise MachineError(
             f"opening the study in {layout.folder}",
@@ -158,11 +177,14 @@ class StudyWork:
     clock: Callable[[], float]
 
 
-def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer]) -> StudyWork:
+def _open(
+    config: StudyConfig, space: Space, layout: StudyLayout, observers: Sequence[Observer], stack: ExitStack
+) -> StudyWork:
     """Replay the ledger, or begin one; kill what an earlier run left behind; record that a session has begun."""
     state = StudyState()
     clock = steady_clock()
     ledger = Ledger(layout.ledger, apply=state.apply, clock=clock)
+    stack.push(closing(ledger.close))
     study = state.created or _created(config, space, layout)
     missing = recorded(state, layout)
     if state.created is None:
@@ -184,12 +206,10 @@ def _open(config: StudyConfig, space: Space, layout: StudyLayout, observers: Seq
     return StudyWork(config, layout, space, ledger, state, study, clock)
 
 
-def _work(
-    work: StudyWork, supervisor: Supervisor, stops: StopRequests, observers: Sequence[Observer], machine: Machine
-) -> End:
+def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequence[Observer]) -> End:
     own = work.config.objective
     _note(observers, "checking data and models" if own is None else f"importing {own.function}")
-    resolved = prepare(work.config, work.layout, work.space, supervisor, stops)
+    resolved = prepare(work.config, work.layout, work.space, node, stops)
     if resolved is None:
         return stops.why or End.STOPPED
     for text in _revisions_changed(work, resolved):
@@ -199,7 +219,7 @@ def _work(
         _tell(observers, work.ledger.append(following), work.state)
     if resolved != work.state.resolved:
         _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
-    _check_room(work, resolved)
+    node.learn(resolved)
     context = StudyContext(
         config=work.config,
         layout=work.layout,
@@ -207,10 +227,10 @@ def _work(
         ledger=work.ledger,
         state=work.state,
         resolved=resolved,
-        cores=available_cores(),
+        nodes={name: each.facts for name, each in node.all().items()},
     )
-    machine.devices.set_uuids(device_uuids(resolved, os.environ.get("CUDA_VISIBLE_DEVICES")))
-    return TrialDecider(context, supervisor, stops, observers, work.clock, machine).run()
+    _check_room(context)
+    return TrialDecider(context, node, stops, observers, work.clock).run()
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
@@ -228,10 +248,10 @@ def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
     ]
 
 
-def _check_room(work: StudyWork, resolved: ResolveResult) -> None:
-    folder = work.layout.folder
-    need = study_need(work.config, work.space, resolved)
-    check_disk(need, free_bytes=shutil.disk_usage(folder).free, taken_bytes=taken_bytes(work.layout), place=folder)
+def _check_room(study: StudyContext) -> None:
+    folder = study.layout.folder
+    free_bytes = shutil.disk_usage(folder).free
+    check_disk(study_need(study), free_bytes=free_bytes, taken_bytes=taken_bytes(study.layout), place=folder)
 
 
 def _tell(observers: Sequence[Observer], event: Event, state: StudyState) -> None:
@@ -277,7 +297,10 @@ def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> Supervis
 
 @dataclass(frozen=True, slots=True)
 class MirrorKeeper:
-    """Starts the mirror again if it has died, whenever the ledger has grown."""
+    """Starts the mirror again if it has died, whenever the ledger has grown.
+
+    It is called by the study's own thread, as the mirror's death is tied to it; it neither raises nor waits.
+    """
 
     mirror: MirrorProcess
 

@@ -11,10 +11,12 @@ from typing import Self
 
 from dryfit.core.cleanup import first_error_wins
 from dryfit.core.process import end_of_command
+from dryfit.core.regular_files import appending, contents
 from dryfit.study.loop.next_step import End
 
 GRACEFUL = "graceful"
 NOW = "now"
+_REQUEST_BYTES = 1 << 10
 
 _REASONS = {
     signal.SIGINT: End.INTERRUPTED,
@@ -65,6 +67,10 @@ class StopSignals:
             raise KeyboardInterrupt  # no study runs that could end at once: a person must not have to wait
 
 
+def _no_check() -> None:
+    """Nothing to check."""
+
+
 class StopRequests:
     """Collects requests to stop while it is entered; the driver looks at them between any two steps.
 
@@ -76,14 +82,22 @@ class StopRequests:
         request_file: The file that ``dryfit stop`` writes.
         wake: Wakes the driver; called from signal handlers.
         signals: Handlers that are installed already; None: own ones are, while it is entered.
+        check: Called at each look; raises where the study cannot go on at all.
     """
 
-    def __init__(self, request_file: Path, wake: Callable[[], None], signals: StopSignals | None = None) -> None:
+    def __init__(
+        self,
+        request_file: Path,
+        wake: Callable[[], None],
+        signals: StopSignals | None = None,
+        check: Callable[[], None] = _no_check,
+    ) -> None:
         self._file = request_file
         self._wake = wake
         self._signals = signals or StopSignals()
         self._own = ExitStack()
         self._own_signals = signals is None
+        self._check = check
         self.why: End | None = None
         self.at_once = False
 
@@ -104,13 +118,12 @@ class StopRequests:
             self._file.unlink(missing_ok=True)
 
     def look(self) -> None:
-        """Read a request that was made through the file."""
-        try:
-            text = self._file.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            return
-        self.why = self.why or End.STOPPED
-        self.at_once = self.at_once or text == NOW
+        """Read a request that was made through the file; before it, make sure that the study can go on."""
+        self._check()
+        data = contents(self._file, _REQUEST_BYTES)
+        if data is not None:
+            self.why = self.why or End.STOPPED
+            self.at_once = self.at_once or data.strip() == NOW.encode()
 
     def _on_signal(self, received: signal.Signals) -> None:
         if self.why is not None and received is signal.SIGINT:
@@ -128,7 +141,7 @@ def stacks_on_request(file: Path) -> Generator[None, None, None]:
     if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
         yield
         return
-    with file.open("a", encoding="utf-8") as stacks:
+    with appending(file) as stacks:
         faulthandler.register(signal.SIGUSR1, stacks)
         try:
             yield

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import FirstStep, Started
+from dryfit.core.sharding.device_groups import node_of, on_cpu
+from dryfit.core.wire import FirstStep
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.recovery import attempt_terms, terms_text
+from dryfit.runtime.machine.node import Nodes
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.enqueued import enqueued_points
 from dryfit.store.events import (
@@ -38,8 +39,8 @@ from dryfit.study.loop.next_step import (
 from dryfit.study.loop.observers import Observer
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.refusals import refusal_text
-from dryfit.study.planning.trial_plans import TrialPlanner, host_bytes_for
-from dryfit.study.resources.placements import Machine, Placements
+from dryfit.study.planning.trial_plans import TrialPlanner
+from dryfit.study.resources.placements import Placements
 from dryfit.study.trials.child_requests import Placement, child_spec
 from dryfit.study.trials.context import StudyContext
 from dryfit.study.trials.trial_config import fold_reports, trial_fingerprint
@@ -52,31 +53,28 @@ class TrialDecider:
 
     Args:
         study: The study.
-        supervisor: Starts children.
+        nodes: Where children run.
         stops: Requests to stop.
         observers: Watch the study.
         clock: Unix time in seconds.
-        machine: The ways to look at this machine.
     """
 
     def __init__(
         self,
         study: StudyContext,
-        supervisor: Supervisor,
+        nodes: Nodes,
         stops: StopRequests,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.time,
-        machine: Machine | None = None,
     ) -> None:
         self._study = study
-        self._supervisor = supervisor
+        self._nodes = nodes
         self._stops = stops
         self._observers = observers
         self._clock = clock
-        machine = machine or Machine()
-        self._planner = TrialPlanner(study, supervisor, self._write, self._host_bytes(machine))
-        self._messages = MessageHandler(study, supervisor, self._write, observers)
-        self._placements = Placements(study, machine, self._write, self._note, clock)
+        self._planner = TrialPlanner(study, nodes, self._write)
+        self._messages = MessageHandler(study, nodes, self._write, observers)
+        self._placements = Placements(study, nodes, self._write, self._note, clock)
         self._finalizer = AttemptFinalizer(
             study, self._messages, self._write, self._note, self._stop_because, self._placements.set_aside, clock
         )
@@ -101,7 +99,7 @@ class TrialDecider:
             OSError: The ledger could not be written (a full disk); nothing that it holds is lost.
         """
         self._finalizer.reconcile()
-        drive(self, self._supervisor, self._stops)
+        drive(self, self._nodes, self._stops)
         assert self._end is not None  # without it the work is not done
         return self._end
 
@@ -120,8 +118,8 @@ class TrialDecider:
                 return self._planner.plan(self._study.state.trials[number])
             case RefuseTrial(number):
                 self._refuse(self._study.state.trials[number])
-            case PlaceTrial(number, device):
-                return [self._place(self._study.state.trials[number], device, live)]
+            case PlaceTrial(number, place):
+                return [self._place(self._study.state.trials[number], place, live)]
             case StopTrials(why):
                 self._stop(why)
             case Wait(until_s, why):
@@ -143,8 +141,6 @@ class TrialDecider:
             for observer in self._observers:
                 observer.on_message(child, event.message)
             return
-        if isinstance(event.message, Started):
-            self._placements.started(event.message.pid)
         if isinstance(event.message, FirstStep):
             self._placements.worked(child)
         self._messages.on_message(event, child)
@@ -159,9 +155,6 @@ class TrialDecider:
         if trouble is not None:
             trial = self._study.state.trials[trouble.number]
             self._finalizer.follow(trial, trouble.failure, trouble.action, trouble.delay_s)
-
-    def _host_bytes(self, machine: Machine) -> int | None:
-        return host_bytes_for(self._study.config.execution, self._study.resolved.device, machine.host)
 
     def _live(self) -> Live:
         readiness = self._planner.readiness()
@@ -216,20 +209,25 @@ class TrialDecider:
         reason = refusal_text(trial.plan.answer)
         self._finalizer.finish(TrialFinished(number=trial.number, outcome=Outcome.REFUSED, reason=reason))
 
-    def _place(self, trial: TrialState, device: str | None, live: Live) -> ChildSpec:
+    def _place(self, trial: TrialState, place: str, live: Live) -> ChildSpec:
         attempt, need = len(trial.attempts) + 1, live.need(trial.number)
         terms = attempt_terms(trial.past_failures)
-        fraction = self._placements.fence(trial, need, device)
-        placement = Placement(attempt, device, self._planner.choice(trial), terms, fraction)
+        fraction = self._placements.fence(trial, need, place)
+        placement = Placement(attempt, place, self._planner.choice(trial), terms, fraction, need.shared_bytes)
         spec = child_spec(self._study, trial, placement)
         self._finalizer.waiting_until_s.pop(trial.number, None)
-        needs_bytes = need.shared_bytes if device is not None else need.host_bytes
-        words = terms_text(terms)
         self._write(
-            AttemptPlaced(number=trial.number, attempt=attempt, device=device, needs_bytes=needs_bytes, terms=words)
+            AttemptPlaced(
+                number=trial.number,
+                attempt=attempt,
+                node=node_of(place),
+                device=None if on_cpu(place) else place,
+                needs_bytes=need.host_bytes if on_cpu(place) else need.shared_bytes,
+                terms=terms_text(terms),
+            )
         )
         passed = [number for number in live.needs if number < trial.number and live.is_ready(number)]
-        self._placements.start(spec.key, RunningAttempt(trial.number, attempt, device, need), passed)
+        self._placements.start(spec.key, RunningAttempt(trial.number, attempt, place, need), passed)
         return spec
 
     def _stop(self, why: End) -> None:
@@ -237,8 +235,8 @@ class TrialDecider:
         self._planner.abandon()
         if self._placements.running:
             self._note(f"stopping ({why}): {len(self._placements.running)} running trial(s) write a checkpoint")
-        for key in self._placements.running:
-            self._supervisor.ask_stop(key)
+        for key, child in self._placements.running.items():
+            self._nodes.all()[node_of(child.place)].ask_stop(key)
 
     def _stop_because(self, why: End, text: str) -> None:
         """Stop for a trial's sake; a pause gives way to whatever stops the study already."""

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from dryfit.core.errors import ChildError, InternalError
+from dryfit.core.errors import ChildError
 from dryfit.core.jobs.calibration import MemoryCase
 from dryfit.core.jobs.memory import ExecutionChoice
 from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Precision
+from dryfit.core.settings.choices import BaseFormat, Precision
 from dryfit.core.settings.execution import Allocator, OptimizerImpl, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.core.settings.task_facts import BUILT_IN
 from dryfit.study.loop.child_jobs import run_alone
 
 _ROWS: Final = 16
@@ -77,10 +78,7 @@ def measure_and_compare(
             raise failed
         on_note(f"planning the same {measured} cases without the device")
         body = CalibrateRequest(case=None, folder=str(exchange), calibration_dir=str(keep_in))
-        result = run_alone("comparing plans with measurements", body)
-    if result.calibrate is None:
-        raise InternalError("calibrating", "the child's answer is of another job")
-    return result.calibrate
+        return run_alone("comparing plans with measurements", body)
 
 
 def calibration_cases(folder: Path, *, quick: bool = False) -> tuple[MemoryCase, ...]:
@@ -123,7 +121,7 @@ def _case(
     }
     decoder = model.name == "decoder"
     subject = PlanSubject(
-        task=BuiltInTask.CAUSAL_LM if decoder else BuiltInTask.CRITERIA,
+        task=next(task for task, facts in BUILT_IN.items() if facts.decoder is decoder),
         settings=TrialSettings.model_validate_json(json.dumps(tables)),
         lora=LoraSettings(base=BaseFormat(precision)) if lora else None,
     )

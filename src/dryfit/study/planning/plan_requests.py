@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import ChildError, ConfigError, InternalError, LedgerError
-from dryfit.core.jobs.child import ChildResult
+from dryfit.core.errors import ChildError, ConfigError, LedgerError
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, StudyTokens
-from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject, adapters
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult, StudyTokens
+from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings
 from dryfit.core.settings.tables import PACKAGED_MODEL, ModelSettings, TrialSettings
+from dryfit.core.settings.task_facts import TASK_MODULES
 from dryfit.core.settings.trial import Scalar
 from dryfit.search.space.fields import apply_params, setting
 from dryfit.search.space.space import Space, first_value
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.child_jobs import run_all_alone, run_alone
 from dryfit.study.loop.session import read_study
-from dryfit.study.trials.child_requests import resolve_request
+from dryfit.study.trials.child_requests import plan_subject, resolve_request
 
 AXES: Final = (
     "model.name",
@@ -35,7 +35,7 @@ AXES: Final = (
 _MAIN_AXES: Final = ("model.name", "train.max_length", "train.batch_size")
 _MOST_POINTS: Final = 256
 _SIDE_BY_SIDE: Final = 2
-_PRELOAD: Final = ("dryfit.jobs.plan",)
+_PRELOAD: Final = ("dryfit.jobs.plan", *TASK_MODULES)
 _TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -176,8 +176,8 @@ def plan_combinations(asked: PlanInput, on_note: OnNote) -> SpacePlan:
     answers = _ask(requests, lambda index: on_note(_progress(groups[index], settings)))
     cells = {
         (index, choice): PlannedCell(points[index], choice, answer)
-        for (choice, group), found in zip(groups, answers, strict=True)
-        for index, answer in zip(group, found, strict=True)
+        for (choice, group), of_group in zip(groups, answers, strict=True)
+        for index, answer in zip(group, of_group, strict=True)
     }
     return SpacePlan(
         device=asked.device,
@@ -225,19 +225,8 @@ def _progress(group: tuple[bool, list[int]], settings: Sequence[TrialSettings]) 
 def _request(
     asked: PlanInput, settings: Sequence[TrialSettings], execution: ExecutionSettings, tokens: StudyTokens | None
 ) -> PlanRequest:
-    config = asked.config
-    subjects = tuple(
-        PlanSubject(
-            task=config.study.task,
-            settings=one,
-            num_labels=config.data.num_labels,
-            multi_label=config.data.multi_label,
-            lora=adapters(config.study.task, one),
-        )
-        for one in settings
-    )
     return PlanRequest(
-        subjects=subjects,
+        subjects=tuple(plan_subject(asked.config, one) for one in settings),
         device=asked.device,
         execution=execution,
         tokens=tokens,
@@ -256,7 +245,7 @@ def _ask(requests: Sequence[PlanRequest], on_done: Callable[[int], None]) -> lis
     return [_answers(request, result, waited_s) for request, result in zip(requests, results, strict=True)]
 
 
-def _answers(request: PlanRequest, result: ChildResult | ChildError, waited_s: float) -> tuple[PlanAnswer, ...]:
+def _answers(request: PlanRequest, result: PlanResult | ChildError, waited_s: float) -> tuple[PlanAnswer, ...]:
     if isinstance(result, ChildError):
         unknown = PlanAnswer(
             verdict=VerdictKind.UNKNOWN,
@@ -266,9 +255,7 @@ def _answers(request: PlanRequest, result: ChildResult | ChildError, waited_s: f
             planner_s=waited_s,
         )
         return tuple(unknown for _ in request.subjects)
-    if result.plan is None or len(result.plan.answers) != len(request.subjects):
-        raise InternalError("planning memory", "the child's answer is of another job")
-    return result.plan.answers
+    return result.answers
 
 
 def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_note: OnNote) -> StudyTokens | None:
@@ -284,10 +271,7 @@ def _tokens(asked: PlanInput, pairs: Sequence[tuple[ModelSettings, int]], on_not
     if all(name is None or _is_local(name) for name in names):
         on_note("checking data and models")
         body = resolve_request(config, asked.space, pairs=pairs, cache_dir=layout.cache, device="cpu")
-        result = run_alone("checking data and models", body)
-        if result.resolve is None:
-            raise InternalError("checking data and models", "the child's answer is of another job")
-        fingerprint = result.resolve.data_fingerprint
+        fingerprint = run_alone("checking data and models", body).data_fingerprint
     else:
         fingerprint = _resolved_before(layout)
     if fingerprint is None:

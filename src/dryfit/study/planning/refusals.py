@@ -52,10 +52,10 @@ def nothing_fits_text(state: StudyState) -> str:
     known = [(trial, answer) for trial, answer in planned if answer.verdict is VerdictKind.REFUSED]
     if not known:
         return f"{head}, for no plan could be made; see `dryfit show`, or set execution.unknown to exclusive"
-    trial, answer = min(known, key=lambda refused: _least_bytes(refused[1]))
+    trial, answer = min(known, key=lambda refused: least_bytes(refused[1]))
     lines = [head, f"  closest: {_closest(trial, answer)}"]
-    lines += [f"  would fit: {text}" for text in _suggestions(known)]
-    lines.append(f"  or a device, or execution.memory_limit, of {gib(_least_bytes(answer))} or more")
+    lines += [f"  would fit: {_suggestion(fallback)}" for fallback in _named([answer for _, answer in known])]
+    lines.append(f"  or a device, or execution.memory_limit, of {gib(least_bytes(answer))} or more")
     return "\n".join(lines)
 
 
@@ -63,13 +63,8 @@ def _closest(trial: TrialState, answer: PlanAnswer) -> str:
     least = least_fallback(answer)
     run_as = f" with {least.change}" if least is not None and least.required_bytes < needed_bytes(answer) else ""
     params = ", ".join(f"{name} = {value}" for name, value in trial.params.items())
-    needs = f"needs {gib(_least_bytes(answer))}{run_as}, {answer.device.name} has {gib(_capacity(answer))}"
+    needs = f"needs {gib(least_bytes(answer))}{run_as}, {answer.device.name} has {gib(_capacity(answer))}"
     return f"trial {trial.number} {needs}" + (f" ({params})" if params else "")
-
-
-def _suggestions(known: Sequence[tuple[TrialState, PlanAnswer]]) -> list[str]:
-    """The fallback on one device that needs least, and the one with the fewest devices, where any trial has them."""
-    return [_suggestion(fallback) for fallback in _named([answer for _, answer in known])]
 
 
 def _named(answers: Sequence[PlanAnswer]) -> list[Fallback]:
@@ -99,7 +94,8 @@ def _suggestion(fallback: Fallback) -> str:
     return f"{fallback.change} ({gib(fallback.required_bytes)}, {effect})"
 
 
-def _least_bytes(answer: PlanAnswer) -> int:
+def least_bytes(answer: PlanAnswer) -> int:
+    """Return the least memory that the plan needs with any change that leaves the experiment as it is."""
     least = least_fallback(answer)
     return min(needed_bytes(answer), least.required_bytes if least is not None else needed_bytes(answer))
 

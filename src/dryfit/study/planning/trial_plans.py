@@ -2,41 +2,41 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.jobs.names import Job
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, StudyTokens
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.execution import (
     DeviceKind,
     DeviceSpec,
     ExecutionSettings,
-    PlanSubject,
     UnknownPolicy,
-    adapters,
 )
 from dryfit.core.settings.memory_key import memory_key
 from dryfit.core.settings.task_facts import task_word
+from dryfit.core.sharding.device_groups import cpu_of
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import parse_bytes
 from dryfit.core.version import VERSION
 from dryfit.core.wire import canonical_json
 from dryfit.runtime.children.child_spec import ChildExited, ChildSpec
-from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide_recovery
-from dryfit.runtime.machine.host_memory import HostMemory
+from dryfit.runtime.machine.host_memory import plannable_bytes
+from dryfit.runtime.machine.node import NodeFacts, Nodes, first_node
 from dryfit.store.events import TrialPlanned
 from dryfit.store.layout import shared_traces
 from dryfit.store.state import TrialState
 from dryfit.study.loop.next_step import Readiness
 from dryfit.study.resources.trial_devices import degrees_at_hand
 from dryfit.study.trials.child_limits import preparing_limits
+from dryfit.study.trials.child_requests import plan_subject
 from dryfit.study.trials.context import StudyContext
 from dryfit.study.trials.trial_config import trial_settings
 
@@ -61,16 +61,14 @@ def planning_device(resolved: ResolveResult, execution: ExecutionSettings) -> De
     return DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=limit_bytes)
 
 
-def host_bytes_for(
-    execution: ExecutionSettings, device: DeviceKind, host: Callable[[Iterable[int]], HostMemory]
-) -> int | None:
+def host_bytes_for(execution: ExecutionSettings, device: DeviceKind, nodes: Collection[NodeFacts]) -> int | None:
     """Return the host memory for all ranks of a trial, if ``execution.tp`` is "auto" and they run there; else None.
 
-    In whole GiB, so that a plan is the same after a restart of the machine.
+    In whole GiB, so that a plan is the same after a restart of the machine; of several nodes that of the smallest.
     """
     if execution.tp != AUTO or device is not DeviceKind.CPU:
         return None
-    return max(1, host(()).plannable_bytes // _GIB) * _GIB
+    return max(1, plannable_bytes(min(node.host_bytes for node in nodes)) // _GIB) * _GIB
 
 
 def plan_key(request: PlanRequest, torch: str) -> str:
@@ -128,25 +126,23 @@ class TrialPlanner:
 
     Args:
         study: The study.
-        supervisor: Kills PLAN children that are abandoned.
+        nodes: The first of them runs PLAN children.
         write: Appends an event to the ledger.
-        host_bytes: Host memory for all processes of a trial; None: not counted.
     """
 
     def __init__(
         self,
         study: StudyContext,
-        supervisor: Supervisor,
+        nodes: Nodes,
         write: Callable[[TrialPlanned], None],
-        host_bytes: int | None = None,
     ) -> None:
         self._study = study
-        self._supervisor = supervisor
+        self._nodes = nodes
         self._write = write
         self._device = planning_device(study.resolved, study.config.execution)
         self._torch = study.resolved.versions.get("torch", "")
-        self._degrees = degrees_at_hand(study.config, study.resolved, study.cores)
-        self._host_bytes = host_bytes
+        self._degrees = degrees_at_hand(study.config, study.resolved.device, study.nodes)
+        self._host_bytes = host_bytes_for(study.config.execution, study.resolved.device, study.nodes.values())
         self.running: dict[str, int] = {}
         self._failures: dict[int, tuple[PastFailure, ...]] = {}
         self._keys: dict[int, str] = {}
@@ -183,6 +179,7 @@ class TrialPlanner:
             folder=folder,
             body=self._request(trial, self._device),
             limits=preparing_limits(self._study.config.runtime),
+            place=cpu_of(first_node(self._nodes).name),
         )
         self.running[spec.key] = trial.number
         return (spec,)
@@ -195,9 +192,9 @@ class TrialPlanner:
         """
         number = self.running.pop(event.key)
         result = event.result
-        if result is not None and result.plan is not None:
+        if result is not None and isinstance(result.answer, PlanResult):
             self._failures.pop(number, None)
-            self._answer(number, result.plan.answers[0])
+            self._answer(number, result.answer.answers[0])
             return None
         failure = classify(event.evidence, result, job=Job.PLAN)
         past = self._failures.get(number, ())
@@ -211,7 +208,7 @@ class TrialPlanner:
     def abandon(self) -> None:
         """Kill every PLAN child: none has anything to keep."""
         for key in self.running:
-            self._supervisor.kill(key)
+            first_node(self._nodes).kill(key)
         self.running.clear()
 
     def _answer(self, number: int, answer: PlanAnswer) -> None:
@@ -238,21 +235,14 @@ class TrialPlanner:
         execution = config.execution
         if execution.micro_batch is not None and execution.micro_batch > settings.train.batch_size:
             execution = execution.model_copy(update={"micro_batch": settings.train.batch_size})
-        subject = PlanSubject(
-            task=config.study.task,
-            source=self._study.resolved.revisions.get(task_word(config.study.task), ""),
-            settings=settings,
-            num_labels=config.data.num_labels,
-            multi_label=config.data.multi_label,
-            lora=adapters(config.study.task, settings),
-        )
+        source = self._study.resolved.revisions.get(task_word(config.study.task), "")
         tokens = StudyTokens(
             data=config.data,
             cache_dir=str(self._study.layout.cache),
             data_fingerprint=self._study.resolved.data_fingerprint,
         )
         return PlanRequest(
-            subjects=(subject,),
+            subjects=(plan_subject(config, settings, source),),
             device=device,
             execution=execution,
             tokens=tokens,

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import MachineError
-from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.text.units import gib
-from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.study.resources.retention import KEEP_NONE, most_kept
-from dryfit.study.resources.trial_devices import available_cores, parallelism
+from dryfit.study.trials.context import StudyContext
 from dryfit.study.trials.trial_config import possible_values
 
 _GENERATIONS = 3
-"""Resumable checkpoints of a trial: the two that stay, and the next one while it is written."""
+"""Resumable checkpoints of a trial: the two that stay, whichever attempts wrote them, and the next while it is written.
+
+An earlier attempt's go as soon as the control process hears of a new one (`attempt_files.drop_superseded`).
+"""
 
 _STATE_PER_WEIGHT = {"sgd": 1, "lion": 1, "adafactor": 1, "adamw8bit": 1}
 _STATE_PER_WEIGHT_ELSE = 2
@@ -31,15 +31,15 @@ class DiskNeed:
         state_bytes: Its optimizer's state.
         kept: Ended trials whose weights stay.
         running: Trials side by side.
-        best_files: Best weights of a running trial: those that stand, and better ones while they are written. None
-            with folds.
+        best_files: Best weights of a running trial: those that ended attempts left, those of the running one, and
+            better ones while they are written. None with folds.
     """
 
     weights_bytes: int
     state_bytes: int
     kept: int
     running: int
-    best_files: int = 2
+    best_files: int = 3
 
     def with_folds(self, folds: int) -> "DiskNeed":
         """Return the need of a study with so many folds: with more than one, trials leave no weights."""
@@ -85,14 +85,15 @@ def disk_need(
     )
 
 
-def study_need(config: StudyConfig, space: Space, resolved: ResolveResult) -> DiskNeed:
+def study_need(study: StudyContext) -> DiskNeed:
     """Return what a study takes at most, over all models and optimizers that its space can draw."""
+    config = study.config
     return disk_need(
-        list(resolved.weights_bytes.values()),
-        possible_values(config, space, "optim.name"),
+        list(study.resolved.weights_bytes.values()),
+        possible_values(config, study.space, "optim.name"),
         keep=config.runtime.keep,
         trials=config.study.trials,
-        parallel=parallelism(config, resolved, available_cores()).most,
+        parallel=study.parallelism.most,
     ).with_folds(config.data.folds)
 
 
@@ -142,7 +143,7 @@ def check_disk(need: DiskNeed, *, free_bytes: int, taken_bytes: int, place: Path
 def taken_bytes(layout: StudyLayout) -> int:
     """Return what weights and checkpoints of trials take now; files that vanish meanwhile do not count."""
     total_bytes = 0
-    for pattern in ("*/best/*", "*/checkpoints/*/*"):
+    for pattern in ("*/best/*", "*/checkpoints/*/*", "*/attempt-*/best/*", "*/attempt-*/checkpoints/*/*"):
         for path in layout.trials.glob(pattern):
             try:
                 total_bytes += path.stat().st_size

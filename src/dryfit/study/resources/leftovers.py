@@ -1,9 +1,11 @@
 """Device memory that an ended process has not given back: noticed and waited for, until its device is set aside."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dryfit.core.sharding.device_groups import place_in_words
 from dryfit.core.text.units import gib
-from dryfit.runtime.machine.gpus import GpuMonitor, GpuState, ProcessOwner
+from dryfit.runtime.machine.gpus import GpuState, ProcessOwner
 
 RETURN_WAIT_S = 120.0
 """How long memory may take to come back; usually the kernel frees it as the process ends."""
@@ -74,10 +76,10 @@ class Leftovers:
     """Watches the devices of one session, without waiting itself.
 
     Attributes:
-        devices: Looks at devices.
+        state_of: Returns the state of a device now; None: it is not known.
     """
 
-    devices: GpuMonitor
+    state_of: Callable[[str], GpuState | None]
     _records: dict[str, DeviceRecord] = field(default_factory=dict[str, DeviceRecord])
 
     def look(self, device: str, now_s: float, *, ours_run: bool, every_s: float = LOOK_EVERY_S) -> GpuState | None:
@@ -93,7 +95,7 @@ class Leftovers:
         # A clock that was set back makes no look valid for longer.
         if record.looked_s is not None and 0 <= now_s - record.looked_s < every_s:
             return record.look
-        record.look, record.looked_s = self.devices.look(device), now_s
+        record.look, record.looked_s = self.state_of(device), now_s
         if record.look is None:
             return None
         record.lists_ours = record.lists_ours or record.look.held_bytes(ProcessOwner.OURS) > 0
@@ -119,7 +121,8 @@ class Leftovers:
         if not left_bytes:
             record.leftover = None
             return ""
-        return f"{gib(left_bytes)} of device {device} are not back since trial {record.leftover.number} has ended"
+        number = record.leftover.number
+        return f"{gib(left_bytes)} of {place_in_words(device)} are not back since trial {number} has ended"
 
     def overdue(self, device: str, now_s: float) -> bool:
         """Return whether a device has kept memory for too long."""

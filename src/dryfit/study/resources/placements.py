@@ -1,19 +1,29 @@
 """Where the trials of one session run: describes devices and needs to packing, and follows what happens on devices."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from dryfit.core.failure import AttemptTerms
+from dryfit.core.jobs.child import training_of
 from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.sharding.device_groups import devices_of, left_over, overlap, places_of
+from dryfit.core.sharding.device_groups import (
+    cpu_of,
+    device_in_words,
+    devices_of,
+    left_over,
+    node_of,
+    on_cpu,
+    overlap,
+    place_in_words,
+    places_of,
+    visible_devices,
+)
 from dryfit.runtime.children.child_spec import ChildExited
 from dryfit.runtime.failures.recovery import attempt_terms
-from dryfit.runtime.machine.gpus import GpuMonitor, NoGpuMonitor
-from dryfit.runtime.machine.host_memory import HostMemory, read_host_memory
+from dryfit.runtime.machine.gpus import GpuState
+from dryfit.runtime.machine.node import DeviceFacts, Nodes
 from dryfit.runtime.machine.packing import (
-    CPU,
     Allocation,
     Blocker,
     Cluster,
@@ -28,32 +38,12 @@ from dryfit.study.loop.messages import RunningAttempt
 from dryfit.study.loop.next_step import Readiness
 from dryfit.study.planning.device_needs import fence, process_count, trial_need
 from dryfit.study.resources.leftovers import LOOK_BUSY_EVERY_S, LOOK_EVERY_S, Leftover, Leftovers
-from dryfit.study.resources.trial_devices import visible_devices
+from dryfit.study.resources.trial_devices import device_places
 from dryfit.study.trials.context import StudyContext
 
 _AUTO: Final = "auto"
 _CONTEXT_MOST_BYTES: Final = 1 << 30
 """What a process can hold of its device beside what its allocator tells of."""
-
-
-def _forget(_key: str, _device: str, _planned_bytes: int | None) -> None:
-    """Do nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The ways to look at this machine.
-
-    Attributes:
-        devices: Looks at GPUs.
-        host: Looks at the host's memory, and at that of some processes.
-        placed: Called with the key, the device and the planned bytes of each child before it starts, once for each of
-            its devices.
-    """
-
-    devices: GpuMonitor = field(default_factory=NoGpuMonitor)
-    host: Callable[[Iterable[int]], HostMemory] = read_host_memory
-    placed: Callable[[str, str, int | None], None] = _forget
 
 
 @dataclass(slots=True)
@@ -62,7 +52,7 @@ class Placements:
 
     Attributes:
         study: The study.
-        machine: The ways to look at the machine.
+        nodes: Where trials run, to be looked at.
         write: Appends an event to the ledger.
         note: Tells the user a sentence.
         clock: Unix time in seconds.
@@ -70,23 +60,26 @@ class Placements:
     """
 
     study: StudyContext
-    machine: Machine
+    nodes: Nodes
     write: Callable[[Event], None]
     note: Callable[[str], None]
     clock: Callable[[], float]
     running: dict[str, RunningAttempt] = field(default_factory=dict[str, RunningAttempt])
-    _names: tuple[str, ...] = ()
+    _devices: Mapping[str, DeviceFacts] = field(default_factory=dict[str, DeviceFacts])
     _leftovers: Leftovers = field(init=False)
+    _most: Mapping[str, int] = field(init=False)
+    _cpus: Sequence[DeviceCapacity] = field(init=False)
     _bypassed: dict[int, int] = field(default_factory=dict[int, int])
     _host_bytes: int = 0
     _idle_since_s: float | None = None
     _reported: tuple[int, Limit] | None = None
 
     def __post_init__(self) -> None:
-        self._leftovers = Leftovers(self.machine.devices)
-        resolved = self.study.resolved
-        if resolved.device is DeviceKind.CUDA:
-            self._names = visible_devices(resolved.device_count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._leftovers = Leftovers(self._state_of)
+        self._most = {name: self.study.most_on(name) for name in self.study.nodes}
+        self._cpus = [DeviceCapacity(cpu_of(name)) for name in self.study.nodes]
+        if self.study.resolved.device is DeviceKind.CUDA:
+            self._devices = device_places(self.study.nodes)
         observed = (trial.observed for trial in self.study.state.trials if trial.observed is not None)
         self._host_bytes = max((peaks.rss_bytes or 0 for peaks in observed), default=0)
         if not self._auto:
@@ -113,14 +106,14 @@ class Placements:
     def cluster(self) -> Cluster:
         """Return where trials can run now, and what runs there; looks again for memory that was not given back."""
         allocations = [
-            Allocation(child.number, child.device, child.need.shared_bytes, child.need.exclusive)
+            Allocation(child.number, child.place, child.need.shared_bytes, child.need.exclusive)
             for child in self.running.values()
         ]
         set_aside = self.study.state.sessions[-1].set_aside
-        capacities, other_places = self._capacities() if self._names else ([CPU], {})
+        capacities, other_places = self._capacities() if self._devices else (self._cpus, {})
         host_free_bytes = self._host_free_bytes()
         unknown = ""
-        if host_free_bytes is not None and not self._host_bytes:
+        if host_free_bytes and not self._host_bytes:
             unknown = "nothing is known yet of the host memory of a trial: waiting for the first step of one"
         return Cluster(
             capacities,
@@ -128,6 +121,7 @@ class Placements:
             tuple(set_aside),
             host_free_bytes,
             unknown,
+            [name for name, most in self._most.items() if len(self._children_on(name)) >= most],
             self._bypassed,
             self._default_processes,
             other_places,
@@ -140,7 +134,7 @@ class Placements:
         return {trial.number: self._need(trial, readiness.get(trial.number, Readiness.PLANNED)) for trial in idle}
 
     def _need(self, trial: TrialState, readiness: Readiness) -> Need:
-        unplanned = self._auto and bool(self._names) and trial.plan is None
+        unplanned = self._auto and bool(self._devices) and trial.plan is None
         return trial_need(
             trial.number,
             trial.plan,
@@ -157,23 +151,35 @@ class Placements:
     def _trial_host_bytes(self, trial: TrialState) -> int | None:
         """Return the host memory of a trial's processes: as planned on the CPU, else that of the largest so far."""
         memory = trial.plan.answer.memory if trial.plan is not None else None
-        if memory is not None and not self._names:
+        if memory is not None and not self._devices:
             return self._processes(trial) * memory.required_bytes
         return self._host_bytes or None
 
-    def _host_free_bytes(self) -> int | None:
-        """Return the host's free memory, if that decides how many trials run; else None."""
-        if not self._auto or not self.running:
-            return None
-        attempts = {child.number: self.study.state.trials[child.number].attempts[-1] for child in self.running.values()}
-        look = self.machine.host([attempt.pid for attempt in attempts.values() if attempt.pid is not None])
+    def _host_free_bytes(self) -> dict[str, int]:
+        """Return the free memory of each node where trials run, if that decides how many do; else nothing."""
+        if not self._auto:
+            return {}
+        nodes = dict.fromkeys(node_of(child.place) for child in self.running.values())
+        return {name: self._free_bytes(name) for name in nodes}
+
+    def _free_bytes(self, node: str) -> int:
+        children = self._children_on(node)
+        attempts = {child.number: self.study.state.trials[child.number].attempts[-1] for child in children}
+        pids = [attempt.pid for attempt in attempts.values() if attempt.pid is not None]
+        look = self.nodes.all()[node].host_memory(pids)
         own = self.study.config.objective is not None  # its steps are not known
         grown = [attempt.pid for attempt in attempts.values() if own or attempt.first_step_ms is not None]
         self._host_bytes = max([self._host_bytes, *(look.rss_bytes.get(pid or 0, 0) for pid in grown)])
         expected: dict[int, int] = {}
-        for child in self.running.values():  # a child whose process is not known yet has taken nothing
+        for child in children:  # a child whose process is not known yet has taken nothing
             expected[attempts[child.number].pid or -1 - child.number] = child.need.host_bytes or self._host_bytes
         return look.available_bytes(expected)
+
+    def _children_on(self, node: str) -> list[RunningAttempt]:
+        return [child for child in self.running.values() if node_of(child.place) == node]
+
+    def _state_of(self, device: str) -> GpuState | None:
+        return self.nodes.all()[node_of(device)].look(visible_devices(device) or "")
 
     def _capacities(self) -> tuple[list[DeviceCapacity], dict[int, list[DeviceCapacity]]]:
         """Return the places of the usual size, and those of other sizes that open trials take.
@@ -192,14 +198,13 @@ class Placements:
         usual, other_places = capacities.pop(self._default_processes), capacities
         if self._default_processes > 1:
             return usual, other_places  # what is left of a group that lost a device is blocked until the next division
-        return [place for place in usual if place.device not in set_aside], other_places  # it may just have changed
+        return [place for place in usual if place.place not in set_aside], other_places  # it may just have changed
 
     def _places(self, size: int) -> list[str]:
         """Return the places of ``size`` devices; those where trials of that size run stay as they are."""
         set_aside = self.study.state.sessions[-1].set_aside
-        taken = [child.device for child in self.running.values() if child.device is not None]
-        own = [place for place in taken if len(devices_of(place)) == size]
-        return places_of(self._names, size, set_aside=set_aside, taken=own)
+        own = [child.place for child in self.running.values() if len(devices_of(child.place)) == size]
+        return places_of(tuple(self._devices), size, set_aside=set_aside, taken=own)
 
     def _capacity(self, name: str) -> DeviceCapacity:
         now_s, there = self.clock(), self._on(name)
@@ -209,8 +214,7 @@ class Placements:
         blocked = self._leftovers.waiting_for(name, ours_run=bool(there))
         if blocked and self._leftovers.overdue(name, now_s):
             self.set_aside(name, blocked)
-        spec = self.study.resolved.device_spec
-        planned_for = spec.capacity_bytes if spec is not None else None
+        planned_for = self._devices[name].capacity_bytes
         if look is None:
             return DeviceCapacity(name, planned_for, 0, blocked)
         planned_bytes = sum(child.need.shared_bytes or 0 for child in there)
@@ -224,19 +228,21 @@ class Placements:
         return min(max(LOOK_EVERY_S, waited_s / 10), LOOK_BUSY_EVERY_S)
 
     def _on(self, name: str) -> list[RunningAttempt]:
-        return [child for child in self.running.values() if overlap(child.device, name)]
+        return [child for child in self.running.values() if overlap(child.place, name)]
 
-    def fence(self, trial: TrialState, need: Need, device: str | None) -> float | None:
-        """Return the share of its device that a trial's allocator may take; None: all.
+    def fence(self, trial: TrialState, need: Need, place: str) -> float | None:
+        """Return the share of each of its devices that a trial's allocator may take; None: all.
 
         The smallest of several devices counts: each process then has at least what it was planned with.
         """
-        if device is None or self.study.parallelism.most == 1:
+        if on_cpu(place) or self.study.parallelism.most == 1:
             return None
-        spec = self.study.resolved.device_spec
-        looks = [self._leftovers.look(one, self.clock(), ours_run=bool(self._on(one))) for one in devices_of(device)]
-        planned_for = spec.capacity_bytes if spec is not None else None
-        totals = [look.total_bytes if look is not None else planned_for for look in looks]
+        looks = {
+            one: self._leftovers.look(one, self.clock(), ours_run=bool(self._on(one))) for one in devices_of(place)
+        }
+        totals = [
+            look.total_bytes if look is not None else self._devices[one].capacity_bytes for one, look in looks.items()
+        ]
         return fence(need, trial.plan, min((one for one in totals if one is not None), default=None))
 
     def start(self, key: str, child: RunningAttempt, passed: Iterable[int]) -> None:
@@ -252,30 +258,24 @@ class Placements:
         self._bypassed.pop(child.number, None)
         for number in passed:
             self._bypassed[number] = self._bypassed.get(number, 0) + 1
-        for device in devices_of(child.device) if child.device is not None else ():
-            self.machine.placed(key, device, child.need.shared_bytes)
-
-    def started(self, pid: int) -> None:
-        """Record the id of a process that has begun."""
-        self.machine.devices.mark_own(pid)
 
     def worked(self, child: RunningAttempt) -> None:
         """Look at the devices of a child with several processes after its first step, when all of them hold memory.
 
         While they live, they can be recognised as ours; after their end they cannot.
         """
-        devices = devices_of(child.device) if child.device is not None else ()
+        devices = devices_of(child.place)
         for device in devices if len(devices) > 1 else ():
             self._leftovers.look(device, self.clock(), ours_run=True, every_s=0.0)
 
     def end(self, event: ChildExited) -> None:
         """Record the end of a process, and look whether its device has its memory back."""
         child, evidence = self.running.pop(event.key), event.evidence
-        trained = event.result.train if event.result is not None else None
+        trained = training_of(event.result)
         if trained is not None:
             self._host_bytes = max(self._host_bytes, trained.peak_rss_bytes or 0)
         most_bytes = evidence.peak_bytes + _CONTEXT_MOST_BYTES if evidence.peak_bytes is not None else None
-        for device in devices_of(child.device) if child.device is not None else ():
+        for device in () if on_cpu(child.place) else devices_of(child.place):
             if device not in self.study.state.sessions[-1].set_aside:
                 leftover = Leftover(child.number, self.clock(), most_bytes)
                 self._leftovers.ended(device, leftover, ours_run=bool(self._on(device)))
@@ -285,19 +285,26 @@ class Placements:
         set_aside = self.study.state.sessions[-1].set_aside
         if device in set_aside:
             return
-        idle = left_over(self._names, self._default_processes, set_aside=set_aside)
-        look = self.machine.devices.look(device)
+        idle = self._left_over()
+        look = self._state_of(device)
         if look is not None and look.memory_errors:
             reason += f"; {look.memory_errors} uncorrected memory error(s) since its driver was loaded"
         self.write(DeviceSetAside(device=device, reason=reason))
-        self.note(f"device {device} is set aside: {reason}")
+        self.note(f"{place_in_words(device)} is set aside: {reason}")
         self._tell_left_over(idle)
+
+    def _left_over(self) -> tuple[str, ...]:
+        set_aside = self.study.state.sessions[-1].set_aside
+        return left_over(tuple(self._devices), self._default_processes, set_aside=set_aside)
 
     def _tell_left_over(self, before: Sequence[str]) -> None:
         """Say which healthy devices get no trial, unless it was said before."""
-        idle = left_over(self._names, self._default_processes, set_aside=self.study.state.sessions[-1].set_aside)
+        idle = left_over(
+            tuple(self._devices), self._default_processes, set_aside=self.study.state.sessions[-1].set_aside
+        )
         if idle and idle != tuple(before):
-            self.note(f"device(s) {', '.join(idle)} stay idle: a trial takes {self._default_processes} at once")
+            named, together = ", ".join(map(device_in_words, idle)), self._default_processes
+            self.note(f"device(s) {named} stay idle: a trial takes {together} at once")
 
     def waiting(self, why: Blocker | None) -> None:
         """Record that nothing can be started now, once for each reason other than the number asked for."""

@@ -8,6 +8,7 @@ from dryfit.core.settings.trial import best_first
 from dryfit.store.history import Ranking
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
+from dryfit.study.resources.attempt_files import discard
 
 KEEP_ALL = "all"
 KEEP_NONE = "none"
@@ -47,7 +48,7 @@ def trials_to_keep(state: StudyState, most: int | None) -> frozenset[int]:
 def forget_what_is_not_needed(
     layout: StudyLayout, state: StudyState, *, keep: str, just_finished: int | None = None
 ) -> None:
-    """Remove the checkpoints of ended trials, and the weights of those that are not to be kept.
+    """Remove the checkpoints of ended trials, what their attempts left, and the weights that are not to be kept.
 
     Args:
         layout: Where the study lies.
@@ -64,6 +65,8 @@ def forget_what_is_not_needed(
         paths = layout.trial(number)
         if paths.checkpoints.exists():
             shutil.rmtree(paths.checkpoints, ignore_errors=True)
+        for attempt in state.trials[number].attempts:
+            discard(paths.files_of(attempt.number))
         if number not in kept and paths.best.exists():
             shutil.rmtree(paths.best, ignore_errors=True)
 

@@ -10,10 +10,11 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import AttemptTerms
 from dryfit.core.jobs.memory import ExecutionChoice
 from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, TrainRequest
-from dryfit.core.settings.execution import plan_execution
-from dryfit.core.settings.tables import ModelSettings, ObjectiveSettings
-from dryfit.core.settings.task_facts import is_own
+from dryfit.core.settings.execution import PlanSubject, adapters, plan_execution
+from dryfit.core.settings.tables import ModelSettings, ObjectiveSettings, TrialSettings
+from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Scalar, TrialConfig
+from dryfit.core.sharding.device_groups import node_of, visible_devices
 from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.search.space.space import Space
 from dryfit.store.layout import TrialLayout
@@ -31,17 +32,19 @@ class Placement:
 
     Attributes:
         attempt: Its number, from 1.
-        device: The CUDA devices that the child sees, the r-th for its rank r; None: none.
+        place: Where: the r-th of its devices is for rank r.
         choice: What the planner chose; None: the trial is run as the study file says.
         terms: What earlier failures of the trial ask for.
         memory_fraction: The most of its device that each of its processes may take; None: all.
+        planned_bytes: What each of them is planned to take of it; None: not known.
     """
 
     attempt: int
-    device: str | None = None
+    place: str
     choice: ExecutionChoice | None = None
     terms: AttemptTerms = field(default_factory=AttemptTerms)
     memory_fraction: float | None = None
+    planned_bytes: int | None = None
 
 
 def resolve_request(
@@ -63,7 +66,7 @@ def resolve_request(
         device: As in ``execution.device``.
         precisions: Number formats that trials may have.
     """
-    own = is_own(config.study.task)
+    own = facts_of(config.study.task).own
     return ResolveRequest(
         task=config.study.task,
         metrics=(config.study.metric, *config.study.also),
@@ -75,6 +78,24 @@ def resolve_request(
         device=device,
         precisions=precisions,
         processes=config.execution.processes,
+    )
+
+
+def plan_subject(config: StudyConfig, settings: TrialSettings, source: str = "") -> PlanSubject:
+    """Return what is planned of a trial.
+
+    Args:
+        config: The study file.
+        settings: The trial's settings.
+        source: The version of the user's own task; empty: none, or not known.
+    """
+    return PlanSubject(
+        task=config.study.task,
+        source=source,
+        settings=settings,
+        num_labels=config.data.num_labels,
+        multi_label=config.data.multi_label,
+        lora=adapters(config.study.task, settings),
     )
 
 
@@ -97,30 +118,39 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
         body = train_request(study, config, paths, placement, fingerprint=trial.fingerprint or config.fingerprint)
         body = body.model_copy(update={"fold_reports": trial.fold_reports})
     else:
-        body = _objective_request(study, own, trial, placement)
+        body = _objective_request(study, own, trial, paths, placement)
         # Its signs of life come from a thread of their own: they say nothing of its pace.
         limits = replace(limits, hang_learned=False)
     attempt = placement.attempt
-    return ChildSpec(key=f"trial-{trial.number}-{attempt}", folder=paths.attempt(attempt), body=body, limits=limits)
+    return ChildSpec(
+        key=f"trial-{trial.number}-{attempt}",
+        folder=paths.attempt(attempt),
+        body=body,
+        limits=limits,
+        place=placement.place,
+        planned_bytes=placement.planned_bytes,
+    )
 
 
 def _objective_request(
-    study: StudyContext, own: ObjectiveSettings, trial: TrialState, placement: Placement
+    study: StudyContext, own: ObjectiveSettings, trial: TrialState, paths: TrialLayout, placement: Placement
 ) -> ObjectiveRequest:
-    runtime = study.config.runtime
+    runtime, node = study.config.runtime, node_of(placement.place)
     steps = [attempt.checkpoint_step for attempt in trial.attempts if attempt.checkpoint_step is not None]
     return ObjectiveRequest(
         objective=own,
         number=trial.number,
+        fingerprint=trial.fingerprint,
         params=dict(trial.params),
         seed=trial.seed,
         attempt=placement.attempt,
         reported=tuple(point.step for point in trial.reports),
         checkpoint_step=max(steps, default=None),
-        checkpoint_dir=str(study.layout.trial(trial.number).checkpoints),
+        checkpoint_dir=str(paths.files_of(placement.attempt).checkpoints),
+        kept_checkpoint_dir=str(paths.checkpoints),
         verdict_timeout_s=runtime.verdict_timeout_s,
-        threads=study.config.execution.threads or max(1, study.cores // study.parallelism.most),
-        visible_device=placement.device,
+        threads=study.config.execution.threads or max(1, study.nodes[node].cores // study.most_on(node)),
+        visible_device=visible_devices(placement.place),
         diagnostic=placement.terms.diagnostic,
     )
 
@@ -138,13 +168,14 @@ def train_request(
         fingerprint: Identity of the run, wherever the study lies and whichever version asks.
     """
     choice, terms = placement.choice, placement.terms
-    runtime = study.config.runtime
+    runtime, node = study.config.runtime, node_of(placement.place)
+    own = paths.files_of(placement.attempt)
     plan = plan_execution(
         study.config.execution,
         effective_batch=config.settings.train.batch_size,
         device=study.resolved.device,
-        cores=study.cores,
-        parallel=study.parallelism.most,
+        cores=study.nodes[node].cores,
+        parallel=study.most_on(node),
         ranks=choice.tp if choice is not None else None,
     )
     plan = plan if choice is None else choice.carried_out(plan)
@@ -154,12 +185,14 @@ def train_request(
         plan=plan.model_copy(update={"loader_workers": lighter_workers(plan.loader_workers, terms.lighter)}),
         attempt=placement.attempt,
         cache_dir=str(study.layout.cache),
-        checkpoint_dir=str(paths.checkpoints),
-        best_dir=str(paths.best),
-        load_report=str(paths.load_report),
+        checkpoint_dir=str(own.checkpoints),
+        kept_checkpoint_dir=str(paths.checkpoints),
+        best_dir=str(own.best),
+        kept_best_dir=str(paths.best),
+        load_report=str(own.load_report),
         checkpoint_every_s=runtime.checkpoint_every_s,
         verdict_timeout_s=runtime.verdict_timeout_s,
-        visible_device=placement.device,
+        visible_device=visible_devices(placement.place),
         memory_fraction=placement.memory_fraction,
         diagnostic=terms.diagnostic,
         file_sharing=terms.lighter > 0,

@@ -16,12 +16,11 @@ from typing import ClassVar, final
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dryfit.core.settings.choices import BuiltInTask, Metric
-from dryfit.core.settings.task_facts import task_metrics
+from dryfit.core.settings.choices import Metric
+from dryfit.core.settings.task_facts import metrics_of_both
 from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
-from dryfit.tasks.base import MODEL_INPUTS, Batch, Outputs, TaskContext
+from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.classification import ClassAnswers, class_loss
-from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.heads import HeadSpec
 from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
@@ -32,8 +31,8 @@ from dryfit.tasks.tokens.token_set import CLASSES, Tokens, TokenSet, class_label
 from dryfit.tasks.tokens.windows import Windows
 
 
-class ClassAndSpanTask(EncoderTask):
-    """A class and a span for each row. A subclass defines the model, and what it reads.
+class ClassAndSpanTask(EvidenceTask):
+    """A span for each row, as the task ``evidence`` finds it, and a class. A subclass defines the model and its input.
 
     Args:
         context: Settings, rows and tokens.
@@ -43,23 +42,16 @@ class ClassAndSpanTask(EncoderTask):
     """
 
     required: ClassVar[frozenset[str]] = frozenset({"label", "evidence"})
-    padded: ClassVar[tuple[str, ...]] = (*MODEL_INPUTS, "text_mask")
 
     def __init__(self, context: TaskContext) -> None:
         super().__init__(context)
         settings = context.settings
-        self.evidence = EvidenceTask(context)
         self._loss = TwoLosses(settings.multitask, class_loss(context), settings.loss)
 
     @property
     def num_outputs(self) -> int:
         """One score for each class; spans have a head of their own."""
         return self.context.data.num_labels
-
-    @property
-    def shared_tokens(self) -> int | None:
-        """Tokens that two windows share, as for spans alone."""
-        return self.evidence.shared_tokens
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -80,20 +72,20 @@ class ClassAndSpanTask(EncoderTask):
 
     def metric_names(self) -> tuple[str, ...]:
         """Return the metrics of classes and of spans, and one that combines both."""
-        return task_metrics(BuiltInTask.SHARE, self.context.data.num_labels, multi_label=self.context.data.multi_label)
+        return metrics_of_both(self.context.data)
 
     def check_rows(self, splits: Splits) -> None:
         """Refuse rows from which classes or spans cannot be learned."""
         check_classes(splits, self.context.data)
-        self.evidence.check_rows(splits)
+        super().check_rows(splits)
 
     def token_key(self) -> str:
         """Return what spans depend on, and the number of classes."""
-        return f"{self.evidence.token_key()}-classes-{self.context.data.num_labels}"
+        return f"{super().token_key()}-classes-{self.context.data.num_labels}"
 
     def tokenise(self, splits: Splits, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         """Cut all texts into windows, each with the class of its row."""
-        tokens = self.evidence.tokenise(splits, tokenizer)
+        tokens = super().tokenise(splits, tokenizer)
         sets = {name: self.with_classes(split, splits[name]) for name, split in tokens.splits.items()}
         return replace(tokens, splits=sets)
 
@@ -101,14 +93,6 @@ class ClassAndSpanTask(EncoderTask):
         """Return windows of some rows with the class of its row beside each."""
         labels = class_labels(rows, self.context.data.num_labels)[Windows(split).rows_W]
         return replace(split, extra={**split.extra, CLASSES: labels})
-
-    def tokenise_unlabelled(self, rows: Sequence[Readable], tokenizer: PreTrainedTokenizerBase) -> TokenSet:
-        """Cut texts into windows without classes."""
-        return self.evidence.tokenise_unlabelled(rows, tokenizer)
-
-    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
-        """Return the remarks on spans."""
-        return self.evidence.remarks(tokens)
 
     def epoch_rows(self, tokens: TokenSet, *, seed: int, epoch: int) -> torch.Tensor | None:
         """Return all windows but those that would train neither head."""
@@ -143,14 +127,10 @@ class ClassAndSpanTask(EncoderTask):
         """Pad some windows and add their labels and classes."""
         return super().collate(tokens, rows) | {CLASSES: tokens.extra[CLASSES][list(rows)].long()}
 
-    def collate_unlabelled(self, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        """Pad some windows."""
-        return self.evidence.collate_unlabelled(tokens, rows)
-
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
         """Return the sizes of spans, with classes, and where windows have roles the heads that each trains."""
         several = self.context.data.multi_label
-        sizes = self.evidence.batch_sizes(rows, length, segments=segments)
+        sizes = super().batch_sizes(rows, length, segments=segments)
         sizes[CLASSES] = (rows, self.num_outputs) if several else (rows,)
         return sizes | (dict.fromkeys((TRAINS_CLASS, TRAINS_SPAN), (rows,)) if self._has_roles else {})
 
@@ -165,11 +145,11 @@ class ClassAndSpanTask(EncoderTask):
     def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
         """Keep the scores of classes, then what decoding needs of spans; fp32."""
         assert isinstance(outputs, tuple)
-        return torch.cat([outputs[0].float(), self.evidence.keep(outputs[1], batch)], dim=1)
+        return torch.cat([outputs[0].float(), super().keep(outputs[1], batch)], dim=1)
 
     def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
         """Fit what spans need."""
-        return self.evidence.fit(kept[:, self.num_outputs :], tokens)
+        return super().fit(kept[:, self.num_outputs :], tokens)
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of classes and of spans, by row; ``combined`` and ``loss`` are the mean of both.
@@ -177,7 +157,7 @@ class ClassAndSpanTask(EncoderTask):
         No weight of the settings enters: if it is searched, trials could not be compared by these.
         """
         classes = self._class_answers(self._scores(kept, tokens), tokens).metrics(fitted)
-        spans = self.evidence.metrics(kept[:, self.num_outputs :], tokens, fitted)
+        spans = super().metrics(kept[:, self.num_outputs :], tokens, fitted)
         loss = (classes[Metric.LOSS] + spans[Metric.LOSS]) / 2
         return _together(classes, spans) | {str(Metric.LOSS): loss}
 
@@ -186,19 +166,19 @@ class ClassAndSpanTask(EncoderTask):
     ) -> Iterator[dict[str, object]]:
         """Yield each row's prediction of a class together with that of a span."""
         classes = self._class_answers(self._scores(kept.float(), tokens), tokens).predictions(rows, {})
-        spans = self.evidence.predictions(kept[:, self.num_outputs :], tokens, rows)
+        spans = super().predictions(kept[:, self.num_outputs :], tokens, rows)
         yield from ({**of_class, **of_span} for of_class, of_span in zip(classes, spans, strict=True))
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
         """Keep what spans need of each token."""
         assert isinstance(outputs, tuple)
-        return self.evidence.keep_tokens(outputs[1], batch)
+        return super().keep_tokens(outputs[1], batch)
 
     def averaged(self, outputs: Sequence[ModelOutputs]) -> Answers:
         """Return the mean of the probabilities of classes and of spans."""
         scores = [self._scores(one.kept_RK, one.tokens) for one in outputs]
         mean_RC = mean_scores(scores, multi_label=self.context.data.multi_label)
-        spans = self.evidence.averaged([replace(one, kept_RK=one.kept_RK[:, self.num_outputs :]) for one in outputs])
+        spans = super().averaged([replace(one, kept_RK=one.kept_RK[:, self.num_outputs :]) for one in outputs])
         return ClassAndSpanAnswers(self._class_answers(mean_RC, outputs[0].tokens), spans)
 
     def _scores(self, kept: torch.Tensor, tokens: TokenSet) -> torch.Tensor:

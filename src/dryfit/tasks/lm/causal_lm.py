@@ -14,7 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.errors import DataError
-from dryfit.core.settings.choices import BaseFormat, Metric
+from dryfit.core.settings.choices import Metric
+from dryfit.core.settings.weight_formats import base_format, check_precision
 from dryfit.core.wire import canonical_json
 from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.adapters import new_adapter
@@ -22,9 +23,9 @@ from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.meta.loading.pretrained import Kind
 from dryfit.tasks.base import Batch, MakeBase, Outputs, TaskContext, TaskModel
 from dryfit.tasks.encoder import EncoderTask
-from dryfit.tasks.lm.decoder import BASE_DTYPES, check_base, check_packing
 from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, matches, rehearse, sampled
 from dryfit.tasks.lm.lm_batch import IGNORED, INPUTS, PADDED, entries, labelled
+from dryfit.tasks.lm.packing_check import check_packing
 from dryfit.tasks.lm.token_loss import TokenLoss, whole_token_loss
 from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Splits, UnlabelledRow
 from dryfit.tasks.rows.prompts import PromptPart, answer_words, exchanges, parts_of, questions
@@ -155,13 +156,13 @@ class CausalLmTask(EncoderTask):
 
     def model(self, make: MakeBase, *, seed: int = 0) -> CausalLm:
         """Return the language model; with adapters, which the seed draws, its weights are frozen in ``lora.base``."""
-        model, lora = self.context.settings.model, self._lora
+        model, lora, train = self.context.settings.model, self._lora, self.context.settings.train
         if lora.r == 0:
             decoder = make(model, self.kind)
             return build(lambda: CausalLm(decoder))
-        base = lora.base or BaseFormat(self.context.settings.train.precision)
-        check_base(base, self.context.settings.train.precision)
-        decoder = make(model, self.kind, dtype=BASE_DTYPES[base])
+        base = base_format(lora, train)
+        check_precision(base, train.precision)
+        decoder = make(model, self.kind, frozen=base)
         adapted = new_adapter(
             decoder, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets, seed=seed
         )

@@ -12,7 +12,6 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import TinyLmRequest, TinyLmResult
 from dryfit.core.wire import Phase
 
@@ -82,11 +81,11 @@ def write_tiny_lm(folder: Path, texts: Iterable[str], *, vocab_size: int, seed: 
     return model.num_parameters(), len(tokenizer)
 
 
-def write(body: TinyLmRequest, channel: ChildChannel) -> ChildResult:
+def write(body: TinyLmRequest, channel: ChildChannel) -> TinyLmResult:
     """Child job TINY_LM: write the model of ``init --task causal-lm``."""
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
     rows = [json.loads(line) for line in Path(body.source).read_text(encoding="utf-8").splitlines()]
     texts = [f"{row['criterion']}\n{row['text']}" for row in rows]
     weights, tokens = write_tiny_lm(Path(body.folder), texts, vocab_size=_MOST_TOKENS, seed=body.seed)
-    return ChildResult(tiny_lm=TinyLmResult(weights=weights, tokens=tokens), error=None)
+    return TinyLmResult(weights=weights, tokens=tokens)

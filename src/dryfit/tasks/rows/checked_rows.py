@@ -17,6 +17,8 @@ import xxhash
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.settings.splits import SPLITS, TEST, TRAIN, VALIDATION, SplitRule, split_groups
 from dryfit.core.settings.tables import DataSettings
+from dryfit.core.text.json_text import parse_json
+from dryfit.core.text.words import brief, few
 from dryfit.tasks.rows.sources import RawRow, read_rows
 
 _OPTIONAL: Final = ("id", "criterion", "group", "evidence")
@@ -170,7 +172,7 @@ def unlabelled_row(raw: RawRow, *, text: str, criterion: str | None, row_id: str
     """
     for column in (text, criterion):
         if column is not None and column not in raw.values:
-            listed = ", ".join(map(str, raw.values))
+            listed = few(map(str, raw.values), most=20)
             raise _error(raw, f"column {column!r} is missing", allowed=f"columns of this row: {listed}")
     return UnlabelledRow(
         id=_name(raw, row_id) if row_id in raw.values else None,
@@ -198,7 +200,7 @@ def _row(raw: RawRow, data: DataSettings, has: Mapping[str, bool], further: tupl
     for column, wanted in (columns | dict.fromkeys(further, True)).items():
         if wanted != (column in raw.values):
             problem = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"
-            raise _error(raw, problem, allowed=f"columns of this row: {', '.join(map(str, raw.values))}")
+            raise _error(raw, problem, allowed=f"columns of this row: {few(map(str, raw.values), most=20)}")
     text = _text(raw, data.text)
     class_of = _several_labels if data.multi_label else _label
     row_id = _name(raw, data.id) if has["id"] else f"{raw.source}:{raw.number}"
@@ -217,16 +219,16 @@ def _row(raw: RawRow, data: DataSettings, has: Mapping[str, bool], further: tupl
 def _text(raw: RawRow, column: str) -> str:
     value = raw.values[column]
     if not isinstance(value, str):
-        raise _error(raw, f"{column} is {value!r}", allowed="text")
+        raise _error(raw, f"{column} is {brief(value)}", allowed="text")
     if not value.strip():
-        raise _error(raw, f"{column} is empty: {value!r}", allowed="text that is not only white space")
+        raise _error(raw, f"{column} is empty: {brief(value)}", allowed="text that is not only white space")
     return value
 
 
 def _name(raw: RawRow, column: str) -> str:
     value = raw.values[column]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise _error(raw, f"{column} is {value!r}", allowed="a text or an integer")
+        raise _error(raw, f"{column} is {brief(value)}", allowed="a text or an integer")
     return str(value)
 
 
@@ -236,9 +238,9 @@ def _label(raw: RawRow, data: DataSettings) -> int:
     if isinstance(value, str) and raw.source.endswith(".csv") and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
         value = int(value)  # CSV has text alone
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _error(raw, f"{data.label} is {value!r}, not an integer", allowed=allowed)
+        raise _error(raw, f"{data.label} is {brief(value)}, not an integer", allowed=allowed)
     if not 0 <= value < data.num_labels:
-        raise _error(raw, f"{data.label} is {value}", allowed=allowed)
+        raise _error(raw, f"{data.label} is {brief(value)}", allowed=allowed)
     return value
 
 
@@ -247,20 +249,20 @@ def _several_labels(raw: RawRow, data: DataSettings) -> tuple[int, ...]:
     allowed = f"a list of different integers from 0 to {data.num_labels - 1} (data.num_labels = {data.num_labels})"
     if not isinstance(value, list):
         hint = "with data.multi_label = true a row without a class has []"
-        raise _error(raw, f"{data.label} is {value!r}, not a list", allowed=allowed, hint=hint)
+        raise _error(raw, f"{data.label} is {brief(value)}, not a list", allowed=allowed, hint=hint)
     for label in value:
         if type(label) is not int or not 0 <= label < data.num_labels:
-            raise _error(raw, f"{data.label} has {label!r}", allowed=allowed)
+            raise _error(raw, f"{data.label} has {brief(label)}", allowed=allowed)
     if len(set(value)) < len(value):
-        raise _error(raw, f"{data.label} is {value!r}, with a class twice", allowed=allowed)
+        raise _error(raw, f"{data.label} is {brief(value)}, with a class twice", allowed=allowed)
     return tuple(sorted(value))
 
 
 def _from_csv(raw: RawRow, value: Any, *, empty: str = "") -> Any:
     """Return the value of a cell: CSV has text alone, so that a list stands there as JSON."""
     if isinstance(value, str) and raw.source.endswith(".csv"):
-        with suppress(json.JSONDecodeError):  # refused by the caller, with its value
-            return json.loads(value or empty)
+        with suppress(ValueError):  # refused by the caller, with its value
+            return parse_json(value or empty)
     return value
 
 
@@ -268,13 +270,13 @@ def _spans(raw: RawRow, column: str, text: str) -> tuple[tuple[int, int], ...]:
     value: Any = _from_csv(raw, raw.values[column], empty="[]")
     allowed = f"a list of [start, end) with 0 <= start < end <= {len(text)}, the length of the text"
     if not isinstance(value, list):
-        raise _error(raw, f"{column} is {value!r}", allowed=allowed)
+        raise _error(raw, f"{column} is {brief(value)}", allowed=allowed)
     spans: list[tuple[int, int]] = []
     for span in value:
         if not isinstance(span, list) or len(span) != 2 or not all(type(end) is int for end in span):
-            raise _error(raw, f"{column} has {span!r}", allowed=allowed)
+            raise _error(raw, f"{column} has {brief(span)}", allowed=allowed)
         if not 0 <= span[0] < span[1] <= len(text):
-            raise _error(raw, f"{column} has {span!r}, outside the text", allowed=allowed)
+            raise _error(raw, f"{column} has {brief(span)}, outside the text", allowed=allowed)
         spans.append((span[0], span[1]))
     return tuple(spans)
 

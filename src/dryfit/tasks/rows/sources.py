@@ -9,7 +9,9 @@ from typing import Any
 
 from dryfit.core.errors import DataError
 from dryfit.core.settings.tables import HUB_DEFAULT_SPLIT, HUB_PREFIX
-from dryfit.core.text.lines import decoded, existing_file, without_mark
+from dryfit.core.text.json_text import parse_json
+from dryfit.core.text.lines import bounded_lines, check_names, csv_reader, decoded, existing_file
+from dryfit.core.text.words import brief, first_line
 
 _READERS = (".jsonl", ".csv", ".parquet")
 _PARQUET_ROWS = 1024
@@ -94,7 +96,7 @@ def stream_rows(source: str) -> Iterator[RawRow | BadRow]:
 
 def _jsonl(path: Path, source: str) -> Iterator[RawRow | BadRow]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in bounded_lines(file, source):
             if line.strip():
                 yield _json_row(line.removesuffix(b"\n"), source, number)
 
@@ -102,63 +104,96 @@ def _jsonl(path: Path, source: str) -> Iterator[RawRow | BadRow]:
 def _json_row(line: bytes, source: str, number: int) -> RawRow | BadRow:
     where = f"reading {source}, line {number}"
     try:
-        values = json.loads(decoded(line, where))
+        values = parse_json(decoded(line, where))
     except DataError as error:
         return BadRow(number, error)
     except json.JSONDecodeError as error:
         problem = f"not JSON: {error.msg} at column {error.colno}"
         return BadRow(number, DataError(where, problem, allowed="one JSON object a line"))
+    except ValueError as error:
+        return BadRow(number, DataError(where, first_line(error), allowed="one JSON object a line"))
     if not isinstance(values, dict):
-        problem = f"{line[:60].decode(errors='replace')!r} is no object"
+        problem = f"{brief(line.decode(), 60)} is no object"
         return BadRow(number, DataError(where, problem, allowed="one JSON object a line"))
     return RawRow(values, source, number)
 
 
 def _csv(path: Path, source: str) -> Iterator[RawRow | BadRow]:
     with path.open("rb") as file:
-        lines = (decoded(line, f"reading {source}, line {number}") for number, line in enumerate(file, start=1))
-        reader = csv.DictReader(without_mark(lines), strict=True)
+        reader = csv_reader(file, source)
+        header: list[str] | None = None
         try:
-            for values in reader:
-                number = reader.line_num
-                if None in values or None in values.values():
-                    width = len(reader.fieldnames or ())
-                    problem = f"the row has not {width} columns like the header"
+            for cells in reader:
+                number: int = reader.line_num
+                if header is None:
+                    header = list[str](cells)
+                    check_names(header, f"{source}, line {number}")
+                elif cells and len(cells) != len(header):
+                    problem = f"the row has not {len(header)} columns like the header"
                     where = f"reading {source}, line {number}"
                     yield BadRow(number, DataError(where, problem, hint="check the quoting"))
-                else:
-                    yield RawRow(dict(values), source, number)
+                elif cells:
+                    yield RawRow(dict(zip(header, cells, strict=True)), source, number)
         except csv.Error as error:
             raise DataError(f"reading {source}, line {reader.line_num}", f"not CSV: {error}") from error
 
 
-def _parquet(path: Path, source: str) -> Iterator[RawRow]:
+def _parquet(path: Path, source: str) -> Iterator[RawRow | BadRow]:
     import pyarrow  # heavy, and only such files need it
     import pyarrow.parquet
 
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            check_names(file.schema_arrow.names, source)
             for batch in file.iter_batches(_PARQUET_ROWS):
-                for values in batch.to_pylist():
-                    yield RawRow(values, source, number)
-                    number += 1
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise DataError(f"reading {source}", f"not Parquet: {str(error).splitlines()[0]}") from error
+                yield from _batch_rows(batch, source, number)
+                number += batch.num_rows
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"reading {source}", f"not Parquet: {first_line(error)}") from error
 
 
-def _hub(source: str) -> Iterator[RawRow]:
+def _batch_rows(batch: Any, source: str, first: int) -> Iterator[RawRow | BadRow]:
+    """Yield the rows of an Arrow batch; those with a value that Python cannot hold as bad ones."""
+    try:
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError):  # texts that are not UTF-8; dates of other ages
+        if batch.num_rows > 1:
+            for index in range(batch.num_rows):
+                yield from _batch_rows(batch.slice(index, 1), source, first + index)
+            return
+        rows = [_unreadable(batch, source, first)]
+    for number, values in enumerate(rows, start=first):
+        yield values if isinstance(values, BadRow) else RawRow(values, source, number)
+
+
+def _unreadable(row: Any, source: str, number: int) -> BadRow:
+    """Return the error of a batch of one row, with the name of its column."""
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        try:
+            column.to_pylist()
+        except (ValueError, OverflowError) as error:
+            problem = f"column {name!a} cannot be read: {first_line(error)}"
+            return BadRow(number, DataError(f"reading {source}, row {number}", problem, "text in UTF-8, and numbers"))
+    raise AssertionError("each column can be read, and the row cannot")
+
+
+def _hub(source: str) -> Iterator[RawRow | BadRow]:
     import datasets  # heavy, and only such sources need it
-    from datasets.exceptions import DatasetNotFoundError
+    from datasets.exceptions import DatasetsError
 
+    doing = f"reading {source}"
+    allowed = f"hub:NAME[:SPLIT[:CONFIG]]; without SPLIT: {HUB_DEFAULT_SPLIT}"
     name, split, config = [*source.removeprefix(HUB_PREFIX).split(":", 2), "", ""][:3]
+    if not name.strip() or "\0" in source:
+        raise DataError(f"reading {source!a}", "it names no data set", allowed=allowed)
     try:
         rows = datasets.load_dataset(name, config or None, split=split or HUB_DEFAULT_SPLIT)
-    except (ValueError, FileNotFoundError, DatasetNotFoundError) as error:
-        raise DataError(
-            f"reading {source}",
-            str(error).splitlines()[0],
-            allowed=f"hub:NAME[:SPLIT[:CONFIG]]; without SPLIT: {HUB_DEFAULT_SPLIT}",
-        ) from error
-    for number, values in enumerate(rows):
-        yield RawRow(dict(values), source, number)
+    except (ValueError, FileNotFoundError, ConnectionError, DatasetsError) as error:
+        raise DataError(doing, first_line(error), allowed=allowed) from error
+    for number in range(len(rows)):
+        try:
+            row = RawRow(dict(rows[number]), source, number)
+        except (ValueError, OverflowError) as error:
+            row = BadRow(number, DataError(f"{doing}, row {number}", first_line(error), "text in UTF-8, and numbers"))
+        yield row

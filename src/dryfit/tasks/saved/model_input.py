@@ -8,9 +8,9 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from dryfit.core.errors import LoadError
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.choices import DEFAULT_TASK
 from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
-from dryfit.core.settings.task_facts import TaskName, is_own, task_word
+from dryfit.core.settings.task_facts import TaskName, facts_of, task_word
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.own import saved_name
 from dryfit.tasks.tokens.token_set import TokenFacts
@@ -43,7 +43,7 @@ class ModelInput(Settings):
         fitted: Numbers chosen on the validation rows.
     """
 
-    task: TaskName = BuiltInTask.CRITERIA
+    task: TaskName = DEFAULT_TASK
     id: str
     text: str
     criterion: str | None
@@ -65,7 +65,7 @@ class ModelInput(Settings):
         Raises:
             LoadError: It may not, or the class's file is not found.
         """
-        if not is_own(self.task):
+        if not facts_of(self.task).own:
             return self
         return self.model_copy(update={"task": saved_name(self.task, folder, trust=trust)})
 
@@ -92,7 +92,7 @@ def model_input(task: TaskName, context: TaskContext) -> ModelInput:
         "joint": joint.model_copy(update={"criteria_model": criteria}),
     }
     return ModelInput(
-        task=task if isinstance(task, BuiltInTask) else task_word(task),
+        task=task_word(task) if facts_of(task).own else task,
         id=data.id,
         text=data.criterion if _instructs(task, context) else data.text,
         criterion=data.criterion if facts.pairs else None,
@@ -112,7 +112,7 @@ def _without_path(name: str) -> str:
 
 def _instructs(task: TaskName, context: TaskContext) -> bool:
     """Return whether the text is an answer: rows to predict have only the instruction."""
-    return task is BuiltInTask.CAUSAL_LM and context.settings.lm.format == "instruction"
+    return facts_of(task).decoder and context.settings.lm.format == "instruction"
 
 
 def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) -> ModelInput:

@@ -20,7 +20,7 @@ from torch import nn
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.settings.tables import Settings
 from dryfit.core.settings.task_facts import task_word
-from dryfit.core.wire import canonical_json, publish_folder
+from dryfit.core.wire import canonical_json, empty_beside, publish_folder
 from dryfit.tasks.averaging import AveragingTask, averaging
 from dryfit.tasks.base import Outputs
 from dryfit.tasks.registry import make_task
@@ -202,8 +202,7 @@ def save_ensemble(
     names = tuple(f"{MEMBERS}/{place}" for place in range(1, len(models) + 1))
     membership = Membership(members=names, fitted=dict(fitted)).model_dump(mode="json")
     text = canonical_json({"format": ENSEMBLE_FORMAT, **facts, "ensemble": membership})
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = empty_beside(folder)
     for name, model in zip(names, models, strict=True):
         shutil.copytree(model, temporary / name, copy_function=_take)
     publish_folder(temporary, folder, {**texts, DRYFIT_FILE: text})

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import ModelSettings
-from dryfit.core.wire import canonical_json, publish_folder, sync_path, write_text_atomic
+from dryfit.core.settings.weight_formats import WeightFormat
+from dryfit.core.wire import canonical_json, empty_beside, publish_folder, sync_path, write_text_atomic
 from dryfit.meta.construction.construction import build
 from dryfit.meta.files.checkpoint_files import open_checkpoint
 from dryfit.meta.files.reading import ReadMode
@@ -32,10 +33,10 @@ from dryfit.meta.loading.adapters import (
 )
 from dryfit.meta.loading.configs import load_config
 from dryfit.meta.loading.filling import fill
+from dryfit.meta.loading.frozen_weights import load_frozen
 from dryfit.meta.loading.matching import LoadOptions, Missing
 from dryfit.meta.loading.pretrained import Kind, load_pretrained, make_model
 from dryfit.tasks.base import TaskModel
-from dryfit.tasks.lm.decoder import load_int8
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.saved.model_input import BASE, DRYFIT_FILE, FORMAT, read_base, read_model_input
 from dryfit.tasks.saved.saved_ensemble import Ensemble, is_ensemble, read_ensemble
@@ -124,6 +125,7 @@ def save_trained(
     *,
     tokenizer_folders: Mapping[str, Path],
     facts: Mapping[str, Any],
+    place: Path | None = None,
     texts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Save a model so that :func:`load` can build it again; atomic, also over an earlier one.
@@ -139,23 +141,21 @@ def save_trained(
             folder, as :meth:`~dryfit.tasks.base.TaskModel.pretrained`.
         facts: Entries of ``dryfit.json``; its ``input`` is a :class:`~dryfit.tasks.saved.model_input.ModelInput`,
             by which the model is built again.
+        place: Where the folder will be moved to: the path to an adapter's base counts from there. None: it stays.
         texts: Further files of a new folder, by name.
     """
-    suffix = f"{os.getpid()}.tmp"
     adapted = model.adapted()
-    base = None if adapted is None else relative_base(adapted, folder)
+    base = None if adapted is None else relative_base(adapted, place or folder)
     text = canonical_json({"format": FORMAT, **facts, **({} if base is None else {BASE: base})})
     weights = weights_file(model)
     if (folder / DRYFIT_FILE).is_file():
-        temporary = folder / f".{weights}.{suffix}"
+        temporary = folder / f".{weights}.{os.getpid()}.tmp"
         save_weights(model, temporary)
         sync_path(temporary)
         temporary.replace(folder / weights)
         write_text_atomic(folder / DRYFIT_FILE, text)
         return
-    temporary = folder.with_name(f".{folder.name}.{suffix}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary = empty_beside(folder)
     save_weights(model, temporary / weights)
     if adapted is not None:
         save_adapter_config(adapted, temporary, revision=_revision(facts))
@@ -226,14 +226,15 @@ def trained_model(
     read = read.with_task_folder(folder, trust=trust)
     base = base_of_adapter(folder, trust=trust, relative=read_base(folder))
 
-    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+    def make(
+        source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
+    ) -> PreTrainedModel:
         del source
         if base is None:
             config = load_config(FolderSource(str(folder / part), trust_remote_code=trust))
             return build(lambda: make_model(config, kind, trust_remote_code=trust))
-        if dtype is torch.int8 and wanted is None:
-            return load_int8(base, load_config(base), device)
-        return load_pretrained(base, kind, device=device, dtype=wanted or dtype)[0]
+        if dtype is not None:
+            return load_pretrained(base, kind, device=device, dtype=dtype)[0]
+        return load_frozen(base, kind, frozen, device=device)
 
-    wanted = dtype
     return make_task(read.task, read.context).model(make)

@@ -5,14 +5,14 @@ Dimension suffixes: ``W`` windows of a split, ``R`` rows, ``K`` numbers kept of 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, final
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.errors import DataError
 from dryfit.core.settings.choices import Metric
-from dryfit.core.settings.task_facts import SPAN_METRICS
+from dryfit.core.settings.task_facts import metrics_of_spans
 from dryfit.meta.construction.construction import build
 from dryfit.tasks.averaging import ModelOutputs
 from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, Outputs, TaskContext, TaskModel, pad_rows, padded
@@ -31,7 +31,6 @@ _BLANK = "blank"
 """Entry of ``TokenSet.extra``: the number of spans of white space alone in each row of the data."""
 
 
-@final
 class EvidenceTask(EncoderTask):
     """Start and end scores of each token of each window, decoded to one span of the row, or none.
 
@@ -53,13 +52,13 @@ class EvidenceTask(EncoderTask):
         return 2
 
     @property
-    def shared_tokens(self) -> int:
+    def shared_tokens(self) -> int | None:
         """Tokens of the text that two neighbouring windows share."""
         return self._span.doc_stride
 
     def metric_names(self) -> tuple[str, ...]:
         """Return the metrics of spans, and the plain cross entropy of windows."""
-        return (*SPAN_METRICS, Metric.LOSS)
+        return metrics_of_spans(self.context.data)
 
     def check_rows(self, splits: Splits) -> None:
         """Refuse rows from which no span can be learned.

@@ -4,7 +4,6 @@ Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from safetensors.torch import load, save_file
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.wire import empty_beside
 from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Row, Splits, UnlabelledRow
 
 _FORMAT = 2
@@ -200,9 +200,7 @@ def joined(first: TokenSet, second: TokenSet) -> TokenSet:
 
 def save_tokens(folder: Path, tokens: Tokens) -> None:
     """Write tokens by one rename, safe against a kill and against another process that writes the same."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary = empty_beside(folder)
     for name, split in tokens.splits.items():
         tensors = {"ids": split.ids_T, "starts": split.starts_R, "labels": split.labels_R}
         if split.types_T is not None:

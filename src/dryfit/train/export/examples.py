@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from dryfit.core.settings.task_facts import is_own
+from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import AttentionPooling, EncoderWithHead
@@ -39,7 +39,7 @@ def example(config: TrialConfig, read: ModelInput, model: TaskModel) -> str | No
     trust = ", trust_remote_code=True" if config.settings.model.trust_remote_code else ""
     if isinstance(model, CausalLm):
         return _lm_example(read, model, trust)
-    if not isinstance(model, EncoderWithHead) or is_own(config.task):
+    if not isinstance(model, EncoderWithHead) or facts_of(config.task).own:
         return None
     spec = model.spec
     pooling = "cls_last" if spec.settings.pooling == "cls" and spec.cls_last else spec.settings.pooling

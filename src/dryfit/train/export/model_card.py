@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from dryfit.core.jobs.train import FinalRequest, FinalResult
-from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.tables import PACKAGED_MODEL
-from dryfit.core.settings.task_facts import TaskName, is_own, task_word
+from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.version import VERSION
 from dryfit.tasks.base import TaskModel
@@ -28,7 +28,6 @@ EXAMPLE_FILE = "example.py"
 _MINILM_ID = "sentence-transformers/all-MiniLM-L6-v2"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _VERSIONED = ("torch", "transformers", "tokenizers", "safetensors", "scikit-learn")
-_PIPELINES = {BuiltInTask.EVIDENCE: "question-answering", BuiltInTask.CAUSAL_LM: "text-generation"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,40 +58,59 @@ def _model_card(trained: Trained, program: str | None) -> str:
     request, result, model = trained.request, trained.result, trained.model
     config, splits = request.training.config, {"validation": result.validation, "test": result.test}
     base = base_model(config.settings.model.name)
-    data = ModelCardData(
-        library_name="transformers",
-        pipeline_tag=pipeline(config.task),
-        base_model=base if base and "/" in base else None,
-        tags=["dryfit", task_word(config.task)],
-        metrics=sorted(result.test or result.validation or {}),
-        model_name=f"{request.study}-trial-{config.number}",
-        eval_results=evaluations(config, splits),
-    )
     scored = {name: metrics for name, metrics in splits.items() if metrics is not None}
     heads = [f"{name} ({result.rows[name]} rows)" for name in scored]
     settings = json.loads(config.settings.model_dump_json(exclude_none=True))
     if settings["model"]["name"] != PACKAGED_MODEL:  # which a study file names so
         settings["model"]["name"] = base
     lm = trained.model_input.settings.lm
+    names = {"library_name": "transformers", "model_name": f"{request.study}-trial-{config.number}"}
     facts = {
-        "metadata": data.to_yaml(),
-        "version": VERSION,
+        **common_facts(config, splits, base_model=base if base and "/" in base else None, **names),
         "request": request,
         "result": result,
-        "config": config,
         "read": trained.model_input,
         "base": base,
-        "task": task_word(config.task),
         "lm_parts": " and ".join(part.name.lower() for part in parts_of(lm)) if isinstance(model, CausalLm) else "",
         "adapted": isinstance(model, CausalLm) and model.adapted() is not None,
         "scores": score_table("metric", heads, list(scored.values())) if scored else "",
-        "trust": ", trust=True" if is_own(config.task) else "",  # its class must lie where this is run
+        "trust": ", trust=True" if facts_of(config.task).own else "",  # its class must lie where this is run
         "program": program,
         "settings": settings,
         "rows": ", ".join(f"{name} {count}" for name, count in result.rows.items() if name != "trained"),
-        "versions": versions(),
     }
     return render("model_card.md", facts)
+
+
+def common_facts(
+    config: TrialConfig,
+    splits: Mapping[str, Mapping[str, float] | None],
+    *,
+    tags: Sequence[str] = (),
+    **metadata: Any,
+) -> dict[str, object]:
+    """Return what every card says: the metadata that the hub reads, the task, and what computed the scores.
+
+    Args:
+        config: What was learned; of an ensemble, by its first member.
+        splits: The metrics of each split; None: it was not scored.
+        tags: Further tags for the hub.
+        metadata: Further fields of ``ModelCardData``.
+    """
+    data = ModelCardData(
+        pipeline_tag=facts_of(config.task).pipeline,
+        tags=["dryfit", *tags, task_word(config.task)],
+        metrics=sorted(splits["test"] or splits["validation"] or {}),
+        eval_results=_evaluations(config, splits),
+        **metadata,
+    )
+    return {
+        "metadata": data.to_yaml(),
+        "version": VERSION,
+        "config": config,
+        "task": task_word(config.task),
+        "versions": _versions(),
+    }
 
 
 def score_table(corner: str, heads: Iterable[str], columns: Sequence[Mapping[str, float]]) -> str:
@@ -104,11 +122,6 @@ def score_table(corner: str, heads: Iterable[str], columns: Sequence[Mapping[str
     return "\n".join(lines)
 
 
-def pipeline(task: TaskName) -> str | None:
-    """Return the hub's word for what the model does; None: it has none."""
-    return _PIPELINES.get(task, "text-classification") if isinstance(task, BuiltInTask) else None
-
-
 def base_model(name: str) -> str | None:
     """Return the encoder's public name; of a folder its last part only, as the path is nobody's business."""
     if name == PACKAGED_MODEL:
@@ -116,11 +129,11 @@ def base_model(name: str) -> str | None:
     return name if _HUB_ID.fullmatch(name) else name.rstrip("/").rpartition("/")[2] or None
 
 
-def evaluations(config: TrialConfig, splits: Mapping[str, Mapping[str, float] | None]) -> list[EvalResult]:
+def _evaluations(config: TrialConfig, splits: Mapping[str, Mapping[str, float] | None]) -> list[EvalResult]:
     """Return metrics of some splits as the hub reads them."""
     return [
         EvalResult(
-            task_type=pipeline(config.task) or "other",
+            task_type=facts_of(config.task).pipeline or "other",
             dataset_type="private",
             dataset_name=f"data {config.data_fingerprint}",
             dataset_split=split,
@@ -132,7 +145,7 @@ def evaluations(config: TrialConfig, splits: Mapping[str, Mapping[str, float] | 
     ]
 
 
-def versions() -> str:
+def _versions() -> str:
     """Return the versions of what computed a model's scores."""
     of_libraries = ", ".join(f"{name} {version(name)}" for name in _VERSIONED)
     return f"dryfit {VERSION}, Python {platform.python_version()}, {of_libraries}"

@@ -38,7 +38,7 @@ IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
     "adamw8bit": (OptimizerImpl.FUSED,),
 }
 """What each optimizer has, the fastest first."""
-_NOT_DIVIDED: Final = (("sgd", OptimizerImpl.FUSED),)
+_NOT_SHARDED: Final = (("sgd", OptimizerImpl.FUSED),)
 """torch 2.13: aten::_fused_sgd_ has no sharding strategy for DTensors."""
 
 _RECTIFIED_AFTER_STEPS: Final = 5
@@ -52,20 +52,20 @@ class OptimizerPlan:
     Attributes:
         impl: How its arithmetic is done.
         offload: Whether its state lies in host memory.
-        divided: Whether parameters are parts of divided ones (torch's DTensor).
+        sharded: Whether parameters are FSDP shards (torch's DTensor).
         modelled: Stand-ins that take the memory of the real ones and compute nothing, where a rehearsal without
             data cannot run them.
     """
 
     impl: OptimizerImpl = OptimizerImpl.AUTO
     offload: bool = False
-    divided: bool = False
+    sharded: bool = False
     modelled: bool = False
 
 
 def optimizer_plan(plan: ExecutionPlan) -> OptimizerPlan:
     """Return the part of a trial's plan that an optimizer reads."""
-    return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer, divided=plan.dp > 1)
+    return OptimizerPlan(impl=plan.optimizer_impl, offload=plan.offload_optimizer, sharded=plan.dp > 1)
 
 
 _ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
@@ -73,14 +73,14 @@ _ELEMENT_BY_ELEMENT: Final = ("adamw", "sgd", "lion", "radam", "nadam")
 
 
 def moments_of(optim: OptimSettings) -> int:
-    """Return how many tensors of a parameter's shape an optimizer keeps, if :func:`check_divided` allows it."""
+    """Return how many tensors of a parameter's shape an optimizer keeps, if :func:`check_sharded` allows it."""
     if optim.name == "sgd":
         return int(optim.beta1 > 0)
     return 1 if optim.name == "lion" else 2
 
 
-def check_divided(settings: TrialSettings, plan: ExecutionPlan | ExecutionSettings) -> None:
-    """Refuse to divide a trial among processes where that would change what it learns.
+def check_sharded(settings: TrialSettings, plan: ExecutionPlan | ExecutionSettings) -> None:
+    """Refuse to shard a trial over processes where that would change what it learns.
 
     Raises:
         ConfigError: Its optimizer looks at whole parameters, its state lies in host memory, or a loss scaler would
@@ -151,7 +151,7 @@ def make_optimizer(
     device = next(model.parameters()).device.type
     check_optimizer(optim, plan, DeviceKind(device))
     state_of = _modelled_state(optim, plan, device) if plan.modelled else None
-    impl = _chosen(optim.name, plan.impl, device, divided=plan.divided)
+    impl = _chosen(optim.name, plan.impl, device, sharded=plan.sharded)
     if state_of is not None:
         return ModelledOptimizer(groups, state_of)
     if plan.offload:
@@ -167,11 +167,11 @@ def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKin
     Raises:
         ConfigError: It is not implemented so, or its state cannot lie in host memory.
     """
-    has = _has(optim.name, divided=plan.divided)
+    has = _has(optim.name, sharded=plan.sharded)
     if plan.impl is not OptimizerImpl.AUTO and plan.impl not in has:
         raise ConfigError(
             f'checking execution.optimizer_impl = "{plan.impl}"',
-            f"{optim.name} has no such implementation" + (" for divided parameters" if plan.divided else ""),
+            f"{optim.name} has no such implementation" + (" for sharded parameters" if plan.sharded else ""),
             allowed=" or ".join(f'"{known}"' for known in (OptimizerImpl.AUTO, *has)),
         )
     reason = cannot_offload(optim, device) if plan.offload else None
@@ -248,19 +248,19 @@ def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> S
     return None
 
 
-def _chosen(name: str, impl: OptimizerImpl, device: str, *, divided: bool = False) -> OptimizerImpl:
+def _chosen(name: str, impl: OptimizerImpl, device: str, *, sharded: bool = False) -> OptimizerImpl:
     """Return what ``auto`` stands for: the fastest implementation on this device."""
     if impl is not OptimizerImpl.AUTO:
         return impl
-    has = _has(name, divided=divided)
+    has = _has(name, sharded=sharded)
     if has[0] is OptimizerImpl.FUSED and device in ("cpu", "cuda"):
         return OptimizerImpl.FUSED
     # On the CPU lists of tensors save no kernel launches, and take more memory.
     return OptimizerImpl.FOREACH if OptimizerImpl.FOREACH in has and device == "cuda" else OptimizerImpl.PLAIN
 
 
-def _has(name: str, *, divided: bool) -> tuple[OptimizerImpl, ...]:
-    return tuple(impl for impl in IMPLEMENTATIONS[name] if not divided or (name, impl) not in _NOT_DIVIDED)
+def _has(name: str, *, sharded: bool) -> tuple[OptimizerImpl, ...]:
+    return tuple(impl for impl in IMPLEMENTATIONS[name] if not sharded or (name, impl) not in _NOT_SHARDED)
 
 
 def implementations(name: str, device: DeviceKind) -> tuple[OptimizerImpl, ...]:

@@ -2,26 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from dryfit.parallel.layout.portions import Portion, portions
 from dryfit.tasks.base import Batch, Loss, Outputs
-
-
-@dataclass(frozen=True, slots=True)
-class StepLoss:
-    """The loss of a backward pass over one effective batch.
-
-    Attributes:
-        loss: The batch's mean loss, detached, 0-dimensional.
-        micro_batches: Forward and backward passes done.
-    """
-
-    loss: torch.Tensor
-    micro_batches: int
 
 
 def backward_batch(
@@ -33,7 +19,7 @@ def backward_batch(
     backward: Callable[[torch.Tensor], None],
     autocast: Callable[[], AbstractContextManager[object]],
     check: Callable[[Outputs, int, int], None] | None = None,
-) -> StepLoss:
+) -> torch.Tensor:
     """Add the gradients of an effective batch to the model's.
 
     Each micro-batch's loss *sum* is divided by the *whole* batch's normaliser. A mean over micro-batch means would
@@ -47,6 +33,9 @@ def backward_batch(
         backward: Backpropagates a scalar (accelerate's scales it for fp16).
         autocast: Context of the forward pass.
         check: Given each micro-batch's outputs, its first row and its number of rows, before its loss.
+
+    Returns:
+        The batch's mean loss, detached, 0-dimensional.
     """
     weight = task.batch_weight(batch)
     losses: list[torch.Tensor] = []
@@ -62,7 +51,7 @@ def backward_batch(
             loss = loss if portion.weighs else loss * 0
         backward(loss)
         losses.append(loss.detach())
-    return StepLoss(loss=torch.stack(losses).sum(), micro_batches=len(losses))
+    return torch.stack(losses).sum()
 
 
 def micro_batches(batch: Batch, rows: int | Sequence[Portion], padded: Sequence[str]) -> Iterator[Batch]:

@@ -17,10 +17,10 @@ from torch import nn
 from dryfit.core.jobs.calibration import MemoryCase, Observation, PartPeak
 from dryfit.core.jobs.memory import StepPhase
 from dryfit.core.private_names import require
-from dryfit.core.settings.execution import Allocator, DeviceSpec
+from dryfit.core.settings.execution import DeviceSpec
 from dryfit.memory.planning.timeline import BLOCK_BYTES
 from dryfit.memory.tracing.events import Shape
-from dryfit.meta.construction.walk import put_all
+from dryfit.meta.construction.walk import like, put_all
 from dryfit.meta.private_apis.torch_cuda import (
     HISTORY,
     begin_history,
@@ -31,8 +31,9 @@ from dryfit.meta.private_apis.torch_cuda import (
     visible_devices,
 )
 from dryfit.tasks.base import Batch, Task
+from dryfit.train.device import ALLOCATOR_TEXTS
 from dryfit.train.optim.optimizer import OptimizerPlan
-from dryfit.train.rehearsal.step_rehearsal import Rehearsal
+from dryfit.train.rehearsal.step_rehearsal import Rehearsal, no_collection
 from dryfit.train.rehearsal.subjects import step_parts
 from dryfit.train.validation import evaluation_rows
 
@@ -43,11 +44,6 @@ _PADDING_TOKENS = 5
 _SCALE = 0.02
 _SMI_TIMEOUT_S = 20.0
 _MATRIX = 256
-ALLOCATOR_SETTINGS = {
-    Allocator.EXPANDABLE: "expandable_segments:True",
-    Allocator.NATIVE: "expandable_segments:False",
-}
-"""Allocator settings in the form of ``PYTORCH_ALLOC_CONF``."""
 
 
 class Meter(Protocol):
@@ -98,7 +94,7 @@ def observe(case: MemoryCase, history: Path | None = None) -> Observation:
     """
     others_bytes = used_before(_DEVICE)
     require("observing the memory of a device", HISTORY)
-    set_allocator(ALLOCATOR_SETTINGS[case.allocator])
+    set_allocator(ALLOCATOR_TEXTS[case.allocator])
     if history is not None:
         begin_history()
     meter = CudaMeter()
@@ -141,7 +137,8 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
         rehearsal.scaler = torch.amp.GradScaler(device, init_scale=1.0)  # pyright: ignore
     steps = 0
     for name in ("first step", "second step", "validation", "third step", "checkpoint"):
-        with meter.part(name), _no_collection():
+        gc.collect()
+        with meter.part(name), no_collection():
             if name == "validation":
                 meter.phase(StepPhase.EVALUATE)
                 rows = evaluation_rows(execution.micro_batch)
@@ -165,7 +162,7 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
 
 def fill(model: nn.Module, device: str) -> None:
     """Give a model memory on a device: small random weights, zeros in integer tensors. Ties stay."""
-    put_all(model, lambda old: _values(old, device))
+    put_all(model, lambda slot: _values(slot.tensor, device))
 
 
 def device_spec() -> DeviceSpec:
@@ -216,7 +213,7 @@ def _blocks(tensor: torch.Tensor) -> int:
 
 
 def _values(old: torch.Tensor, device: str) -> torch.Tensor:
-    new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)
+    new = like(old, device)
     return new.normal_(0, _SCALE) if old.is_floating_point() else new.zero_()
 
 
@@ -246,14 +243,3 @@ def _label_range(task: Task, batch: Batch) -> tuple[int, int]:
     if task.classes is not None:
         return 0, task.classes if labels.ndim == 1 else 2
     return _TOKENS if labels.shape == batch["input_ids"].shape else (0, 1)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Switch garbage collection off, as while tracing."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -5,8 +5,9 @@ for operator: autocast around the forward pass, outputs cast to fp32, fp16's los
 the optimizer, freeing the gradients. A contract test compares both.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch import nn
 from dryfit.core.jobs.memory import StepPhase
 from dryfit.core.settings.choices import Precision
 from dryfit.memory.tracing.events import Shape
-from dryfit.tasks.base import DTYPES, Batch
+from dryfit.meta.loading.frozen_weights import DTYPES
+from dryfit.parallel.layout.model_slices import whole_state
+from dryfit.tasks.base import Batch
 from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.optim.step import backward_batch
 from dryfit.train.rehearsal.subjects import StepParts
@@ -100,8 +103,27 @@ class Rehearsal:
         self.parts.task.rehearse_measure(self.parts.model, shape.rows, shape.length)
 
     def save(self) -> None:
-        """Copy everything that a checkpoint holds to the host."""
-        self.parts.layout.copy_checkpoint(self.parts.model, self.optimizer)
+        """Copy everything that a checkpoint holds to the host, one tensor after another, sharded ones gathered."""
+        model, gathered = self.parts.model, self.parts.layout.gathered(self.parts.model)
+        whole_state(model, lambda name, local: gathered(name, local).contiguous(), keep=True)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for parameter, state in self.optimizer.state.items() if self.optimizer is not None else ():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    of_weight = value.shape == parameter.shape
+                    (gathered(names[id(parameter)], value) if of_weight else value).detach().cpu()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Switch garbage collection off, so that objects die at the same place in every run."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _autocast_forward(model: nn.Module, device: str, dtype: torch.dtype) -> None:

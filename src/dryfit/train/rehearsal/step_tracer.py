@@ -1,9 +1,6 @@
 """Trace a trial's training step on tensors that take no memory."""
 
-import gc
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import final
 
@@ -23,11 +20,14 @@ from dryfit.memory.tracing.fake_cuda import FakeDevice
 from dryfit.memory.tracing.recorder import StorageRecorder
 from dryfit.memory.tracing.stand_ins import StandIns
 from dryfit.memory.tracing.tracer import Variant
-from dryfit.meta.construction.walk import SlotKind, put_all
+from dryfit.meta.construction.walk import SlotKind, like, put_all
 from dryfit.meta.loading.catalogue import planning_config
-from dryfit.parallel.layout.step_layouts import step_layout
+from dryfit.parallel.layout.layout import OneProcess
+from dryfit.parallel.layout.tensor_parallel import TensorParallel
+from dryfit.parallel.ranks.collectives import AbsentRanks
+from dryfit.parallel.ranks.counted import CountedRanks
 from dryfit.train.optim.optimizer import OptimizerPlan
-from dryfit.train.rehearsal.step_rehearsal import Rehearsal
+from dryfit.train.rehearsal.step_rehearsal import Rehearsal, no_collection
 from dryfit.train.rehearsal.subjects import StepParts, step_parts, subject_task
 
 _TINY = Shape(rows=2, length=16)
@@ -71,7 +71,7 @@ class StepTracer:
             "device": [self._spec.kind, *self._spec.capability],
             "reentrant": self._reentrant,
             # The plan follows from the degree and the other facts.
-            "ranks": step_layout(self._plan).ranks,
+            "ranks": self._plan.degree if self._plan is not None else 1,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
@@ -84,7 +84,7 @@ class StepTracer:
         if self._fakes is None:
             self._fakes = FakeDevice(self._spec.kind, capability=self._spec.capability)
         try:
-            with self._fakes.active(), _no_collection():
+            with self._fakes.active(), no_collection():
                 return self._stage(variant.checkpointing).trace(kind, variant, shape)
         except _FOREIGN as error:
             raise TraceError(
@@ -104,9 +104,10 @@ class StepTracer:
 
     def _stage(self, checkpointing: bool) -> "_Stage":
         if checkpointing not in self._stages:
-            layout = step_layout(self._plan)
+            ranks = CountedRanks(AbsentRanks(0, self._plan.degree if self._plan is not None else 1))
+            layout = OneProcess() if self._plan is None else TensorParallel(self._plan, ranks)
             parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant, layout=layout)
-            self._stages[checkpointing] = _Stage(parts, self._spec.kind)
+            self._stages[checkpointing] = _Stage(parts, self._spec.kind, ranks)
         return self._stages[checkpointing]
 
 
@@ -122,18 +123,6 @@ def _place(error: BaseException) -> str:
     return f"{frame.filename}:{frame.lineno} ({frame.line})"
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Switch garbage collection off, so that objects die at the same place in every trace."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 class _Stage:
     """A model on the fake device.
 
@@ -141,11 +130,11 @@ class _Stage:
         sent: What was sent in the micro-batch that was traced last.
     """
 
-    def __init__(self, parts: StepParts, device: DeviceKind) -> None:
+    def __init__(self, parts: StepParts, device: DeviceKind, ranks: CountedRanks) -> None:
         self._model = parts.model
         self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA)
         self._stand_ins = StandIns()
-        self._layout = parts.layout
+        self._ranks = ranks
         self.sent = Sent()
         with self._stand_ins, self._recorder, self._recorder.segment() as record:
             self._place(device)
@@ -190,14 +179,14 @@ class _Stage:
 
     def _phase(self, phase: StepPhase) -> None:
         self._recorder.phase = phase
-        self._layout.count(backward=phase is StepPhase.BACKWARD)
+        self._ranks.backward = phase is StepPhase.BACKWARD
         # The number that fake tensors give: 0 for the scaler's count of infinite gradients, 1 for sizes in models.
         self._stand_ins.number = 0 if phase in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
 
     def _place(self, device: str) -> None:
         """Put fake tensors of the device in all places; ties stay."""
         self._phase(StepPhase.LOAD)
-        for slot, tensor in put_all(self._model, lambda old: _like(old, device)):
+        for slot, tensor in put_all(self._model, lambda slot: like(slot.tensor, device)):
             is_adapter = slot.kind is SlotKind.PARAMETER and tensor.requires_grad and "lora_" in slot.name
             category = MemoryCategory.ADAPTERS if is_adapter else MemoryCategory.WEIGHTS
             self._recorder.name(tensor, f"weight:{slot.name}", category)
@@ -212,12 +201,12 @@ class _Stage:
 
     def _micro(self, shape: Shape) -> Segment:
         batch = self._rehearsal.batch(shape)
-        self._layout.sent()
+        self._ranks.sent = Sent()
         for name, tensor in batch.items():
             self._recorder.adopt(tensor, f"input:{name}", MemoryCategory.INPUTS)
         with self._recorder.segment() as record:
             self._rehearsal.micro(batch, self._phase)
-            self.sent = self._layout.sent()
+            self.sent = self._ranks.sent
             graded = [(name, one.grad) for name, one in self._named() if one.grad is not None]
             for name, gradient in graded:
                 self._recorder.name(gradient, f"gradient:{name}", MemoryCategory.GRADIENTS)
@@ -282,7 +271,3 @@ class _Stage:
                 if isinstance(value, torch.Tensor):
                     name = f"optimizer:{names[id(parameter)]}:{key}"
                     self._recorder.name(value, name, MemoryCategory.OPTIMIZER)
-
-
-def _like(old: torch.Tensor, device: str) -> torch.Tensor:
-    return torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=device)

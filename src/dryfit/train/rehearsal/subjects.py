@@ -9,14 +9,16 @@ from transformers import PreTrainedModel
 
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
+from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.catalogue import planning_config
 from dryfit.meta.loading.configs import set_dropouts
+from dryfit.meta.loading.frozen_weights import empty_frozen
 from dryfit.meta.loading.pretrained import STACKS, Kind, make_model, one_stack
-from dryfit.parallel.layout.step_layouts import StepLayout, WholeStep
+from dryfit.parallel.layout.layout import OneProcess
+from dryfit.parallel.layout.tensor_parallel import TensorParallel
 from dryfit.tasks.base import MakeBase, Task, TaskContext, TaskModel
 from dryfit.tasks.heads import freeze
-from dryfit.tasks.lm.decoder import frozen_in
 from dryfit.tasks.registry import make_task
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer
@@ -37,11 +39,12 @@ class StepParts:
     task: Task
     optimizer: Callable[[OptimizerPlan], torch.optim.Optimizer]
     settings: TrialSettings
-    layout: StepLayout = field(default_factory=WholeStep)
+    layout: OneProcess | TensorParallel = field(default_factory=OneProcess)
 
     def connected(self) -> "StepParts":
         """Make the model compute with the other ranks; its parameters must be those that will be trained."""
-        self.layout.connect(self.model)
+        if isinstance(self.layout, TensorParallel):
+            self.layout.connect(self.model)
         return replace(self, task=self.layout.task_here(self.task))
 
     def batch_sizes(self, rows: int, length: int) -> dict[str, tuple[int, ...]]:
@@ -67,7 +70,7 @@ def whole_model(subject: PlanSubject) -> tuple[TaskModel, Task]:
 
 
 def step_parts(
-    subject: PlanSubject, *, checkpointing: bool, reentrant: bool, layout: StepLayout | None = None
+    subject: PlanSubject, *, checkpointing: bool, reentrant: bool, layout: OneProcess | TensorParallel | None = None
 ) -> StepParts:
     """Build the parts of a subject's step, without memory or reading weights.
 
@@ -87,19 +90,21 @@ def step_parts(
         for part in model.pretrained().values():
             enable_checkpointing(part, reentrant=reentrant)
     freeze(model, settings.regularization.freeze_layers)
-    layout = layout if layout is not None else WholeStep()
-    layout.shard(model)
-    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, layout)
+    if isinstance(layout, TensorParallel):
+        layout.shard(model)
+    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, layout or OneProcess())
 
 
 def _planned(regularization: RegularizationSettings) -> MakeBase:
     """Return a maker of models from their configs alone."""
 
-    def make(source: ModelSettings, kind: Kind, *, part: str = "", dtype: torch.dtype | None = None) -> PreTrainedModel:
+    def make(
+        source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
+    ) -> PreTrainedModel:
         del part
         config = one_stack(planning_config(source), source, allowed=STACKS[kind])
         set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
         model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
-        return model if dtype is None else frozen_in(model, dtype)
+        return model if frozen is None else empty_frozen(model, frozen)
 
     return make

@@ -15,7 +15,8 @@ from dryfit.core.settings.trial import Outcome
 from dryfit.search.space.space import Space
 from dryfit.store.events import Resolved, SessionOpened, StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger, StudyLock
+from dryfit.store.ledger import Ledger
+from dryfit.store.lock import StudyLock
 from dryfit.store.replay import StudyState
 from dryfit.study.doctor.finding import Finding, Status, failed
 from dryfit.study.doctor.folder import FolderFacts

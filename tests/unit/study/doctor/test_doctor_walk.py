@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instant
-from dryfit.core.errors import ChildError, InternalError
-from dryfit.core.jobs.child import ChildResult
+from dryfit.core.errors import ChildError
 from dryfit.core.jobs.diagnostics import (
     BatchCheckRequest,
     BatchCheckResult,
@@ -86,8 +85,7 @@ def test_few_points_cover_every_value(drawn: list[dict[str, Any]]) -> None:
 
 def judged(found: BatchCheckResult | ChildError) -> list[Finding]:
     (asked,) = requests().values()
-    answer = ChildResult(batch_check=found) if isinstance(found, BatchCheckResult) else found
-    return list(model_findings("m", asked, answer, 160))
+    return list(model_findings("m", asked, found, 160))
 
 
 def walked(*faults: str) -> tuple[BatchWalk, ...]:
@@ -135,12 +133,6 @@ def test_what_is_wrong_with_a_model(
     found = next(one for one in judged(result) if one.check == check)
     assert (found.status, said in found.found) == (status, True), found
     assert found.about == "model m"
-
-
-def test_an_answer_of_another_job_is_a_bug() -> None:
-    (asked,) = requests().values()
-    with pytest.raises(InternalError, match="another job"):
-        list(model_findings("m", asked, ChildResult(), 1))
 
 
 def test_labels_are_counted_and_an_absent_one_is_said() -> None:
@@ -212,7 +204,7 @@ def test_folds_are_counted() -> None:
 def test_the_time_of_a_trial_is_that_of_all_its_folds() -> None:
     (asked,) = requests(data={"folds": 5}).values()
     held = BatchWalk(max_length=64, split="validation", rows=40, batches=10, longest=30, faults=())
-    answer = ChildResult(batch_check=BatchCheckResult(walks=(*walked(), held), step=STEP))
+    answer = BatchCheckResult(walks=(*walked(), held), step=STEP)
     (time,) = [one for one in model_findings("m", asked, answer, 160) if one.check == "time"]
     # 0.25 s for 16 rows, four of five parts of 200 rows five times, 2 epochs
     assert "about 25 s a trial (1600 rows)" in time.found

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from dryfit.parallel.planning.axes import Axes, Dim, Hold, Reason
+from dryfit.parallel.planning.axes import Axes, Dim, Obstacle, Reason
 from dryfit.parallel.trace.graph import Node, Ref, Value
 
 
@@ -18,7 +18,7 @@ class Partial(StrEnum):
     ALL = "all"  # all of them must be: sums
 
 
-class Meeting(StrEnum):
+class SumKind(StrEnum):
     """How an operator sums over an axis."""
 
     PRODUCT = "product"
@@ -32,14 +32,14 @@ class Sum:
     Attributes:
         node: The operator's name.
         dim: The dimension.
-        meeting: How it sums.
+        kind: How it sums.
         bias: A tensor that is added once, not to each partial sum.
         weight: The table of a lookup.
     """
 
     node: str
     dim: Dim
-    meeting: Meeting = Meeting.PRODUCT
+    kind: SumKind = SumKind.PRODUCT
     bias: Ref | None = None
     weight: Ref | None = None
 
@@ -77,17 +77,19 @@ class Step:
         value = self.node.outputs[item]
         return value.shape if value else ()
 
-    def out(self, dims: Iterable[Dim], item: int = 0) -> None:
-        """Set the dimensions of an output."""
-        self.state.dims[Ref(self.node.name, item)] = tuple(dims)
+    def out(self, dims: Iterable[Dim], item: int | None = None) -> None:
+        """Set the dimensions of an output; None: of all."""
+        made = tuple(dims)
+        for at in range(len(self.node.outputs)) if item is None else (item,):
+            self.state.dims[Ref(self.node.name, at)] = made
 
     def same(self, one: Dim, other: Dim) -> None:
         """Make two dimensions the same."""
-        self.axes.unify(one, other, self.why("takes dimensions apart in two ways that cross", Hold.OPERATOR))
+        self.axes.unify(one, other, self.why("takes dimensions apart in two ways that cross", Obstacle.OPERATOR))
 
     def whole(self, dim: Dim, text: str = "needs all of a dimension") -> None:
         """Record that the operator needs all of a dimension."""
-        self.axes.hold(dim, self.why(text, Hold.OPERATOR))
+        self.axes.replicate(dim, self.why(text, Obstacle.OPERATOR))
 
     def fresh(self, size: int) -> Dim:
         """Return a new dimension."""
@@ -95,17 +97,17 @@ class Step:
 
     def fixed(self, size: int, text: str = "needs all of a dimension") -> Dim:
         """Return a new dimension that cannot be sharded."""
-        return self.axes.new(size, self.why(text, Hold.OPERATOR))
+        return self.axes.new(size, self.why(text, Obstacle.OPERATOR))
 
     def sum(
-        self, dim: Dim, meeting: Meeting = Meeting.PRODUCT, bias: Ref | None = None, weight: Ref | None = None
+        self, dim: Dim, kind: SumKind = SumKind.PRODUCT, bias: Ref | None = None, weight: Ref | None = None
     ) -> None:
         """Record that the result is a sum over a dimension."""
-        self.state.sums.append(Sum(self.node.name, dim, meeting, bias, weight))
+        self.state.sums.append(Sum(self.node.name, dim, kind, bias, weight))
 
-    def why(self, text: str, hold: Hold) -> Reason:
+    def why(self, text: str, obstacle: Obstacle) -> Reason:
         """Return a reason that names the operator and its module."""
-        return Reason(hold, f"{self.node.op} in {self.node.module or 'the model itself'} {text}")
+        return Reason(obstacle, f"{self.node.op} in {self.node.module or 'the model itself'} {text}")
 
     def broadcast(self, refs: Iterable[Ref], shape: tuple[int, ...]) -> list[Dim]:
         """Return the dimensions of tensors broadcast to one shape."""
@@ -156,10 +158,10 @@ def rule(names: str, partial: Partial = Partial.NEVER) -> Callable[[Handler], Ha
 
 def unknown(step: Step) -> None:
     """Rule of an unknown operator: nothing that goes into it can be sharded."""
-    reason = step.why("has no rule here", Hold.UNKNOWN)
+    reason = step.why("has no rule here", Obstacle.UNKNOWN)
     for ref in step.node.refs():
         for dim in step.dims(ref):
-            step.axes.hold(dim, reason)
+            step.axes.replicate(dim, reason)
     for item in range(len(step.node.outputs)):
         step.out((step.axes.new(size, reason) for size in step.made(item)), item)
 

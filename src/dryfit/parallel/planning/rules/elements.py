@@ -1,6 +1,6 @@
 """Rules of elementwise operators, and of those that create or copy tensors."""
 
-from dryfit.parallel.planning.axes import Hold, Reason
+from dryfit.parallel.planning.axes import Obstacle, Reason
 from dryfit.parallel.planning.rules.base import Partial, Step, rule
 from dryfit.parallel.trace.graph import ENTER, LEAVE
 
@@ -18,9 +18,7 @@ _FIRST = (
 
 
 def _elements(step: Step) -> None:
-    refs = list(step.node.refs())
-    for item in range(len(step.node.outputs)):
-        step.out(step.broadcast(refs, step.made(item)), item)
+    step.out(step.broadcast(step.node.refs(), step.made()))
 
 
 rule(_ANY)(_elements)
@@ -31,9 +29,7 @@ rule("div", partial=Partial.FIRST)(_elements)
 
 @rule(_FIRST, partial=Partial.FIRST)
 def _(step: Step) -> None:
-    first = next(step.node.refs())
-    for item in range(len(step.node.outputs)):
-        step.out(step.dims(first), item)
+    step.out(step.dims(next(step.node.refs())))
 
 
 @rule("zeros_like ones_like empty_like full_like")
@@ -70,6 +66,6 @@ def _(step: Step) -> None:
     dims = step.dims(step.node.ref("x"))
     if step.node.name in step.state.opened:
         shape = step.shape(step.node.ref("x"))
-        reason = Reason(Hold.OUTPUT, f"what {step.node.module} returns is put together from all ranks")
+        reason = Reason(Obstacle.OUTPUT, f"what {step.node.module} returns is put together from all ranks")
         dims = (*dims[:-1], step.axes.new(shape[-1], reason))
     step.out(dims)

@@ -1,6 +1,6 @@
 """Rules of matrix products, attention and embeddings: sums over one dimension, partial where that is sharded."""
 
-from dryfit.parallel.planning.rules.base import Meeting, Partial, Step, rule, unknown
+from dryfit.parallel.planning.rules.base import Partial, Step, SumKind, rule, unknown
 from dryfit.parallel.trace.graph import Ref
 
 
@@ -95,5 +95,5 @@ def _(step: Step) -> None:
     table, ids = step.dims(weight), step.dims(step.node.ref("indices"))
     if step.node.args.get("sparse"):
         return unknown(step)
-    step.sum(table[0], Meeting.LOOKUP, weight=weight)
+    step.sum(table[0], SumKind.LOOKUP, weight=weight)
     return step.out((*ids, table[1]))

@@ -1,6 +1,6 @@
 """Rules of reductions, normalisations over a dimension, sorting and indexing."""
 
-from dryfit.parallel.planning.axes import Dim, Hold
+from dryfit.parallel.planning.axes import Dim, Obstacle
 from dryfit.parallel.planning.rules.base import Partial, Step, positive, rule, unknown
 from dryfit.parallel.trace.graph import Ref
 
@@ -45,17 +45,6 @@ def _(step: Step) -> None:
     step.out(left)
 
 
-@rule("mean", partial=Partial.FIRST)
-def _(step: Step) -> None:
-    """Needs all of the dimension: it divides by its size."""
-    _needs_all(step)
-
-
-@rule("amax amin var std prod logsumexp argmax argmin any all norm linalg_vector_norm")
-def _(step: Step) -> None:
-    _needs_all(step)
-
-
 @rule("min max")
 def _(step: Step) -> None:
     """With a second tensor they work elementwise; else they reduce."""
@@ -65,13 +54,14 @@ def _(step: Step) -> None:
         _needs_all(step)
 
 
+@rule("mean", partial=Partial.FIRST)  # it divides by the size of the dimension
+@rule("amax amin var std prod logsumexp argmax argmin any all norm linalg_vector_norm")
 def _needs_all(step: Step) -> None:
     dims = step.dims(step.node.ref("self"))
     given, left = _reduced(step)
     for at in given:
         step.whole(dims[at])
-    for item in range(len(step.node.outputs)):
-        step.out(left, item)
+    step.out(left)
 
 
 @rule("topk sort argsort kthvalue median")
@@ -79,8 +69,7 @@ def _(step: Step) -> None:
     dims = list(step.dims(step.node.ref("self")))
     at = positive(step.node.integer("dim", -1), len(dims))
     step.whole(dims[at], "orders the elements of a dimension")
-    for item in range(len(step.node.outputs)):
-        step.out((*dims[:at], step.fixed(step.made(item)[at]), *dims[at + 1 :]), item)
+    step.out((*dims[:at], step.fixed(step.made()[at]), *dims[at + 1 :]))
 
 
 @rule("one_hot")
@@ -91,10 +80,10 @@ def _(step: Step) -> None:
 @rule("cross_entropy_loss nll_loss_nd nll_loss")
 def _(step: Step) -> None:
     """A loss over classes, the second dimension, and a mean over rows: all of both are needed."""
-    reason = step.why("needs the scores of all classes", Hold.LOSS)
+    reason = step.why("needs the scores of all classes", Obstacle.LOSS)
     for ref in step.node.refs():
         for dim in step.dims(ref):
-            step.axes.hold(dim, reason)
+            step.axes.replicate(dim, reason)
     step.out(step.axes.new(size, reason) for size in step.made())
 
 
@@ -144,7 +133,5 @@ def _(step: Step) -> None:
     return step.out((*rest[:before], *looked, *rest[before:]))
 
 
-@rule("index_put index_add index_copy scatter scatter_add histc bincount")
-def _(step: Step) -> None:
-    """Where something is written depends on values: only what is whole on each rank may take part."""
-    unknown(step)
+# Where something is written depends on values: only what is whole on each rank may take part.
+rule("index_put index_add index_copy scatter scatter_add histc bincount")(unknown)

@@ -16,19 +16,14 @@ def _(step: Step) -> None:
     step.out(made)
 
 
-@rule("transpose swapaxes swapdims", partial=Partial.FIRST)
+@rule("transpose swapaxes swapdims t mT numpy_T", partial=Partial.FIRST)
 def _(step: Step) -> None:
     dims = list(step.dims(step.node.ref("self")))
-    first = positive(step.node.integer("dim0", step.node.integer("axis0")), len(dims))
-    second = positive(step.node.integer("dim1", step.node.integer("axis1")), len(dims))
-    dims[first], dims[second] = dims[second], dims[first]
+    first = step.node.integer("dim0", step.node.integer("axis0", -2))
+    second = step.node.integer("dim1", step.node.integer("axis1", -1))
+    if len(dims) > 1:  # the last two, unless others are named; t leaves a vector as it is
+        dims[first], dims[second] = dims[second], dims[first]
     step.out(dims)
-
-
-@rule("t mT numpy_T", partial=Partial.FIRST)
-def _(step: Step) -> None:
-    dims = step.dims(step.node.ref("self"))
-    step.out((*dims[:-2], *reversed(dims[-2:])))
 
 
 @rule("permute", partial=Partial.FIRST)
@@ -123,21 +118,12 @@ def _(step: Step) -> None:
     return step.out((*dims[:at], part or (), *dims[at + 1 :]))
 
 
-@rule("select", partial=Partial.FIRST)
-def _(step: Step) -> None:
-    dims = step.dims(step.node.ref("self"))
-    at = positive(step.node.integer("dim"), len(dims))
-    step.whole(dims[at], "takes one element of a dimension")
-    step.out((*dims[:at], *dims[at + 1 :]))
-
-
-@rule("unbind", partial=Partial.FIRST)
+@rule("select unbind", partial=Partial.FIRST)
 def _(step: Step) -> None:
     dims = step.dims(step.node.ref("self"))
     at = positive(step.node.integer("dim"), len(dims))
     step.whole(dims[at], "takes the elements of a dimension apart")
-    for item in range(len(step.node.outputs)):
-        step.out((*dims[:at], *dims[at + 1 :]), item)
+    step.out((*dims[:at], *dims[at + 1 :]))
 
 
 @rule("cat concat concatenate", partial=Partial.ALL)

@@ -1,10 +1,10 @@
-"""What a rank of a language model takes and sends with its scores cut, put together, and with its vocabulary whole.
+"""What a rank of a language model takes and sends with its scores sharded, put together, and with its vocabulary whole.
 
-    python benchmarks/bench_cut_scores.py [--rows 4] [--length 512]
+    python benchmarks/bench_sharded_scores.py [--rows 4] [--length 512]
 
 Nothing is computed: one rank's step is traced on a device that is not there, in bf16 with frozen weights in fp16 beside
 adapters or with all weights trained, without checkpointing. A row "whole" is the plan that is made where the loss needs
-all scores at once; "put together" cuts the vocabulary all the same; "stay cut" is what a trial does.
+all scores at once; "put together" shards the vocabulary all the same; "stay sharded" is what a trial does.
 """
 
 import argparse
@@ -48,9 +48,9 @@ def plans(what: PlanSubject, folder: Path) -> dict[str, ShardPlan]:
         before = ShardPlans(folder, whole_model).plan(what, 2)
     together = apart.model_copy(update={"scores": None})
     if apart.scores is None:
-        raise SystemExit(f"the scores of {what.settings.model.name} do not stay cut")
+        raise SystemExit(f"the scores of {what.settings.model.name} do not stay sharded")
     is_whole = before.parameters[f"{apart.scores}.weight"].dim is None
-    return ({"whole": before} if is_whole else {}) | {"put together": together, "stay cut": apart}
+    return ({"whole": before} if is_whole else {}) | {"put together": together, "stay sharded": apart}
 
 
 def main() -> None:

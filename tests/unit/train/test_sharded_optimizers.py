@@ -1,4 +1,4 @@
-"""What is said of trials that are divided among processes, whose steps nobody traces."""
+"""What is said of trials that are sharded over processes, whose steps nobody traces."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_moments_are_those_that_the_optimizer_keeps(name: str, beta1: float) -> 
     assert moments_of(optim) == len(state)
 
 
-def test_a_divided_plan_says_what_each_process_holds(tmp_path: Path) -> None:
+def test_a_sharded_plan_says_what_each_process_holds(tmp_path: Path) -> None:
     what = subject(config(tmp_path / "model", hidden_size=256, vocab_size=8191))
     rows = [
         (one.shape[0], math.prod(one.shape[1:]) * one.itemsize)

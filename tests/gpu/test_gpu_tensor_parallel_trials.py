@@ -1,4 +1,4 @@
-"""On two CUDA devices: trials whose model is cut over them, in bf16 and fp32, against trials on one.
+"""On two CUDA devices: trials whose model is sharded over them, in bf16 and fp32, against trials on one.
 
 python -m pytest tests/gpu -m gpu
 """

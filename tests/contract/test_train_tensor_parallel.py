@@ -1,4 +1,4 @@
-"""A trial whose model is cut over two processes is the trial that one process trains, whatever ends one of them."""
+"""A trial whose model is sharded over two processes is the trial that one process trains, whatever ends one of them."""
 
 import json
 import math
@@ -41,7 +41,7 @@ from trials import Trial, Undisturbed, merged
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
-CUT = {"tp": 2}
+SHARDED = {"tp": 2}
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +94,19 @@ def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Callable[[st
 def test_two_processes_learn_what_one_does(
     tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str
 ) -> None:
-    one, cut = alone(task), MAKERS[task](tmp_path / "2", model, **SGD, execution=CUT)
-    other, heard = cut.run()
+    one, sharded = alone(task), MAKERS[task](tmp_path / "2", model, **SGD, execution=SHARDED)
+    other, heard = sharded.run()
     assert other.steps == one.result.steps and len(heard.points) == len(one.points) > 0
     for mine, theirs in zip(heard.points, one.points, strict=True):
         assert mine.metrics == pytest.approx(theirs.metrics, abs=1e-4)
-    assert_close(weights(cut), weights(one.trial))
-    assert_scores_stay_cut(task.startswith("words"))
-    loaded, whole = (dryfit.load(trial.folder / "best").state_dict() for trial in (cut, one.trial))
+    assert_close(weights(sharded), weights(one.trial))
+    assert_scores_stay_sharded(task.startswith("words"))
+    loaded, whole = (dryfit.load(trial.folder / "best").state_dict() for trial in (sharded, one.trial))
     assert_close(loaded, whole)
 
 
-def assert_scores_stay_cut(expected: bool) -> None:
-    """Of all plans made so far, those of many words keep their scores cut, and no other."""
+def assert_scores_stay_sharded(expected: bool) -> None:
+    """Of all plans made so far, those of many words keep their scores sharded, and no other."""
     plans = [read_model(kept, ProvedPlan).plan for kept in Path(model_module.PLANS_FOLDER).glob("*.json")]
     many = [plan.vocabulary == WORDS["vocab_size"] for plan in plans]
     assert [plan.scores is not None for plan in plans] == many
@@ -116,7 +116,7 @@ def assert_scores_stay_cut(expected: bool) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undisturbed:
     return trials.undisturbed(
-        trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **NOISY, execution=dict(CUT))
+        trials.small(tmp_path_factory.mktemp("whole"), encoder=model, **NOISY, execution=dict(SHARDED))
     )
 
 
@@ -126,7 +126,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
 def test_it_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
 ) -> None:
-    trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=dict(CUT)), undisturbed, step)
+    trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=dict(SHARDED)), undisturbed, step)
 
 
 @pytest.mark.every(2)
@@ -153,7 +153,7 @@ def test_another_number_of_processes_goes_on_from_its_checkpoint(
 def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = trials.small(tmp_path, encoder=model, **NOISY, execution=dict(CUT))
+    trial = trials.small(tmp_path, encoder=model, **NOISY, execution=dict(SHARDED))
     assert_goes_on_after_a_kill(trial, undisturbed, monkeypatch)
 
 
@@ -171,7 +171,7 @@ def test_what_ended_a_rank_is_what_ended_the_trial(
         raise error
 
     on_rank_1(monkeypatch, 2, fail)
-    found = ends_with(criteria(tmp_path, model, execution=CUT))
+    found = ends_with(criteria(tmp_path, model, execution=SHARDED))
     assert type(found) is type(error) and str(found) == str(error)
     assert any("rank 1" in note for note in found.__notes__)
 
@@ -202,7 +202,7 @@ def test_rank_0_alone_speaks_and_each_rank_reads_and_holds_its_part(
 
     monkeypatch.setattr(TensorParallelLayout, "save_whole_state", looking)
     monkeypatch.setattr(entry, "run_in_process_group", reading)
-    trial = criteria(tmp_path, wide, execution=CUT)
+    trial = criteria(tmp_path, wide, execution=SHARDED)
     with reads.counted() as read:
         _, channel = trial.run()
     facts = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
@@ -236,10 +236,10 @@ def _slices_bytes(trial: Trial) -> int:
         ({"execution": {"tp": 3}}, "3"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_before_anything_is_trained(
+def test_what_cannot_be_sharded_is_refused_before_anything_is_trained(
     tmp_path: Path, model: Path, tables: dict[str, Any], said: str
 ) -> None:
-    execution = {**CUT, **tables.pop("execution", {})}
+    execution = {**SHARDED, **tables.pop("execution", {})}
     error = ends_with(criteria(tmp_path, model, **tables, execution=execution))
     assert isinstance(error, ConfigError) and said in str(error)
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_cut_is_refused_before_anything_is_trained(
 @pytest.mark.slow
 def test_folds_are_trained_one_after_another_on_the_same_processes(tmp_path: Path, model: Path) -> None:
     found = []
-    for name, how in (("1", {}), ("2", CUT)):
+    for name, how in (("1", {}), ("2", SHARDED)):
         trial = criteria(tmp_path / name, model, execution=how)
         trial.data = trial.data.model_copy(update={"folds": 2})
         first, before = trial.run(stop_at=7)

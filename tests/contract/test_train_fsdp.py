@@ -1,4 +1,4 @@
-"""A trial divided among processes by FSDP2 is the trial that one process trains, whatever ends one of them."""
+"""A trial sharded over processes by FSDP2 is the trial that one process trains, whatever ends one of them."""
 
 import math
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-import divided
 import dryfit
+import fsdp_sides
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, NonFiniteError
@@ -71,7 +71,7 @@ def test_outputs_gradients_and_steps_are_the_whole_models(
     tmp_path: Path, model: Path, task: str, execution: dict[str, Any]
 ) -> None:
     trial = MAKERS[task](tmp_path / "trial", model, execution=execution)
-    for off in divided.on_ranks(trial, divided.differences):
+    for off in fsdp_sides.on_ranks(trial, fsdp_sides.differences):
         assert off["outputs"] < 1e-10
         assert off["loss"] < 1e-10
         assert off["gradients"] < 1e-8
@@ -83,11 +83,11 @@ def test_outputs_gradients_and_steps_are_the_whole_models(
 @pytest.mark.parametrize(("task", "size"), [("criteria", 2), ("adapters", 2), ("criteria", 3)])
 def test_a_process_holds_what_is_planned(tmp_path: Path, model: Path, task: str, size: int) -> None:
     trial = MAKERS[task](tmp_path / "trial", model, execution={"dp": size})
-    found = divided.on_ranks(trial, divided.held, steps=1)
+    found = fsdp_sides.on_ranks(trial, fsdp_sides.held, steps=1)
     for rank, (held, sizes) in enumerate(found):
         assert held == held_bytes(sizes, rank=rank, processes=size, moments=2)
     held, sizes = found[0]
-    assert 2 * 8 * sum(math.prod(one.shape) for one in sizes if one.trained) > held.state_bytes > 0
+    assert 2 * 8 * sum(math.prod(one.shape) for one in sizes if one.requires_grad) > held.state_bytes > 0
     assert held.weights_bytes < 0.6 * 8 * sum(math.prod(one.shape) for one in sizes)
 
 
@@ -129,13 +129,13 @@ def test_several_processes_learn_what_one_does(tmp_path: Path, model: Path, name
 @pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("architecture", [name for name in tiny.ARCHITECTURES if name != "bert"])
-def test_every_architecture_is_divided(tmp_path: Path, architecture: str) -> None:
+def test_every_architecture_is_sharded(tmp_path: Path, architecture: str) -> None:
     encoder = tiny.model(tmp_path / "encoder", architecture)
     dropout = {"dropout": 0.0} if architecture == "xlnet" else QUIET["regularization"]
     trial = trials.small(
         tmp_path / "trial", encoder=encoder, head={"dropout": 0.0}, regularization=dropout, execution=TWO
     )
-    for off in divided.on_ranks(trial, divided.differences, steps=1):
+    for off in fsdp_sides.on_ranks(trial, fsdp_sides.differences, steps=1):
         assert off["outputs"] < 1e-10 and off["gradients"] < 1e-8 and off["weights"] < 1e-8
 
 
@@ -240,13 +240,13 @@ def test_what_ends_a_process_is_told_with_its_own_rows(
 def test_processes_drop_different_elements_of_their_rows(tmp_path: Path, model: Path) -> None:
     trial = criteria(tmp_path, model, execution=TWO)
 
-    def draws(sides: divided.Sides) -> tuple[list[float], list[float]]:
+    def draws(sides: fsdp_sides.Sides) -> tuple[list[float], list[float]]:
         torch.manual_seed(3)
         with sides.layout.drawing(torch.device("cpu")):
             own = torch.rand(4).tolist()
         return own, torch.rand(4).tolist()
 
-    (own, common), (others, theirs) = divided.on_ranks(trial, draws, steps=1)
+    (own, common), (others, theirs) = fsdp_sides.on_ranks(trial, draws, steps=1)
     assert not set(own) & set(others)
     assert common == theirs
 
@@ -273,7 +273,7 @@ def test_every_optimizer_that_is_allowed_steps_as_on_the_whole(
 ) -> None:
     execution = {**TWO, "optimizer_impl": optim["impl"]}
     trial = criteria(tmp_path / "trial", model, execution=execution, optim={"name": optim["name"], "lr": 1e-3})
-    for off in divided.on_ranks(trial, divided.differences):
+    for off in fsdp_sides.on_ranks(trial, fsdp_sides.differences):
         # Lion takes a gradient's sign, and has no other answer to one of 1e-18 than to one of 1.
         assert off["weights"] < (1e-8 if optim["name"] != "lion" else 1e-2) and off["gradients"] < 1e-2
 
@@ -282,11 +282,11 @@ def test_every_optimizer_that_is_allowed_steps_as_on_the_whole(
     ("tables", "said"),
     [
         ({"optim": {"name": "adafactor"}}, "adafactor computes with whole parameters"),
-        ({"optim": {"name": "sgd"}, "execution": {"optimizer_impl": "fused"}}, "no such implementation for divided"),
+        ({"optim": {"name": "sgd"}, "execution": {"optimizer_impl": "fused"}}, "no such implementation for sharded"),
         ({"execution": {"offload_optimizer": True}}, "offload_optimizer"),
     ],
 )
-def test_what_cannot_be_divided_is_refused_before_anything_is_trained(
+def test_what_cannot_be_sharded_is_refused_before_anything_is_trained(
     tmp_path: Path, model: Path, tables: dict[str, Any], said: str
 ) -> None:
     execution = {**TWO, **tables.pop("execution", {})}

@@ -1,4 +1,4 @@
-"""A trial's model divided among processes, beside the whole one, in double precision: steps of both, compared."""
+"""A trial's model sharded over processes, beside the whole one, in double precision: steps of both, compared."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.seeds import derive_seed
-from dryfit.parallel.layout.fsdp import FsdpBuilder, FsdpLayout, local_shard
-from dryfit.parallel.layout.fsdp_bytes import HeldBytes, ParameterSize
-from dryfit.parallel.layout.model_slices import ModelRecipe, empty_model
+from dryfit.parallel.layout.fsdp import FsdpLayout
+from dryfit.parallel.layout.fsdp_bytes import HeldBytes
+from dryfit.parallel.layout.model_slices import ModelRecipe, empty_model, local_shard
 from dryfit.parallel.layout.processes import ProcessGroup, RankGroup, run_in_process_group
 from dryfit.parallel.proof.stand_in import InDouble
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
@@ -33,7 +33,7 @@ class Sides:
     task: Task
     batches: list[Batch]
     whole: TaskModel
-    divided: TaskModel
+    sharded: TaskModel
     layout: FsdpLayout
     request: TrainRequest
 
@@ -50,8 +50,8 @@ def on_ranks(trial: Trial, job: Callable[[Sides], Any], *, steps: int = 3) -> li
     channel = ScriptedChannel(trial.folder / "sides")
 
     def on_rank(group: ProcessGroup) -> list[Any]:
-        start_training(request, channel)
-        tokens = read_tokens(request, only=(TRAIN, VALIDATION))
+        plain = start_training(request, channel)
+        tokens = read_tokens(request, plain, only=(TRAIN, VALIDATION))
         task = trial_task(request.config, tokens)
         batch, rows = request.plan.effective_batch, tokens.splits[TRAIN]
         made = [task.collate(rows, range(step * batch, (step + 1) * batch)) for step in range(steps)]
@@ -76,11 +76,11 @@ def _sides(request: TrainRequest, task: Task, batches: list[Batch], group: Proce
         return task.model(make, seed=derive_seed(request.config.seed, "head"))
 
     recipe = ModelRecipe(build, regularization, "cpu")
-    dividing = FsdpBuilder(recipe, empty_model(recipe), group)
-    divided, _ = dividing.filled()
-    freeze(divided.double(), regularization.freeze_layers)
-    layout = dividing.connected(divided)
-    return Sides(task, batches, build_model(request, task).double(), divided, layout, request)
+    layout = FsdpLayout(recipe, group)
+    sharded, _ = layout.load(empty_model(recipe))
+    freeze(sharded.double(), regularization.freeze_layers)
+    layout.connect(sharded)
+    return Sides(task, batches, build_model(request, task).double(), sharded, layout, request)
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -96,7 +96,7 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
 def differences(sides: Sides) -> dict[str, float]:
     """How far outputs, losses, gradients, their norm and the updated weights are from the whole model's."""
     settings, plan = sides.request.config.settings, optimizer_plan(sides.request.plan)
-    models = (sides.divided.eval(), sides.whole.eval())
+    models = (sides.sharded.eval(), sides.whole.eval())
     optimizers = [make_optimizer(model, settings.optim.model_copy(update={"eps": 1e-4}), plan) for model in models]
     off: dict[str, float] = dict.fromkeys(("outputs", "loss", "gradients", "norm", "weights"), 0.0)
     for batch in sides.batches:
@@ -110,24 +110,24 @@ def differences(sides: Sides) -> dict[str, float]:
             )
             for model, rows in zip(models, (here, sides.request.plan.effective_batch), strict=True)
         ]
-        off["loss"] = max(off["loss"], distance(sides.layout.batch_loss(losses[0].loss), losses[1].loss))
+        off["loss"] = max(off["loss"], distance(sides.layout.batch_loss(losses[0]), losses[1]))
         off["gradients"] = max(off["gradients"], _of_gradients(*models))
         norm = nn.utils.get_total_norm([one.grad for one in sides.whole.parameters() if one.grad is not None])
-        off["norm"] = max(off["norm"], distance(sides.layout.gradient_norm(sides.divided), norm))
+        off["norm"] = max(off["norm"], distance(sides.layout.gradient_norm(sides.sharded), norm))
         for model, optimizer in zip(models, optimizers, strict=True):
             nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, norm)
             optimizer.step()
             optimizer.zero_grad()
-        pairs = zip(sides.divided.parameters(), sides.whole.parameters(), strict=True)
+        pairs = zip(sides.sharded.parameters(), sides.whole.parameters(), strict=True)
         off["weights"] = max(off["weights"], *(distance(whole_of(mine), theirs) for mine, theirs in pairs))
     return off
 
 
-def _of_gradients(divided: nn.Module, whole: nn.Module) -> float:
+def _of_gradients(sharded: nn.Module, whole: nn.Module) -> float:
     """Relative to the largest gradient of all."""
     grads = {name: one.grad for name, one in whole.named_parameters() if one.grad is not None}
     largest = max(float(grad.abs().max()) for grad in grads.values())
-    mine = {name: whole_of(one.grad) for name, one in divided.named_parameters() if one.grad is not None}
+    mine = {name: whole_of(one.grad) for name, one in sharded.named_parameters() if one.grad is not None}
     assert mine.keys() == grads.keys()
     return max(float((mine[name] - grads[name]).abs().max()) for name in grads) / largest
 
@@ -137,23 +137,23 @@ def _each(found: Callable[..., float], one: Any, other: Any) -> Iterator[float]:
     return (found(*pair) for pair in pairs)
 
 
-def held(sides: Sides) -> tuple[HeldBytes, list[ParameterSize]]:
+def held(sides: Sides) -> tuple[HeldBytes, list[nn.Parameter]]:
     """What this process really holds after a step, and the parameters that it is of."""
     plan = optimizer_plan(sides.request.plan)
-    optimizer = make_optimizer(sides.divided, sides.request.config.settings.optim, plan)
+    optimizer = make_optimizer(sides.sharded, sides.request.config.settings.optim, plan)
     batch = sides.batches[0]
     here = sides.layout.portions(len(batch["attention_mask"]), sides.request.plan.micro_batch)
     backward_batch(
-        sides.divided, batch, sides.task, micro_batch=here, backward=torch.Tensor.backward, autocast=InDouble
+        sides.sharded, batch, sides.task, micro_batch=here, backward=torch.Tensor.backward, autocast=InDouble
     )
     optimizer.step()
-    weights = [local_shard(one) for one in sides.divided.parameters()]
-    gradients = [local_shard(one.grad) for one in sides.divided.parameters() if one.grad is not None]
+    weights = [local_shard(one) for one in sides.sharded.parameters()]
+    gradients = [local_shard(one.grad) for one in sides.sharded.parameters() if one.grad is not None]
     moments = [
         local_shard(one) for state in optimizer.state.values() for one in state.values() if isinstance(one, DTensor)
     ]
     found = HeldBytes(*(_storages(tensors) for tensors in (weights, gradients, moments)))
-    sizes = [ParameterSize(tuple(one.shape), one.itemsize, one.requires_grad) for one in sides.whole.parameters()]
+    sizes = [nn.Parameter(one.detach().to("meta"), one.requires_grad) for one in sides.whole.parameters()]
     return found, sizes
 
 

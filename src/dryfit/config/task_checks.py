@@ -1,0 +1,177 @@
+"""Checks between a study file's task and its other keys: what the task reads, measures and needs."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Final
+
+from dryfit.config.problems import Problem
+from dryfit.config.schema import PrunerName, StudyConfig
+from dryfit.config.schema_json import TABLES
+from dryfit.core.settings.choices import FUNCTION_TASK, Direction, Metric
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.task_facts import BUILT_IN, OWN_TABLE, OWN_VERSION, facts_of, reads, task_word
+from dryfit.core.settings.weight_formats import base_format
+
+_ELSEWHERE: Final = {
+    "study.metric": "name what the function returns in objective.goals",
+    "study.also": "name all that the function returns in objective.goals",
+    "study.direction": 'write directions = ["maximize"] into [objective]',
+    "study.also_directions": "write objective.directions, one for each goal",
+    "search.defaults_first": "your function's parameters have no defaults that dryfit knows",
+}
+"""Keys that a study with a user's own function does not read, with what to write instead."""
+
+_DIRECTIONS: Final = " or ".join(Direction)
+_ASKS_LABELS: Final = ("criteria", "both")
+
+
+def unread_problems(config: StudyConfig) -> list[Problem]:
+    """Return the keys that are set or searched, and that the task does not read, or lets no search draw.
+
+    A frozen study file has the defaults too, so only a value that differs from its default was set by the user.
+    """
+    task = config.study.task
+    facts, word = facts_of(task), task_word(task)
+    if config.objective is not None and not facts.calls_function:
+        found = f"is read only with study.task = {FUNCTION_TASK}, and it is {word}"
+        hint = f'remove the table, or write study.task = "{FUNCTION_TASK}"'
+        return [Problem(("objective",), found, hint=hint)]
+
+    given = [f"{table}.{key}" for table, keys in TABLES.items() for key in keys]
+    given = [key for key in given if not reads(task, key) and config.is_changed(key)]
+    given += [f"{OWN_TABLE}.{name}" for name in config.own.knobs if not facts.own]
+    problems = [
+        Problem(tuple(key.split(".", 1)), _not_read(key, word), hint=_ELSEWHERE.get(key, "remove it")) for key in given
+    ]
+    if facts.calls_function:
+        return problems  # its searched keys are the user's own
+    for name in config.space:
+        if not reads(task, name):
+            problems.append(Problem(("space", name), _not_read(name, word), hint="remove it"))
+        elif name in facts.not_searched:
+            found = f"is searched, and {facts.not_searched[name]}"
+            problems.append(Problem(("space", name), found, "one value", "run a study of each"))
+    return problems
+
+
+def _not_read(key: str, task: str) -> str:
+    if key == OWN_VERSION or key.startswith(f"{OWN_TABLE}."):
+        return f"is read only with a task of your own, and study.task = {task}"
+    return f"is not read by study.task = {task}"
+
+
+def metric_problems(config: StudyConfig) -> list[Problem]:
+    """Return metrics that a built-in task does not have; those of a user's own task are checked by its class."""
+    study, data, facts = config.study, config.data, facts_of(config.study.task)
+    known = facts.metrics(data)
+    if not known:
+        return []
+    classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
+    problems: list[Problem] = []
+    for key, metrics in (("metric", (study.metric,)), ("also", study.also)):
+        for metric in metrics:
+            if metric not in known:
+                given = classes if metric in facts.metrics(DataSettings()) else f"study.task is {study.task}"
+                found = f"is {metric}, and {given}"
+                problems.append(Problem(("study", key), found, ", ".join(known), _nearest(metric, known)))
+    return problems
+
+
+def _nearest(metric: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(metric, known, n=1)
+    return f"did you mean {near[0]}?" if near and metric not in list(Metric) else f"use {known[0]}"
+
+
+def direction_problems(config: StudyConfig) -> list[Problem]:
+    """Return metrics of a user's own task for which the study file must say what is better, and does not."""
+    study, problems = config.study, list[Problem]()
+    if not facts_of(study.task).own:
+        return []
+    if not isinstance(study.metric, Metric) and study.direction is None:
+        found = f"is unset, and {study.metric} is a metric of {task_word(study.task)}: nobody else knows what is better"
+        hint = 'write direction = "minimize" or "maximize"'
+        problems.append(Problem(("study", "direction"), found, _DIRECTIONS, hint))
+    unknown = [metric for metric in study.also if not isinstance(metric, Metric)]
+    if unknown and study.also_directions is None:
+        found = f"is unset, and {', '.join(unknown)} of study.also has no direction that dryfit knows"
+        problems.append(Problem(("study", "also_directions"), found, f"{_DIRECTIONS} for each metric of study.also"))
+    return problems
+
+
+def function_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
+    """Return the problems of a study with a user's own function, beside the keys that it does not read.
+
+    Args:
+        config: The study file.
+        planned: It is read to plan memory, which is not possible for a function.
+    """
+    if planned:
+        found = f"is {FUNCTION_TASK}: what your own function takes of a device cannot be planned"
+        trained = [task for task, facts in BUILT_IN.items() if not facts.calls_function]
+        return [Problem(("study", "task"), found, ", ".join(trained))]
+    own, pruner, problems = config.objective, config.search.pruner, list[Problem]()
+    if own is None:
+        hint = 'add [objective] with function = "package.module:function"'
+        return [Problem(("study", "task"), f"is {FUNCTION_TASK}, and there is no [objective]", hint=hint)]
+    if not config.space:
+        problems.append(Problem(("space",), "is empty", "at least one parameter of your function"))
+    if len(set(own.goals)) != len(own.goals) or not all(own.goals):
+        problems.append(Problem(("objective", "goals"), "repeats a name, or has an empty one", "each name once"))
+    if len(own.goals) > 1 and pruner is not PrunerName.NONE:
+        found = f"is {pruner}, and there are {len(own.goals)} goals: reports know only the first"
+        problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE)))
+    elif pruner is PrunerName.HYPERBAND:
+        found = "is hyperband, which must know how many reports a trial makes: of your own function nobody does"
+        problems.append(Problem(("search", "pruner"), found, "none, median, asha or patient"))
+    if own.directions is not None and len(own.directions) != len(own.goals):
+        found = f"has {len(own.directions)} directions for {len(own.goals)} goals"
+        problems.append(Problem(("objective", "directions"), found, "one for each, or none at all"))
+    return problems
+
+
+def decoder_problems(config: StudyConfig) -> list[Problem]:
+    """Return contradictions between the keys of a decoder's task; searched values are checked in each trial."""
+    if not facts_of(config.study.task).decoder:
+        return []
+    return [*_base(config), *_answers(config), *_generated(config)]
+
+
+def _base(config: StudyConfig) -> list[Problem]:
+    lora, precision = config.lora, config.train.precision
+    if not lora.r and "lora.r" not in config.space:
+        return []
+    base, found = base_format(lora, config.train), f'is "{lora.base}"'
+    if base.cuda_only and config.execution.device == DeviceKind.CPU:
+        allowed = f"{base.name} on CUDA only"
+        return [Problem(("lora", "base"), f"{found}, and execution.device is cpu", allowed, 'use "bf16"')]
+    searched = {"lora.base", "train.precision"} & config.space.keys()
+    if base.loses_gradients(precision) and not searched:
+        found += f", and train.precision is {precision}: gradients would pass through fp16 without a scale"
+        allowed = 'train.precision = "fp16" or "bf16" with it'
+        return [Problem(("lora", "base"), found, allowed, "or leave it out: the base then has that format")]
+    return []
+
+
+def _answers(config: StudyConfig) -> list[Problem]:
+    data, lm = config.data, config.lm
+    if lm.format not in _ASKS_LABELS:
+        return []
+    if data.multi_label:
+        found = f'is true, and lm.format is "{lm.format}", whose answer is the word of one label'
+        return [Problem(("data", "multi_label"), found, "false, or another lm.format")]
+    words = [word.strip() for word in lm.answers.split(",")]
+    if "lm.answers" in config.space or (len(set(words)) == data.num_labels == len(words) and all(words)):
+        return []
+    found = f"is {lm.answers!r}, and data.num_labels is {data.num_labels}"
+    return [Problem(("lm", "answers"), found, "a different word for each label, with commas between them")]
+
+
+def _generated(config: StudyConfig) -> list[Problem]:
+    """Refuse exact match as a goal if no answers are generated."""
+    lm, goals = config.lm, (config.study.metric, *config.study.also)
+    if Metric.EXACT_MATCH not in goals or (lm.format != "text" and lm.generate_rows):
+        return []
+    why = "there are no answers" if lm.format == "text" else "no answer is generated"
+    found = f'asks for exact_match, and with lm.format = "{lm.format}", lm.generate_rows = {lm.generate_rows} {why}'
+    return [Problem(("study", "metric"), found, str(Metric.LOSS), "or set lm.generate_rows")]

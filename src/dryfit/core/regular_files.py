@@ -1,0 +1,105 @@
+"""Opening of files that anybody may have replaced: only a regular file is opened, and nothing is waited for."""
+
+import errno
+import os
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from dryfit.core.errors import FileError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing ends with where there is no room: a full disk, a quota, the shell's limit on a file's size."""
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_KIND_ERRORS = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP)
+"""What opening something else than a regular file can end with: a link, a folder, a FIFO, a socket."""
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, allowed: str = "a regular file", links: bool = False) -> int:
+    """Open a file and return its descriptor; one that is created can be read by everybody.
+
+    Args:
+        path: The file. Folders on the way to it may be symbolic links.
+        flags: As of :func:`os.open`.
+        allowed: What belongs at this path, for the error.
+        links: Whether the file itself may be a symbolic link, as those that a user names.
+
+    Raises:
+        FileError: Something else than a regular file stands there. A FIFO is not waited for.
+        OSError: It cannot be opened.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW), 0o644)
+    except OSError as error:
+        if error.errno in _KIND_ERRORS:
+            raise _wrong_kind(path, (path.stat() if links else path.lstat()).st_mode, allowed) from error
+        raise
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise _wrong_kind(path, mode, allowed)
+    return fd
+
+
+def _wrong_kind(path: Path, mode: int, allowed: str) -> FileError:
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+    return FileError(f"opening {path}", f"it is {kind}", allowed, hint="move it away")
+
+
+@contextmanager
+def reading(path: Path, *, links: bool = False) -> Generator[BinaryIO, None, None]:
+    """Open a file to read its bytes, as :func:`open_regular` does."""
+    with os.fdopen(open_regular(path, links=links), "rb") as file:
+        yield file
+
+
+def read_bounded(path: Path, most_bytes: int, *, links: bool = False) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        FileError: It is no regular file, or larger than ``most_bytes``.
+        OSError: It cannot be read.
+    """
+    with reading(path, links=links) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise FileError(f"reading {path}", f"it is larger than {most_bytes} bytes", f"at most {most_bytes} bytes")
+    return data
+
+
+def contents(path: Path, most_bytes: int = 1 << 28) -> bytes | None:
+    """Return what a file of a study's folder holds; None where it is no regular file, too large, or cannot be read."""
+    try:
+        return read_bounded(path, most_bytes)
+    except (OSError, FileError):
+        return None
+
+
+@contextmanager
+def appending(path: Path) -> Generator[BinaryIO, None, None]:
+    """Open a log to append to it, as :func:`open_regular` does; where something else stands, it goes nowhere."""
+    try:
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except FileError:
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    with os.fdopen(fd, "ab") as file:
+        yield file
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Whether an open file is the one that stands at a path: it may have been deleted, renamed or replaced."""
+    try:
+        there = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return os.path.samestat(os.fstat(fd), there)

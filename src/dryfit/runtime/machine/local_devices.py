@@ -1,0 +1,151 @@
+"""What this machine has: the cores it lets us use, and its GPUs as the driver's own tool knows them."""
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.jobs.train import ResolveResult
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.text.secrets import public_environment
+from dryfit.runtime.machine.host_memory import host_total_bytes
+from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
+
+_SMI_TIMEOUT_S = 20.0
+_SMI_END_S = 2.0
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_here() -> str | None:
+    """Return which CUDA devices the user lets us use, as ``CUDA_VISIBLE_DEVICES``; None: all."""
+    return os.environ.get(_VISIBLE)
+
+
+def local_facts(resolved: ResolveResult | None = None) -> NodeFacts:
+    """Return what this machine has for children.
+
+    Args:
+        resolved: What a child has found of its devices; None: none has looked, and the driver's own tool is asked.
+    """
+    variable = visible_here()
+    if resolved is None:
+        devices = tuple(map(DeviceFacts, device_names(gpu_count(variable), variable)))
+    elif resolved.device is DeviceKind.CUDA:
+        names = device_names(resolved.device_count, variable)
+        uuids = resolved.device_uuids if len(resolved.device_uuids) == len(names) else [""] * len(names)
+        capacity_bytes = resolved.device_spec.capacity_bytes if resolved.device_spec is not None else None
+        devices = tuple(DeviceFacts(name, uuid, capacity_bytes) for name, uuid in zip(names, uuids, strict=True))
+    else:
+        devices = ()
+    return NodeFacts(available_cores(), host_total_bytes(), devices)
+
+
+def available_cores(cgroup_cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return the CPU cores this process may use, by its affinity and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = cgroup_cpu_max.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def device_names(count: int, variable: str | None) -> tuple[str, ...]:
+    """Return the names of the CUDA devices a trial may be given, as ``CUDA_VISIBLE_DEVICES`` takes them.
+
+    Args:
+        count: Devices that are there.
+        variable: The variable as the user has set it: its devices, and no others, may be used.
+    """
+    if variable:
+        return tuple(name.strip() for name in variable.split(","))[:count]
+    return tuple(str(index) for index in range(count))
+
+
+def named_gpu(name: str, variable: str | None) -> str:
+    """Return the ``CUDA_VISIBLE_DEVICES`` for a process that is to see one device only.
+
+    Args:
+        name: ``cuda`` or ``cuda:N``.
+        variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+
+    Raises:
+        ConfigError: It is no such name.
+        MachineError: The variable lists fewer devices.
+    """
+    match = re.fullmatch(r"cuda(?::(\d{1,3}))?", name.strip())
+    if match is None:
+        raise ConfigError("choosing a GPU", f"{name!r}", "cuda, cuda:0, cuda:1, ...")
+    index = int(match[1] or 0)
+    if variable is None:
+        return str(index)
+    listed = [part.strip() for part in variable.split(",") if part.strip()]
+    if index >= len(listed):
+        raise MachineError(
+            f"looking for {name}",
+            f"CUDA_VISIBLE_DEVICES is {variable!r}",
+            f"cuda:0 to cuda:{len(listed) - 1}" if listed else "",
+            "unset it, or name one of its devices",
+        )
+    return listed[index]
+
+
+def first_gpu(variable: str | None) -> DeviceSpec | None:
+    """Return the GPU that a trial would see first; None if there is none, or no driver.
+
+    The driver's own tool is asked: it is there wherever a driver is, and needs neither torch nor a CUDA context. It
+    counts what the driver keeps for itself, which no program can have.
+
+    Args:
+        variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+    """
+    first = device_names(1, variable)[0]
+    if variable is not None and not variable.strip():
+        return None
+    said = _query_driver("name,memory.total,memory.reserved,compute_cap", "-i", first)
+    try:
+        name, total_mib, reserved_mib, capability = (part.strip() for part in said.splitlines()[0].split(","))
+        major, minor = map(int, capability.split("."))
+        capacity_bytes = (int(total_mib) - int(reserved_mib)) * 2**20
+    except (ValueError, IndexError):
+        return None
+    return DeviceSpec(name=name, capacity_bytes=capacity_bytes, capability=(major, minor))
+
+
+def gpu_count(variable: str | None) -> int:
+    """Return how many GPUs trials may use, as the driver's own tool counts them; 0 without a driver.
+
+    Args:
+        variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
+    """
+    if variable is not None and not variable.strip():
+        return 0
+    count = sum(line.strip().isdigit() for line in _query_driver("index").splitlines())
+    return len(device_names(count, variable))
+
+
+def _query_driver(query: str, *options: str) -> str:
+    """Return the output of the driver's own tool; empty if there is none, it fails, or the driver hangs.
+
+    A process stuck in a driver outlives its kill, and ``subprocess.run`` would wait for its end: this does not.
+    """
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *options]
+    try:
+        environment = public_environment(os.environ)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
+        )
+    except OSError:
+        return ""
+    try:
+        said, _ = process.communicate(timeout=_SMI_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_SMI_END_S)
+        return ""
+    return said if process.returncode == 0 else ""

@@ -1,0 +1,87 @@
+"""What this machine has, by the driver's own tool and by what a child has found."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import plan_jobs
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.runtime.machine import local_devices as devices
+from dryfit.runtime.machine.local_devices import first_gpu, gpu_count, local_facts
+from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.runtime.machine.node import DeviceFacts
+from nvml import ScriptedDevices
+from quiet_children import QuietChildren
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A stand-in for the driver's tool."""
+
+    def make(said: str, status: int = 0) -> Path:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\ncat <<END\n{said}\nEND\nexit {status}\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return tool
+
+    return make
+
+
+def test_counting(smi, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi("0\n1\n2")
+    assert gpu_count(None) == 3
+    assert gpu_count("2,0") == 2
+    assert gpu_count("GPU-a,GPU-b,GPU-c,GPU-d") == 3
+    assert gpu_count("") == gpu_count(" ") == 0
+    smi("No devices were found")
+    assert gpu_count(None) == 0
+    smi("0", status=9)
+    assert gpu_count(None) == 0
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert gpu_count(None) == 0
+
+
+def test_a_driver_that_hangs_holds_nobody(smi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by a tool that cannot be killed, as one stuck in the kernel."""
+    monkeypatch.setattr(devices, "_SMI_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(devices, "_SMI_END_S", 0.1)
+    smi("").write_text("#!/bin/sh\nexec sleep 60\n")
+    kill, spared = subprocess.Popen.kill, []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: spared.append(process))
+    assert gpu_count(None) == 0
+    assert first_gpu(None) is None
+    assert len(spared) == 2 and all(process.poll() is None for process in spared)
+    for process in spared:
+        kill(process)
+        process.wait()
+        process.stdout.close()
+
+
+def test_without_a_child_the_tool_says_which_devices_there_are(smi, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi("0\n1\n2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 0")
+    facts = LocalNode(QuietChildren()).facts
+    assert facts.devices == (DeviceFacts("2"), DeviceFacts("0"))
+    assert facts.cores >= 1 and facts.host_bytes > 2**20
+
+
+def test_what_a_child_has_found_goes_to_the_names_that_trials_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    spec = DeviceSpec(name="made up", capacity_bytes=7)
+    found = plan_jobs.resolved().model_copy(
+        update={"device": DeviceKind.CUDA, "device_count": 2, "device_uuids": ("a", "b"), "device_spec": spec}
+    )
+    assert local_facts(found).devices == (DeviceFacts("3", "a", 7), DeviceFacts("1", "b", 7))
+    unnamed = found.model_copy(update={"device_uuids": ()})
+    assert [(device.name, device.uuid) for device in local_facts(unnamed).devices] == [("3", ""), ("1", "")]
+    assert local_facts(plan_jobs.resolved()).devices == (), "on the CPU there are none to use"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monitor = ScriptedDevices()
+    node = LocalNode(QuietChildren(), monitor)
+    node.learn(found)
+    assert [device.name for device in node.facts.devices] == ["0", "1"]
+    assert monitor.uuids == {"0": "a", "1": "b"}
