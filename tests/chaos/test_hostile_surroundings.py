@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,18 @@ import pytest
 from dryfit.core.failure import FailureKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.words import printable
-from study_runs import DEADLINE_S, ends, fold, objective_study, resume_to_end, run_here
+from study_runs import (
+    DEADLINE_S,
+    command,
+    command_after,
+    ends,
+    fold,
+    objective_study,
+    resume_to_end,
+    run_here,
+    tune_to_end,
+)
 
-_BECOME = """\
-import os, resource, signal, sys
-{}
-os.execv(sys.executable, [sys.executable, "-m", "dryfit.cli.app", *sys.argv[1:]])
-"""
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
@@ -31,7 +35,7 @@ def study(folder: Path, function: str = "quadratic", **parts: str) -> Path:
 
 def under(setup: str, *words: str | Path, shell: str = "", **more: object) -> subprocess.CompletedProcess[str]:
     """Run a command in a process that ``setup`` has prepared, behind the redirections of ``shell``."""
-    argv = [sys.executable, "-c", _BECOME.format(setup), *map(str, words)]
+    argv = command_after(setup, *words)
     if shell:
         argv = ["sh", "-c", f'"$@" {shell}', "sh", *argv]
     return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False, **more)  # type: ignore[call-overload]
@@ -39,9 +43,7 @@ def under(setup: str, *words: str | Path, shell: str = "", **more: object) -> su
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = study(tmp_path_factory.mktemp("undisturbed") / "study")
-    assert under("", "tune", folder).returncode == 0
-    return folder
+    return tune_to_end(study(tmp_path_factory.mktemp("undisturbed") / "study"))
 
 
 @pytest.mark.parametrize("isolation", ["forkserver", pytest.param("fresh", marks=pytest.mark.slow)])
@@ -71,7 +73,7 @@ def test_output_that_cannot_be_written_changes_nothing(shell: str, undisturbed: 
         script = f'{{ "$@" {shell}'
     else:
         script = f'"$@" {shell}; echo $? > {tmp_path}/status'
-    argv = [sys.executable, "-c", _BECOME.format(""), "tune", str(folder)]
+    argv = command("tune", folder)
     done = subprocess.run(
         ["sh", "-c", script, "sh", *argv], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
@@ -111,8 +113,8 @@ def test_no_text_of_a_study_controls_the_terminal(tmp_path: Path) -> None:
     printed = under("", "tune", tmp_path)
     assert "Traceback" not in printed.stderr
     outputs = [printed.stdout, printed.stderr]
-    for command in (("status", tmp_path), ("show", tmp_path), ("show", tmp_path, "0"), ("status", tmp_path, "--json")):
-        done = run_here(*command)
+    for words in (("status", tmp_path), ("show", tmp_path), ("show", tmp_path, "0"), ("status", tmp_path, "--json")):
+        done = run_here(*words)
         assert done.returncode == 0, done.stderr
         outputs += [done.stdout, done.stderr]
     assert any("owned" in text for text in outputs), "the text was shown"

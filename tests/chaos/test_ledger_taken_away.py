@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 
 from dryfit.store.ledger import read_ledger
-from study_runs import DEADLINE_S, ends, fold, marked_processes, resume_to_end, run, start, wait_for, write_stepwise
+from study_runs import (
+    DEADLINE_S,
+    ends,
+    fold,
+    marked_processes,
+    resume_to_end,
+    run,
+    start,
+    tune_to_end,
+    wait_for,
+    write_stepwise,
+)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_stepwise(tmp_path_factory.mktemp("undisturbed") / "study")
-    done = run("tune", folder, "--quiet")
-    assert done.returncode == 0, done.stderr
-    return folder
+    return tune_to_end(write_stepwise(tmp_path_factory.mktemp("undisturbed") / "study"))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from study_runs import (
     run,
     run_here,
     start,
+    tune_to_end,
     wait_for,
     write_stepwise,
 )
@@ -31,10 +32,7 @@ AS_ASKED = "stopped as asked; it goes on from its checkpoint"
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_stepwise(tmp_path_factory.mktemp("undisturbed") / "study", runtime=PARALLEL)
-    done = run("tune", folder, "--quiet")
-    assert done.returncode == 0, done.stderr
-    return folder
+    return tune_to_end(write_stepwise(tmp_path_factory.mktemp("undisturbed") / "study", runtime=PARALLEL))
 
 
 @pytest.fixture

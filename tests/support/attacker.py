@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from study_runs import Ended, ends, fold, write_stepwise
+from study_runs import Ended, command_after, ends, fold, write_stepwise
 
 LIMIT_S = 120
 """When a command counts as hung; on a busy machine one takes ten times as long as it should."""
@@ -61,12 +61,8 @@ _SETUPS = (
     "os.environ.update(TMPDIR='/nowhere', HOME='/nowhere', XDG_CACHE_HOME='relative')",
     "os.environ.update(COLUMNS='0', LINES='-1', TERM='nonsense')",
 )
-_BECOME = """\
-import os, resource, signal, sys
-resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # what reads without end must not take the machine
-{}
-os.execv(sys.executable, [sys.executable, "-m", "dryfit.cli.app", *sys.argv[1:]])
-"""
+_BOUNDED = "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))"
+"""What reads without end must not take the machine."""
 _HOSTILE_TOML = (
     "[]",
     "{}",
@@ -127,7 +123,7 @@ def prepare(folder: Path) -> Range:
 
 def argv(*words: str | Path, setup: str = "") -> list[str]:
     """A command line, in a process that ``setup`` has prepared."""
-    return [sys.executable, "-c", _BECOME.format(setup), *map(str, words)]
+    return command_after(f"{_BOUNDED}; {setup}", *words)
 
 
 @dataclass

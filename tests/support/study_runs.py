@@ -130,6 +130,18 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "dryfit.cli.app", *map(str, words)]
 
 
+_PREPARED = """\
+import os, resource, signal, sys
+{}
+os.execv(sys.executable, [sys.executable, "-m", "dryfit.cli.app", *sys.argv[1:]])
+"""
+
+
+def command_after(setup: str, *words: str | Path) -> list[str]:
+    """A dryfit command line, in a process that the Python statements ``setup`` have prepared."""
+    return [sys.executable, "-c", _PREPARED.format(setup), *map(str, words)]
+
+
 def start(*words: str | Path) -> subprocess.Popen[str]:
     """Start a command in a session of its own, as a terminal would: Ctrl-C reaches it."""
     return subprocess.Popen(
@@ -254,6 +266,13 @@ def marked_processes(folder: Path) -> list[int]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return [pid for pid in found if pid != os.getpid()]
+
+
+def tune_to_end(folder: Path) -> Path:
+    """Run a study that nobody disturbs; its folder."""
+    done = run("tune", folder, "--quiet")
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def resume_to_end(folder: Path, words: Sequence[str] = ()) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from dryfit.core.text.words import printable
@@ -103,13 +104,14 @@ def safe_streams() -> Generator[None, None, None]:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (
-        cast(TextIO, SafeStream(stream if stream is not None else io.StringIO()))  # pyright: ignore[reportUnnecessaryComparison]
-        for stream in before
-    )
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = before
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = (
+            cast(TextIO, SafeStream(stream if stream is not None else nowhere))  # pyright: ignore[reportUnnecessaryComparison]
+            for stream in before
+        )
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            sys.stdout, sys.stderr = before

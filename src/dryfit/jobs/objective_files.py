@@ -1,16 +1,19 @@
 """An attempt's own copy of what the attempts before it left for a user's function to go on from."""
 
-import json
 import os
 import shutil
 from pathlib import Path
 
-from dryfit.core.errors import CheckpointError
+from dryfit.core.errors import CheckpointError, FileError
 from dryfit.core.jobs.train import ObjectiveRequest
+from dryfit.core.regular_files import read_bounded
+from dryfit.core.text.json_text import parse_json
 from dryfit.core.wire import canonical_json, sync_path
 
 TRIAL_FILE = ".dryfit-trial.json"
 """In a folder of checkpoints: the trial that it belongs to."""
+
+_MOST_BYTES = 1 << 16
 
 
 def make_checkpoint_folder(body: ObjectiveRequest) -> None:
@@ -53,10 +56,10 @@ def _refuse_other_trial(folder: Path, fingerprint: str) -> None:
         CheckpointError: It belongs to another trial.
     """
     try:
-        found = json.loads((folder / TRIAL_FILE).read_text(encoding="utf-8"))["fingerprint"]
+        found = parse_json(read_bounded(folder / TRIAL_FILE, _MOST_BYTES).decode())["fingerprint"]
     except FileNotFoundError:
         return
-    except (ValueError, LookupError, TypeError):
+    except (FileError, ValueError, LookupError, TypeError):
         found = "that cannot be read"
     if found != fingerprint:
         raise CheckpointError(

@@ -15,6 +15,7 @@ from dryfit.core.regular_files import is_at, open_regular, reading
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import sync_path
 from dryfit.store.events import EVENT, Event
+from dryfit.store.layout import StudyLayout
 from dryfit.store.lock import busy, lock_owner, locked
 from dryfit.store.lost_ledger import RecentLines, lost_ledger
 
@@ -133,7 +134,7 @@ class Ledger:
         with ExitStack() as stack:
             stack.callback(self.close)
             if not locked(self._fd) or not is_at(self._fd, path):
-                raise busy(path.parent, lock_owner(path.with_name("lock")))
+                raise busy(path.parent, lock_owner(StudyLayout(path.parent).lock))
             if not existed:
                 sync_path(path.parent)
             self._replay()

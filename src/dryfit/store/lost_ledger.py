@@ -3,6 +3,7 @@
 import os
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +28,10 @@ class RecentLines:
         while self._bytes > _KEPT_BYTES:
             self._bytes -= len(self._lines.popleft())
 
-    def __bytes__(self) -> bytes:
-        return b"".join(self._lines)
+    @property
+    def lines(self) -> Sequence[bytes]:
+        """The lines, oldest first."""
+        return self._lines
 
 
 def lost_ledger(path: Path, fd: int, folder_fd: int, size_bytes: int, recent: RecentLines) -> LedgerError:
@@ -58,7 +61,7 @@ def lost_ledger(path: Path, fd: int, folder_fd: int, size_bytes: int, recent: Re
     found = "it was changed by another program" if not whole else "it was deleted, replaced or renamed"
     kept = folder / f"ledger-{'kept' if whole else 'recent'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
     try:
-        _write(kept, fd, size_bytes) if whole else _write_bytes(kept, bytes(recent))
+        _write(kept, _blocks(fd, size_bytes) if whole else recent.lines)
     except OSError as error:
         found = f"{found} while the study ran, and what this run knows could not be kept in {kept}: {error.strerror}"
         return LedgerError(doing, found, "a ledger that only one process writes")
@@ -77,25 +80,15 @@ def _path_of(folder_fd: int) -> Path | None:
     return None
 
 
-def _write(path: Path, source: int, size_bytes: int) -> None:
-    target = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        for offset in range(0, size_bytes, _BLOCK_BYTES):
-            _write_all(target, os.pread(source, min(_BLOCK_BYTES, size_bytes - offset), offset))
-        os.fsync(target)
-    finally:
-        os.close(target)
+def _blocks(fd: int, size_bytes: int) -> Iterator[bytes]:
+    """Yield the first bytes of an open file, whatever its position."""
+    for offset in range(0, size_bytes, _BLOCK_BYTES):
+        yield os.pread(fd, min(_BLOCK_BYTES, size_bytes - offset), offset)
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
-    target = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        _write_all(target, data)
-        os.fsync(target)
-    finally:
-        os.close(target)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+def _write(path: Path, blocks: Iterable[bytes]) -> None:
+    """Write a new file, and wait until it is on disk."""
+    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as target:
+        target.writelines(blocks)
+        target.flush()
+        os.fsync(target.fileno())

@@ -75,7 +75,9 @@ def test_pipes_and_sockets_are_left_out(trial: TrialLayout, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("place", ["kept", "own"])
-@pytest.mark.parametrize("said", ['{"fingerprint":"another"}', "[]", '{"fingerp'])
+@pytest.mark.parametrize(
+    "said", ['{"fingerprint":"another"}', "[]", '{"fingerp', "[" * 100_000 + "]" * 100_000, " " * 100_000]
+)
 def test_another_trials_folder_is_refused_and_stays_as_it_is(trial: TrialLayout, place: str, said: str) -> None:
     folder = trial.checkpoints if place == "kept" else trial.files_of(2).checkpoints
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,19 @@ def test_another_trials_folder_is_refused_and_stays_as_it_is(trial: TrialLayout,
     assert (folder / TRIAL_FILE).read_text(encoding="utf-8") == said
     assert (trial.checkpoints / "state.json").exists()
     assert trial.files_of(2).checkpoints.exists() == (place == "own")
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "endless device"])
+def test_what_is_no_file_at_its_place_is_refused_and_not_waited_for(trial: TrialLayout, kind: str) -> None:
+    said = trial.checkpoints / TRIAL_FILE
+    make = {
+        "FIFO": lambda: os.mkfifo(said),
+        "folder": said.mkdir,
+        "endless device": lambda: said.symlink_to("/dev/zero"),
+    }
+    make[kind]()
+    with pytest.raises(CheckpointError, match="with fingerprint that cannot be read"):
+        make_checkpoint_folder(request(trial))
 
 
 def test_a_copy_that_a_full_disk_ended_leaves_nothing(trial: TrialLayout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from dryfit.core.errors import LoadError
+from dryfit.core.text.json_text import unique_keys
 from dryfit.core.text.words import few
 from dryfit.meta.files.file_guard import FileStamp, is_lfs_pointer, open_file
 
@@ -150,7 +151,10 @@ def parse_json(text: bytes) -> Any:
         decoded = text.decode("utf-8")
         # The library's parser takes -0 for a float. A function per number costs time, so only where it may matter.
         return json.loads(
-            decoded, object_pairs_hook=_unique, parse_int=_natural if "-0" in decoded else None, parse_constant=_natural
+            decoded,
+            object_pairs_hook=unique_keys,
+            parse_int=_natural if "-0" in decoded else None,
+            parse_constant=_natural,
         )
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
@@ -164,15 +168,6 @@ def _json(text: bytes) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise _RefusedError(f"the header is {_short(header)}, not an object")
     return header
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {_short(twice)} is there twice")
-    return content
 
 
 def _natural(text: str) -> int:

@@ -52,10 +52,6 @@ class ChildJob(Generic[R]):
     limits: ChildLimits
 
 
-def _ignore(_: object) -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Try(Generic[R]):
     """One child that works on a job.
@@ -120,8 +116,8 @@ class _JobQueue(Generic[R]):
     nodes: Nodes
     waiting: deque[_Try[R]]
     most: int = 1
-    on_done: Callable[[int], None] = _ignore
-    say: OnMessage = _ignore
+    on_done: Callable[[int], None] = lambda _: None
+    say: OnMessage = lambda _: None
     answers: dict[int, R | ChildError] = field(default_factory=dict[int, Any])
     running: dict[str, _Try[R]] = field(default_factory=dict[str, Any])
 
@@ -191,7 +187,7 @@ def run_side_by_side(
     *,
     most: int,
     on_done: Callable[[int], None],
-    on_message: OnMessage = _ignore,
+    on_message: OnMessage = lambda _: None,
 ) -> list[R | ChildError]:
     """Run several jobs, each in a folder of its own name.
 
@@ -213,7 +209,7 @@ def run_side_by_side(
     return [queue.answers[index] for index in range(len(jobs))]
 
 
-def run_alone(doing: str, body: JobRequest[R], on_message: OnMessage = _ignore) -> R:
+def run_alone(doing: str, body: JobRequest[R], on_message: OnMessage = lambda _: None) -> R:
     """Run a job that belongs to no study, in a fresh interpreter and a temporary folder.
 
     The folder stays if the child left no answer: its log is in there.
@@ -239,8 +235,8 @@ def run_all_alone(
     *,
     most: int = 1,
     preload: tuple[str, ...] = (),
-    on_done: Callable[[int], None] = _ignore,
-    on_message: OnMessage = _ignore,
+    on_done: Callable[[int], None] = lambda _: None,
+    on_message: OnMessage = lambda _: None,
 ) -> list[R | ChildError]:
     """Run jobs as :func:`run_alone` does, several at once.
 

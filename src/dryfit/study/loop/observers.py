@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Final, Protocol, TypeAlias, cast
 
 from dryfit.core.errors import ConfigError
+from dryfit.core.regular_files import appending
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.core.wire import Message
 from dryfit.store.events import EVENT, Event
@@ -253,8 +254,12 @@ def _report_detached(name: str, why: str, trace: str, log: Path | None) -> None:
     with suppress(OSError):
         if log is not None:
             log.parent.mkdir(exist_ok=True)  # in the folder of a study, if that is still there
-            with log.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n{redacted(trace, secrets)}\n")
+            with appending(log) as file:
+                file.write(
+                    f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n{redacted(trace, secrets)}\n".encode(
+                        errors="backslashreplace"
+                    )
+                )
             place = f" (see {log})"
     with suppress(OSError, ValueError, AttributeError):  # no stderr, or a closed one
         sys.stderr.write(f"dryfit: {text}{place}\n")

@@ -67,10 +67,6 @@ class StopSignals:
             raise KeyboardInterrupt  # no study runs that could end at once: a person must not have to wait
 
 
-def _no_check() -> None:
-    """Nothing to check."""
-
-
 class StopRequests:
     """Collects requests to stop while it is entered; the driver looks at them between any two steps.
 
@@ -90,7 +86,7 @@ class StopRequests:
         request_file: Path,
         wake: Callable[[], None],
         signals: StopSignals | None = None,
-        check: Callable[[], None] = _no_check,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._file = request_file
         self._wake = wake
