@@ -287,7 +287,7 @@ def signals(attack: Attack) -> str:
             start_new_session=True,
         )
         numbers = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-        natural = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
+        natural = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGUSR2}
         for number in attack.draw.sample(numbers, attack.draw.randint(1, 3)):
             time.sleep(attack.draw.random() * 1.5)
             sent.append(number.name)

@@ -55,6 +55,23 @@ Unset is a third state: the pretrained configuration decides.
 SET_OR_UNSET: Final = frozenset({"loss.alpha", "span.negatives", "multitask.criteria_share"})
 """Keys for which it only matters whether they are set."""
 
+FEWER_IS_LESS: Final = frozenset(
+    {
+        "train.batch_size",
+        "train.max_length",
+        "head.layers",
+        "head.hidden",
+        "joint.criterion_length",
+        "lora.r",
+        "lm.generate_rows",
+        "lm.max_new_tokens",
+    }
+)
+"""Keys of which a smaller number never takes more memory, all else being equal."""
+
+MORE_IS_LESS: Final = frozenset({"regularization.freeze_layers"})
+"""Keys of which a larger number never takes more memory, all else being equal."""
+
 
 def memory_key(subject: PlanSubject) -> str:
     """Return everything about a subject that decides its memory, as canonical JSON.

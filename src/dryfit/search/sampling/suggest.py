@@ -8,7 +8,7 @@ this keeps the cost flat.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dryfit.config.schema import SearchSettings
 from dryfit.core.settings.choices import Direction
@@ -66,11 +66,21 @@ def suggest(
     """
     past = as_history(history).before(number)
     inputs = SamplerInput(space=space, history=past, search=search, directions=directions, seed=seed, number=number)
-    return _draw(space, make_draw(inputs), next_enqueued(points, past))
+    return suggest_next(inputs, points)
 
 
-def _draw(space: Space, draw: Draw, given: Point) -> Suggestion:
-    """Draw group after group; a group whose condition does not hold is left out."""
+def suggest_next(inputs: SamplerInput, points: Sequence[Point]) -> Suggestion:
+    """Choose the values of one trial, see :func:`suggest`."""
+    enqueued = next_enqueued(points, inputs.history)
+    return replace(suggest_at(inputs, enqueued), enqueued=dict(enqueued))
+
+
+def suggest_at(inputs: SamplerInput, given: Point) -> Suggestion:
+    """Choose the values of a trial that is to have some of them already, as far as the space allows these.
+
+    Group after group is drawn; one whose condition does not hold is left out.
+    """
+    space, draw = inputs.space, make_draw(inputs)
     drawn: dict[str, Scalar] = {}
     chosen: dict[str, Param] = {}
     for group in space.groups:
@@ -85,7 +95,6 @@ def _draw(space: Space, draw: Draw, given: Point) -> Suggestion:
         params={name: drawn[name] for name in space.names if name in drawn},
         internal={chosen[name].internal: drawn[name] for name in space.names if name in drawn},
         distributions={param.internal: to_text(param.distribution) for param in chosen.values()},
-        enqueued=dict(given),
     )
 
 

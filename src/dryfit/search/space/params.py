@@ -48,6 +48,12 @@ class Param:
         """Whether the value may be drawn."""
         return contains(self.distribution, value)
 
+    def ends(self) -> list[float]:
+        """Return numbers among which the smallest and the largest are that may be drawn; none where there are none."""
+        limits = self.distribution
+        values = limits.choices if isinstance(limits, CategoricalDistribution) else (limits.low, limits.high)
+        return [value for value in values if isinstance(value, int | float)]
+
 
 def public_name(internal: str) -> str:
     """Return the public name of an internal one."""

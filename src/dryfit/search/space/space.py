@@ -16,13 +16,13 @@ from dryfit.core.wire import canonical_json
 from dryfit.search.space.declare import declare
 from dryfit.search.space.fields import apply_params
 from dryfit.search.space.keys import keys_of
-from dryfit.search.space.params import Distribution, Param, enumerated, from_text, public_name, to_text, when_from_json
+from dryfit.search.space.params import Param, enumerated, from_text, public_name, to_text, when_from_json
 
 _MOST_PAIRS = 64
 _STRIDE: Final = "span.doc_stride"
 _MOST_VALUES = 16
 _MOST_BRANCHES = 4096
-_Listed: TypeAlias = Callable[[Distribution], tuple[Scalar, ...] | None]
+_Listed: TypeAlias = Callable[[Param], tuple[Scalar, ...] | None]
 _NOTHING: Final[Mapping[str, Scalar]] = MappingProxyType({})
 
 
@@ -143,7 +143,7 @@ class Space:
         Only the base's own pair where they cannot be listed (a continuous range) or are more than 64.
         """
         deciding = [name for name in self._by_name if name.startswith("model.") or name == "train.max_length"]
-        variants = self._variants(deciding, _listed)
+        variants = self.variants(deciding, _listed)
         if variants is None or len(variants) > _MOST_PAIRS:
             return [(base.model, base.train.max_length)]
         settings = [apply_params(base, values) for values in variants]
@@ -165,23 +165,28 @@ class Space:
         A key whose condition is not met is left out of a combination. Of a key with more than 16 values, or a
         continuous range, only the two ends are taken.
         """
-        variants = self._variants([name for name in self._by_name if name in names], _listed_or_ends)
+        variants = self.variants([name for name in self._by_name if name in names], _listed_or_ends)
         return None if variants is None or len(variants) > most else variants
 
     def most(self, name: str, otherwise: float) -> float:
         """Return the largest number that a key can have; ``otherwise`` is its value where it is not searched."""
         cases = self.cases(name)
-        numbers = [float(value) for case in cases for value in _ends(case.distribution)]
+        numbers = [float(value) for case in cases for value in case.ends()]
         always = any(not case.when for case in cases)
         return max(numbers if always else [*numbers, otherwise])
 
-    def _variants(self, deciding: list[str], listed: _Listed) -> list[dict[str, Scalar]] | None:
-        """Return the different combinations of the deciding keys, over all values that their conditions ask for.
+    def variants(self, deciding: list[str], listed: _Listed) -> list[dict[str, Scalar]] | None:
+        """Return the different combinations of some keys, over all values that their conditions ask for.
 
-        None where a key's values cannot be listed, or there are too many combinations.
+        Args:
+            deciding: The keys, in order.
+            listed: Lists the values of a case of such a key; None where they cannot be listed.
+
+        Returns:
+            None where a key's values cannot be listed, or there are too many combinations.
         """
         branches: list[dict[str, Scalar]] = [{}]
-        for name in self._closure(deciding):
+        for name in self.closure(deciding):
             grown: list[dict[str, Scalar]] = []
             for drawn in branches:
                 values = self._outcomes(name, drawn, listed if name in deciding else None)
@@ -194,7 +199,7 @@ class Space:
         chosen = [{name: value for name, value in drawn.items() if name in deciding} for drawn in branches]
         return list({canonical_json(values): values for values in chosen}.values())
 
-    def _closure(self, names: list[str]) -> list[str]:
+    def closure(self, names: list[str]) -> list[str]:
         """Return the names and all keys of their conditions, in order."""
         needed = set(names)
         for param in reversed(self.params):
@@ -216,7 +221,7 @@ class Space:
         if param is None:
             return (None,)
         if listed is not None:
-            return listed(param.distribution)
+            return listed(param)
         values = enumerated(param.distribution, _MOST_PAIRS)
         if values is not None and isinstance(param.distribution, CategoricalDistribution):
             return values
@@ -224,22 +229,17 @@ class Space:
         return (*(value for value in asked if param.contains(value)), None)
 
 
-def _listed(distribution: Distribution) -> tuple[Scalar, ...] | None:
-    return enumerated(distribution, _MOST_PAIRS)
+def _listed(param: Param) -> tuple[Scalar, ...] | None:
+    return enumerated(param.distribution, _MOST_PAIRS)
 
 
-def _listed_or_ends(distribution: Distribution) -> tuple[Scalar, ...]:
+def _listed_or_ends(param: Param) -> tuple[Scalar, ...]:
+    distribution = param.distribution
     if isinstance(distribution, CategoricalDistribution):
         return tuple(distribution.choices)
     return enumerated(distribution, _MOST_VALUES) or (distribution.low, distribution.high)
 
 
-def _ends(distribution: Distribution) -> list[float]:
-    """Return numbers among which the largest value of a distribution is."""
-    values = distribution.choices if isinstance(distribution, CategoricalDistribution) else (distribution.high,)
-    return [value for value in values if isinstance(value, int | float)]
-
-
 def first_value(param: Param) -> Scalar:
     """Return the first value that a key can get, in the order of the study file."""
-    return _listed_or_ends(param.distribution)[0]
+    return _listed_or_ends(param)[0]

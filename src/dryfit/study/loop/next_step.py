@@ -90,6 +90,7 @@ class Live:
         stopping: Why no new process may start, if so.
         now_s: Unix seconds.
         idle_since_s: Since when only the lack of a device keeps every trial from running; None: it does not.
+        nothing_fits: Whether every trial that could be asked for would be refused.
     """
 
     cluster: Cluster
@@ -100,6 +101,7 @@ class Live:
     readiness: Mapping[int, Readiness] = field(default_factory=dict[int, Readiness])
     needs: Mapping[int, Need] = field(default_factory=dict[int, Need])
     idle_since_s: float | None = None
+    nothing_fits: bool = False
 
     @property
     def running(self) -> frozenset[int]:
@@ -274,7 +276,7 @@ def _without_room(limits: Limits, live: Live, why: Blocker | None) -> Step | Non
 def _without_a_place(state: StudyState, limits: Limits, live: Live, idle: Sequence[int], why: Blocker | None) -> Step:
     """Return the step where a process is free and no existing trial can have it now."""
     enough = state.counted + len(state.open_trials) >= limits.total
-    nothing_fits = state.refused_in_a_row >= limits.max_refused_in_a_row
+    nothing_fits = live.nothing_fits or state.refused_in_a_row >= limits.max_refused_in_a_row
     gave_up = limits.patience is not None and state.finished_since_best >= limits.patience
     # Trials that wait for room count: a new one may fit where they do not, but no more are asked for than could run.
     waiting_here = [n for n in idle if live.may_start(n) or live.ready(n) is Readiness.UNPLANNED]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.sharding.device_groups import node_of, on_cpu
@@ -10,8 +11,9 @@ from dryfit.core.wire import FirstStep
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.failures.recovery import attempt_terms, terms_text
 from dryfit.runtime.machine.node import Nodes
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.enqueued import enqueued_points
+from dryfit.search.sampling.samplers import SamplerInput
+from dryfit.search.sampling.suggest import suggest_at, suggest_next
+from dryfit.search.space.enqueued import Point, enqueued_points
 from dryfit.store.events import (
     AttemptPlaced,
     Event,
@@ -38,7 +40,7 @@ from dryfit.study.loop.next_step import (
 )
 from dryfit.study.loop.observers import Observer
 from dryfit.study.loop.stops import StopRequests
-from dryfit.study.planning.refusals import refusal_text
+from dryfit.study.planning.refusals import refusal_text, smallest_left
 from dryfit.study.planning.trial_plans import TrialPlanner
 from dryfit.study.resources.placements import Placements
 from dryfit.study.trials.child_requests import Placement, child_spec
@@ -78,6 +80,7 @@ class TrialDecider:
         self._finalizer = AttemptFinalizer(
             study, self._messages, self._write, self._note, self._stop_because, self._placements.set_aside, clock
         )
+        self._smallest = smallest_left(study.space, study.state) if self._planner.plans else None
         self._stopping: End | None = None
         self._end: End | None = None
         runtime, settings = study.config.runtime, study.config.study
@@ -167,6 +170,7 @@ class TrialDecider:
             readiness=readiness,
             needs=self._placements.needs(readiness),
             idle_since_s=self._placements.idle_since_s,
+            nothing_fits=self._smallest is not None and not self._smallest.points,
         )
 
     def _write(self, event: Event) -> None:
@@ -180,16 +184,17 @@ class TrialDecider:
 
     def _ask(self, number: int) -> None:
         study, generation = self._study, self._study.state.generation
-        known = enqueued_points(study.space, study.config, number - generation.first)
-        suggestion = suggest(
-            study.space,
-            study.state.history(),
+        inputs = SamplerInput(
+            space=study.space,
+            history=study.state.history().before(number),
             search=study.config.search,
             directions=study.state.directions,
-            points=(*known, *generation.points),
             seed=study.config.study.seed,
             number=number,
         )
+        known = enqueued_points(study.space, study.config, number - generation.first)
+        smallest = self._smallest_wanted()
+        suggestion = suggest_at(inputs, smallest) if smallest else suggest_next(inputs, (*known, *generation.points))
         seed = derive_seed(study.config.study.seed, "trial", number)
         self._write(
             TrialAsked(
@@ -204,10 +209,22 @@ class TrialDecider:
             )
         )
 
+    def _smallest_wanted(self) -> Point:
+        """Return the values of a trial that takes least memory, where so far every trial was refused; else none."""
+        state = self._study.state
+        if self._smallest is None or not state.refused_in_a_row:
+            return {}
+        ended_otherwise = any(count for outcome, count in state.counts.items() if outcome is not Outcome.REFUSED)
+        if ended_otherwise or any(trial.attempts for trial in state.open_trials):
+            return {}
+        return self._smallest.points[0] if self._smallest.points else {}
+
     def _refuse(self, trial: TrialState) -> None:
         assert trial.plan is not None  # only a plan refuses
         reason = refusal_text(trial.plan.answer)
         self._finalizer.finish(TrialFinished(number=trial.number, outcome=Outcome.REFUSED, reason=reason))
+        if self._smallest is not None and trial.plan.answer.verdict is VerdictKind.REFUSED:
+            self._smallest = self._smallest.without(trial.params)
 
     def _place(self, trial: TrialState, place: str, live: Live) -> ChildSpec:
         attempt, need = len(trial.attempts) + 1, live.need(trial.number)

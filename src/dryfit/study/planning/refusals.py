@@ -9,6 +9,8 @@ from dryfit.core.jobs.memory import Effect, Fallback, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.units import gib
+from dryfit.search.space.smallest import SmallestPoints
+from dryfit.search.space.space import Space
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 
@@ -43,20 +45,53 @@ def refusal_text(answer: PlanAnswer) -> str:
     return "; ".join(parts)
 
 
+def refused_for_memory(state: StudyState) -> list[tuple[TrialState, PlanAnswer]]:
+    """Return the trials refused in a row of which it is known that they do not fit, with their plans."""
+    return [(trial, answer) for trial, answer in _refused_in_a_row(state) if answer.verdict is VerdictKind.REFUSED]
+
+
+def _refused_in_a_row(state: StudyState) -> list[tuple[TrialState, PlanAnswer]]:
+    if not state.refused_in_a_row:
+        return []
+    refused = [
+        (trial, trial.plan.answer)
+        for trial in state.present
+        if trial.outcome is Outcome.REFUSED and trial.plan is not None
+    ]
+    return refused[-state.refused_in_a_row :]
+
+
 def nothing_fits_text(state: StudyState) -> str:
     """Return the last words of a study of refusals: the trial that came closest, and what would fit."""
-    refused = [trial for trial in state.present if trial.outcome is Outcome.REFUSED and trial.plan is not None]
-    last = refused[-state.refused_in_a_row :]
-    head = f"the last {len(last)} trials were refused: none fits"
-    planned = [(trial, trial.plan.answer) for trial in last if trial.plan is not None]
-    known = [(trial, answer) for trial, answer in planned if answer.verdict is VerdictKind.REFUSED]
+    known = refused_for_memory(state)
+    head = f"the last {len(_refused_in_a_row(state))} trials were refused: none fits"
     if not known:
         return f"{head}, for no plan could be made; see `dryfit show`, or set execution.unknown to exclusive"
     trial, answer = min(known, key=lambda refused: least_bytes(refused[1]))
+    smallest = smallest_left(Space.from_json(state.generation.comparability.space), state)
+    if smallest is not None and not smallest.points:
+        head = f"nothing in the search space fits: {_smallest_text(smallest.names)} refused as well"
     lines = [head, f"  closest: {_closest(trial, answer)}"]
     lines += [f"  would fit: {_suggestion(fallback)}" for fallback in _named([answer for _, answer in known])]
     lines.append(f"  or a device, or execution.memory_limit, of {gib(least_bytes(answer))} or more")
     return "\n".join(lines)
+
+
+def smallest_left(space: Space, state: StudyState) -> SmallestPoints | None:
+    """Return the points that take least memory, without those that the trials refused in a row rule out.
+
+    Without points nothing in the space fits. None where it is not known which points take least.
+    """
+    smallest = SmallestPoints.of(space)
+    for trial, _ in refused_for_memory(state):
+        smallest = smallest.without(trial.params) if smallest is not None else None
+    return smallest
+
+
+def _smallest_text(names: Sequence[str]) -> str:
+    return (
+        f"the smallest values of {', '.join(names)} are" if names else "no searched key changes memory, and a trial is"
+    )
 
 
 def _closest(trial: TrialState, answer: PlanAnswer) -> str:

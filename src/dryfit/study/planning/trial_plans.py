@@ -148,6 +148,11 @@ class TrialPlanner:
         self._keys: dict[int, str] = {}
 
     @property
+    def plans(self) -> bool:
+        """Whether this study plans its trials."""
+        return self._device is not None
+
+    @property
     def planning(self) -> frozenset[int]:
         """The numbers of the trials that are being planned."""
         return frozenset(self.running.values())
