@@ -1,0 +1,277 @@
+"""Request and result of a rehearsal: anyone's training script, run on a virtual GPU.
+
+All bytes are integers. A *line* is ``path:number`` of the script's own code; a *source* is the deepest line of any
+code outside torch and dryfit, so that of a library's model where the script only calls ``trainer.train()``.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dryfit.core.jobs.memory import Confidence, Effect, MemoryCategory, PeakAt, StepPhase, VerdictKind
+from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.settings.tables import Settings
+from dryfit.core.wire import Wire
+
+
+class ScriptEnd(StrEnum):
+    """How a rehearsed script ended."""
+
+    FINISHED = "finished"
+    """It ran to its end, shortened."""
+    STOPPED = "stopped"
+    """Enough steps were seen, and it was ended there."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """An out-of-memory error that it did not catch."""
+    FAILED = "failed"
+    """It failed by itself."""
+    NO_STEP = "no_step"
+    """It ended, or the time was up, before any step of an optimizer."""
+
+
+class LineBytes(Settings):
+    """Bytes that one line of the script holds at the peak.
+
+    Attributes:
+        line: Line of the script's own code; empty where none was running.
+        code: The text of that line.
+        source: Deepest line outside of torch: of a library, or the same.
+    """
+
+    line: str
+    code: str
+    source: str
+    module: str
+    category: MemoryCategory
+    bytes: int
+
+
+class StepMemory(Settings):
+    """Memory of one optimizer step.
+
+    Attributes:
+        number: From 1.
+        peak_bytes: Most allocated within it.
+        end_bytes: Allocated at its end.
+    """
+
+    number: int
+    peak_bytes: int
+    end_bytes: int
+
+
+class Growth(Settings):
+    """Memory that a step adds and nothing frees.
+
+    Attributes:
+        bytes_per_step: By how much the end of a step lies above that of the step before.
+        line: Line of the script that made most of what is kept.
+    """
+
+    bytes_per_step: int
+    line: str
+    code: str
+    source: str
+
+
+class LargestBatch(Settings):
+    """The largest batch of the script's own data.
+
+    Attributes:
+        shapes: Shape of each tensor of the batch by its name.
+        seen: Batches that were collated to find it.
+        of: Batches in the loader; None where it has no length.
+        fed_first: Whether the rehearsal trained on it first.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    seen: int
+    of: int | None
+    fed_first: bool
+
+
+class Muted(Settings):
+    """Something that the script would have done outside of its process.
+
+    Attributes:
+        what: ``wandb run``, ``hub repository``, ``checkpoint``, ...
+        where: Path, repository or address.
+        bytes: What would have been written; None where nobody knows.
+    """
+
+    what: str
+    where: str
+    bytes: int | None = None
+
+
+class Unknown(Settings):
+    """Something that cannot be known without a device, and where the script asked for it."""
+
+    what: str
+    line: str
+    code: str
+
+
+class TimelinePoint(Settings):
+    """Allocated and reserved bytes after an event, and who made it."""
+
+    event: int
+    step: int
+    phase: StepPhase
+    allocated_bytes: int
+    reserved_bytes: int
+    module: str
+    line: str
+    source: str
+
+
+class RehearsalMemory(Settings):
+    """Memory of a rehearsed script; the first fields are those of a memory plan.
+
+    Attributes:
+        required_bytes: ``min_cap + overhead + margin``: the capacity that the device must have.
+        by_line: What is held at the peak, largest first.
+        by_module: The same by the module that made it.
+        timeline: A sample of events: all peaks, and at most 2 000 others.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    min_cap_bytes: int
+    overhead_bytes: int
+    margin_bytes: int
+    required_bytes: int
+    fragmented_bytes: int
+    by_category: dict[MemoryCategory, int]
+    by_phase: dict[StepPhase, int]
+    peak_at: PeakAt
+    peak_line: str
+    peak_code: str
+    peak_source: str
+    by_line: tuple[LineBytes, ...]
+    by_module: dict[str, int]
+    steps: tuple[StepMemory, ...]
+    growth: Growth | None = None
+    timeline: tuple[TimelinePoint, ...] = ()
+
+
+class OutOfMemory(Settings):
+    """An out-of-memory error that the virtual GPU raised.
+
+    Attributes:
+        message: As torch words it.
+        caught: Whether the script went on after it.
+    """
+
+    message: str
+    requested_bytes: int
+    line: str
+    code: str
+    source: str
+    phase: StepPhase
+    step: int
+    caught: bool
+
+
+class Work(Settings):
+    """Arithmetic of one optimizer step, and the least time that the device could take for it.
+
+    Attributes:
+        flops_per_step: Of matrix products, convolutions and attention, forward and backward.
+        bytes_per_step: Read and written by all operators.
+        least_step_s: Sum over operators of the longer of arithmetic and traffic at the device's published rates;
+            None where the device has none (an amount of memory).
+        rates: What the time was computed with, and their source.
+    """
+
+    flops_per_step: int
+    bytes_per_step: int
+    least_step_s: float | None = None
+    rates: str = ""
+
+
+class PricedArguments(Settings):
+    """A change of the script's arguments, rehearsed.
+
+    Attributes:
+        arguments: As they are added to the command line: ``--per_device_train_batch_size 2 ...``.
+    """
+
+    arguments: tuple[str, ...]
+    change: str
+    effect: Effect
+    required_bytes: int
+    fits: bool
+
+
+class Sent(Settings):
+    """Bytes that a rank sends in one optimizer step, by kind: ``all_reduce``, ``all_gather`` ..."""
+
+    by_kind: dict[str, int]
+
+
+class RehearsalAnswer(Wire):
+    """What a rehearsal says of a script.
+
+    Attributes:
+        verdict: ``fits``, ``refused`` or ``unknown``; ``fits_with`` where only the ladder's arguments fit.
+        memory: None where nothing was allocated.
+        reasons: Why it is unknown, refused or could not run.
+        traceback: Of a script that failed by itself.
+        host_peak_bytes: Most host memory of the rehearsal itself.
+    """
+
+    verdict: VerdictKind
+    end: ScriptEnd
+    device: DeviceSpec
+    ranks: int = 1
+    memory: RehearsalMemory | None = None
+    shortfall_bytes: int = 0
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    work: Work | None = None
+    sent: Sent | None = None
+    worst_batch: LargestBatch | None = None
+    muted: tuple[Muted, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    notes: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    ladder: tuple[PricedArguments, ...] = ()
+    traceback: str = ""
+    confidence: Confidence = Confidence.UNCALIBRATED
+    torch: str = ""
+    rehearsal_s: float = 0.0
+    host_peak_bytes: int = 0
+
+
+class RehearsalRequest(Wire):
+    """Run a script on a virtual GPU, in a fresh process.
+
+    Attributes:
+        script: Path of a script; None: ``module``.
+        module: Name of a module, run as by ``python -m``.
+        function: ``module:name`` of a function, called without arguments.
+        arguments: The script's own arguments.
+        ranks: Size of the process group of which the script is rank 0.
+        steps: Optimizer steps after which it is ended.
+        worst_batch: Whether to look for the largest batch and train on it first.
+        overrides: Fields of the installed ``TrainingArguments`` that the ladder sets, with their values.
+        timeout_s: Most seconds until the first optimizer step has ended.
+        scratch_dir: Where everything that the script writes goes.
+        answer_file: Where the answer is written.
+    """
+
+    script: str | None = None
+    module: str | None = None
+    function: str | None = None
+    arguments: tuple[str, ...] = ()
+    device: DeviceSpec
+    ranks: Annotated[int, Field(ge=1)] = 1
+    steps: Annotated[int, Field(ge=1)] = 3
+    worst_batch: bool = True
+    overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    calibration_dir: str | None = None
+    scratch_dir: str
+    answer_file: str
+    kind: Literal["rehearsal"] = "rehearsal"
