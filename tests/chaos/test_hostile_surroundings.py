@@ -148,6 +148,23 @@ def test_too_few_open_files_are_said_and_nothing_is_lost(undisturbed: Path, tmp_
     assert ends(folder) == ends(undisturbed)
 
 
+def test_dryfit_itself_needs_little_address_space(undisturbed: Path, tmp_path: Path) -> None:
+    """It needs about 150 MiB: no file is read with room for the largest there could be, no thread waits to compute."""
+    folder, limit = study(tmp_path / "study"), 300 << 20
+    done = under(f"resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))", "tune", folder)
+    assert done.returncode == 0, done.stderr
+    assert ends(folder) == ends(undisturbed)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root has no limit on processes")
+@pytest.mark.parametrize("most", [0, 1])
+def test_too_few_processes_are_said(most: int, tmp_path: Path) -> None:
+    done = under(f"resource.setrlimit(resource.RLIMIT_NPROC, ({most}, {most}))", "tune", study(tmp_path / "study"))
+    assert done.returncode in (2, 3), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ulimit -u" in done.stderr
+
+
 def test_a_working_folder_that_is_gone_is_said(undisturbed: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -1,12 +1,15 @@
 """Write the HTML report of a study, and export it as CSV or an Optuna storage."""
 
+import errno
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dryfit.api.files import layout_of
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import ConfigError
+from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.data.csv_file import csv_text
 from dryfit.reporting.data.formats import ExportFormat
@@ -32,7 +35,8 @@ def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
 
     Raises:
         LedgerError: There is no study in the folder.
-        ConfigError: The file is there and is no report, or it cannot be written.
+        ConfigError: The file is there and is no report, or its folder is not there.
+        MachineError: It cannot be written.
     """
     layout = layout_of(folder)
     state = read_study(layout)
@@ -45,8 +49,8 @@ def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
         running=lock_owner(layout.lock) is not None,
         now_s=time.time(),
     )
-    _make_folder(target, own=file is None)
-    write_text_atomic(target, render(page), durable=False)
+    with _writing(target, own=file is None):
+        write_text_atomic(target, render(page), durable=False)
     return target
 
 
@@ -65,6 +69,7 @@ def export(folder: Path | str, to: ExportFormat | str, file: Path | str | None =
     Raises:
         LedgerError: There is no study in the folder.
         ConfigError: The format is unknown, or the file is already there.
+        MachineError: It cannot be written.
     """
     layout = layout_of(folder)
     state = read_study(layout)
@@ -73,13 +78,13 @@ def export(folder: Path | str, to: ExportFormat | str, file: Path | str | None =
     target = (storage_file(text) if wanted is ExportFormat.OPTUNA else Path(text)).expanduser().absolute()
     if target.exists():
         raise ConfigError(f"exporting to {target}", "there is such a file", "a new one", "remove it, or give -o FILE")
-    _make_folder(target, own=file is None)
-    match wanted:
-        case ExportFormat.CSV:
-            write_text_atomic(target, csv_text(state), durable=False)
-        case ExportFormat.OPTUNA:
-            assert state.created is not None
-            export_ledger(layout.ledger, target, study=state.created.name, sqlite=is_sqlite(text))
+    with _writing(target, own=file is None):
+        match wanted:
+            case ExportFormat.CSV:
+                write_text_atomic(target, csv_text(state), durable=False)
+            case ExportFormat.OPTUNA:
+                assert state.created is not None
+                export_ledger(layout.ledger, target, study=state.created.name, sqlite=is_sqlite(text))
     return target
 
 
@@ -111,9 +116,21 @@ def _refuse_foreign(target: Path) -> None:
         raise ConfigError(f"writing the report to {target}", what, "a new file, or an earlier report")
 
 
-def _make_folder(target: Path, *, own: bool) -> None:
-    """Make the folder of the default file; for any other file it must exist, as a wrong ``-o`` should be an error."""
-    if own:
-        target.parent.mkdir(exist_ok=True)
-    elif not target.parent.is_dir():
+@contextmanager
+def _writing(target: Path, *, own: bool) -> Generator[None, None, None]:
+    """Make the folder of the default file; for any other file it must exist, as a wrong ``-o`` should be an error.
+
+    Raises:
+        ConfigError: There is no such folder.
+        MachineError: It belongs to somebody else, or cannot be written to at all.
+    """
+    if not own and not target.parent.is_dir():
         raise ConfigError(f"writing {target}", f"there is no folder {target.parent}", "a folder that is there")
+    try:
+        target.parent.mkdir(exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        what = error.strerror or str(error)
+        raise MachineError(f"writing {target}", what, hint="name a file elsewhere with -o FILE") from error

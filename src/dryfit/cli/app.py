@@ -1,5 +1,6 @@
 """The command line ``dryfit``. Commands import what they need when they run, so ``dryfit --help`` answers at once."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -8,10 +9,15 @@ import typer
 from dryfit.cli import doctor, models, planning, reports, studies, training
 from dryfit.cli import imports as importing
 from dryfit.cli.streams import safe_streams
-from dryfit.core.errors import DryfitError, ExitStatus
+from dryfit.core.errors import DryfitError, ExitStatus, MachineError
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.process import end_by_signals_alone
 from dryfit.core.version import VERSION
+
+_DOING = "running this command"
+_NO_THREAD = "can't start new thread"
+_NO_ROOM_TO_LOAD = "failed to map segment"
+"""What the dynamic linker says of a library that the limit on memory leaves no room for."""
 
 app = typer.Typer(
     name="dryfit",
@@ -63,10 +69,24 @@ def main() -> None:
         _run()
 
 
+def _lack(error: BaseException | None) -> MachineError | None:
+    """Return what this process has too little of, if an error, or one behind it, says so."""
+    while error is not None:
+        text = str(error)
+        if isinstance(error, MemoryError) or (isinstance(error, ImportError) and _NO_ROOM_TO_LOAD in text):
+            return MachineError(_DOING, "there is too little memory for it", hint="raise its limit (`ulimit -v`)")
+        if isinstance(error, RuntimeError) and text == _NO_THREAD:
+            hint = "raise the limit on processes (`ulimit -u`), or on memory (`ulimit -v`)"
+            return MachineError(_DOING, "no further thread can be started", hint=hint)
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def _run() -> None:
     try:
         refuse_unsupported_platform()
         end_by_signals_alone()
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # this process computes nothing: a thread a core is a waste
         app()
     except DryfitError as error:
         from dryfit.cli.output import print_error
@@ -81,6 +101,10 @@ def _run() -> None:
     except KeyboardInterrupt:
         sys.exit(ExitStatus.INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # the outermost frame: a bug of ours must end with its own status
+        lack = _lack(error)
+        if lack is not None:
+            sys.stderr.write(f"error: {lack}\n")
+            sys.exit(lack.exit_status)
         from dryfit.cli.output import print_bug
 
         print_bug(error)

@@ -74,8 +74,8 @@ _HINTS = {
     errno.ENOSPC: "free some room on the disk",
     errno.EDQUOT: "free some of your quota",
     errno.EROFS: "choose a folder on a file system that can be written to",
-    errno.EACCES: "choose a folder that you may write to, or change its permissions",
-    errno.EPERM: "choose a folder that you may write to, or change its permissions",
+    errno.EACCES: "let its owner give you the right to it (chmod, chown), or choose another place",
+    errno.EPERM: "let its owner give you the right to it (chmod, chown), or choose another place",
     errno.ENOENT: "go to a folder that exists",
 }
 

@@ -13,6 +13,8 @@ from dryfit.core.errors import FileError
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing ends with where there is no room: a full disk, a quota, the shell's limit on a file's size."""
 
+_BLOCK_BYTES = 1 << 20
+
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISLNK, "a symbolic link"),
@@ -70,11 +72,14 @@ def read_bounded(path: Path, most_bytes: int, *, links: bool = False) -> bytes:
         FileError: It is no regular file, or larger than ``most_bytes``.
         OSError: It cannot be read.
     """
+    data = bytearray()
     with reading(path, links=links) as file:
-        data = file.read(most_bytes + 1)
+        # Block by block: one read of so many bytes would ask for that much memory first, whatever the file has.
+        while len(data) <= most_bytes and (block := file.read(min(_BLOCK_BYTES, most_bytes + 1 - len(data)))):
+            data += block
     if len(data) > most_bytes:
         raise FileError(f"reading {path}", f"it is larger than {most_bytes} bytes", f"at most {most_bytes} bytes")
-    return data
+    return bytes(data)
 
 
 def contents(path: Path, most_bytes: int = 1 << 28) -> bytes | None:

@@ -1,0 +1,107 @@
+"""Studies that a command may only read: those of other users, without write permission, on a read-only mount."""
+
+import os
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from study_runs import DEADLINE_S, command_after, tune_to_end, write_stepwise
+
+NOBODY = 65534
+POWERLESS = "import ctypes; [ctypes.CDLL(None).prctl(24, power, 0, 0, 0) for power in (1, 2, 3)]"
+"""Root without the capabilities to pass over permissions (DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER); others have none."""
+MOUNTED = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def mount(source, target, flags):
+    if libc.mount(source, target, None, flags, None):
+        sys.exit(77)
+if libc.unshare(0x20000):  # CLONE_NEWNS: nobody else sees the mount
+    sys.exit(77)
+mount(None, b"/", 0x44000)  # MS_REC | MS_PRIVATE
+mount({0!r}, {0!r}, 0x1000)  # MS_BIND
+mount(None, {0!r}, 0x1021)  # MS_BIND | MS_REMOUNT | MS_RDONLY
+"""
+READERS = (("status",), ("status", "--json"), ("show",), ("show", "0"), ("show", "0", "--json"), ("status", "--watch"))
+WRITERS = (("tune",), ("resume",), ("report",), ("export", "--to", "csv"), ("export", "--to", "optuna"))
+KINDS = ["without permission to write", "of another user", "on a read-only mount"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "of another user" and os.geteuid() != 0:
+        pytest.skip("only root can give files to another user")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def study(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Path, None, None]:
+    """A finished study that its reader cannot write to."""
+    folder = tune_to_end(write_stepwise(tmp_path_factory.mktemp("theirs") / "study"))
+    inside = [folder, *folder.rglob("*")]
+    for path in inside:
+        if kind == "without permission to write":
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        elif kind == "of another user":
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    yield folder
+    for path in inside:
+        path.chmod(0o755)
+
+
+def run(kind: str, study: Path, command: str, *options: str) -> subprocess.CompletedProcess[str]:
+    setup = MOUNTED.format(os.fsencode(study)) if kind == "on a read-only mount" else POWERLESS
+    argv = command_after(setup, command, study, *options)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    if done.returncode == 77:
+        pytest.skip("no mounts here")
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def looks(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Everything in a folder, and when it was changed."""
+    return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in (folder, *folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("words", [READERS[0], *(pytest.param(words, marks=pytest.mark.slow) for words in READERS[1:])])
+def test_a_study_that_cannot_be_written_to_can_be_read(words: tuple[str, ...], kind: str, study: Path) -> None:
+    before = looks(study)
+    done = run(kind, study, *words)
+    assert done.returncode == 0, done.stderr
+    assert "complete" in done.stdout
+    assert looks(study) == before
+
+
+@pytest.mark.slow
+def test_a_report_and_an_export_of_it_can_be_written_elsewhere(kind: str, study: Path, tmp_path: Path) -> None:
+    before = looks(study)
+    for words in (("report",), ("export", "--to", "csv"), ("export", "--to", "optuna")):
+        target = tmp_path / words[-1]
+        done = run(kind, study, *words, "-o", str(target))
+        assert done.returncode == 0, done.stderr
+        assert target.stat().st_size > 0
+    assert run(kind, study, "stop").returncode == 1, "nobody runs it"
+    assert looks(study) == before
+
+
+@pytest.mark.parametrize("words", [WRITERS[2], *(pytest.param(words, marks=pytest.mark.slow) for words in WRITERS)])
+def test_what_must_write_to_it_says_so(words: tuple[str, ...], kind: str, study: Path) -> None:
+    before = looks(study)
+    done = run(kind, study, *words)
+    assert done.returncode == 2 and "[MACHINE]" in done.stderr, done.stderr
+    assert words[0] in ("tune", "resume") or "-o FILE" in done.stderr
+    assert looks(study) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["", "ledger.jsonl"])
+def test_what_must_not_even_be_read_is_said(name: str, kind: str, study: Path) -> None:
+    if kind != "of another user":
+        pytest.skip("the other kinds are as one's own")
+    (study / name).chmod(0o600)
+    done = run(kind, study, "status")
+    (study / name).chmod(0o755)
+    assert done.returncode == 2 and str(study / name) in done.stderr, done.stderr
