@@ -14,8 +14,20 @@ import pytest
 
 from dryfit.store.events import TrialFinished
 from dryfit.store.layout import StudyLayout
-from study_runs import ends, events_of, fold, objective_study, start, wait_for, write_study
+from study_runs import (
+    ends,
+    events_of,
+    fold,
+    objective_study,
+    run_here,
+    start,
+    summary_of,
+    tune_to_end,
+    wait_for,
+    write_study,
+)
 
+QUADRATIC = 'n = {low = 1, high = 3}\nkind = ["plain", "shifted"]'
 STATES = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
 
 
@@ -60,6 +72,19 @@ def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(
         assert theirs.intermediate_values == {point.n: point.value for point in ours.reports}
         if ours.value is not None:
             assert theirs.value == ours.value
+
+
+def test_a_mirror_that_cannot_be_written_shows_in_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOWHERE", f"sqlite:///{tmp_path}/nowhere/study.db?password=hunter2hunter2")
+    search = 'sampler = "random"\nmirror = "env:NOWHERE"'
+    (tmp_path / "study.toml").write_text(objective_study("quadratic", search=search, space=QUADRATIC), encoding="utf-8")
+    tune_to_end(tmp_path)
+    done = run_here("status", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "the mirror could not be written since 2" in line]
+    assert "unable to open database file" in line and "hunter2" not in line
+    mirror = summary_of(tmp_path)["mirror"]
+    assert mirror["error"] in line and mirror["since_s"] > 1e9
 
 
 @pytest.mark.slow

@@ -167,7 +167,8 @@ def status(folder: Path | str) -> StudySummary:
     Raises:
         LedgerError: There is no study in the folder.
     """
-    return summarise(open_study(folder))
+    layout = layout_of(folder)
+    return summarise(read_study(layout), layout)
 
 
 def story(folder: Path | str, number: int) -> TrialStory:

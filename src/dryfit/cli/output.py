@@ -60,6 +60,7 @@ from dryfit.reporting.terminal.tables import (
     measured_text,
     outcomes_table,
     params_text,
+    time_text,
     trials_table,
     values_text,
 )
@@ -289,6 +290,8 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
     if summary.plans is not None:
         _print(f"  plans: {totals_text(summary.plans)}")
     _print(*(f"  {line}" for line in trouble_lines(summary.troubles)))
+    if summary.mirror is not None:
+        _print(f"  the mirror could not be written since {time_text(summary.mirror.since_s)}: {summary.mirror.error}")
 
 
 def print_advice(result: TuneResult) -> None:

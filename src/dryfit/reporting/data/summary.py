@@ -10,6 +10,8 @@ from dryfit.core.settings.trial import Outcome, Scalar
 from dryfit.reporting.data.json_view import Answer, View
 from dryfit.reporting.data.observed_memory import Plans, plan_totals
 from dryfit.reporting.data.troubles import Troubles, troubles_of
+from dryfit.search.mirror.handle import storage_error
+from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 
 
@@ -69,6 +71,13 @@ class GenerationView(View):
     used: int = Field(description="those of them that samplers and pruners learn from")
 
 
+class MirrorTrouble(View):
+    """Since when the Optuna mirror cannot be written, and why."""
+
+    since_s: float = Field(description="Unix time")
+    error: str
+
+
 class StudySummary(Answer):
     """What ``dryfit status --json`` prints."""
 
@@ -85,13 +94,15 @@ class StudySummary(Answer):
     trial_overhead_ms: Overhead
     plans: Plans | None = None
     troubles: Troubles
+    mirror: MirrorTrouble | None = Field(default=None, description="where the Optuna mirror cannot be written")
 
 
-def summarise(state: StudyState) -> StudySummary:
+def summarise(state: StudyState, layout: StudyLayout | None = None) -> StudySummary:
     """Return the summary of a study.
 
     Args:
         state: The study's state, after ``study_created``.
+        layout: Its folder, for what its ledger does not say; None: that is left out.
     """
     created = state.created
     assert created is not None
@@ -126,4 +137,10 @@ def summarise(state: StudyState) -> StudySummary:
         ),
         plans=plan_totals(state),
         troubles=troubles_of(state),
+        mirror=_mirror_trouble(layout) if layout is not None else None,
     )
+
+
+def _mirror_trouble(layout: StudyLayout) -> MirrorTrouble | None:
+    trouble = storage_error(layout.mirror_status)
+    return None if trouble is None else MirrorTrouble(since_s=trouble[0], error=trouble[1])

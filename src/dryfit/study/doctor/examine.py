@@ -107,7 +107,7 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
     record, state = study_checks.record_findings(config, study.space, layout)
     yield from record
     yield study_checks.cache_finding(layout, folder)
-    yield study_checks.mirror_finding(config.search.mirror, layout)
+    yield study_checks.mirror_finding(config.search.mirror, layout, os.environ)
     if config.objective is not None:
         yield _function(config.objective, runner, on_note)
         return

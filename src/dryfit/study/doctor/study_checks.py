@@ -1,17 +1,18 @@
 """Judges a study's file, folder and ledger before anything is run."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from dryfit.config.schema import SamplerName, StudyConfig
-from dryfit.core.errors import ConfigError, LedgerError
+from dryfit.core.errors import ConfigError, LedgerError, MachineError
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.text.units import gib
 from dryfit.search.comparability import comparability_key
+from dryfit.search.mirror.handle import storage_url
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.fields import apply_params
 from dryfit.search.space.space import Space
@@ -122,18 +123,23 @@ def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: Stu
             yield passed(ABOUT, "going on", "the file fits the study in the folder")
 
 
-def mirror_finding(target: str, layout: StudyLayout) -> Finding:
-    """Check whether the Optuna mirror can be written; a study runs without it, so nothing here fails.
+def mirror_finding(target: str, layout: StudyLayout, environment: Mapping[str, str]) -> Finding:
+    """Check whether the Optuna mirror can be written; a study runs without it, and is refused without its variable.
 
     Args:
         target: ``search.mirror``; a URL may hold a password, and is not printed.
         layout: The study's folder.
+        environment: Has the URL that ``env:NAME`` stands for.
     """
     if target == "none":
         return passed(ABOUT, "mirror", "off")
     if target == "journal":
         return passed(ABOUT, "mirror", str(layout.journal))
-    kind, trouble = _url_trouble(target)
+    try:
+        url = storage_url(target, environment)
+    except MachineError as error:
+        return failed_by(ABOUT, "mirror", error)
+    kind, trouble = _url_trouble(url)
     if trouble:
         return warned(ABOUT, "mirror", f"{kind}: {trouble}", 'start the server, or set search.mirror = "journal"')
     return passed(ABOUT, "mirror", f"{kind}: somebody answers")

@@ -140,19 +140,30 @@ def test_a_torn_ledger_and_a_lost_frozen_file(tmp_path: Path) -> None:
 
 def test_mirrors(tmp_path: Path) -> None:
     layout = StudyLayout(tmp_path)
-    assert mirror_finding("none", layout).found == "off"
-    assert mirror_finding("journal", layout).status is Status.PASS
-    assert mirror_finding(f"sqlite:///{tmp_path}/x.db", layout).status is Status.PASS
+    assert mirror_finding("none", layout, {}).found == "off"
+    assert mirror_finding("journal", layout, {}).status is Status.PASS
+    assert mirror_finding(f"sqlite:///{tmp_path}/x.db", layout, {}).status is Status.PASS
     assert list(tmp_path.iterdir()) == []
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         url = f"postgresql+psycopg2://me:secret@127.0.0.1:{port}/db"
-        found = mirror_finding(url, layout)
+        found = mirror_finding(url, layout, {})
         assert found.status is Status.PASS, found
     for gone in (url, "nonsense", "postgresql://me:secret@127.0.0.1:x/db", "oracle://h/db"):
-        found = mirror_finding(gone, layout)
+        found = mirror_finding(gone, layout, {})
         assert found.status is Status.WARN and found.fix
         assert "secret" not in found.found + found.fix
+
+
+def test_a_mirror_named_by_a_variable(tmp_path: Path) -> None:
+    layout = StudyLayout(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"postgresql://me:secret@127.0.0.1:{server.getsockname()[1]}/db"
+        found = mirror_finding("env:STORAGE", layout, {"STORAGE": url})
+        assert found.status is Status.PASS and "secret" not in found.found, found
+    assert mirror_finding("env:STORAGE", layout, {"STORAGE": url}).status is Status.WARN
+    missing = mirror_finding("env:STORAGE", layout, {})
+    assert missing.status is Status.FAIL and "STORAGE is not set" in missing.found and "export STORAGE=" in missing.fix
 
 
 def test_the_token_cache(tmp_path: Path) -> None:
