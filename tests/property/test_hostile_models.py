@@ -69,6 +69,37 @@ def test_an_adapter_for_code_from_elsewhere_is_refused_unless_trusted(tmp_path: 
     assert base_of_adapter(tmp_path, trust=True) is not None
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"peft_type": "XLORA", "adapters": {"0": "someone/evil-adapter"}},
+        {"peft_type": "LORA", "megatron_config": {"a": 1}, "megatron_core": "evil"},
+        {"peft_type": "PROMPT_TUNING", "tokenizer_kwargs": {"trust_remote_code": True}},
+        {"peft_type": "MULTITASK_PROMPT_TUNING", "prompt_tuning_init_state_dict_path": "/etc/passwd"},
+    ],
+)
+def test_an_adapter_that_would_load_more_than_itself_is_refused_unless_trusted(
+    asked: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {"base_model_name_or_path": "somewhere", **asked}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match=[*asked][1]) as caught:
+        base_of_adapter(tmp_path, trust=False)
+    assert "trust_remote_code" in caught.value.hint
+    assert base_of_adapter(tmp_path, trust=True) is not None
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | dict.fromkeys([*asked][1:])))
+    assert base_of_adapter(tmp_path, trust=False) is not None, "PEFT writes an entry that is not used as null"
+
+
+@pytest.mark.parametrize("value", [-1, 10**6, 2.5, "8", [8, 10**6]])
+def test_experts_that_no_model_has_are_refused_by_their_key(folder: Path, value: Any) -> None:
+    for values in ({"num_local_experts": value}, {"text_config": {"n_routed_experts": value}}):
+        _change(folder / "config.json", **values)
+        with pytest.raises(LoadError, match=next(iter(values))):
+            load_config(FolderSource(str(folder)))
+        _change(folder / "config.json", **dict.fromkeys(values))
+
+
 def test_built_in_implementations_need_no_trust(folder: Path) -> None:
     for name in ("eager", "sdpa", None):
         _change(folder / "config.json", _attn_implementation=name)

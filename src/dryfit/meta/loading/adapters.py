@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dryfit.core.errors import ConfigError, LoadError, MachineError
+from dryfit.core.text.words import brief
 from dryfit.meta.construction.construction import build
 from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, CheckpointFiles, open_checkpoint
 from dryfit.meta.files.safetensors_file import parse_json
@@ -22,6 +23,9 @@ from dryfit.meta.loading.model_files import check_entries
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
 _NAME = "default"
+
+_ELSEWHERE = ("adapters", "megatron_config", "tokenizer_kwargs", "prompt_tuning_init_state_dict_path")
+"""Entries by which PEFT loads more than the adapter beside them: further adapters, a library, a tokenizer, a file."""
 
 
 def attach_adapter(
@@ -118,6 +122,14 @@ def base_of_adapter(folder: Path, *, trust: bool, relative: str | None = None) -
         return None
     config = adapter_config(folder)
     check_entries(config, folder / ADAPTER_FILE, trust=trust)
+    for key in () if trust else _ELSEWHERE:
+        if config.get(key):
+            raise LoadError(
+                f"reading {folder / ADAPTER_FILE}",
+                f"{key} is {brief(config[key], 80)}: PEFT would load what is named there as well",
+                "an adapter whose weights are beside it",
+                "trust_remote_code = true loads what the adapter asks for: read it first",
+            )
     name = config.get("base_model_name_or_path")
     if name is None:
         raise LoadError(f"reading {folder / ADAPTER_FILE}", "it names no base model", allowed="as PEFT saves it")

@@ -36,6 +36,19 @@ _MAY_BE_NONE: Final = frozenset({"encoder_layers", "decoder_layers", "num_encode
 """Layers of a half that some models are without."""
 
 _LAYERS: Final = _MAY_BE_NONE | {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "depths"}
+_EXPERTS: Final = frozenset(
+    {
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "n_shared_experts",
+        "moe_num_experts",
+        "num_shared_experts",
+    }
+)
+_MOST_EXPERTS: Final = 4096
+"""Experts of a layer; the largest models have 512. Each may be a module of its own, which takes time to build."""
+
 _SIZES: Final = _LAYERS | {
     *("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "intermediate_size", "d_ff", "hidden_dim"),
     *("num_attention_heads", "n_head", "n_heads", "num_heads", "head_dim", "d_kv", "vocab_size"),
@@ -86,6 +99,8 @@ def check_entries(document: Mapping[str, Any], path: Path, *, trust: bool) -> No
                 f"one of {', '.join(sorted(_BUILT_IN))}" if _IMPLEMENTATION.fullmatch(key) else "a model without it",
                 "trust_remote_code = true runs what the model asks for: read it first",
             )
+        if key in _EXPERTS and not _is_size(value, 0, _MOST_EXPERTS):
+            raise LoadError(doing, f"{place} is {brief(value, 80)}", f"an integer from 0 to {_MOST_EXPERTS}")
         least = 0 if key in _MAY_BE_NONE else 1
         if key in _SIZES and not _is_size(value, least):
             raise LoadError(doing, f"{place} is {brief(value, 80)}", f"an integer from {least} to {_MOST_SIZE}")
@@ -157,7 +172,7 @@ def _is_built_in(name: object) -> bool:
     return isinstance(name, str) and name in _BUILT_IN
 
 
-def _is_size(value: Any, least: int) -> bool:
+def _is_size(value: Any, least: int, most: int = _MOST_SIZE) -> bool:
     """Whether a value can be a size: some architectures have one for each layer, and None where they have none."""
     numbers = cast("list[Any]", value) if isinstance(value, list) else [value]
-    return all(number is None or (type(number) is int and least <= number <= _MOST_SIZE) for number in numbers)
+    return all(number is None or (type(number) is int and least <= number <= most) for number in numbers)
