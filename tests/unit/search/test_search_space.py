@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -199,3 +200,34 @@ def test_rows_are_prepared_with_the_most_that_windows_may_share() -> None:
     cases: tuple[object, ...] = ([3, 12, 6], {"low": 4, "high": 40})
     assert [space({"span.doc_stride": case}).as_prepared(base).span.doc_stride for case in cases] == [12, 40]
     assert space({"optim.lr": [1e-4, 1e-3]}).as_prepared(base) == base
+
+
+def parities(bits: int) -> dict[str, object]:
+    """A space in which the parity of some keys is computed in two orders, and a condition asks for both to differ."""
+    made: dict[str, object] = {f"own.x{index}": [False, True] for index in range(bits)}
+    for name, order in (("p", range(bits)), ("q", reversed(range(bits)))):
+        first, *others = order
+        before = f"own.x{first}"
+        for index in others:
+            made[f"own.{name}{index}"] = [
+                {"choices": [one != other], "when": {before: one, f"own.x{index}": other}}
+                for one in (False, True)
+                for other in (False, True)
+            ]
+            before = f"own.{name}{index}"
+        made[f"own.{name}"] = [{"choices": [value], "when": {before: value}} for value in (False, True)]
+    return made | {"own.z": [{"choices": [1], "when": {"own.p": True, "own.q": False}}]}
+
+
+@pytest.mark.parametrize(("bits", "words"), [(4, "can never apply"), (24, "more than 100000 combinations")])
+def test_the_search_for_conditions_that_can_hold_has_an_end(bits: int, words: str) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(ConfigError, match=words):
+        space(parities(bits))
+    assert time.monotonic() - began_s < 60, "a hundred times what it takes"
+
+
+def test_a_condition_on_hundreds_of_keys_is_followed_to_its_end() -> None:
+    many = {f"own.x{index}": [0, 1] for index in range(900)}
+    made = space({**many, "own.z": [{"choices": [1], "when": dict.fromkeys(many, 1)}]})
+    assert len(made.params) == 901

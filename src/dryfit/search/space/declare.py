@@ -5,7 +5,7 @@ whether two of them can hold together. Cases that can are refused, so their orde
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import combinations
 
@@ -21,6 +21,9 @@ from dryfit.search.space.params import Distribution, Param, When, describe_when,
 _MOST_CHAINED = 64
 """Conditions in a row, each on a key that has one itself."""
 
+_MOST_TRIED = 100_000
+"""Combinations that are tried to find out whether the conditions of a space can hold: some seconds."""
+
 _Wanted = Mapping[str, tuple[Scalar, ...]]
 
 
@@ -35,6 +38,7 @@ def declare(space: Mapping[str, Cases], keys: Keys) -> tuple[Param, ...]:
         ConfigError: A key, value, range or condition is wrong, conditions go in a circle, or cases overlap.
     """
     params: dict[str, tuple[Param, ...]] = {}
+    possibilities = _Possibilities(params)
     for key in _in_order(space, keys):
         cases = space[key]
         names = [key] if len(cases) == 1 else [f"{key}#{index}" for index in range(len(cases))]
@@ -42,7 +46,7 @@ def declare(space: Mapping[str, Cases], keys: Keys) -> tuple[Param, ...]:
             Param(key, name, _distribution(key, case, keys), _when(key, case, params, keys))
             for name, case in zip(names, cases, strict=True)
         )
-        _check_cases(params[key], params)
+        _check_cases(params[key], possibilities)
     return tuple(param for cases in params.values() for param in cases)
 
 
@@ -147,9 +151,9 @@ def _when(key: str, case: Case, earlier: Mapping[str, tuple[Param, ...]], keys: 
     return tuple(sorted(when, key=lambda item: item[0]))
 
 
-def _check_cases(cases: Sequence[Param], known: Mapping[str, tuple[Param, ...]]) -> None:
+def _check_cases(cases: Sequence[Param], possibilities: "_Possibilities") -> None:
     for case in cases:
-        if not _possible(dict(case.when), known):
+        if not possibilities.holds(dict(case.when), _doing(case.name)):
             raise ConfigError(
                 _doing(case.name),
                 f"its case for {describe_when(case.when)} can never apply",
@@ -157,7 +161,7 @@ def _check_cases(cases: Sequence[Param], known: Mapping[str, tuple[Param, ...]])
             )
     for first, second in combinations(cases, 2):
         both = _merged(dict(first.when), second.when)
-        if both is not None and _possible(both, known):
+        if both is not None and possibilities.holds(both, _doing(first.name)):
             raise ConfigError(
                 _doing(first.name),
                 f"two cases can apply at once: {describe_when(first.when)}; {describe_when(second.when)}",
@@ -176,20 +180,59 @@ def _merged(wanted: _Wanted, when: When) -> dict[str, tuple[Scalar, ...]] | None
     return merged
 
 
-def _possible(wanted: _Wanted, known: Mapping[str, tuple[Param, ...]]) -> bool:
-    """Whether some drawing gives every key one of its wanted values.
+class _Possibilities:
+    """Whether some drawing of the keys so far can meet a condition.
 
-    Removes the latest key, once for each of its cases that can give a wanted value, and adds that case's own condition
-    instead. Conditions look back only, so a removed key never returns.
+    That is a question of satisfiability, so there is no useful bound of the time it takes but one that is set. Spaces
+    whose conditions depend on a few keys are far from it.
+
+    Args:
+        known: Every key before the one that is checked, with its cases. It may grow: conditions look back only.
     """
-    if not wanted:
-        return True
-    order = list(known)
-    latest = max(wanted, key=order.index)
-    rest = {key: values for key, values in wanted.items() if key != latest}
-    for param in known[latest]:
-        if any(param.contains(value) for value in wanted[latest]):
-            merged = _merged(rest, param.when)
-            if merged is not None and _possible(merged, known):
+
+    def __init__(self, known: Mapping[str, tuple[Param, ...]]) -> None:
+        self._known = known
+        self._rank: dict[str, int] = {}
+        self._impossible: set[frozenset[tuple[str, str]]] = set()
+        self._left = _MOST_TRIED
+
+    def holds(self, wanted: _Wanted, doing: str) -> bool:
+        """Return whether some drawing gives every key one of its wanted values.
+
+        The latest key is removed, once for each of its cases that can give a wanted value, and that case's own
+        condition is added instead, until nothing is wanted. Conditions look back only, so a removed key never returns.
+
+        Raises:
+            ConfigError: Too many combinations would have to be tried.
+        """
+        self._rank = {key: rank for rank, key in enumerate(self._known)}
+        tried: set[frozenset[tuple[str, str]]] = set()
+        left = [wanted]
+        while left:
+            here = left.pop()
+            if not here:
                 return True
-    return False
+            mark = frozenset((key, repr(values)) for key, values in here.items())
+            if mark in tried or mark in self._impossible:
+                continue
+            tried.add(mark)
+            self._left -= 1
+            if self._left < 0:
+                raise ConfigError(
+                    doing,
+                    f"whether its conditions can hold depends on more than {_MOST_TRIED} combinations of other keys",
+                    "conditions on fewer keys that have conditions themselves",
+                )
+            left += self._before(here)
+        self._impossible |= tried
+        return False
+
+    def _before(self, wanted: _Wanted) -> Iterator[_Wanted]:
+        """Yield what is wanted of the earlier keys, for each way in which the latest one can get its value."""
+        latest = max(wanted, key=self._rank.__getitem__)
+        rest = {key: values for key, values in wanted.items() if key != latest}
+        for param in self._known[latest]:
+            if any(param.contains(value) for value in wanted[latest]):
+                merged = _merged(rest, param.when)
+                if merged is not None:
+                    yield merged
