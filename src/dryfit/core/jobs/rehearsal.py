@@ -255,6 +255,7 @@ class RehearsalRequest(Wire):
         ranks: Size of the process group of which the script is rank 0.
         steps: Optimizer steps after which it is ended.
         worst_batch: Whether to look for the largest batch and train on it first.
+        unlimited: Whether the device has room for everything, to find out how much the script needs.
         overrides: Fields of the installed ``TrainingArguments`` that the ladder sets, with their values.
         timeout_s: Most seconds until the first optimizer step has ended.
         scratch_dir: Where everything that the script writes goes.
@@ -269,6 +270,7 @@ class RehearsalRequest(Wire):
     ranks: Annotated[int, Field(ge=1)] = 1
     steps: Annotated[int, Field(ge=1)] = 3
     worst_batch: bool = True
+    unlimited: bool = False
     overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
     timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     calibration_dir: str | None = None

@@ -125,6 +125,10 @@ class CachingAllocator:
                 elif self._is_segment(key):
                     self._release(free, key)
 
+    def limit(self, capacity_bytes: int) -> None:
+        """Let it take no more than this from the driver, if that is less than before."""
+        self._capacity = min(self._capacity, capacity_bytes)
+
     def _give(self, free: list[int], start: int, size: int) -> None:
         """Add a free block, joined with its free neighbours."""
         before = self._free_start.pop(start, None)

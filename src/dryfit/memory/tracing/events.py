@@ -62,12 +62,16 @@ class Label:
     Attributes:
         module: Dotted name in the model, empty outside of it.
         op: The operator, ``aten.mm.default``.
+        line: Line of a user's script, ``path:number``; empty in the trace of a plan.
+        source: Deepest line outside of torch, likewise.
     """
 
     phase: StepPhase
     category: MemoryCategory
     module: str
     op: str
+    line: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

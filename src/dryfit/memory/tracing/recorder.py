@@ -8,7 +8,8 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +23,8 @@ from dryfit.meta.private_apis.torch_modes import MODES, TorchDispatchMode, tree_
 from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.meta.private_apis.torch_recording import RECORDING, running_node_number, sequence_number
 from dryfit.meta.private_apis.torch_tensors import TENSORS, key_of, storage_key
+
+_Where = TypeVar("_Where")
 
 
 class StorageRecorder(TorchDispatchMode):
@@ -48,7 +51,7 @@ class StorageRecorder(TorchDispatchMode):
         self._device = device
         self._kernels = kernels
         self._modules: list[str] = []
-        self._forward_modules = _ForwardModules()
+        self._forward_modules: ForwardPlaces[str] = ForwardPlaces("")
         self._storages: dict[int, int] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
         self._holders: dict[int, int] = {}
@@ -56,20 +59,24 @@ class StorageRecorder(TorchDispatchMode):
         self._names: dict[int, str] = {}
         self._categories: dict[int, MemoryCategory] = {}
         self._next_block = 0
-        self._segment: _OpenSegment | None = None
+        self._segment: OpenSegment | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, then look at its outputs."""
         out = func(*args, **(kwargs or {}))
+        self.note(func, args, out)
+        return out
+
+    def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Record what an operator that has just run allocated."""
         segment = self._segment
         if segment is None:
-            return out
+            return
         label = None
-        if self.phase is StepPhase.FORWARD:
-            self._forward_modules.note(self._module())
+        self._note_forward()
         if self._kernels:
             if func in GEMMS:
-                segment.gemm_at.setdefault(self.phase, len(segment.blocks))
+                segment.multiplies(self.phase)
             extra = workspace_bytes(func, args, out)
             if extra:
                 label = self._label(segment, func)
@@ -79,20 +86,19 @@ class StorageRecorder(TorchDispatchMode):
         reused = self._reused_block(func, args)
         if reused is not None and isinstance(out, torch.Tensor):
             self._share(out.untyped_storage(), reused)
-            return out
+            return
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
                 storage = leaf.untyped_storage()
                 if key_of(storage) not in self._storages and storage.nbytes():
                     label = self._label(segment, func) if label is None else label
                     self._watch(storage, label, segment)
-        return out
 
     @contextmanager
     def segment(self) -> Iterator["SegmentRecord"]:
         """Record everything inside the block as one segment."""
         assert self._segment is None, "segments do not nest"
-        self._segment = opened = _OpenSegment()
+        self._segment = opened = OpenSegment()
         record = SegmentRecord()
         try:
             yield record
@@ -139,6 +145,11 @@ class StorageRecorder(TorchDispatchMode):
     def _module(self) -> str:
         return self._modules[-1] if self._modules else ""
 
+    def _note_forward(self) -> None:
+        """Note which module runs, for the backward pass that undoes its operators."""
+        if self.phase is StepPhase.FORWARD:
+            self._forward_modules.note(sequence_number(), self._module())
+
     def _running_module(self) -> str:
         """Return the module that runs; in a backward pass, the one whose forward operator is undone."""
         if self._modules or self.phase is not StepPhase.BACKWARD:
@@ -146,7 +157,7 @@ class StorageRecorder(TorchDispatchMode):
         number = running_node_number()
         return self._forward_modules.at(number) if number is not None else ""
 
-    def _label(self, segment: "_OpenSegment", func: Any) -> int:
+    def _label(self, segment: "OpenSegment", func: Any) -> int:
         category = _FIRST_GUESS.get(self.phase, MemoryCategory.TEMPORARIES)
         return segment.label(Label(self.phase, category, self._running_module(), str(func)))
 
@@ -172,7 +183,7 @@ class StorageRecorder(TorchDispatchMode):
             self._categories[block] = category
         return block
 
-    def _watch(self, storage: Any, label: int | None, segment: "_OpenSegment | None") -> None:
+    def _watch(self, storage: Any, label: int | None, segment: "OpenSegment | None") -> None:
         block = self._new_block()
         if segment is not None and label is not None:
             segment.add(block, storage.nbytes(), label)
@@ -195,7 +206,7 @@ class StorageRecorder(TorchDispatchMode):
 
         self._watchers[key] = weakref.ref(storage, ended)
 
-    def _close(self, segment: "_OpenSegment") -> None:
+    def _close(self, segment: "OpenSegment") -> None:
         """Free what lives on without a name: scalars that the real loop keeps for a moment longer."""
         left = {key: block for key, block in self._storages.items() if block not in self._names and segment.has(block)}
         for key in left:
@@ -217,29 +228,38 @@ class SegmentRecord:
     result: Segment
 
 
-class _ForwardModules:
-    """The modules of a forward pass, by autograd's counter of operators."""
+class ForwardPlaces(Generic[_Where]):
+    """Where in the model, or in its code, each operator of a forward pass stood, by autograd's counter of operators.
 
-    def __init__(self) -> None:
+    Args:
+        nowhere: The answer for what was never noted.
+    """
+
+    def __init__(self, nowhere: _Where) -> None:
+        self._nowhere = nowhere
         self._starts: list[int] = []
-        self._modules: list[str] = []
+        self._places: list[_Where] = []
 
-    def note(self, module: str) -> None:
-        """Note that this module runs now."""
-        number = sequence_number()
+    def note(self, number: int, place: _Where) -> None:
+        """Note where the operator with this number stands."""
         if self._starts and number <= self._starts[-1]:
-            self._modules[-1] = module
-        elif not self._modules or self._modules[-1] != module:
+            self._places[-1] = place
+        elif not self._places or self._places[-1] != place:
             self._starts.append(number)
-            self._modules.append(module)
+            self._places.append(place)
 
-    def at(self, number: int) -> str:
-        """Return the module that ran at this count."""
+    def at(self, number: int) -> _Where:
+        """Return where the operator of this count stood."""
         index = bisect_right(self._starts, number + 1) - 1
-        return self._modules[index] if index >= 0 else ""
+        return self._places[index] if index >= 0 else self._nowhere
+
+    def forget(self) -> None:
+        """Forget all operators: none of them will be undone any more."""
+        self._starts.clear()
+        self._places.clear()
 
 
-class _OpenSegment:
+class OpenSegment:
     """The events of a segment so far."""
 
     def __init__(self) -> None:
@@ -251,14 +271,22 @@ class _OpenSegment:
         self._sizes: dict[int, int] = {}
         self._last_label = 0
 
+    @property
+    def label_table(self) -> tuple[Label, ...]:
+        """Every label so far, in the order of their numbers."""
+        return tuple(self._table)
+
     def has(self, block: int) -> bool:
+        """Whether the block was allocated in this segment."""
         return block in self._sizes
 
     def label(self, label: Label) -> int:
+        """Return the number of a label; a free that follows bears it too."""
         self._last_label = self._table.setdefault(label, len(self._table))
         return self._last_label
 
     def add(self, block: int, delta: int, label: int | None) -> None:
+        """Add an event: ``delta`` bytes above 0 are allocated, below 0 freed."""
         self.blocks.append(block)
         self.deltas.append(delta)
         self.labels.append(self._last_label if label is None else label)
@@ -266,7 +294,12 @@ class _OpenSegment:
             self._sizes[block] = delta
 
     def free(self, block: int) -> None:
+        """Add the end of a block."""
         self.add(block, -self._sizes[block], None)
+
+    def multiplies(self, phase: StepPhase) -> None:
+        """Note that a matrix product begins."""
+        self.gemm_at.setdefault(phase, len(self.blocks))
 
     def sealed(self, names: dict[int, str], categories: dict[int, MemoryCategory]) -> Segment:
         """Return the finished segment: blocks renumbered, categories as they turned out."""
@@ -283,7 +316,7 @@ class _OpenSegment:
                 category = categories.get(block, label.category)
                 if category is MemoryCategory.ACTIVATIONS and freed_in.get(block) is label.phase:
                     category = MemoryCategory.TEMPORARIES
-                label = Label(label.phase, category, label.module, label.op)
+                label = replace(label, category=category)
             labels.append(table.setdefault(label, len(table)))
         return Segment(
             blocks=tuple(numbers[block] for block in self.blocks),

@@ -10,7 +10,8 @@ from dryfit.meta.private_apis.torch_fakes import DataDependentOutputException, D
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
 
 _aten = torch.ops.aten
-_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+ASKS_FOR_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""What a fake tensor raises where an operator needs its values."""
 _OURS = ("/dryfit/", "/torch/")
 
 
@@ -30,15 +31,28 @@ class StandIns(TorchDispatchMode):
         """Run the operator; where it needs values, answer in its place."""
         try:
             return func(*args, **(kwargs or {}))
-        except _UNKNOWN as error:
-            answer = _ANSWERS.get(func)
-            if answer is None:
-                raise TraceError(
-                    "tracing the model",
-                    f"{func} depends on the values of its inputs, called at {_caller()}",
-                    hint="its memory cannot be known without running it",
-                ) from error
-            return answer(self, args)
+        except ASKS_FOR_VALUES as error:
+            return self.answer(func, args, error)
+
+    def answer(self, func: Any, args: tuple[Any, ...], error: Exception) -> Any:
+        """Answer an operator that asked for values.
+
+        Args:
+            func: The operator.
+            args: Its arguments.
+            error: What the fake raised.
+
+        Raises:
+            TraceError: No answer is known.
+        """
+        answer = _ANSWERS.get(func)
+        if answer is None:
+            raise TraceError(
+                "tracing the model",
+                f"{func} depends on the values of its inputs, called at {_caller()}",
+                hint="its memory cannot be known without running it",
+            ) from error
+        return answer(self, args)
 
     def item(self, args: tuple[Any, ...]) -> bool | int | float:
         """A number of the tensor's kind."""

@@ -1,0 +1,33 @@
+"""Rehearse a user's script: ``python -m dryfit.jobs.rehearse REQUEST.json``, in a fresh process of its own."""
+
+import os
+import sys
+from pathlib import Path
+
+from dryfit.core.errors import DryfitError
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.wire import write_model
+
+
+def main() -> int:
+    """Read the request, run its script, write the answer."""
+    request = RehearsalRequest.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    from dryfit.virtual.session import rehearse
+
+    try:
+        answer = rehearse(request)
+    except DryfitError as error:
+        answer = RehearsalAnswer(
+            verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=request.device, reasons=(str(error),)
+        )
+    write_model(Path(request.answer_file), answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the script left (threads, workers, hooks of torch) must not decide how this ends
+
+
+if __name__ == "__main__":
+    sys.exit(main())

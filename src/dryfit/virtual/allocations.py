@@ -1,0 +1,94 @@
+"""Allocations of a script as they happen: each is served, or refused, by the simulated allocator at once."""
+
+from dataclasses import dataclass
+
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase
+from dryfit.memory.allocator.caching_allocator import CachingAllocator
+from dryfit.memory.allocator.settings import AllocatorSettings
+from dryfit.memory.planning.timeline import WORKSPACE_OP
+from dryfit.memory.tracing.events import Label
+from dryfit.memory.tracing.recorder import OpenSegment
+
+
+class NoRoom(Exception):
+    """The device has no room for a block.
+
+    Attributes:
+        requested_bytes: Size of the block.
+    """
+
+    def __init__(self, requested_bytes: int) -> None:
+        super().__init__(f"no room for {requested_bytes} bytes")
+        self.requested_bytes = requested_bytes
+
+
+@dataclass(slots=True)
+class Peaks:
+    """Most bytes since the last reset, as ``torch.cuda`` reports them."""
+
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+
+
+class LiveAllocations(OpenSegment):
+    """All allocations of a run, in order, each placed by the allocator when it is made.
+
+    Args:
+        settings: Of the allocator.
+        capacity_bytes: What the device leaves to it; None for as much as is asked.
+        workspace_bytes: What cuBLAS takes for each thread that multiplies matrices.
+
+    Attributes:
+        allocator: The simulated allocator.
+        peaks: Since the script last reset them.
+        allocated: Allocated bytes after each event.
+        reserved: Reserved bytes after each event.
+    """
+
+    def __init__(self, settings: AllocatorSettings, capacity_bytes: int | None, workspace_bytes: int) -> None:
+        super().__init__()
+        self.allocator = CachingAllocator(settings, capacity_bytes)
+        self.peaks = Peaks()
+        self.allocated: list[int] = []
+        self.reserved: list[int] = []
+        self._address_of: dict[int, int] = {}
+        self._workspace_bytes = workspace_bytes
+        self._with_workspace: set[bool] = set()
+        self._next_workspace = -1
+
+    def add(self, block: int, delta: int, label: int | None) -> None:
+        """Place or free a block.
+
+        Raises:
+            NoRoom: The allocator cannot serve it; nothing has changed then.
+        """
+        allocator = self.allocator
+        if delta > 0:
+            address = allocator.malloc(delta)
+            if address is None:
+                raise NoRoom(delta)
+            self._address_of[block] = address
+            peaks = self.peaks
+            peaks.allocated_bytes = max(peaks.allocated_bytes, allocator.allocated_bytes)
+            peaks.reserved_bytes = max(peaks.reserved_bytes, allocator.reserved_bytes)
+        else:
+            address = self._address_of.pop(block, None)
+            if address is None:  # its allocation was refused
+                return
+            allocator.free(address)
+        super().add(block, delta, label)
+        self.allocated.append(allocator.allocated_bytes)
+        self.reserved.append(allocator.reserved_bytes)
+
+    def multiplies(self, phase: StepPhase) -> None:
+        """Take cuBLAS's workspace at the first matrix product of a thread; backward passes run in one of their own."""
+        backward = phase is StepPhase.BACKWARD
+        if self._workspace_bytes and backward not in self._with_workspace:
+            label = self.label(Label(phase, MemoryCategory.WORKSPACES, "", WORKSPACE_OP))
+            self.add(self._next_workspace, self._workspace_bytes, label)
+            self._next_workspace -= 1
+            self._with_workspace.add(backward)
+
+    def reset_peaks(self) -> None:
+        """Begin new peaks from what is held now."""
+        self.peaks = Peaks(self.allocator.allocated_bytes, self.allocator.reserved_bytes)

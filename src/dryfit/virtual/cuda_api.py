@@ -1,0 +1,276 @@
+"""What ``torch.cuda`` and ``torch.accelerator`` answer for a virtual GPU: those of the simulated device and allocator.
+
+Patched for the life of the process. Functions that libraries look up when they are imported are there too.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from dryfit.core.settings.execution import DeviceSpec
+from dryfit.virtual.allocations import LiveAllocations
+
+_MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
+_CUDA_VERSION = "12.8"
+"""What ``torch.version.cuda`` says where torch was built without CUDA."""
+
+
+class Stream:
+    """A stream: everything on it has happened."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device = torch.device("cuda", 0)
+        self.device_index = 0
+        self.device_type = 1
+        self.priority = priority
+        self.stream_id = self.cuda_stream = 0
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def query(self) -> bool:
+        """Whether all work is done."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured."""
+        return False
+
+    def record_event(self, event: Any = None) -> "Event":
+        """Return an event that has happened."""
+        return event or Event()
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        return None
+
+    synchronize = wait_event = wait_stream = _nothing
+
+
+class Event:
+    """An event that has happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.cuda_event = 0
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return True
+
+    def elapsed_time(self, _end: "Event") -> float:
+        """Milliseconds between two events: nobody knows; not zero, so that a rate can be computed."""
+        return 1.0
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        return None
+
+    record = wait = synchronize = _nothing
+
+
+class CudaApi:
+    """Answers for one virtual device, seen as several where there are several ranks.
+
+    Args:
+        spec: The device.
+        devices: How many of them the process sees.
+        overhead_bytes: What its context takes.
+        allocations: Of the device.
+    """
+
+    def __init__(self, spec: DeviceSpec, devices: int, overhead_bytes: int, allocations: LiveAllocations) -> None:
+        self._spec = spec
+        self._devices = devices
+        self._overhead_bytes = overhead_bytes
+        self._allocations = allocations
+        self._seed = 0
+
+    def install(self) -> None:
+        """Put the answers in their places."""
+        for name, answer in self._answers().items():
+            setattr(torch.cuda, name, answer)
+        for name in _MEMORY:
+            setattr(torch.cuda.memory, name, getattr(torch.cuda, name))
+        for name in ("get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all", *_SEEDS):
+            setattr(torch.cuda.random, name, getattr(torch.cuda, name))
+        for name, answer in self._accelerator().items():
+            setattr(torch.accelerator, name, answer)
+        for name, answer in self._low_level().items():
+            setattr(torch._C, name, answer)
+        torch.cuda.Stream = torch.cuda.streams.Stream = Stream  # pyright: ignore
+        torch.cuda.Event = torch.cuda.streams.Event = Event  # pyright: ignore
+        torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # pyright: ignore
+        torch.Tensor.is_pinned = lambda tensor, *_, **__: False  # pyright: ignore
+        torch.Tensor.record_stream = lambda tensor, *_, **__: None  # pyright: ignore
+        if torch.version.cuda is None:
+            torch.version.cuda = _CUDA_VERSION  # pyright: ignore
+
+    def memory_stats(self, *_: Any, **__: Any) -> "OrderedDict[str, Any]":
+        """The allocator's counters, by torch's names; those that are not simulated are 0."""
+        allocator, peaks = self._allocations.allocator, self._allocations.peaks
+        stats: OrderedDict[str, Any] = OrderedDict()
+        for name, now, peak in (
+            ("allocated_bytes", allocator.allocated_bytes, peaks.allocated_bytes),
+            ("active_bytes", allocator.allocated_bytes, peaks.allocated_bytes),
+            ("requested_bytes", allocator.allocated_bytes, peaks.allocated_bytes),
+            ("reserved_bytes", allocator.reserved_bytes, peaks.reserved_bytes),
+            ("inactive_split_bytes", 0, 0),
+        ):
+            for pool in ("all", "large_pool", "small_pool"):
+                known = pool == "all"
+                stats[f"{name}.{pool}.current"] = now if known else 0
+                stats[f"{name}.{pool}.peak"] = peak if known else 0
+                stats[f"{name}.{pool}.allocated"] = stats[f"{name}.{pool}.freed"] = 0
+        stats["num_alloc_retries"] = allocator.retries
+        stats["num_ooms"] = 0
+        return stats
+
+    def _answers(self) -> dict[str, Callable[..., Any]]:
+        allocator, spec = self._allocations.allocator, self._spec
+        return {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "init": _nothing,
+            "_lazy_init": _nothing,
+            "_lazy_call": lambda call, **_: call(),
+            "_is_compiled": lambda: True,
+            "is_bf16_supported": lambda *_, **__: spec.capability >= (8, 0),
+            "is_tf32_supported": lambda: spec.capability >= (8, 0),
+            "device_count": lambda: self._devices,
+            "current_device": lambda: 0,
+            "set_device": _nothing,
+            "_exchange_device": lambda _index: 0,
+            "_maybe_exchange_device": lambda _index: 0,
+            "get_device_name": lambda *_: spec.name,
+            "get_device_capability": lambda *_: spec.capability,
+            "get_device_properties": lambda *_: self._properties(),
+            "get_arch_list": lambda: [f"sm_{spec.capability[0]}{spec.capability[1]}"],
+            "can_device_access_peer": lambda *_: True,
+            "synchronize": _nothing,
+            "ipc_collect": _nothing,
+            "current_stream": lambda *_: Stream(),
+            "default_stream": lambda *_: Stream(),
+            "stream": lambda _stream: Stream(),
+            "set_stream": _nothing,
+            "empty_cache": allocator.release_cached,
+            "memory_allocated": lambda *_: allocator.allocated_bytes,
+            "max_memory_allocated": lambda *_: self._allocations.peaks.allocated_bytes,
+            "memory_reserved": lambda *_: allocator.reserved_bytes,
+            "max_memory_reserved": lambda *_: self._allocations.peaks.reserved_bytes,
+            "reset_peak_memory_stats": lambda *_: self._allocations.reset_peaks(),
+            "reset_max_memory_allocated": lambda *_: self._allocations.reset_peaks(),
+            "reset_accumulated_memory_stats": _nothing,
+            "memory_stats": self.memory_stats,
+            "memory_summary": lambda *_, **__: f"{allocator.allocated_bytes} bytes allocated on a virtual GPU",
+            "mem_get_info": self._mem_get_info,
+            "set_per_process_memory_fraction": self._set_fraction,
+            "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+            "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * self._devices,
+            "set_rng_state": _nothing,
+            "set_rng_state_all": _nothing,
+            "manual_seed": self._set_seed,
+            "manual_seed_all": self._set_seed,
+            "seed": _nothing,
+            "seed_all": _nothing,
+            "initial_seed": lambda: self._seed,
+            "utilization": lambda *_: 0,
+            "temperature": lambda *_: 0,
+            "power_draw": lambda *_: 0,
+            "is_current_stream_capturing": lambda: False,
+        }
+
+    def _accelerator(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "is_available": lambda: True,
+            "device_count": lambda: self._devices,
+            "current_accelerator": lambda *_, **__: torch.device("cuda"),
+            "current_device_index": lambda: 0,
+            "current_device_idx": lambda: 0,
+            "set_device_index": _nothing,
+            "set_device_idx": _nothing,
+            "current_stream": lambda *_: Stream(),
+            "set_stream": _nothing,
+            "synchronize": _nothing,
+            "empty_cache": self._allocations.allocator.release_cached,
+            "memory_allocated": lambda *_: self._allocations.allocator.allocated_bytes,
+            "max_memory_allocated": lambda *_: self._allocations.peaks.allocated_bytes,
+            "memory_reserved": lambda *_: self._allocations.allocator.reserved_bytes,
+            "max_memory_reserved": lambda *_: self._allocations.peaks.reserved_bytes,
+            "memory_stats": self.memory_stats,
+            "reset_peak_memory_stats": lambda *_: self._allocations.reset_peaks(),
+            "get_memory_info": self._mem_get_info,
+        }
+
+    def _low_level(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "_cuda_getCurrentRawStream": lambda _device: 0,
+            "_cuda_getDeviceCount": lambda: self._devices,
+            "_cuda_getDevice": lambda: 0,
+            "_cuda_setDevice": _nothing,
+            "_cuda_exchangeDevice": lambda _device: 0,
+            "_cuda_maybeExchangeDevice": lambda _device: 0,
+            "_cuda_isCurrentStreamCapturing": lambda: False,
+            "_cuda_synchronize": _nothing,
+            "_cuda_emptyCache": self._allocations.allocator.release_cached,
+            "_cuda_clearCublasWorkspaces": _nothing,
+            "_cuda_init": _nothing,
+        }
+
+    def _properties(self) -> SimpleNamespace:
+        major, minor = self._spec.capability
+        return SimpleNamespace(
+            name=self._spec.name,
+            major=major,
+            minor=minor,
+            total_memory=self._spec.capacity_bytes,
+            multi_processor_count=_MULTIPROCESSORS.get((major, minor), 100),
+            is_integrated=0,
+            is_multi_gpu_board=0,
+            warp_size=32,
+            max_threads_per_multi_processor=1536 if major == 8 and minor else 2048,
+            regs_per_multiprocessor=65536,
+            shared_memory_per_block=49152,
+            L2_cache_size=40 * 2**20,
+            gcnArchName="",
+            uuid="00000000-0000-0000-0000-000000000000",
+        )
+
+    def _mem_get_info(self, *_: Any) -> tuple[int, int]:
+        total = self._spec.capacity_bytes
+        used = self._overhead_bytes + self._allocations.allocator.reserved_bytes
+        return max(0, total - used), total
+
+    def _set_fraction(self, fraction: float, *_: Any) -> None:
+        self._allocations.allocator.limit(int(fraction * self._spec.capacity_bytes))
+
+    def _set_seed(self, seed: int) -> None:
+        self._seed = int(seed)
+
+
+_SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed")
+_MEMORY = (
+    "empty_cache",
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "reset_peak_memory_stats",
+    "memory_stats",
+    "memory_summary",
+    "mem_get_info",
+    "set_per_process_memory_fraction",
+)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None

@@ -1,0 +1,217 @@
+"""Decides for every operator whether it runs for real, or on tensors of a device that is not there.
+
+There is no ambient fake mode: an operator whose tensors are all real and whose device is the CPU runs for real, so
+that samplers, tokenizers, collators and metrics work on true values. One that has a fake argument, or asks for a CUDA
+device, runs on fakes.
+"""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, StandIns
+from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode
+from dryfit.meta.private_apis.torch_modes import tree_iter
+from dryfit.virtual.allocations import LiveAllocations, NoRoom
+from dryfit.virtual.known_values import carry, remember, value_of
+from dryfit.virtual.places import Places, runs_in
+from dryfit.virtual.recorder import ScriptRecorder
+
+_aten = torch.ops.aten
+_MANY_ELEMENTS = 1 << 14
+"""From so many elements on, what a module's constructor allocates on the CPU is a fake."""
+_ALLOCATES = frozenset(
+    {
+        _aten.empty.memory_format,
+        _aten.empty_strided.default,
+        _aten.zeros.default,
+        _aten.ones.default,
+        _aten.full.default,
+        _aten.rand.default,
+        _aten.randn.default,
+    }
+)
+_COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
+_SCALER = frozenset({"_maybe_opt_step", "_unscale_grads_", "unscale_", "step"})
+
+
+class VirtualDispatch(ScriptRecorder):
+    """The mode through which every operator of the process goes.
+
+    Args:
+        allocations: Of the device.
+        places: Finds the running line.
+        devices: Number of CUDA devices that the script sees.
+    """
+
+    def __init__(self, allocations: LiveAllocations, places: Places, devices: int) -> None:
+        super().__init__(allocations, places)
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._devices = devices
+        self._stand_ins = StandIns()
+        self.on_no_room: Any = None
+        """Called with a :class:`NoRoom`; returns the error that the script gets."""
+        self.on_unknown: Any = lambda _what: None
+        """Called with a text where a value was asked for that nobody knows."""
+        self.on_operator: Any = lambda _func, _args, _kwargs, _out: None
+        """Called after each operator on the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, for real or on fakes."""
+        kwargs = kwargs or {}
+        has_fake = False
+        for one in types:
+            if one is FakeTensor:
+                has_fake = True
+            elif one is not torch.Tensor and one is not nn.Parameter:
+                return NotImplemented  # a wrapper (DTensor, ...): its local operators come back here
+        if has_fake and self._is_foreign(args):
+            return func(*args, **kwargs)
+        device = kwargs.get("device")
+        if not has_fake:
+            if device is None or device.type == "cpu":
+                if func in _ALLOCATES and self._is_large(func, args) and _in_constructor():
+                    return self._run(func, types, args, kwargs)
+                return func(*args, **kwargs)
+            if device.type != "cuda":
+                return func(*args, **kwargs)
+        if device is not None and device.type == "cuda" and (device.index or 0) >= self._devices:
+            raise torch.AcceleratorError(
+                "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+            )
+        return self._on_device(func, types, args, kwargs, device)
+
+    def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a fake without a known value."""
+        with self.fakes:
+            made = torch.empty(shape, dtype=dtype, device=device)
+        self.note(_aten.empty.memory_format, (shape,), made)
+        return made
+
+    def faked(self, real: torch.Tensor) -> torch.Tensor:
+        """Return a fake on the CPU in the place of a real tensor; it knows small values."""
+        with self.fakes:
+            made = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype)
+        remember(made, real.detach())
+        return made
+
+    def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
+        if func is _aten._local_scalar_dense.default:
+            return self._item(args)
+        if func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda":
+            return self._to_host(func, args, kwargs)
+        if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
+            value = value_of(args[1])
+            return args[0].zero_() if value is None else args[0].copy_(value)
+        try:
+            out = self._run(func, types, args, kwargs)
+            self.note(func, args, out)
+        except NoRoom as error:
+            raise self.on_no_room(error) from None
+        carry(func, args, kwargs, out)
+        self.on_operator(func, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        given = tuple(self._in_place_of(one) for one in args)
+        options = {name: self._in_place_of(one) for name, one in kwargs.items()}
+        try:
+            out = self.fakes.dispatch(func, types, given, options)
+        except ASKS_FOR_VALUES as error:
+            known = self._computed(func, args, kwargs)
+            if known is not None:
+                return known
+            if func is not _aten._local_scalar_dense.default:
+                self.on_unknown(f"{func}: its size depends on values; the largest was taken")
+            with self.fakes:
+                out = self._stand_ins.answer(func, args, error)
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
+            if isinstance(leaf, FakeTensor):
+                leaf.constant = None
+        return out
+
+    def _in_place_of(self, argument: Any) -> Any:
+        """Return a fake in the place of a real tensor: with one, the fake mode would compute on its values."""
+        if isinstance(argument, torch.Tensor):
+            if isinstance(argument, FakeTensor):
+                return argument
+            with self.fakes:
+                return torch.empty_strided(
+                    argument.size(), argument.stride(), dtype=argument.dtype, device=argument.device
+                )
+        if isinstance(argument, list | tuple) and any(isinstance(one, torch.Tensor) for one in argument):
+            return type(argument)([self._in_place_of(one) for one in argument])
+        return argument
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operator whose size depends on values gives where all values are known."""
+        values = [value_of(one) if isinstance(one, torch.Tensor) else one for one in args]
+        device = next((one.device for one in args if isinstance(one, FakeTensor)), None)
+        if device is None or any(value is None and one is not None for value, one in zip(values, args, strict=True)):
+            return None
+        if any(isinstance(one, list | tuple) and any(isinstance(t, FakeTensor) for t in one) for one in args):
+            return None
+        real = func(*values, **kwargs)
+        if not isinstance(real, torch.Tensor):
+            return real
+        with self.fakes:
+            made = torch.empty(real.shape, dtype=real.dtype, device=device)
+        remember(made, real)
+        return made
+
+    def _item(self, args: Any) -> bool | int | float:
+        value = value_of(args[0])
+        if value is not None:
+            return value.item()
+        if args[0].dtype is torch.bool:
+            self.on_unknown("a condition on values; it was taken as true")
+        # GradScaler asks for the number of infinite gradients: with one it would leave the step out.
+        in_scaler = runs_in(_SCALER, "grad_scaler.py")
+        self._stand_ins.number = 0 if in_scaler else 1
+        return self._stand_ins.item(args)
+
+    def _to_host(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """Return a real tensor: known values, or zeros that take no memory until they are touched."""
+        source = args[0]
+        dtype = kwargs.get("dtype") or source.dtype
+        value = value_of(source)
+        return value.to(dtype, copy=True) if value is not None else zeros(source.shape, dtype)
+
+    def _is_foreign(self, args: Any) -> bool:
+        """Whether a fake belongs to a fake mode that is not ours."""
+        for leaf in args:
+            if isinstance(leaf, FakeTensor):
+                return leaf.fake_mode is not self.fakes
+            if isinstance(leaf, list | tuple):
+                for one in leaf:
+                    if isinstance(one, FakeTensor):
+                        return one.fake_mode is not self.fakes
+        return False
+
+    def _is_large(self, func: Any, args: Any) -> bool:
+        elements = 1
+        for size in args[0]:
+            elements *= size
+        return elements >= _MANY_ELEMENTS
+
+
+def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a real tensor of zeros on the CPU whose pages are not there before they are touched."""
+    elements = torch.Size(shape).numel()
+    if not elements:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def _in_constructor() -> bool:
+    """Whether a module is being made: an ``__init__`` of a module, or torch's own initialisers, is running."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
+            return True
+        frame = frame.f_back
+    return False

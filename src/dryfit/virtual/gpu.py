@@ -1,0 +1,150 @@
+"""The virtual GPU: a device that is not there, and all that a script asks of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from dryfit.core.errors import TraceError
+from dryfit.core.jobs.rehearsal import OutOfMemory, Unknown
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.known_devices import parse_device
+from dryfit.memory.allocator.settings import AllocatorSettings
+from dryfit.memory.planning.constants import DeviceConstants, device_constants
+from dryfit.memory.tracing.attention import route_attention
+from dryfit.memory.tracing.fake_cuda import why_not
+from dryfit.virtual import functions
+from dryfit.virtual.allocations import LiveAllocations, NoRoom
+from dryfit.virtual.cuda_api import CudaApi
+from dryfit.virtual.dispatch import VirtualDispatch
+from dryfit.virtual.places import Places, code_of
+
+_DOING = "making a virtual GPU"
+_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+class VirtualGpu:
+    """A CUDA device without hardware, for the rest of this process.
+
+    Args:
+        spec: The device.
+        ranks: How many such devices the process sees.
+        unlimited: Whether it has room for everything, to find out how much a script needs.
+        own: Files that count as the user's own wherever they lie.
+        constants: What the device takes besides tensors; None: as published.
+
+    Raises:
+        TraceError: This build of torch cannot do it.
+    """
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        *,
+        ranks: int = 1,
+        unlimited: bool = False,
+        own: tuple[str, ...] = (),
+        constants: DeviceConstants | None = None,
+    ) -> None:
+        if spec.kind is not DeviceKind.CUDA:
+            raise TraceError(_DOING, f"{spec.name} is no GPU", hint="name a GPU: rtx4090, a100-80, 24GiB")
+        reason = why_not()
+        if reason:
+            raise TraceError(_DOING, reason, hint="dryfit hides GPUs from a rehearsal that it starts itself")
+        self.spec = spec
+        self.constants = constants or device_constants(spec, torch.__version__)
+        self.settings = AllocatorSettings.parse(next((os.environ[one] for one in _SETTINGS if os.environ.get(one)), ""))
+        room = None if unlimited else spec.capacity_bytes - self.constants.overhead_bytes
+        self.allocations = LiveAllocations(self.settings, room, self.constants.workspace_bytes)
+        self.out_of_memory: list[OutOfMemory] = []
+        self.unknown: dict[tuple[str, str], Unknown] = {}
+        self.places = Places(own)
+        self.dispatch = VirtualDispatch(self.allocations, self.places, ranks)
+        self.dispatch.on_no_room = self._no_room
+        self.dispatch.on_unknown = self.note_unknown
+        self.step = 1
+        self._api = CudaApi(spec, ranks, self.constants.overhead_bytes, self.allocations)
+
+    @contextmanager
+    def active(self) -> Iterator["VirtualGpu"]:
+        """Let this process's tensors be on the virtual GPU, inside the block; what was patched stays."""
+        self._api.install()
+        functions.install(self.dispatch)
+        torch.autograd.set_multithreading_enabled(False)
+        # Kept alive as long as the block: what is collected takes its kernels with it.
+        with route_attention("cuda", self.spec.capability), self.dispatch, functions.VirtualFunctions():
+            yield self
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Most bytes allocated so far."""
+        return max(self.allocations.allocated, default=0)
+
+    def note_unknown(self, what: str) -> None:
+        """Note that something was asked for that nobody knows without a device, with the running line."""
+        place = self.places.now()
+        line = place.line or place.source
+        self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=code_of(place.source)))
+
+    def _no_room(self, error: NoRoom) -> torch.OutOfMemoryError:
+        """Return torch's error, in its words (``CUDACachingAllocator.cpp``, ``malloc``)."""
+        allocator, spec = self.allocations.allocator, self.spec
+        used = self.constants.overhead_bytes + allocator.reserved_bytes
+        idle = allocator.reserved_bytes - allocator.allocated_bytes
+        message = (
+            f"CUDA out of memory. Tried to allocate {_size(error.requested_bytes)}. "
+            f"GPU 0 has a total capacity of {_size(spec.capacity_bytes)} of which "
+            f"{_size(max(0, spec.capacity_bytes - used))} is free. "
+            f"Including non-PyTorch memory, this process has {_size(used)} memory in use. "
+            f"Of the allocated memory {_size(allocator.allocated_bytes)} is allocated by PyTorch, and "
+            f"{_size(idle)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+            "setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+            "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
+            "pytorch-alloc-conf)"
+        )
+        _, place = self.dispatch.place()
+        self.dispatch.categorize()
+        self.out_of_memory.append(
+            OutOfMemory(
+                message=message,
+                requested_bytes=error.requested_bytes,
+                line=place.line,
+                code=code_of(place.line),
+                source=place.source,
+                phase=self.dispatch.phase,
+                step=self.step,
+                caught=True,
+            )
+        )
+        return torch.OutOfMemoryError(message)
+
+
+def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
+    """Return a context in which CUDA is a device that is not there; use it in a fresh process.
+
+    ::
+
+        with dryfit.virtual_gpu("rtx4090") as gpu:
+            train()
+        print(gpu.peak_allocated_bytes)
+
+    Args:
+        device: ``rtx4090``, ``a100-80``, ``24GiB``, ...
+
+    Raises:
+        ConfigError: There is no such device.
+        TraceError: This build of torch cannot do it, or a real device is visible.
+    """
+    return VirtualGpu(parse_device(device) if isinstance(device, str) else device).active()
+
+
+def _size(size: int) -> str:
+    """Return bytes as torch's allocator prints them (``format_size``)."""
+    if size <= 1024:
+        return f"{size} bytes"
+    if size <= 1048576:
+        return f"{size / 1024:.2f} KiB"
+    if size <= 1073741824:
+        return f"{size / 1048576:.2f} MiB"
+    return f"{size / 1073741824:.2f} GiB"

@@ -1,0 +1,112 @@
+"""The line of a script that runs now: the user's own, and the deepest one outside of torch.
+
+Frames are looked at, never kept: a kept frame would keep its tensors.
+"""
+
+import linecache
+import site
+import sys
+import sysconfig
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+import dryfit
+
+
+class _Owner(IntEnum):
+    HIDDEN = 0
+    """torch, dryfit and what Python itself makes."""
+    LIBRARY = 1
+    USER = 2
+
+
+_TORCH = str(Path(torch.__file__).parent) + "/"
+_DRYFIT = str(Path(dryfit.__file__).parent) + "/"
+_LIBRARIES = tuple(
+    str(Path(folder)) + "/"
+    for folder in {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+_PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something happens.
+
+    Attributes:
+        line: ``path:number`` of the user's own code; empty where none runs.
+        source: ``path:number`` of the deepest code outside of torch.
+    """
+
+    line: str = ""
+    source: str = ""
+
+
+class Places:
+    """Finds the place of the running code.
+
+    Args:
+        own: Files that count as the user's wherever they lie, as a module that is run by ``-m``.
+    """
+
+    def __init__(self, own: tuple[str, ...] = ()) -> None:
+        self.own = set(own)
+        self._owners: dict[CodeType, _Owner] = {}
+        self._texts: dict[tuple[CodeType, int], str] = {}
+
+    def now(self) -> Place:
+        """Return the place of the code that called into torch."""
+        frame: FrameType | None = sys._getframe(1)
+        owners, source = self._owners, ""
+        while frame is not None:
+            code = frame.f_code
+            owner = owners.get(code)
+            if owner is None:
+                owner = owners[code] = self._owner(code.co_filename)
+            if owner is not _Owner.HIDDEN:
+                if not source:
+                    source = self._text(code, frame.f_lineno)
+                if owner is _Owner.USER:
+                    return Place(self._text(code, frame.f_lineno), source)
+            frame = frame.f_back
+        return Place("", source)
+
+    def _owner(self, filename: str) -> _Owner:
+        if filename in self.own:
+            return _Owner.USER
+        if filename.startswith((_TORCH, _DRYFIT, "<")):
+            return _Owner.HIDDEN
+        if filename.startswith(_LIBRARIES) or any(folder in filename for folder in _PACKAGE_FOLDERS):
+            return _Owner.LIBRARY
+        return _Owner.USER
+
+    def _text(self, code: CodeType, number: int) -> str:
+        key = (code, number)
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = f"{code.co_filename}:{number}"
+        return text
+
+
+def code_of(line: str) -> str:
+    """Return the text of a line ``path:number``; empty where it cannot be read."""
+    path, _, number = line.rpartition(":")
+    return linecache.getline(path, int(number)).strip() if path else ""
+
+
+def runs_in(names: frozenset[str], file_end: str) -> bool:
+    """Whether a function of one of these names, in a file that ends so, is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in names and frame.f_code.co_filename.endswith(file_end):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,148 @@
+"""Records what a user's script allocates on the virtual GPU: by line, module, phase and category."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase
+from dryfit.memory.tracing.events import Label
+from dryfit.memory.tracing.recorder import ForwardPlaces, StorageRecorder
+from dryfit.meta.private_apis.torch_recording import running_node_number, sequence_number
+from dryfit.virtual.allocations import LiveAllocations
+from dryfit.virtual.places import Place, Places, runs_in
+
+_CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_", "_get_total_norm", "unscale_"})
+
+
+class ScriptRecorder(StorageRecorder):
+    """A recorder that finds out by itself what the script is doing.
+
+    Modules are followed by torch's hooks on every module, optimizers by its hooks on every step; weights, gradients
+    and optimizer state are known from the modules and optimizers that were seen.
+
+    Args:
+        allocations: Where allocations go.
+        places: Finds the running line.
+    """
+
+    def __init__(self, allocations: LiveAllocations, places: Places) -> None:
+        self._forced: StepPhase | None = None
+        self._resting = StepPhase.LOAD
+        super().__init__("cuda", kernels=True)
+        self.allocations = allocations
+        self.places = places
+        self._segment = allocations
+        self._forward: ForwardPlaces[tuple[str, Place]] = ForwardPlaces(("", Place()))
+        self._module_names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        register_module_forward_pre_hook(self._module_begins)
+        register_module_forward_hook(self._module_ends, always_call=True)
+        register_optimizer_step_pre_hook(self._step_begins)
+        register_optimizer_step_post_hook(self._step_ends)
+
+    @property
+    def phase(self) -> StepPhase:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the script is doing."""
+        if self._forced is not None:
+            return self._forced
+        if running_node_number() is not None:
+            return StepPhase.BACKWARD
+        return self._resting
+
+    @phase.setter
+    def phase(self, phase: StepPhase) -> None:
+        self._resting = phase
+
+    def place(self) -> tuple[str, Place]:
+        """Return the module and the line that run; in a backward pass, those of the operator that is undone."""
+        if not self._modules and (number := running_node_number()) is not None:
+            module, place = self._forward.at(number)
+            return module, place if place.source else self.places.now()
+        return self._module(), self.places.now()
+
+    def categorize(self) -> None:
+        """Say of everything that models and optimizers hold now what it is."""
+        for root in list(self._roots):
+            for name, parameter in root.named_parameters(remove_duplicate=False):
+                is_adapter = parameter.requires_grad and "lora_" in name
+                self.name(parameter, f"weight:{name}", _WEIGHTS[is_adapter])
+                if parameter.grad is not None:
+                    self.name(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
+            for name, buffer in root.named_buffers():
+                self.name(buffer, f"weight:{name}", MemoryCategory.WEIGHTS)
+        for optimizer in list(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self.name(parameter.grad, "gradient:", MemoryCategory.GRADIENTS)
+            for state in list(optimizer.state.values()):
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+                        self.name(value, f"optimizer:{key}", MemoryCategory.OPTIMIZER)
+
+    def categories(self) -> dict[int, MemoryCategory]:
+        """Return the category of each block of which one is known."""
+        return self._categories
+
+    def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
+        """Say what a tensor on the device is for; tied tensors keep the first name."""
+        if tensor.device.type == "cuda":
+            super().name(tensor, name, category)
+
+    def _label(self, segment: Any, func: Any) -> int:
+        module, place = self.place()
+        phase = self.phase
+        if phase in (StepPhase.FORWARD, StepPhase.LOAD) and runs_in(_CLIPPING, ".py"):
+            phase = StepPhase.CLIP
+        category = _FIRST_GUESS.get(phase, MemoryCategory.TEMPORARIES)
+        if phase is StepPhase.FORWARD and not self._modules and not torch.is_grad_enabled():
+            category = MemoryCategory.TEMPORARIES
+        return segment.label(Label(phase, category, module, str(func), place.line, place.source))
+
+    def _note_forward(self) -> None:
+        if torch.is_grad_enabled() and running_node_number() is None:
+            self._forward.note(sequence_number(), (self._module(), self.places.now()))
+
+    def _module_begins(self, module: nn.Module, _args: Any) -> None:
+        if not self._modules and self._forced is None and running_node_number() is None:
+            self._resting = StepPhase.FORWARD if module.training else StepPhase.EVALUATE
+        name = self._module_names.get(module)
+        if name is None:
+            if not self._modules:
+                self._meet(module)
+            name = self._module_names.get(module) or type(module).__name__
+        self._modules.append(name)
+
+    def _module_ends(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+
+    def _meet(self, root: nn.Module) -> None:
+        """Learn the names of a model's modules the first time that it is called."""
+        self._roots.add(root)
+        for name, module in root.named_modules():
+            self._module_names.setdefault(module, name)
+        self.categorize()
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizers.add(optimizer)
+        self.categorize()
+        self._forced = StepPhase.OPTIMIZER
+
+    def _step_ends(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._forced = None
+        self.categorize()
+        self._forward.forget()
+
+
+_WEIGHTS = {False: MemoryCategory.WEIGHTS, True: MemoryCategory.ADAPTERS}
+_FIRST_GUESS = {
+    StepPhase.LOAD: MemoryCategory.WEIGHTS,
+    StepPhase.FORWARD: MemoryCategory.ACTIVATIONS,
+    StepPhase.EVALUATE: MemoryCategory.ACTIVATIONS,
+}

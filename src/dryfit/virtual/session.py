@@ -1,0 +1,151 @@
+"""Run a user's script on a virtual GPU, and say what it took."""
+
+import contextlib
+import importlib
+import os
+import resource
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.text.units import gib
+from dryfit.memory.planning.constants import device_constants, read_calibrations
+from dryfit.virtual.gpu import VirtualGpu
+from dryfit.virtual.summary import StepMark, summarize
+
+
+class RehearsalDone(BaseException):
+    """Enough was seen: ends the script, through its ``finally`` blocks."""
+
+
+def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
+    """Run the script of a request in this process, which belongs to it from now on.
+
+    Raises:
+        TraceError: This build of torch cannot do it, or a real device is visible.
+    """
+    began_s = time.monotonic()
+    calibrations = read_calibrations(Path(request.calibration_dir)) if request.calibration_dir else ()
+    constants = device_constants(request.device, torch.__version__, calibrations)
+    run = _Run(request, VirtualGpu(
+        request.device, ranks=request.ranks, unlimited=request.unlimited, own=_own_files(request), constants=constants
+    ))
+    with run.gpu.active():
+        end, failure = run.run()
+        run.gpu.dispatch.categorize()
+    answer = run.answer(end, failure)
+    return answer.model_copy(
+        update={
+            "confidence": constants.confidence,
+            "rehearsal_s": time.monotonic() - began_s,
+            "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+    )
+
+
+class _Run:
+    """One script on one device."""
+
+    def __init__(self, request: RehearsalRequest, gpu: VirtualGpu) -> None:
+        self.request = request
+        self.gpu = gpu
+        self.marks: list[StepMark] = []
+
+    def run(self) -> tuple[ScriptEnd, str]:
+        """Run the script; return how it ended, with the traceback of a failure."""
+        hook = register_optimizer_step_post_hook(self._step_ended)
+        try:
+            _script(self.request)()
+        except RehearsalDone:
+            return ScriptEnd.STOPPED, ""
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                return ScriptEnd.FAILED, f"the script ended with exit status {error.code}"
+        except torch.OutOfMemoryError as error:
+            self._uncaught()
+            return ScriptEnd.OUT_OF_MEMORY, _traceback(error)
+        except BaseException as error:  # a user's script may raise anything; KeyboardInterrupt ends it too
+            return ScriptEnd.FAILED, _traceback(error)
+        finally:
+            hook.remove()
+        return (ScriptEnd.FINISHED if self.marks else ScriptEnd.NO_STEP), ""
+
+    def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
+        """Return the answer of a run that has ended."""
+        gpu, request = self.gpu, self.request
+        memory = summarize(
+            gpu.allocations, gpu.dispatch.categories(), self.marks, gpu.settings, gpu.constants
+        )
+        verdict, reasons = VerdictKind.FITS, []
+        missing = 0 if memory is None else max(0, memory.required_bytes - request.device.capacity_bytes)
+        if end is ScriptEnd.OUT_OF_MEMORY:
+            verdict, reasons = VerdictKind.REFUSED, [gpu.out_of_memory[-1].message.partition(". GPU 0")[0]]
+            missing = max(missing, gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes - request.device.capacity_bytes)
+        elif end in (ScriptEnd.FAILED, ScriptEnd.NO_STEP):
+            verdict = VerdictKind.UNKNOWN
+            reasons = ["the script failed by itself" if end is ScriptEnd.FAILED else "no optimizer took a step"]
+        elif missing:
+            verdict = VerdictKind.REFUSED
+            reasons = [f"it needs {gib(memory.required_bytes if memory else 0)} with what the device takes itself"]
+        return RehearsalAnswer(
+            verdict=verdict,
+            end=end,
+            device=request.device,
+            ranks=request.ranks,
+            memory=memory,
+            shortfall_bytes=missing,
+            out_of_memory=tuple(gpu.out_of_memory),
+            unknown=tuple(gpu.unknown.values()),
+            reasons=tuple(reasons),
+            traceback=failure,
+            torch=torch.__version__,
+        )
+
+    def _step_ended(self, _optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        self.marks.append(StepMark(len(self.marks) + 1, len(self.gpu.allocations.blocks)))
+        self.gpu.step = len(self.marks) + 1
+        if len(self.marks) >= self.request.steps:
+            raise RehearsalDone
+
+    def _uncaught(self) -> None:
+        last = self.gpu.out_of_memory[-1]
+        self.gpu.out_of_memory[-1] = last.model_copy(update={"caught": False})
+
+
+def _own_files(request: RehearsalRequest) -> tuple[str, ...]:
+    if request.module:
+        spec = importlib.util.find_spec(request.module)
+        return (spec.origin,) if spec is not None and spec.origin else ()
+    return (str(Path(request.script).resolve()),) if request.script else ()
+
+
+def _script(request: RehearsalRequest) -> Callable[[], object]:
+    """Return what runs the script as Python itself would."""
+    if request.function:
+        module, _, name = request.function.partition(":")
+        return getattr(importlib.import_module(module), name)
+    if request.module:
+        sys.argv = [request.module, *request.arguments]
+        return lambda: runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+    script = str(request.script)
+    sys.argv = [script, *request.arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    return lambda: runpy.run_path(script, run_name="__main__")
+
+
+def _traceback(error: BaseException) -> str:
+    """Return a traceback that begins at the script."""
+    frames = traceback.TracebackException.from_exception(error)
+    ours = str(Path(__file__).parents[1])
+    while len(frames.stack) > 1 and (frames.stack[0].filename.startswith(ours) or "runpy" in frames.stack[0].filename):
+        del frames.stack[0]
+    return "".join(frames.format())

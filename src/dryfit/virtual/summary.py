@@ -1,0 +1,209 @@
+"""What a rehearsed run took: from its allocations to the numbers of the answer."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dryfit.core.jobs.memory import MemoryCategory, PeakAt, StepPhase
+from dryfit.core.jobs.rehearsal import Growth, LineBytes, RehearsalMemory, StepMemory, TimelinePoint
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.memory.allocator.replay import min_cap, replay
+from dryfit.memory.allocator.settings import AllocatorSettings
+from dryfit.memory.planning.constants import DeviceConstants, margin_bytes
+from dryfit.memory.planning.timeline import BLOCK_BYTES
+from dryfit.memory.tracing.events import Label
+from dryfit.virtual.allocations import LiveAllocations
+from dryfit.virtual.places import code_of
+
+_LINES = 40
+_POINTS = 2_000
+_LEAST_GROWTH_BYTES = 4 * BLOCK_BYTES
+"""What lives a step longer than it must, a loss that is kept for the log, is no growth."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMark:
+    """The end of an optimizer step.
+
+    Attributes:
+        event: Number of events until then.
+    """
+
+    number: int
+    event: int
+
+
+def summarize(
+    run: LiveAllocations,
+    categories: dict[int, MemoryCategory],
+    steps: Sequence[StepMark],
+    settings: AllocatorSettings,
+    constants: DeviceConstants,
+) -> RehearsalMemory | None:
+    """Return the memory of a run; None where nothing was allocated.
+
+    Args:
+        run: Its allocations.
+        categories: What blocks turned out to be.
+        steps: Ends of the optimizer steps, in order.
+        settings: Of the allocator.
+        constants: What the device takes besides.
+    """
+    if not run.blocks:
+        return None
+    labels = _settled(run, categories)
+    allocated = np.asarray(run.allocated, dtype=np.int64)
+    at = int(np.argmax(allocated))
+    held = _held(run, labels, at)
+    plain = replay(run.blocks, run.deltas, settings)
+    cap_bytes = min_cap(run.blocks, run.deltas, settings, unlimited=plain)
+    margin = margin_bytes(DeviceKind.CUDA, cap_bytes)
+    by_category: dict[MemoryCategory, int] = defaultdict(int)
+    by_module: dict[str, int] = defaultdict(int)
+    for label, size in held.items():
+        by_category[label.category] += size
+        by_module[label.module] += size
+    peak = labels[run.labels[at], run.blocks[at]] if run.deltas[at] > 0 else _table(run)[run.labels[at]]
+    return RehearsalMemory(
+        peak_allocated_bytes=int(allocated[at]),
+        peak_reserved_bytes=max(run.reserved),
+        min_cap_bytes=cap_bytes,
+        overhead_bytes=constants.overhead_bytes,
+        margin_bytes=margin,
+        required_bytes=cap_bytes + constants.overhead_bytes + margin,
+        fragmented_bytes=plain.fragmented_bytes,
+        by_category=dict(sorted(by_category.items(), key=lambda item: -item[1])),
+        by_phase=_by_phase(run, allocated),
+        peak_at=PeakAt(phase=peak.phase, module=peak.module, op=peak.op),
+        peak_line=peak.line,
+        peak_code=code_of(peak.line),
+        peak_source=peak.source,
+        by_line=_lines(held),
+        by_module=dict(sorted(by_module.items(), key=lambda item: -item[1])[:_LINES]),
+        steps=_steps(allocated, steps),
+        growth=_growth(run, labels, allocated, steps),
+        timeline=_timeline(run, allocated, steps),
+    )
+
+
+def _table(run: LiveAllocations) -> list[Label]:
+    return list(run.label_table)
+
+
+def _settled(run: LiveAllocations, categories: dict[int, MemoryCategory]) -> dict[tuple[int, int], Label]:
+    """Return the label of each allocation, by number of label and block, with the category it turned out to have."""
+    table = _table(run)
+    freed_in = {b: table[n].phase for b, d, n in zip(run.blocks, run.deltas, run.labels, strict=True) if d < 0}
+    settled: dict[tuple[int, int], Label] = {}
+    interned: dict[Label, Label] = {}
+    for block, delta, number in zip(run.blocks, run.deltas, run.labels, strict=True):
+        if delta > 0:
+            label = table[number]
+            category = categories.get(block, label.category)
+            if category is MemoryCategory.ACTIVATIONS and freed_in.get(block) is label.phase:
+                category = MemoryCategory.TEMPORARIES
+            if category is not label.category:
+                label = replace(label, category=category)
+            settled[number, block] = interned.setdefault(label, label)
+    return settled
+
+
+def _rounded(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _held(run: LiveAllocations, labels: dict[tuple[int, int], Label], at: int, since: int = 0) -> dict[Label, int]:
+    """Return the bytes that are held after an event, by label, of blocks allocated from another event on."""
+    live: dict[int, tuple[int, int]] = {}
+    for index in range(since, at + 1):
+        block, delta = run.blocks[index], run.deltas[index]
+        if delta > 0:
+            live[block] = (run.labels[index], _rounded(delta))
+        else:
+            live.pop(block, None)
+    held: dict[Label, int] = defaultdict(int)
+    for block, (number, size) in live.items():
+        held[labels[number, block]] += size
+    return held
+
+
+def _lines(held: dict[Label, int]) -> tuple[LineBytes, ...]:
+    """Sum up by line, source, module and category; the largest first."""
+    sums: dict[tuple[str, str, str, MemoryCategory], int] = defaultdict(int)
+    for label, size in held.items():
+        sums[label.line, label.source, label.module, label.category] += size
+    largest = sorted(sums.items(), key=lambda item: -item[1])[:_LINES]
+    return tuple(
+        LineBytes(line=line, code=code_of(line), source=source, module=module, category=category, bytes=size)
+        for (line, source, module, category), size in largest
+    )
+
+
+def _by_phase(run: LiveAllocations, allocated: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[StepPhase, int]:
+    phases = list(StepPhase)
+    phase_of = np.array([phases.index(label.phase) for label in run.label_table], dtype=np.int64)
+    most = np.full(len(phases), -1, dtype=np.int64)
+    np.maximum.at(most, phase_of[np.asarray(run.labels, dtype=np.int64)], allocated)
+    return {phase: int(size) for phase, size in zip(phases, most, strict=True) if size >= 0}
+
+
+def _steps(
+    allocated: "np.ndarray[tuple[int], np.dtype[np.int64]]", steps: Sequence[StepMark]
+) -> tuple[StepMemory, ...]:
+    begin, found = 0, []
+    for mark in steps:
+        part = allocated[begin : mark.event]
+        if len(part):
+            found.append(StepMemory(number=mark.number, peak_bytes=int(part.max()), end_bytes=int(part[-1])))
+        begin = mark.event
+    return tuple(found)
+
+
+def _growth(
+    run: LiveAllocations,
+    labels: dict[tuple[int, int], Label],
+    allocated: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    steps: Sequence[StepMark],
+) -> Growth | None:
+    """Return what the last step added and kept, compared with the step before; the first steps make lasting state."""
+    if len(steps) < 3:
+        return None
+    before, last = steps[-2].event, steps[-1].event
+    grown = int(allocated[last - 1] - allocated[before - 1])
+    grown_before = int(allocated[before - 1] - allocated[steps[-3].event - 1])
+    if min(grown, grown_before) < _LEAST_GROWTH_BYTES:
+        return None
+    kept: dict[tuple[str, str], int] = defaultdict(int)
+    for label, size in _held(run, labels, last - 1, since=before).items():
+        if label.category not in (MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER):
+            kept[label.line, label.source] += size
+    line, source = max(kept, key=kept.__getitem__, default=("", ""))
+    return Growth(bytes_per_step=grown, line=line, code=code_of(line), source=source)
+
+
+def _timeline(
+    run: LiveAllocations, allocated: "np.ndarray[tuple[int], np.dtype[np.int64]]", steps: Sequence[StepMark]
+) -> tuple[TimelinePoint, ...]:
+    """Return the highest and the lowest moment of each of equal parts of the run, in order."""
+    parts = np.array_split(np.arange(len(allocated)), min(len(allocated), _POINTS // 2))
+    chosen = sorted({int(part[pick(allocated[part])]) for part in parts for pick in (np.argmax, np.argmin)})
+    table, ends = _table(run), [mark.event for mark in steps]
+    numbers = np.searchsorted(np.asarray(ends, dtype=np.int64), chosen, side="right") + 1
+    points = []
+    for event, step in zip(chosen, numbers.tolist(), strict=True):
+        label = table[run.labels[event]]
+        points.append(
+            TimelinePoint(
+                event=event,
+                step=step,
+                phase=label.phase,
+                allocated_bytes=run.allocated[event],
+                reserved_bytes=run.reserved[event],
+                module=label.module,
+                line=label.line,
+                source=label.source,
+            )
+        )
+    return tuple(points)
