@@ -76,6 +76,7 @@ CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",
     "dryfit.study.loop.listeners": "whatever a user's module raises as it is imported is wrong with that module",
     "dryfit.study.loop.observers": "the outermost frame of an observer's thread: whatever it raises detaches it",
+    "dryfit.virtual.session": "the outermost frame of a user's script: whatever ends it is told",
     "dryfit.search.mirror.process": "drivers have errors of their own; after any of them the storage is tried again",
 }
 IMPORTS_IN_FUNCTIONS: dict[str, str] = {
@@ -92,6 +93,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.runtime.children.child": "resolves a job's entry point in the child only",
     "dryfit.runtime.children.fork_server": "the fork server imports the compute plane, nobody else may",
     "dryfit.search.sampling.importance": "optuna.importance brings scikit-learn: only a report pays",
+    "dryfit.virtual.session": "bitsandbytes is an optional extra",
     "dryfit.tasks.metrics": "scikit-learn takes a second and 100 MB: loading and planning need neither",
     "dryfit.tasks.rows.sources": "pyarrow and datasets cost a second: only rows of those kinds pay",
 }

@@ -10,7 +10,7 @@ from dryfit.memory.tracing.events import Label
 from dryfit.memory.tracing.recorder import OpenSegment
 
 
-class NoRoom(Exception):
+class NoRoomError(Exception):
     """The device has no room for a block.
 
     Attributes:
@@ -60,13 +60,13 @@ class LiveAllocations(OpenSegment):
         """Place or free a block.
 
         Raises:
-            NoRoom: The allocator cannot serve it; nothing has changed then.
+            NoRoomError: The allocator cannot serve it; nothing has changed then.
         """
         allocator = self.allocator
         if delta > 0:
             address = allocator.malloc(delta)
             if address is None:
-                raise NoRoom(delta)
+                raise NoRoomError(delta)
             self._address_of[block] = address
             peaks = self.peaks
             peaks.allocated_bytes = max(peaks.allocated_bytes, allocator.allocated_bytes)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dryfit.core.settings.execution import DeviceSpec
+from dryfit.meta.private_apis.torch_virtual import nothing, replace_internals
 from dryfit.virtual.allocations import LiveAllocations
 
 _MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
@@ -18,7 +19,7 @@ _CUDA_VERSION = "12.8"
 """What ``torch.version.cuda`` says where torch was built without CUDA."""
 
 
-class Stream:
+class CudaStream:
     """A stream: everything on it has happened."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
@@ -28,14 +29,14 @@ class Stream:
         self.priority = priority
         self.stream_id = self.cuda_stream = 0
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "CudaStream":
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
+        return isinstance(other, CudaStream)
 
     def __hash__(self) -> int:
         return 0
@@ -48,17 +49,14 @@ class Stream:
         """Whether a CUDA graph is being captured."""
         return False
 
-    def record_event(self, event: Any = None) -> "Event":
+    def record_event(self, event: Any = None) -> "CudaEvent":
         """Return an event that has happened."""
-        return event or Event()
+        return event or CudaEvent()
 
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        return None
-
-    synchronize = wait_event = wait_stream = _nothing
+    synchronize = wait_event = wait_stream = nothing
 
 
-class Event:
+class CudaEvent:
     """An event that has happened."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -68,14 +66,11 @@ class Event:
         """Whether it has happened."""
         return True
 
-    def elapsed_time(self, _end: "Event") -> float:
+    def elapsed_time(self, _end: "CudaEvent") -> float:
         """Milliseconds between two events: nobody knows; not zero, so that a rate can be computed."""
         return 1.0
 
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        return None
-
-    record = wait = synchronize = _nothing
+    record = wait = synchronize = nothing
 
 
 class CudaApi:
@@ -105,10 +100,9 @@ class CudaApi:
             setattr(torch.cuda.random, name, getattr(torch.cuda, name))
         for name, answer in self._accelerator().items():
             setattr(torch.accelerator, name, answer)
-        for name, answer in self._low_level().items():
-            setattr(torch._C, name, answer)
-        torch.cuda.Stream = torch.cuda.streams.Stream = Stream  # pyright: ignore
-        torch.cuda.Event = torch.cuda.streams.Event = Event  # pyright: ignore
+        replace_internals(self._devices, self._allocations.allocator.release_cached)
+        torch.cuda.Stream = torch.cuda.streams.Stream = CudaStream  # pyright: ignore
+        torch.cuda.Event = torch.cuda.streams.Event = CudaEvent  # pyright: ignore
         torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # pyright: ignore
         torch.Tensor.is_pinned = lambda tensor, *_, **__: False  # pyright: ignore
         torch.Tensor.record_stream = lambda tensor, *_, **__: None  # pyright: ignore
@@ -140,28 +134,23 @@ class CudaApi:
         return {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
-            "init": _nothing,
-            "_lazy_init": _nothing,
-            "_lazy_call": lambda call, **_: call(),
-            "_is_compiled": lambda: True,
+            "init": nothing,
             "is_bf16_supported": lambda *_, **__: spec.capability >= (8, 0),
             "is_tf32_supported": lambda: spec.capability >= (8, 0),
             "device_count": lambda: self._devices,
             "current_device": lambda: 0,
-            "set_device": _nothing,
-            "_exchange_device": lambda _index: 0,
-            "_maybe_exchange_device": lambda _index: 0,
+            "set_device": nothing,
             "get_device_name": lambda *_: spec.name,
             "get_device_capability": lambda *_: spec.capability,
             "get_device_properties": lambda *_: self._properties(),
             "get_arch_list": lambda: [f"sm_{spec.capability[0]}{spec.capability[1]}"],
             "can_device_access_peer": lambda *_: True,
-            "synchronize": _nothing,
-            "ipc_collect": _nothing,
-            "current_stream": lambda *_: Stream(),
-            "default_stream": lambda *_: Stream(),
-            "stream": lambda _stream: Stream(),
-            "set_stream": _nothing,
+            "synchronize": nothing,
+            "ipc_collect": nothing,
+            "current_stream": lambda *_: CudaStream(),
+            "default_stream": lambda *_: CudaStream(),
+            "stream": lambda _stream: CudaStream(),
+            "set_stream": nothing,
             "empty_cache": allocator.release_cached,
             "memory_allocated": lambda *_: allocator.allocated_bytes,
             "max_memory_allocated": lambda *_: self._allocations.peaks.allocated_bytes,
@@ -169,19 +158,19 @@ class CudaApi:
             "max_memory_reserved": lambda *_: self._allocations.peaks.reserved_bytes,
             "reset_peak_memory_stats": lambda *_: self._allocations.reset_peaks(),
             "reset_max_memory_allocated": lambda *_: self._allocations.reset_peaks(),
-            "reset_accumulated_memory_stats": _nothing,
+            "reset_accumulated_memory_stats": nothing,
             "memory_stats": self.memory_stats,
             "memory_summary": lambda *_, **__: f"{allocator.allocated_bytes} bytes allocated on a virtual GPU",
             "mem_get_info": self._mem_get_info,
             "set_per_process_memory_fraction": self._set_fraction,
             "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
             "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * self._devices,
-            "set_rng_state": _nothing,
-            "set_rng_state_all": _nothing,
+            "set_rng_state": nothing,
+            "set_rng_state_all": nothing,
             "manual_seed": self._set_seed,
             "manual_seed_all": self._set_seed,
-            "seed": _nothing,
-            "seed_all": _nothing,
+            "seed": nothing,
+            "seed_all": nothing,
             "initial_seed": lambda: self._seed,
             "utilization": lambda *_: 0,
             "temperature": lambda *_: 0,
@@ -196,11 +185,11 @@ class CudaApi:
             "current_accelerator": lambda *_, **__: torch.device("cuda"),
             "current_device_index": lambda: 0,
             "current_device_idx": lambda: 0,
-            "set_device_index": _nothing,
-            "set_device_idx": _nothing,
-            "current_stream": lambda *_: Stream(),
-            "set_stream": _nothing,
-            "synchronize": _nothing,
+            "set_device_index": nothing,
+            "set_device_idx": nothing,
+            "current_stream": lambda *_: CudaStream(),
+            "set_stream": nothing,
+            "synchronize": nothing,
             "empty_cache": self._allocations.allocator.release_cached,
             "memory_allocated": lambda *_: self._allocations.allocator.allocated_bytes,
             "max_memory_allocated": lambda *_: self._allocations.peaks.allocated_bytes,
@@ -209,21 +198,6 @@ class CudaApi:
             "memory_stats": self.memory_stats,
             "reset_peak_memory_stats": lambda *_: self._allocations.reset_peaks(),
             "get_memory_info": self._mem_get_info,
-        }
-
-    def _low_level(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "_cuda_getCurrentRawStream": lambda _device: 0,
-            "_cuda_getDeviceCount": lambda: self._devices,
-            "_cuda_getDevice": lambda: 0,
-            "_cuda_setDevice": _nothing,
-            "_cuda_exchangeDevice": lambda _device: 0,
-            "_cuda_maybeExchangeDevice": lambda _device: 0,
-            "_cuda_isCurrentStreamCapturing": lambda: False,
-            "_cuda_synchronize": _nothing,
-            "_cuda_emptyCache": self._allocations.allocator.release_cached,
-            "_cuda_clearCublasWorkspaces": _nothing,
-            "_cuda_init": _nothing,
         }
 
     def _properties(self) -> SimpleNamespace:
@@ -270,7 +244,3 @@ _MEMORY = (
     "mem_get_info",
     "set_per_process_memory_fraction",
 )
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

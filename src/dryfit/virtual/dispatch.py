@@ -16,7 +16,7 @@ from torch import nn
 from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, StandIns
 from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode
 from dryfit.meta.private_apis.torch_modes import tree_iter
-from dryfit.virtual.allocations import LiveAllocations, NoRoom
+from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.known_values import carry, remember, value_of
 from dryfit.virtual.places import Places, runs_in
 from dryfit.virtual.recorder import ScriptRecorder
@@ -36,7 +36,7 @@ _ALLOCATES = frozenset(
     }
 )
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
-_SCALER = frozenset({"_maybe_opt_step", "_unscale_grads_", "unscale_", "step"})
+_SCALER = frozenset({"unscale_", "step"})
 
 
 class VirtualDispatch(ScriptRecorder):
@@ -54,7 +54,7 @@ class VirtualDispatch(ScriptRecorder):
         self._devices = devices
         self._stand_ins = StandIns()
         self.on_no_room: Any = None
-        """Called with a :class:`NoRoom`; returns the error that the script gets."""
+        """Called with a :class:`NoRoomError`; returns the error that the script gets."""
         self.on_unknown: Any = lambda _what: None
         """Called with a text where a value was asked for that nobody knows."""
         self.on_operator: Any = lambda _func, _args, _kwargs, _out: None
@@ -110,7 +110,7 @@ class VirtualDispatch(ScriptRecorder):
         try:
             out = self._run(func, types, args, kwargs)
             self.note(func, args, out)
-        except NoRoom as error:
+        except NoRoomError as error:
             raise self.on_no_room(error) from None
         carry(func, args, kwargs, out)
         self.on_operator(func, args, kwargs, out)

@@ -1,7 +1,7 @@
 """Functions of torch that go round its dispatcher, and the places where a tensor must stay the same object.
 
 Patched for the life of the process: a :class:`TorchFunctionMode` for constructors that switch dispatch modes off and
-for what reads a tensor's memory, ``nn.Parameter`` and ``nn.Module._apply``.
+for what reads a tensor's memory, ``nn.Parameter`` and what ``nn.Module.to`` does.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
+from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
+from dryfit.meta.private_apis.torch_virtual import replace_apply
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
-from dryfit.virtual.known_values import value_of
+from dryfit.virtual.known_values import remember, value_of
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
 _READS_MEMORY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
@@ -76,30 +78,33 @@ def install(dispatch: VirtualDispatch) -> None:
         return make(cls, data, requires_grad)
 
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]
-    nn.Module._apply = _apply  # pyright: ignore[reportAttributeAccessIssue]
-    FakeTensor.tolist = lambda tensor: _real(tensor.detach().cpu()).tolist()
+    replace_apply(_apply)
+    FakeTensor.tolist = _to_list
 
 
 def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """``nn.Module._apply`` for fakes: torch swaps them with new objects, which fails where anything refers to one."""
+    """Move a module as ``nn.Module.to`` does; torch would swap fakes, which fails where anything refers to one."""
     if recurse:
         for module in self.children():
-            module._apply(fn)
-    for key, parameter in self._parameters.items():
+            _apply(module, fn)
+    for key, parameter in parameters_of(self).items():
         if parameter is None:
             continue
         with torch.no_grad():
             moved = fn(parameter)
-        if moved is not parameter:
-            if not become(parameter, moved):
-                self._parameters[key] = nn.Parameter(moved, parameter.requires_grad)
+        if moved is not parameter and not become(parameter, moved):
+            parameters_of(self)[key] = nn.Parameter(moved, parameter.requires_grad)
         if parameter.grad is not None:
             with torch.no_grad():
                 parameter.grad = fn(parameter.grad)
-    for key, buffer in self._buffers.items():
+    for key, buffer in buffers_of(self).items():
         if buffer is not None:
-            self._buffers[key] = fn(buffer)
+            buffers_of(self)[key] = fn(buffer)
     return self
+
+
+def _to_list(self: torch.Tensor) -> Any:
+    return _real(self.detach().cpu()).tolist()
 
 
 def become(tensor: torch.Tensor, other: torch.Tensor) -> bool:
@@ -108,7 +113,7 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     tensor.data = other
     tensor.fake_device = other.fake_device
-    known = getattr(other, "_dryfit_known", None)
-    if known is not None:
-        tensor._dryfit_known = (known[0], tensor._version)  # pyright: ignore[reportAttributeAccessIssue]
+    value = value_of(other)
+    if value is not None:
+        remember(tensor, value)
     return True

@@ -8,14 +8,16 @@ import torch
 
 from dryfit.core.errors import TraceError
 from dryfit.core.jobs.rehearsal import OutOfMemory, Unknown
+from dryfit.core.private_names import require
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants, device_constants
 from dryfit.memory.tracing.attention import route_attention
 from dryfit.memory.tracing.fake_cuda import why_not
+from dryfit.meta.private_apis.torch_virtual import VIRTUAL
 from dryfit.virtual import functions
-from dryfit.virtual.allocations import LiveAllocations, NoRoom
+from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.cuda_api import CudaApi
 from dryfit.virtual.dispatch import VirtualDispatch
 from dryfit.virtual.places import Places, code_of
@@ -49,6 +51,7 @@ class VirtualGpu:
     ) -> None:
         if spec.kind is not DeviceKind.CUDA:
             raise TraceError(_DOING, f"{spec.name} is no GPU", hint="name a GPU: rtx4090, a100-80, 24GiB")
+        require(_DOING, VIRTUAL)
         reason = why_not()
         if reason:
             raise TraceError(_DOING, reason, hint="dryfit hides GPUs from a rehearsal that it starts itself")
@@ -87,7 +90,7 @@ class VirtualGpu:
         line = place.line or place.source
         self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=code_of(place.source)))
 
-    def _no_room(self, error: NoRoom) -> torch.OutOfMemoryError:
+    def _no_room(self, error: NoRoomError) -> torch.OutOfMemoryError:
         """Return torch's error, in its words (``CUDACachingAllocator.cpp``, ``malloc``)."""
         allocator, spec = self.allocations.allocator, self.spec
         used = self.constants.overhead_bytes + allocator.reserved_bytes

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
+from dryfit.meta.private_apis.torch_modes import schema_of
+from dryfit.meta.private_apis.torch_virtual import version_of
 
 MOST_NUMBERS = 1_000
 """Elements of a floating-point tensor whose values are carried along."""
@@ -40,15 +42,15 @@ def _remember(fake: Any, value: torch.Tensor, changes: int) -> None:
     """As :func:`remember`, where the version counter is about to change so many times."""
     small = value.numel() <= (MOST_NUMBERS if value.dtype.is_floating_point else MOST_INTEGERS)
     if small and not fake.is_inference():  # inference tensors have no version counter
-        fake._dryfit_known = (value, fake._version + changes)
+        fake.dryfit_known = (value, version_of(fake) + changes)
 
 
 def value_of(tensor: Any) -> torch.Tensor | None:
     """Return the value that a fake carries, or a real tensor itself; None where it is not known."""
     if not isinstance(tensor, FakeTensor):
         return tensor
-    known = getattr(tensor, "_dryfit_known", None)
-    return known[0] if known is not None and known[1] == tensor._version else None
+    known = getattr(tensor, "dryfit_known", None)
+    return known[0] if known is not None and known[1] == version_of(tensor) else None
 
 
 def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -68,7 +70,7 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
         return
     if func in _UNINITIALIZED or _RANDOM in func.tags:
         return
-    if func._schema.is_mutable:
+    if schema_of(func).is_mutable:
         _carry_in_place(func, args, out)
         return
     known: list[Any] = []
@@ -121,4 +123,3 @@ def _known_argument(argument: Any) -> Any:
     if isinstance(argument, torch.device):
         return torch.device("cpu")
     return argument
-

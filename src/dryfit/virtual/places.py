@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 
 import torch
 
-import dryfit
+from dryfit.core.version import PACKAGE_FOLDER
 
 
 class _Owner(IntEnum):
@@ -25,7 +25,7 @@ class _Owner(IntEnum):
 
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
-_DRYFIT = str(Path(dryfit.__file__).parent) + "/"
+_DRYFIT = f"{PACKAGE_FOLDER}/"
 _LIBRARIES = tuple(
     str(Path(folder)) + "/"
     for folder in {

@@ -15,7 +15,7 @@ from dryfit.meta.private_apis.torch_recording import running_node_number, sequen
 from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import Place, Places, runs_in
 
-_CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_", "_get_total_norm", "unscale_"})
+_CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
 
 
 class ScriptRecorder(StorageRecorder):

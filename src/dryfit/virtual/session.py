@@ -1,12 +1,10 @@
 """Run a user's script on a virtual GPU, and say what it took."""
 
-import contextlib
 import importlib
-import os
+import importlib.util
 import resource
 import runpy
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -36,9 +34,17 @@ def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
     began_s = time.monotonic()
     calibrations = read_calibrations(Path(request.calibration_dir)) if request.calibration_dir else ()
     constants = device_constants(request.device, torch.__version__, calibrations)
-    run = _Run(request, VirtualGpu(
-        request.device, ranks=request.ranks, unlimited=request.unlimited, own=_own_files(request), constants=constants
-    ))
+    run = _Run(
+        request,
+        VirtualGpu(
+            request.device,
+            ranks=request.ranks,
+            unlimited=request.unlimited,
+            own=_own_files(request),
+            constants=constants,
+        ),
+    )
+    _import_bitsandbytes()
     with run.gpu.active():
         end, failure = run.run()
         run.gpu.dispatch.categorize()
@@ -50,6 +56,15 @@ def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
             "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
     )
+
+
+def _import_bitsandbytes() -> bool:
+    """Import it, if it is there, before torch says that there is a device: it would look for CUDA's libraries."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 class _Run:
@@ -73,7 +88,7 @@ class _Run:
         except torch.OutOfMemoryError as error:
             self._uncaught()
             return ScriptEnd.OUT_OF_MEMORY, _traceback(error)
-        except BaseException as error:  # a user's script may raise anything; KeyboardInterrupt ends it too
+        except BaseException as error:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
             return ScriptEnd.FAILED, _traceback(error)
         finally:
             hook.remove()
@@ -82,14 +97,15 @@ class _Run:
     def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
         """Return the answer of a run that has ended."""
         gpu, request = self.gpu, self.request
-        memory = summarize(
-            gpu.allocations, gpu.dispatch.categories(), self.marks, gpu.settings, gpu.constants
-        )
+        memory = summarize(gpu.allocations, gpu.dispatch.categories(), self.marks, gpu.settings, gpu.constants)
         verdict, reasons = VerdictKind.FITS, []
         missing = 0 if memory is None else max(0, memory.required_bytes - request.device.capacity_bytes)
         if end is ScriptEnd.OUT_OF_MEMORY:
             verdict, reasons = VerdictKind.REFUSED, [gpu.out_of_memory[-1].message.partition(". GPU 0")[0]]
-            missing = max(missing, gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes - request.device.capacity_bytes)
+            missing = max(
+                missing,
+                gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes - request.device.capacity_bytes,
+            )
         elif end in (ScriptEnd.FAILED, ScriptEnd.NO_STEP):
             verdict = VerdictKind.UNKNOWN
             reasons = ["the script failed by itself" if end is ScriptEnd.FAILED else "no optimizer took a step"]
@@ -134,8 +150,9 @@ def _script(request: RehearsalRequest) -> Callable[[], object]:
         module, _, name = request.function.partition(":")
         return getattr(importlib.import_module(module), name)
     if request.module:
-        sys.argv = [request.module, *request.arguments]
-        return lambda: runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+        module = request.module
+        sys.argv = [module, *request.arguments]
+        return lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
     script = str(request.script)
     sys.argv = [script, *request.arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))

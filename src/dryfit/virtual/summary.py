@@ -1,5 +1,6 @@
 """What a rehearsed run took: from its allocations to the numbers of the answer."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import code_of
 
 _LINES = 40
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
 _POINTS = 2_000
 _LEAST_GROWTH_BYTES = 4 * BLOCK_BYTES
 """What lives a step longer than it must, a loss that is kept for the log, is no growth."""
@@ -130,10 +132,10 @@ def _held(run: LiveAllocations, labels: dict[tuple[int, int], Label], at: int, s
 
 
 def _lines(held: dict[Label, int]) -> tuple[LineBytes, ...]:
-    """Sum up by line, source, module and category; the largest first."""
+    """Sum up by line, source, module (all layers as one) and category; the largest first."""
     sums: dict[tuple[str, str, str, MemoryCategory], int] = defaultdict(int)
     for label, size in held.items():
-        sums[label.line, label.source, label.module, label.category] += size
+        sums[label.line, label.source, _LAYER.sub(".*", label.module), label.category] += size
     largest = sorted(sums.items(), key=lambda item: -item[1])[:_LINES]
     return tuple(
         LineBytes(line=line, code=code_of(line), source=source, module=module, category=category, bytes=size)

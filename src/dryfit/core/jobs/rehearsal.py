@@ -174,7 +174,7 @@ class OutOfMemory(Settings):
     caught: bool
 
 
-class Work(Settings):
+class StepWork(Settings):
     """Arithmetic of one optimizer step, and the least time that the device could take for it.
 
     Attributes:
@@ -205,12 +205,6 @@ class PricedArguments(Settings):
     fits: bool
 
 
-class Sent(Settings):
-    """Bytes that a rank sends in one optimizer step, by kind: ``all_reduce``, ``all_gather`` ..."""
-
-    by_kind: dict[str, int]
-
-
 class RehearsalAnswer(Wire):
     """What a rehearsal says of a script.
 
@@ -219,6 +213,7 @@ class RehearsalAnswer(Wire):
         memory: None where nothing was allocated.
         reasons: Why it is unknown, refused or could not run.
         traceback: Of a script that failed by itself.
+        sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
         host_peak_bytes: Most host memory of the rehearsal itself.
     """
 
@@ -229,8 +224,8 @@ class RehearsalAnswer(Wire):
     memory: RehearsalMemory | None = None
     shortfall_bytes: int = 0
     out_of_memory: tuple[OutOfMemory, ...] = ()
-    work: Work | None = None
-    sent: Sent | None = None
+    work: StepWork | None = None
+    sent: dict[str, int] | None = None
     worst_batch: LargestBatch | None = None
     muted: tuple[Muted, ...] = ()
     unknown: tuple[Unknown, ...] = ()

@@ -35,6 +35,7 @@ ARGUMENTS: Final = {
     "_unsafe_view": "self size",
     "_assert_async": "self",
     "_assert_tensor_metadata": "a",
+    "_amp_update_scale_": "self growth_tracker found_inf",
 }
 """The first arguments of each operator, in order: dryfit gives and reads them by their places."""
 
@@ -51,6 +52,7 @@ NAMES: Final = (
     PrivateName("torch.ops.aten._unsafe_view.default", _TRACED, _IN_TRACES),
     PrivateName("torch.ops.aten._assert_async.default", _TRACED, _IN_TRACES),
     PrivateName("torch.ops.aten._assert_tensor_metadata.default", _TRACED, _IN_TRACES),
+    PrivateName("torch.ops.aten._amp_update_scale_.default", "knowing that fp16's loss scale stays", _IN_TRACES),
 )
 
 

@@ -1,4 +1,4 @@
-"""Rehearse a user's script: ``python -m dryfit.jobs.rehearse REQUEST.json``, in a fresh process of its own."""
+"""Rehearse a user's script: ``python -m dryfit.virtual REQUEST.json``, in a fresh process that sees no GPU."""
 
 import os
 import sys
@@ -8,15 +8,12 @@ from dryfit.core.errors import DryfitError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.core.wire import write_model
+from dryfit.virtual.session import rehearse
 
 
-def main() -> int:
+def main() -> None:
     """Read the request, run its script, write the answer."""
     request = RehearsalRequest.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    from dryfit.virtual.session import rehearse
-
     try:
         answer = rehearse(request)
     except DryfitError as error:
@@ -30,4 +27,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,114 @@
+"""Private names of torch that a virtual GPU answers, or that a tensor without values needs to move in its place."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+import torch.cuda.random
+from torch import nn
+
+from dryfit.core.private_names import PrivateName, PrivateNames
+from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
+from dryfit.meta.private_apis.torch_tensors import takes_data
+
+_NEVER: Final = "never: an answer in the place of a device's"
+_ON_CUDA: Final = (
+    "_lazy_init",
+    "_lazy_call",
+    "_is_compiled",
+    "_exchange_device",
+    "_maybe_exchange_device",
+)
+_LOW_LEVEL: Final = (
+    "_cuda_getCurrentRawStream",
+    "_cuda_getDeviceCount",
+    "_cuda_getDevice",
+    "_cuda_setDevice",
+    "_cuda_exchangeDevice",
+    "_cuda_maybeExchangeDevice",
+    "_cuda_isCurrentStreamCapturing",
+    "_cuda_synchronize",
+    "_cuda_emptyCache",
+    "_cuda_init",
+)
+
+ABSENT: Final = tuple(
+    PrivateName(f"torch._C.{name}", "libraries look it up when they are imported", _NEVER) for name in _LOW_LEVEL
+)
+"""Only builds for CUDA have them; elsewhere they are added."""
+PRESENT: Final = (
+    *(PrivateName(f"torch.cuda.{name}", "torch.cuda asks it before it touches a device", _NEVER) for name in _ON_CUDA),
+    PrivateName(
+        "torch.nn.Module._apply",
+        "moving a parameter without values to another device as the same object",
+        "torch moves fake parameters in place",
+    ),
+    PrivateName(
+        "torch.Tensor._version",
+        "knowing that a tensor's known value was written over",
+        "torch makes the version counter public",
+    ),
+)
+NAMES: Final = (*PRESENT, *ABSENT)
+
+
+def replace_internals(devices: int, release_cached: Callable[[], None]) -> None:
+    """Let torch's own functions of CUDA answer for a device that is not there.
+
+    Args:
+        devices: How many there are.
+        release_cached: Called where cached memory is given back.
+    """
+    answers: Mapping[str, Callable[..., Any]] = {
+        "_lazy_call": lambda call, **_: call(),
+        "_is_compiled": lambda: True,
+        "_cuda_getDeviceCount": lambda: devices,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_emptyCache": release_cached,
+        "_lazy_init": nothing,
+        "_cuda_init": nothing,
+        "_cuda_setDevice": nothing,
+        "_cuda_synchronize": nothing,
+        "_exchange_device": _first,
+        "_maybe_exchange_device": _first,
+        "_cuda_getCurrentRawStream": _first,
+        "_cuda_getDevice": _first,
+        "_cuda_exchangeDevice": _first,
+        "_cuda_maybeExchangeDevice": _first,
+    }
+    for names, where in ((_ON_CUDA, torch.cuda), (_LOW_LEVEL, torch._C)):
+        for name in names:
+            setattr(where, name, answers[name])
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Do nothing, whatever is given."""
+
+
+def _first(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def replace_apply(apply: Callable[..., nn.Module]) -> None:
+    """Let ``nn.Module.to``, ``.half``, ``.cuda`` ... go through this function."""
+    nn.Module._apply = apply
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor's memory was written to; not for inference tensors, which do not count."""
+    return tensor._version
+
+
+def _misbehaves() -> str:
+    with FakeTensorMode():
+        here, there = torch.empty(2), torch.empty(2, device="cpu")
+    before = version_of(here)
+    here.zero_()
+    if version_of(here) != before + 1:
+        return "torch.Tensor._version does not count writes to a fake tensor"
+    if not takes_data(here, there):
+        return "a fake tensor does not take the data of another one"
+    return ""
+
+
+VIRTUAL: Final = PrivateNames("torch", PRESENT, _misbehaves)
