@@ -1,0 +1,15 @@
+"""Its model is compiled."""
+
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Linear(8, 2).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+compiled = torch.compile(model)
+for _ in range(3):
+    loss = compiled(torch.randn(4, 8, device=device)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("compiled")

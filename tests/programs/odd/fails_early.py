@@ -1,0 +1,9 @@
+"""It fails by itself before it has a device."""
+
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Linear(8, 2).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+raise KeyError("labels")
