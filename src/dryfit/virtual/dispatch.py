@@ -125,6 +125,8 @@ class VirtualDispatch(ScriptRecorder):
             known = self._computed(func, args, kwargs)
             if known is not None:
                 return known
+            if func is _aten.index.Tensor:
+                return self.fakes.dispatch(func, types, (args[0], self._positions(args[1])), kwargs)
             if func is not _aten._local_scalar_dense.default:
                 self.on_unknown(f"{func}: its size depends on values; the largest was taken")
             with self.fakes:
@@ -146,6 +148,24 @@ class VirtualDispatch(ScriptRecorder):
         if isinstance(argument, list | tuple) and any(isinstance(one, torch.Tensor) for one in argument):
             return type(argument)([self._in_place_of(one) for one in argument])
         return argument
+
+    def _positions(self, indices: Any) -> list[torch.Tensor | None]:
+        """Return positions in the place of masks, as the kernel of indexing makes them; all, where nobody knows."""
+        found: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                found.append(index)
+                continue
+            value = value_of(index)
+            if value is None:
+                self.on_unknown("a mask's values decide a size; it was taken as true everywhere")
+            count = index.numel() if value is None else int(value.count_nonzero())
+            positions = self.empty((count, index.ndim), torch.int64, index.device)
+            if value is not None:
+                remember(positions, value.nonzero())
+            with self.fakes:
+                found += positions.unbind(1)
+        return found
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what an operator whose size depends on values gives where all values are known."""

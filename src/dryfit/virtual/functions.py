@@ -4,6 +4,7 @@ Patched for the life of the process: a :class:`TorchFunctionMode` for constructo
 for what reads a tensor's memory, ``nn.Parameter`` and what ``nn.Module.to`` does.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from dryfit.virtual.dispatch import VirtualDispatch, zeros
 from dryfit.virtual.known_values import remember, value_of
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
+_TORCH_GENERATOR = torch.Generator
 _READS_MEMORY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
 
 
@@ -77,34 +79,82 @@ def install(dispatch: VirtualDispatch) -> None:
             data = dispatch.faked(data)
         return make(cls, data, requires_grad)
 
+    def apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        """Move a module as ``nn.Module.to`` does; torch would swap fakes, which fails where anything refers to one."""
+        if recurse:
+            for module in self.children():
+                apply(module, fn)
+        for key, parameter in parameters_of(self).items():
+            if parameter is not None and not _move(parameter, fn, dispatch):
+                parameters_of(self)[key] = nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
+        for key, buffer in buffers_of(self).items():
+            if buffer is not None:
+                buffers_of(self)[key] = fn(buffer)
+        return self
+
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]
-    replace_apply(_apply)
+    replace_apply(apply)
     FakeTensor.tolist = _to_list
+    FakeTensor.__deepcopy__ = _deep_copy
+    FakeTensor.__format__ = _format
+    torch.Generator = _Generator  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """Move a module as ``nn.Module.to`` does; torch would swap fakes, which fails where anything refers to one."""
-    if recurse:
-        for module in self.children():
-            _apply(module, fn)
-    for key, parameter in parameters_of(self).items():
-        if parameter is None:
-            continue
-        with torch.no_grad():
-            moved = fn(parameter)
-        if moved is not parameter and not become(parameter, moved):
-            parameters_of(self)[key] = nn.Parameter(moved, parameter.requires_grad)
-        if parameter.grad is not None:
-            with torch.no_grad():
-                parameter.grad = fn(parameter.grad)
-    for key, buffer in buffers_of(self).items():
-        if buffer is not None:
-            buffers_of(self)[key] = fn(buffer)
-    return self
+def _move(parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor], dispatch: VirtualDispatch) -> bool:
+    """Move a parameter and its gradient in their places; whether it could."""
+    gradient, parameter.grad = parameter.grad, None  # no gradient may be elsewhere than its parameter
+    with torch.no_grad():
+        for tensor in (parameter, gradient):
+            if tensor is None:
+                continue
+            moved = fn(tensor)
+            if type(moved) is torch.Tensor and isinstance(tensor, FakeTensor):  # back on the CPU
+                moved = dispatch.faked(moved)
+            if moved is not tensor and not become(tensor, moved):
+                return False
+    parameter.grad = gradient
+    return True
+
+
+def _deep_copy(self: Any, memo: dict[int, Any]) -> Any:
+    """Copy a fake and what libraries wrote on it, but not the mode that it belongs to.
+
+    Raises:
+        RuntimeError: Autograd made it; as torch does.
+    """
+    if id(self) in memo:
+        return memo[id(self)]
+    if not self.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+        )
+    with torch.no_grad():
+        made: Any = self.detach().clone()
+    made = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
+    made.requires_grad_(self.requires_grad)
+    memo[id(self)] = made
+    for name, value in vars(self).items():
+        if name not in vars(made):
+            setattr(made, name, copy.deepcopy(value, memo))
+    if self.grad is not None:
+        made.grad = copy.deepcopy(self.grad, memo)
+    return made
 
 
 def _to_list(self: torch.Tensor) -> Any:
     return _real(self.detach().cpu()).tolist()
+
+
+def _format(self: torch.Tensor, format_spec: str) -> str:
+    return (self.item() if self.dim() == 0 else str(self)).__format__(format_spec)
+
+
+class _Generator(_TORCH_GENERATOR):
+    """A generator of random numbers; what it draws for a device that is not there, nobody sees."""
+
+    def __new__(cls, device: Any = "cpu") -> "_Generator":
+        make: Any = super().__new__
+        return make(cls, "cpu" if _is_cuda(device) else device)
 
 
 def become(tensor: torch.Tensor, other: torch.Tensor) -> bool:

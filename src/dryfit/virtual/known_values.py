@@ -5,6 +5,7 @@ tensors are made from values that are known, so the values go with them through 
 something in place or unknown touches them (seen by the version counter of the fake).
 """
 
+import math
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ _UNINITIALIZED = frozenset(
 _SETS = frozenset({_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default})
 _KEEPS_VALUE = _aten._amp_update_scale_.default
 _RANDOM = torch.Tag.nondeterministic_seeded
+_FALSE_OF_NUMBERS = frozenset({_aten.isnan.default, _aten.isinf.default})
+_COMPARES = {_aten.eq.Tensor: True, _aten.ne.Scalar: True, _aten.eq.Scalar: False}
+"""What ``isfinite`` is made of, and its answer where a value is a finite number."""
 
 
 def remember(fake: torch.Tensor, value: torch.Tensor) -> None:
@@ -77,6 +81,7 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
     for argument in args:
         value = _known_argument(argument)
         if value is _UNKNOWN:
+            _assume_finite(func, args, outs[0])
             return
         known.append(value)
     options = {}
@@ -95,6 +100,14 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
     for one, its in zip(outs, [value] if isinstance(value, torch.Tensor) else value, strict=True):
         if its.shape == one.shape and its.dtype == one.dtype:
             remember(one, its)
+
+
+def _assume_finite(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> None:
+    """Values that nobody knows are taken to be finite numbers, as in training that works."""
+    if func in _FALSE_OF_NUMBERS:
+        remember(out, torch.zeros(out.shape, dtype=out.dtype))
+    elif func in _COMPARES and (args[0] is args[1] or (isinstance(args[1], float) and math.isinf(args[1]))):
+        remember(out, torch.full(out.shape, _COMPARES[func], dtype=out.dtype))
 
 
 def _carry_in_place(func: Any, args: tuple[Any, ...], out: Any) -> None:

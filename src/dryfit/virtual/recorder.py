@@ -48,10 +48,10 @@ class ScriptRecorder(StorageRecorder):
     @property
     def phase(self) -> StepPhase:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What the script is doing."""
-        if self._forced is not None:
-            return self._forced
         if running_node_number() is not None:
             return StepPhase.BACKWARD
+        if self._forced is not None and not self._modules:  # a closure runs the model inside of the optimizer's step
+            return self._forced
         return self._resting
 
     @phase.setter
@@ -109,7 +109,7 @@ class ScriptRecorder(StorageRecorder):
             self._forward.note(sequence_number(), (self._module(), self.places.now()))
 
     def _module_begins(self, module: nn.Module, _args: Any) -> None:
-        if not self._modules and self._forced is None and running_node_number() is None:
+        if not self._modules and running_node_number() is None:
             self._resting = StepPhase.FORWARD if module.training else StepPhase.EVALUATE
         name = self._module_names.get(module)
         if name is None:

@@ -40,6 +40,8 @@ FP16 = replace(PLAIN, dtype=torch.float16)
         (replace(PLAIN, dropout=0.0), (12, 0), Backend.FLASH),
         (replace(FP32, dropout=0.0), (9, 0), Backend.EFFICIENT),
         (replace(PLAIN, dtype=torch.float64), (9, 0), Backend.MATH),
+        (replace(PLAIN, same_heads=False), (8, 0), Backend.FLASH),
+        (replace(FP32, same_heads=False), (8, 0), Backend.MATH),  # it wants each query's own keys
     ],
 )
 def test_choice(call: AttentionCall, capability: tuple[int, int], expected: Backend) -> None:

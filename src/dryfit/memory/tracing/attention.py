@@ -41,6 +41,7 @@ class AttentionCall:
     Attributes:
         width: Width of a head of the query; ``value_width`` of the value.
         trains: Whether a gradient will be asked for.
+        same_heads: Whether keys have as many heads as queries; fewer are shared by groups of them.
     """
 
     dtype: torch.dtype
@@ -49,6 +50,7 @@ class AttentionCall:
     has_mask: bool
     dropout: float
     trains: bool
+    same_heads: bool = True
 
 
 def choose_backend(call: AttentionCall, capability: tuple[int, int]) -> Backend:
@@ -81,7 +83,7 @@ def _flash_takes(call: AttentionCall, capability: tuple[int, int]) -> bool:
 
 
 def _efficient_takes(call: AttentionCall, capability: tuple[int, int]) -> bool:
-    if call.dtype not in (*_HALF, torch.float32) or capability < (5, 0):
+    if call.dtype not in (*_HALF, torch.float32) or capability < (5, 0) or not call.same_heads:
         return False
     if call.dtype is torch.bfloat16 and capability < (8, 0):
         return False
@@ -117,6 +119,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
             has_mask=attn_mask is not None,
             dropout=dropout_p,
             trains=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)),
+            same_heads=not enable_gqa or query.shape[-3] == key.shape[-3],
         )
         backend = choose_backend(call, capability)
         if backend is Backend.MATH or query.ndim != 4:
