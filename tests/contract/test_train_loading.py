@@ -14,7 +14,10 @@ import trials
 from dryfit.core.errors import LoadError
 from dryfit.core.jobs.load_report import LoadReport, TensorOrigin
 from dryfit.core.jobs.train import StopReason
+from dryfit.meta.files.source import model_identity
 from dryfit.train.model import build_model
+from dryfit.train.start import start_training
+from trials import ScriptedChannel
 
 
 @pytest.fixture
@@ -87,3 +90,15 @@ def test_a_checkpoint_that_lacks_a_weight_stops_the_trial(tmp_path: Path, model:
     with pytest.raises(LoadError, match=r"1 missing \(encoder\.layer\.0\.output\.dense\.weight\)"):
         trial.run()
     assert not (tmp_path / "trial" / "load.json").exists()
+
+
+def test_a_model_that_has_changed_since_the_session_began_is_refused(tmp_path: Path, model: Path) -> None:
+    trial = trials.small(tmp_path, encoder=model)
+    request = trial.request()
+    name = request.config.settings.model.name
+    now = model_identity(request.config.settings.model)
+    for revisions in ({}, {"another": "folder-0"}, {name: now}):
+        start_training(request.model_copy(update={"revisions": revisions}), ScriptedChannel(tmp_path))
+    with pytest.raises(LoadError, match="its files have changed since the study was started") as caught:
+        start_training(request.model_copy(update={"revisions": {name: "folder-0"}}), ScriptedChannel(tmp_path))
+    assert "dryfit resume" in caught.value.hint

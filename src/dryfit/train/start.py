@@ -1,13 +1,15 @@
 """The first step of a training process: set up its device and check its settings."""
 
 import os
+from collections.abc import Mapping
 
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import InternalError
+from dryfit.core.errors import InternalError, LoadError
 from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.wire import Note, Phase
+from dryfit.meta.files.source import local_folder, model_identity
 from dryfit.tasks.base import Task
 from dryfit.tasks.metrics import check_metrics
 from dryfit.train.data import trial_task
@@ -47,4 +49,22 @@ def start_training(request: TrainRequest, channel: ChildChannel) -> Task:
     check_effect(config)
     check_optimizer(config.settings.optim, optimizer_plan(plan), plan.device)
     check_sharded(config.settings, plan)
+    _check_models(task, request.revisions)
     return task
+
+
+def _check_models(task: Task, revisions: Mapping[str, str]) -> None:
+    """Refuse a model folder that was changed since the session looked at it: trials on other weights do not compare.
+
+    Raises:
+        LoadError: The content of a folder is not what it was.
+    """
+    for model in task.sources().values():
+        known = revisions.get(model.name)
+        if known is not None and local_folder(model) is not None and model_identity(model) != known:
+            raise LoadError(
+                f"loading the model {model.name} for a trial",
+                "its files have changed since the study was started or resumed",
+                "the model that the trials before it began from",
+                "put it back; or keep it, and `dryfit resume` goes on with it and says so",
+            )

@@ -122,6 +122,9 @@ class TrainRequest(JobRequest[TrainResult]):
     )
     diagnostic: bool = Field(default=False, description="blocking launches and device assertions: slow, but exact")
     file_sharing: bool = Field(default=False, description="loader workers share tensors through named files")
+    revisions: dict[str, str] = Field(
+        default={}, description="what identifies each model since the session began; others are taken as they are"
+    )
 
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""

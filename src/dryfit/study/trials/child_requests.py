@@ -116,7 +116,7 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
     if own is None:
         config = trial_config(study, trial.number, trial.params, trial.seed)
         body = train_request(study, config, paths, placement, fingerprint=trial.fingerprint or config.fingerprint)
-        body = body.model_copy(update={"fold_reports": trial.fold_reports})
+        body = body.model_copy(update={"fold_reports": trial.fold_reports, "revisions": study.resolved.revisions})
     else:
         body = _objective_request(study, own, trial, paths, placement)
         # Its signs of life come from a thread of their own: they say nothing of its pace.
