@@ -22,6 +22,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "init",
         "import",
         "doctor",
+        "rehearse",
         "plan",
         "calibrate",
         "tune",

@@ -6,6 +6,7 @@ from dryfit.api.files import layout_of
 from dryfit.api.imports import import_rows
 from dryfit.api.models import check, merge, predict
 from dryfit.api.planning import calibrate, plan, plan_combinations, plan_input, plan_space, plan_trial
+from dryfit.api.rehearsal import RehearsalOptions, read_command, rehearse, rehearse_command, write_rehearsal
 from dryfit.api.reports import export, write_report
 from dryfit.api.several import StudyRun, TuneAllResult, Turn, tune_all
 from dryfit.api.studies import (
@@ -34,6 +35,7 @@ __all__ = [
     "EnsembleOutcome",
     "Finding",
     "Observer",
+    "RehearsalOptions",
     "SpacePlan",
     "Status",
     "StudyRun",
@@ -60,6 +62,9 @@ __all__ = [
     "plan_space",
     "plan_trial",
     "predict",
+    "read_command",
+    "rehearse",
+    "rehearse_command",
     "resume",
     "status",
     "stop",
@@ -71,5 +76,6 @@ __all__ = [
     "tune",
     "tune_all",
     "with_total",
+    "write_rehearsal",
     "write_report",
 ]

@@ -7,6 +7,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -78,7 +79,18 @@ def objective_study(
     return loaded, StudyLayout(place.resolve())
 
 
-def function_name(objective: Callable[..., object]) -> tuple[FunctionName, str]:
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a function is for, in messages, and an example of one."""
+
+    noun: str
+    example: str
+
+
+_OBJECTIVE: Final = Role("the objective", "def objective(trial): ...")
+
+
+def function_name(objective: Callable[..., object], role: Role = _OBJECTIVE) -> tuple[FunctionName, str]:
     """Return the name under which another process can import a function, and the folder of its script if it is in one.
 
     Raises:
@@ -87,14 +99,14 @@ def function_name(objective: Callable[..., object]) -> tuple[FunctionName, str]:
     if not isinstance(objective, FunctionType):
         bound = inspect.ismethod(objective)
         found = "a bound method" if bound else f"a {type(objective).__name__}"
-        hint = "write a function that makes the object and calls it" if bound else "write `def objective(trial): ...`"
-        raise ObjectiveError("taking the objective", f"it is {found}", _IMPORTABLE, hint)
+        hint = "write a function that makes the object and calls it" if bound else f"write `{role.example}`"
+        raise ObjectiveError(f"taking {role.noun}", f"it is {found}", _IMPORTABLE, hint)
     qualname = objective.__qualname__
-    doing = f"taking the objective {qualname}"
+    doing = f"taking {role.noun} {qualname}"
     if "<lambda>" in qualname:
-        raise ObjectiveError(doing, "it is a lambda", _IMPORTABLE, "give it a name: def objective(trial): ...")
+        raise ObjectiveError(doing, "it is a lambda", _IMPORTABLE, f"give it a name: {role.example}")
     if "<locals>" in qualname:
-        hint = "move it to the top, and hand what it took from around it over in the space or in a file"
+        hint = "move it to the top, and hand over what it took from around it in another way, as a file"
         raise ObjectiveError(doing, "it is defined inside a function", _IMPORTABLE, hint)
     module = sys.modules.get(objective.__module__)
     if module is None or _found_in(module, qualname) is not objective:
@@ -112,7 +124,7 @@ def _in_main(module: ModuleType, qualname: str, doing: str) -> tuple[FunctionNam
     script = Path(os.path.abspath(file)) if isinstance(file, str) else None
     if script is None or script.suffix != ".py" or not script.is_file():
         found = "it is defined in a notebook or an interactive session, which no other process can import"
-        raise ObjectiveError(doing, found, _IMPORTABLE, "write it into a file objective.py, and import it from there")
+        raise ObjectiveError(doing, found, _IMPORTABLE, "write it into a file of its own, and import it from there")
     return FunctionName(script.name, qualname), str(script.parent)
 
 

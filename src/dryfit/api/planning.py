@@ -82,7 +82,7 @@ def plan_input(
         loaded = load_study_text(preset_text(preset), Path(f"preset {preset}"), overrides, Use.PLAN)
     else:
         loaded = load_study_text("", Path("the defaults"), overrides, Use.PLAN)
-    spec = _device(device)
+    spec = device_of(device)
     limit = loaded.config.execution.memory_limit
     if limit is not None:
         spec = spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, parse_bytes(limit))})
@@ -97,7 +97,12 @@ def _degrees(execution: ExecutionSettings, *, named: bool) -> tuple[int, ...]:
     return DEGREES if named else degrees_within(gpu_count(visible_here()))
 
 
-def _device(text: str | None) -> DeviceSpec:
+def device_of(text: str | None) -> DeviceSpec:
+    """Return a device by its name; None: this machine's first GPU.
+
+    Raises:
+        ConfigError: It has no such name, or there is no GPU and none was named.
+    """
     found = parse_device(text) if text is not None else first_gpu(visible_here())
     if found is None:
         raise ConfigError(

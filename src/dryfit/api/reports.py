@@ -41,7 +41,7 @@ def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
     layout = layout_of(folder)
     state = read_study(layout)
     target = Path(file).expanduser().absolute() if file is not None else layout.report
-    _refuse_foreign(target)
+    refuse_foreign(target)
     page = build_page(
         state,
         _config(layout),
@@ -49,7 +49,7 @@ def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
         running=lock_owner(layout.lock) is not None,
         now_s=time.time(),
     )
-    with _writing(target, own=file is None):
+    with writing(target, own=file is None):
         write_text_atomic(target, render(page), durable=False)
     return target
 
@@ -78,7 +78,7 @@ def export(folder: Path | str, to: ExportFormat | str, file: Path | str | None =
     target = (storage_file(text) if wanted is ExportFormat.OPTUNA else Path(text)).expanduser().absolute()
     if target.exists():
         raise ConfigError(f"exporting to {target}", "there is such a file", "a new one", "remove it, or give -o FILE")
-    with _writing(target, own=file is None):
+    with writing(target, own=file is None):
         match wanted:
             case ExportFormat.CSV:
                 write_text_atomic(target, csv_text(state), durable=False)
@@ -103,8 +103,12 @@ def _config(layout: StudyLayout) -> StudyConfig | ConfigError:
         return error
 
 
-def _refuse_foreign(target: Path) -> None:
-    """Refuse to replace anything but an earlier report."""
+def refuse_foreign(target: Path) -> None:
+    """Refuse to replace anything but an earlier report.
+
+    Raises:
+        ConfigError: There is something else.
+    """
     if not target.exists():
         return
     head = ""
@@ -117,7 +121,7 @@ def _refuse_foreign(target: Path) -> None:
 
 
 @contextmanager
-def _writing(target: Path, *, own: bool) -> Generator[None, None, None]:
+def writing(target: Path, *, own: bool) -> Generator[None, None, None]:
     """Make the folder of the default file; for any other file it must exist, as a wrong ``-o`` should be an error.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import doctor, models, planning, reports, studies, training
+from dryfit.cli import doctor, models, planning, rehearsal, reports, studies, training
 from dryfit.cli import imports as importing
 from dryfit.cli.streams import safe_streams
 from dryfit.core.errors import DryfitError, ExitStatus, MachineError
@@ -46,6 +46,7 @@ for command in (
     studies.init,
     importing.import_rows,
     doctor.doctor,
+    rehearsal.rehearse,
     planning.plan,
     planning.calibrate,
     studies.tune,
@@ -60,7 +61,8 @@ for command in (
     models.load,
     studies.schema,
 ):
-    app.command("import" if command is importing.import_rows else None)(command)
+    settings = rehearsal.CONTEXT if command is rehearsal.rehearse else None
+    app.command("import" if command is importing.import_rows else None, context_settings=settings)(command)
 
 
 def main() -> None:

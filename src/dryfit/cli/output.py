@@ -19,6 +19,7 @@ from dryfit.core.errors import DryfitError, ExitStatus, InternalError, MachineEr
 from dryfit.core.jobs.checkpoint_health import Health
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.plan import CalibrateResult, PlanAnswer
+from dryfit.core.jobs.rehearsal import RehearsalAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.core.text.words import printable
@@ -36,6 +37,7 @@ from dryfit.reporting.data.observed_memory import plan_totals, totals_text
 from dryfit.reporting.data.several import several_table
 from dryfit.reporting.data.summary import StudySummary
 from dryfit.reporting.data.troubles import trouble_lines
+from dryfit.reporting.terminal import rehearsal_tables
 from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table
 from dryfit.reporting.terminal.findings import finding_lines, verdict_line
 from dryfit.reporting.terminal.generation_text import generation_text
@@ -206,7 +208,7 @@ def print_plan(answer: PlanAnswer) -> None:
     if memory is not None:
         if not refused:
             _print(f"peak at {peak_text(memory)}")
-        for table in (requirement_table(answer, memory), memory_table(memory)):
+        for table in (requirement_table(answer.device, memory), memory_table(memory)):
             _print("")
             print_table(table)
     if answer.sharding is not None:
@@ -219,6 +221,38 @@ def print_plan(answer: PlanAnswer) -> None:
     if answer.cannot_shard:
         _print(f"no fallback to several devices: {answer.cannot_shard}")
     _print(trust_text(answer), style="dim")
+
+
+def print_rehearsal(answer: RehearsalAnswer, *, ladder: bool) -> None:
+    """Print the verdict on a script, where its memory peaks and what holds it, and what would fit."""
+    style = _VERDICT_STYLES[VerdictKind.REFUSED if answer.verdict is VerdictKind.FITS_WITH else answer.verdict]
+    if not answer.ran:
+        _print(rehearsal_tables.headline(answer), style="red", stderr=True)
+        return
+    _print(rehearsal_tables.headline(answer), style=style)
+    memory = answer.memory
+    if memory is not None:
+        _print(*rehearsal_tables.peak_lines(memory))
+    _print(*rehearsal_tables.error_lines(answer.out_of_memory))
+    if memory is not None:
+        for table in (
+            requirement_table(answer.device, memory),
+            memory_table(memory),
+            rehearsal_tables.steps_table(memory),
+            rehearsal_tables.lines_table(memory),
+            rehearsal_tables.modules_table(memory),
+        ):
+            if table.rows:
+                _print("")
+                print_table(table)
+        _print("")
+    _print(*rehearsal_tables.fact_lines(answer))
+    if ladder and not answer.fits:
+        _print("")
+        if answer.ladder:
+            print_table(rehearsal_tables.ladder_table(answer.ladder))
+        _print(*rehearsal_tables.ladder_lines(answer))
+    _print(rehearsal_tables.trust_text(answer), style="dim")
 
 
 def print_space(plan: SpacePlan) -> None:

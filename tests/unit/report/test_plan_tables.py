@@ -197,13 +197,13 @@ def test_tables_of_one_plan() -> None:
         ("at the peak", "inputs", "0 MiB"),
         ("peak of phase", "backward", "29.0 GiB"),
     )
-    rows = requirement_table(answer(VerdictKind.FITS), memory()).rows
+    rows = requirement_table(answer(VerdictKind.FITS).device, memory()).rows
     assert rows[-2:] == (
         ("required", "31.4 GiB", "smallest cap + overhead + margin"),
         ("device", "23.6 GiB", "rtx4090"),
     )
     host = memory().model_copy(update={"host_bytes": GIB})
-    assert requirement_table(answer(VerdictKind.FITS), host).rows[-1][:2] == ("host", "1.0 GiB")
+    assert requirement_table(answer(VerdictKind.FITS).device, host).rows[-1][:2] == ("host", "1.0 GiB")
     table = ladder_table(LADDER)
     assert table.heads == ("change", "needs", "saves", "effect", "time", "fits")
     assert table.rows[0] == ("activation checkpointing", "12.3 GiB", "19.1 GiB", "exact", "1.3x", "yes")

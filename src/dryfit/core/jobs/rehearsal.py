@@ -191,17 +191,36 @@ class StepWork(Settings):
     rates: str = ""
 
 
+ArgumentValue = str | int | float | bool | None
+"""Value of a field of ``transformers.TrainingArguments`` that the ladder may change."""
+
+
+class SeenArguments(Settings):
+    """The ``transformers.TrainingArguments`` that a script made, the first one if it made several.
+
+    Attributes:
+        values: Those that the ladder may change, by the names that the installed version has.
+        checkpointing: Which of these switches activation checkpointing.
+        from_command_line: Whether they were parsed from the script's arguments; else they stand in its code.
+    """
+
+    values: dict[str, ArgumentValue]
+    checkpointing: str
+    from_command_line: bool
+
+
 class PricedArguments(Settings):
     """A change of the script's arguments, rehearsed.
 
     Attributes:
         arguments: As they are added to the command line: ``--per_device_train_batch_size 2 ...``.
+        required_bytes: None where the rehearsal did not tell.
     """
 
     arguments: tuple[str, ...]
     change: str
     effect: Effect
-    required_bytes: int
+    required_bytes: int | None
     fits: bool
 
 
@@ -209,9 +228,11 @@ class RehearsalAnswer(Wire):
     """What a rehearsal says of a script.
 
     Attributes:
-        verdict: ``fits``, ``refused`` or ``unknown``; ``fits_with`` where only the ladder's arguments fit.
+        verdict: ``fits``, ``refused`` or ``unknown``; ``fits_with`` where it does not fit as it is, but with
+            arguments of the ladder that keep the experiment.
         memory: None where nothing was allocated.
         reasons: Why it is unknown, refused or could not run.
+        training_arguments: None where the script made none.
         traceback: Of a script that failed by itself.
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
         host_peak_bytes: Most host memory of the rehearsal itself.
@@ -231,12 +252,23 @@ class RehearsalAnswer(Wire):
     unknown: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    training_arguments: SeenArguments | None = None
     ladder: tuple[PricedArguments, ...] = ()
     traceback: str = ""
     confidence: Confidence = Confidence.UNCALIBRATED
     torch: str = ""
     rehearsal_s: float = 0.0
     host_peak_bytes: int = 0
+
+    @property
+    def ran(self) -> bool:
+        """Whether the script came so far that something can be said of its memory."""
+        return self.end not in (ScriptEnd.FAILED, ScriptEnd.NO_STEP)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the script fits as it is."""
+        return self.ran and self.verdict is VerdictKind.FITS
 
 
 class RehearsalRequest(Wire):
@@ -245,7 +277,7 @@ class RehearsalRequest(Wire):
     Attributes:
         script: Path of a script; None: ``module``.
         module: Name of a module, run as by ``python -m``.
-        function: ``module:name`` of a function, called without arguments.
+        function: ``module:name`` or ``file.py:name`` of a function, called without arguments.
         arguments: The script's own arguments.
         ranks: Size of the process group of which the script is rank 0.
         steps: Optimizer steps after which it is ended.
@@ -255,6 +287,7 @@ class RehearsalRequest(Wire):
         timeout_s: Most seconds until the first optimizer step has ended.
         scratch_dir: Where everything that the script writes goes.
         answer_file: Where the answer is written.
+        parent_pid: The process that waits for the answer; the rehearsal ends with it.
     """
 
     script: str | None = None
@@ -266,9 +299,10 @@ class RehearsalRequest(Wire):
     steps: Annotated[int, Field(ge=1)] = 3
     worst_batch: bool = True
     unlimited: bool = False
-    overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    overrides: dict[str, ArgumentValue] = Field(default_factory=dict)
     timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     calibration_dir: str | None = None
     scratch_dir: str
     answer_file: str
+    parent_pid: int | None = None
     kind: Literal["rehearsal"] = "rehearsal"

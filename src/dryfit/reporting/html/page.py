@@ -39,6 +39,7 @@ class Page:
         tiles: Names and values of the key figures.
         source: The file the page was made from.
         made_at_s: Unix time.
+        kind: What the page is.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Page:
     sections: tuple[Section, ...]
     source: str
     made_at_s: float
+    kind: str = "dryfit report"
 
 
 def render(page: Page) -> str:

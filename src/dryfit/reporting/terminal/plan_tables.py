@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from dryfit.core.jobs.memory import Effect, Fallback, MemoryPlan, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.jobs.rehearsal import RehearsalMemory
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.text.units import gib
 from dryfit.reporting.data.observed_memory import choice_text
@@ -17,7 +18,7 @@ from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 from dryfit.study.planning.refusals import least_bytes
 
 _BATCH = "train.batch_size"
-_EFFECTS = {
+EFFECTS = {
     Effect.EXACT: "exact",
     Effect.NUMERICS: "equal up to rounding",
     Effect.SEMANTICS: "changes the experiment; never automatic",
@@ -68,7 +69,7 @@ def refusal_lines(answer: PlanAnswer) -> list[str]:
     return lines
 
 
-def memory_table(memory: MemoryPlan) -> Table:
+def memory_table(memory: MemoryPlan | RehearsalMemory) -> Table:
     """Return the memory by category at the peak, and the peak of each phase."""
     largest_first = sorted(memory.by_category.items(), key=lambda item: -item[1])
     rows = [("at the peak", str(name), gib(size)) for name, size in largest_first if size]
@@ -76,10 +77,10 @@ def memory_table(memory: MemoryPlan) -> Table:
     return Table(("what", "of", "memory"), tuple(rows))
 
 
-def requirement_table(answer: PlanAnswer, memory: MemoryPlan) -> Table:
+def requirement_table(device: DeviceSpec, memory: MemoryPlan | RehearsalMemory) -> Table:
     """Return the steps from the memory of tensors to the memory required of the device."""
     rows = [("peak allocated", memory.peak_allocated_bytes, "tensors")]
-    if answer.device.kind is DeviceKind.CUDA:
+    if device.kind is DeviceKind.CUDA:
         outside, total = "CUDA context and libraries", "smallest cap + overhead + margin"
         rows += [
             ("peak reserved", memory.peak_reserved_bytes, "by the caching allocator where memory is plenty"),
@@ -92,9 +93,9 @@ def requirement_table(answer: PlanAnswer, memory: MemoryPlan) -> Table:
         ("overhead", memory.overhead_bytes, outside),
         ("margin", memory.margin_bytes, "kept free"),
         ("required", memory.required_bytes, total),
-        ("device", answer.device.capacity_bytes, answer.device.name),
+        ("device", device.capacity_bytes, device.name),
     ]
-    if memory.host_bytes:
+    if isinstance(memory, MemoryPlan) and memory.host_bytes:
         rows.append(("host", memory.host_bytes, "tensors kept off the device"))
     return Table(("what", "memory", "meaning"), tuple((name, gib(size), meaning) for name, size, meaning in rows))
 
@@ -107,7 +108,7 @@ def ladder_table(ladder: Sequence[Fallback]) -> Table:
             fallback.change,
             gib(fallback.required_bytes),
             gib(fallback.saves_bytes),
-            _EFFECTS[fallback.effect],
+            EFFECTS[fallback.effect],
             f"{fallback.time_factor:.2g}x" if fallback.devices == 1 else "-",  # not measured for several ranks
             "yes" if fallback.fits else "no",
             *((fallback.note,) if noted else ()),
@@ -162,7 +163,7 @@ def _named(name: str, fallbacks: Sequence[Fallback]) -> Iterator[str]:
     width = max((len(fallback.change) for fallback in fallbacks), default=0)
     for index, fallback in enumerate(fallbacks):
         head = name if index == 0 else ""
-        effect = _EFFECTS[fallback.effect]
+        effect = EFFECTS[fallback.effect]
         time = f", about {fallback.time_factor:.2g}x time" if fallback.effect is not Effect.SEMANTICS else ""
         time = f", {fallback.note}" if fallback.devices > 1 else time
         yield f"  {head:<{_LIST_WIDTH}}{fallback.change:<{width}}  {gib(fallback.required_bytes):>9}   {effect}{time}"

@@ -1,0 +1,103 @@
+"""The command ``rehearse``: anyone's training script on a GPU that is not there."""
+
+import codecs
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from dryfit.cli.options import JsonOption, QuietOption, notes
+from dryfit.core.errors import ConfigError, ExitStatus
+
+CONTEXT: Final[dict[str, Any]] = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""What follows the script is the script's own, options too; ``-m`` begins the command line of a module."""
+
+_KEPT = 1 << 14
+"""Characters of the script's last output that are kept, to find its traceback in."""
+
+
+def rehearse(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCRIPT ARGS...", help="A script, -m MODULE, torchrun ..., or accelerate launch ..."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to see.")] = 3,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", min=1, help="Devices: it runs as rank 0 of so many; default: its launcher's."),
+    ] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Look for TrainingArguments that fit: each is another rehearsal.")
+    ] = False,
+    worst_batch: Annotated[
+        bool, typer.Option("--worst-batch/--no-worst-batch", help="Train on the largest batch of the data first.")
+    ] = True,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run a training script without a GPU, and say where its memory peaks and whether it fits.
+
+    Exit status 1 where it does not fit or that is unknown, 2 where it could not run.
+    """
+    import dryfit.api as api
+    from dryfit.cli.output import print_json, print_rehearsal
+    from dryfit.reporting.data.rehearsal_view import rehearsal_view
+
+    if not command:
+        raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
+    passed = _PassedOn(quiet=quiet)
+    options = api.RehearsalOptions(
+        device=device,
+        steps=steps,
+        ranks=ranks,
+        worst_batch=worst_batch,
+        ladder=ladder,
+        timeout_s=timeout,
+        on_output=passed.add,
+        on_note=notes(quiet=quiet),
+    )
+    answer = api.rehearse_command(api.read_command(command), options)
+    if html is not None:
+        api.write_rehearsal(answer, html, " ".join(command))
+    passed.add_traceback(answer.traceback)
+    print_json(rehearsal_view(answer)) if as_json else print_rehearsal(answer, ladder=ladder)
+    raise typer.Exit(
+        ExitStatus.DONE if answer.fits else ExitStatus.ANSWER_IS_NO if answer.ran else ExitStatus.CANNOT_RUN
+    )
+
+
+class _PassedOn:
+    """Writes what the script prints on stderr, as it is: it is the user's own terminal, and progress bars move in it.
+
+    Args:
+        quiet: Write nothing but the traceback of a script that failed.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._last = ""
+
+    def add(self, data: bytes) -> None:
+        """Write what has come."""
+        text = self._decoder.decode(data)
+        if text and not self._quiet:
+            self._last = (self._last + text)[-_KEPT:]
+            self._write(text)
+
+    def add_traceback(self, traceback: str) -> None:
+        """Write a traceback, unless the script has printed it already."""
+        lines = traceback.rstrip().splitlines()
+        if lines and lines[-1] not in self._last:
+            self._write("\n".join((*lines, "")))
+
+    @staticmethod
+    def _write(text: str) -> None:
+        getattr(sys.stderr, "write_raw", sys.stderr.write)(text)
+        sys.stderr.flush()

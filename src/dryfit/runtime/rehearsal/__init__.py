@@ -1,0 +1,1 @@
+"""Rehearsals of other people's scripts: their command lines, the process, and what else would fit."""

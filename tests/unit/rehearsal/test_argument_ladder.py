@@ -1,0 +1,103 @@
+"""The ladder of arguments: it ends, keeps the effective batch, and finds what fits where anything does."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dryfit.core.jobs.memory import Effect, PeakAt, StepPhase, VerdictKind
+from dryfit.core.jobs.rehearsal import ArgumentValue, SeenArguments
+from dryfit.core.settings.execution import DeviceSpec
+from dryfit.runtime.rehearsal.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
+from rehearsal_stand_in import GIB, answer_of, seen_arguments
+
+SMALL = DeviceSpec(name="1GiB", capacity_bytes=GIB)
+BATCH, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+def values(batch: int = 8, steps: int = 2, **others: ArgumentValue) -> dict[str, ArgumentValue]:
+    own = {BATCH: batch, STEPS: steps, "activation_checkpointing": False, "bf16": False, "optim": "adamw_torch_fused"}
+    return own | others
+
+
+def climbed(seen: SeenArguments, needs, capacity: float, *, has_eight_bit: bool = True) -> list[TriedChange]:
+    """All that is tried where a change needs what a function says."""
+    answer, tried = answer_of(GIB, SMALL, seen=seen), list[TriedChange]()
+    while True:
+        change = next_change(answer, tried, has_eight_bit=has_eight_bit)
+        if change is None:
+            return tried
+        assert change not in [one.change for one in tried]
+        tried.append(TriedChange(change, needs({**seen.values, **change.values}) <= capacity))
+        assert len(tried) < 30
+
+
+def memory(values: dict[str, ArgumentValue]) -> float:
+    """Bytes in some unit: 8 of state, and of activations 4 a row or 1 with checkpointing."""
+    state = 4 if values["optim"] in ("adamw_bnb_8bit", "adafactor") else 8
+    rows = values[BATCH] * (1 if values["activation_checkpointing"] else 4)
+    return state + rows * (0.5 if values["bf16"] else 1)
+
+
+def said(tried: list[TriedChange]) -> str:
+    best = best_change(tried)
+    assert best is not None
+    return " ".join(best.words)
+
+
+def test_smaller_micro_batches_come_first() -> None:
+    tried = climbed(seen_arguments(values()), memory, 24)
+    assert said(tried) == f"--{BATCH} 4 --{STEPS} 4"
+    assert [one.change.effect for one in tried] == [Effect.NUMERICS] * len(tried)
+
+
+def test_then_checkpointing_with_the_largest_micro_batch() -> None:
+    assert said(climbed(seen_arguments(values()), memory, 11)) == (
+        f"--{BATCH} 2 --{STEPS} 8 --activation_checkpointing True"
+    )
+    only = climbed(seen_arguments(values(batch=1)), memory, 9)
+    assert said(only) == "--activation_checkpointing True"
+
+
+def test_then_what_changes_the_experiment() -> None:
+    half = climbed(seen_arguments(values(batch=1)), memory, 8.5)
+    assert said(half) == "--activation_checkpointing True --bf16 True"
+    assert best_change(half).effect is Effect.SEMANTICS
+    eight = climbed(seen_arguments(values(batch=1)), memory, 5)
+    assert said(eight) == "--activation_checkpointing True --bf16 True --optim adamw_bnb_8bit"
+    without = climbed(seen_arguments(values(batch=1)), memory, 5, has_eight_bit=False)
+    assert said(without).endswith("--optim adafactor")
+    assert best_change(climbed(seen_arguments(values()), memory, 1)) is None
+
+
+def test_what_is_on_already_is_not_tried() -> None:
+    tried = climbed(seen_arguments(values(activation_checkpointing=True, bf16=True, optim="adafactor")), memory, 1)
+    assert [one.change.words for one in tried] == [(f"--{BATCH}", "1", f"--{STEPS}", "16")]
+    answer = answer_of(GIB, SMALL)
+    assert next_change(answer, (), has_eight_bit=True) is None
+
+
+def test_evaluation_that_does_not_fit_is_made_smaller() -> None:
+    seen = seen_arguments(values(batch=1, per_device_eval_batch_size=8))
+    answer = answer_of(GIB, SMALL, seen=seen)
+    assert answer.memory is not None
+    at = PeakAt(phase=StepPhase.EVALUATE, module="", op="")
+    evaluating = answer.model_copy(
+        update={"memory": answer.memory.model_copy(update={"peak_at": at}), "verdict": VerdictKind.REFUSED}
+    )
+    change = next_change(evaluating, (), has_eight_bit=False)
+    assert change == ArgumentChange({"per_device_eval_batch_size": 1}, Effect.NUMERICS)
+
+
+@given(st.integers(1, 48), st.integers(1, 8), st.floats(0, 220), st.booleans())
+def test_something_is_found_where_anything_fits(batch: int, steps: int, capacity: float, checkpointing: bool) -> None:
+    seen = seen_arguments(values(batch, steps, activation_checkpointing=checkpointing))
+    tried = climbed(seen, memory, capacity)
+    least = memory(values(1, 1, activation_checkpointing=True, bf16=True, optim="adamw_bnb_8bit"))
+    best = best_change(tried)
+    assert (best is not None) == (capacity >= least)
+    assert len(tried) <= 10
+    for one in tried:
+        assert one.change.values.get(BATCH, batch) * one.change.values.get(STEPS, steps) == batch * steps
+    if best is not None and best.effect is Effect.NUMERICS:
+        own = {**seen.values, **best.values}
+        larger = [{**own, BATCH: rows} for rows in range(own[BATCH] + 1, batch + 1) if batch % rows == 0]
+        assert not [one for one in larger if memory(one) <= capacity and one[BATCH] < batch]
