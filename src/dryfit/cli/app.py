@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import doctor, models, planning, rehearsal, reports, studies, training
+from dryfit.cli import doctor, models, planning, rehearse, reports, studies, training
 from dryfit.cli import imports as importing
 from dryfit.cli.streams import safe_streams
 from dryfit.core.errors import DryfitError, ExitStatus, MachineError
@@ -46,7 +46,7 @@ for command in (
     studies.init,
     importing.import_rows,
     doctor.doctor,
-    rehearsal.rehearse,
+    rehearse.rehearse,
     planning.plan,
     planning.calibrate,
     studies.tune,
@@ -61,7 +61,7 @@ for command in (
     models.load,
     studies.schema,
 ):
-    settings = rehearsal.CONTEXT if command is rehearsal.rehearse else None
+    settings = rehearse.CONTEXT if command is rehearse.rehearse else None
     app.command("import" if command is importing.import_rows else None, context_settings=settings)(command)
 
 
