@@ -15,7 +15,7 @@ from dryfit.api.planning import device_of
 from dryfit.api.reports import refuse_foreign, writing
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import Effect, VerdictKind
-from dryfit.core.jobs.rehearsal import PricedArguments, RehearsalAnswer, RehearsalRequest
+from dryfit.core.jobs.rehearsal import PricedArguments, RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.html.page import render
@@ -37,6 +37,10 @@ _MOST_CONFIG_BYTES = 1 << 20
 _SCRIPT_SUFFIXES = (".py", ".pyw")
 
 
+def _drop(_output: bytes) -> None:
+    """Leave out what is printed: a second time, it is nothing new."""
+
+
 @dataclass(frozen=True, slots=True)
 class RehearsalOptions:
     """How a script is rehearsed.
@@ -56,7 +60,7 @@ class RehearsalOptions:
     worst_batch: bool = True
     ladder: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
-    on_output: OnOutput = lambda _: None
+    on_output: OnOutput = _drop
     on_note: Callable[[str], None] = lambda _: None
     surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
 
@@ -219,6 +223,9 @@ def _climbed(
 ) -> RehearsalAnswer:
     """Rehearse, and with ``ladder`` rehearse changes until it is known which of them fits."""
     answer = run_rehearsal(request, surroundings, options.on_output)
+    if answer.end is ScriptEnd.OUT_OF_MEMORY:
+        options.on_note("it runs out of memory; rehearsing without that limit, to see how much it needs")
+        answer = _with_needs(answer, run_rehearsal(request.model_copy(update={"unlimited": True}), surroundings, _drop))
     if not options.ladder or not answer.ran or answer.fits:
         return answer
     tried: list[TriedChange] = []
@@ -229,9 +236,7 @@ def _climbed(
         if change is None:
             break
         options.on_note(f"rehearsing with {' '.join(change.words)}")
-        other = run_rehearsal(
-            request.model_copy(update={"overrides": dict(change.values)}), surroundings, lambda _: None
-        )
+        other = run_rehearsal(request.model_copy(update={"overrides": dict(change.values)}), surroundings, _drop)
         tried.append(TriedChange(change, other.fits))
         priced.append(_priced(change, other))
     best = best_change(tried)
@@ -239,6 +244,22 @@ def _climbed(
     verdict = VerdictKind.FITS_WITH if helps else answer.verdict
     ordered = sorted(priced, key=lambda one: best is None or one.arguments != best.words)  # the recommended one first
     return answer.model_copy(update={"ladder": tuple(ordered), "verdict": verdict})
+
+
+def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnswer:
+    """Return an answer that ended out of memory with what is known of the same script on a device without a limit."""
+    if not unlimited.ran or unlimited.memory is None:
+        return answer
+    known = ("memory", "work", "sent", "worst_batch", "muted", "unknown", "notes")
+    short_bytes = unlimited.memory.required_bytes - answer.device.capacity_bytes
+    return answer.model_copy(
+        update={name: getattr(unlimited, name) for name in known}
+        | {
+            "shortfall_bytes": max(0, short_bytes),
+            "rehearsal_s": answer.rehearsal_s + unlimited.rehearsal_s,
+            "host_peak_bytes": max(answer.host_peak_bytes, unlimited.host_peak_bytes),
+        }
+    )
 
 
 def _priced(change: ArgumentChange, answer: RehearsalAnswer) -> PricedArguments:

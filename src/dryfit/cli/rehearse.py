@@ -65,7 +65,8 @@ def rehearse(
     answer = api.rehearse_command(api.read_command(command), options)
     if html is not None:
         api.write_rehearsal(answer, html, " ".join(command))
-    passed.add_traceback(answer.traceback)
+    if not answer.ran:
+        passed.add_traceback(answer.traceback)
     print_json(rehearsal_view(answer)) if as_json else print_rehearsal(answer, ladder=ladder)
     raise typer.Exit(
         ExitStatus.DONE if answer.fits else ExitStatus.ANSWER_IS_NO if answer.ran else ExitStatus.CANNOT_RUN

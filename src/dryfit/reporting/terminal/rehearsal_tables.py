@@ -50,9 +50,9 @@ def _needs(answer: RehearsalAnswer) -> str:
         return "the script takes no memory of it" if answer.fits else "the script runs out of memory"
     if answer.verdict is VerdictKind.FITS:
         return f"the script needs {gib(memory.required_bytes)}"
-    if answer.out_of_memory:
-        least_bytes = max(memory.required_bytes, answer.device.capacity_bytes + answer.shortfall_bytes)
-        return f"the script needs at least {gib(least_bytes)}"
+    known_bytes = answer.device.capacity_bytes + answer.shortfall_bytes
+    if known_bytes > memory.required_bytes:
+        return f"the script needs at least {gib(known_bytes)}"
     return f"the script needs {gib(memory.required_bytes)}"
 
 
