@@ -60,7 +60,10 @@ class VirtualGpu:
         self.settings = AllocatorSettings.parse(next((os.environ[one] for one in _SETTINGS if os.environ.get(one)), ""))
         room = None if unlimited else spec.capacity_bytes - self.constants.overhead_bytes
         self.allocations = LiveAllocations(self.settings, room, self.constants.workspace_bytes)
+        self.room_bytes = room
         self.out_of_memory: list[OutOfMemory] = []
+        self.failed_at: list[int] = []
+        """Number of allocations and frees at each out-of-memory error."""
         self.unknown: dict[tuple[str, str], Unknown] = {}
         self.places = Places(own)
         self.dispatch = VirtualDispatch(self.allocations, self.places, ranks)
@@ -108,6 +111,7 @@ class VirtualGpu:
         )
         _, place = self.dispatch.place()
         self.dispatch.categorize()
+        self.failed_at.append(len(self.allocations.blocks))
         self.out_of_memory.append(
             OutOfMemory(
                 message=message,

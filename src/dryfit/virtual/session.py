@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, RehearsalRequest, ScriptEnd
 from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.virtual.gpu import VirtualGpu
@@ -97,31 +97,27 @@ class _Run:
     def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
         """Return the answer of a run that has ended."""
         gpu, request = self.gpu, self.request
-        memory = summarize(gpu.allocations, gpu.dispatch.categories(), self.marks, gpu.settings, gpu.constants)
-        verdict, reasons = VerdictKind.FITS, []
-        missing = 0 if memory is None else max(0, memory.required_bytes - request.device.capacity_bytes)
-        if end is ScriptEnd.OUT_OF_MEMORY:
-            verdict, reasons = VerdictKind.REFUSED, [gpu.out_of_memory[-1].message.partition(". GPU 0")[0]]
-            missing = max(
-                missing,
-                gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes - request.device.capacity_bytes,
-            )
-        elif end in (ScriptEnd.FAILED, ScriptEnd.NO_STEP):
-            verdict = VerdictKind.UNKNOWN
-            reasons = ["the script failed by itself" if end is ScriptEnd.FAILED else "no optimizer took a step"]
-        elif missing:
-            verdict = VerdictKind.REFUSED
-            reasons = [f"it needs {gib(memory.required_bytes if memory else 0)} with what the device takes itself"]
+        went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
+        memory = summarize(
+            gpu.allocations,
+            gpu.dispatch.categories(),
+            self.marks,
+            gpu.settings,
+            gpu.constants,
+            failed_at=gpu.failed_at,
+            enough_bytes=gpu.room_bytes if went_through else None,
+        )
+        verdict, shortfall, reasons = _verdict(gpu, memory, end)
         return RehearsalAnswer(
             verdict=verdict,
             end=end,
             device=request.device,
             ranks=request.ranks,
             memory=memory,
-            shortfall_bytes=missing,
+            shortfall_bytes=shortfall,
             out_of_memory=tuple(gpu.out_of_memory),
             unknown=tuple(gpu.unknown.values()),
-            reasons=tuple(reasons),
+            reasons=reasons,
             traceback=failure,
             torch=torch.__version__,
         )
@@ -135,6 +131,29 @@ class _Run:
     def _uncaught(self) -> None:
         last = self.gpu.out_of_memory[-1]
         self.gpu.out_of_memory[-1] = last.model_copy(update={"caught": False})
+
+
+def _verdict(
+    gpu: VirtualGpu, memory: RehearsalMemory | None, end: ScriptEnd
+) -> tuple[VerdictKind, int, tuple[str, ...]]:
+    """Return the verdict, the bytes that are missing, and why."""
+    capacity = gpu.spec.capacity_bytes
+    missing = 0 if memory is None else max(0, memory.required_bytes - capacity)
+    match end:
+        case ScriptEnd.FAILED:
+            return VerdictKind.UNKNOWN, 0, ("the script failed by itself",)
+        case ScriptEnd.NO_STEP:
+            return VerdictKind.UNKNOWN, 0, ("no optimizer took a step",)
+        case ScriptEnd.OUT_OF_MEMORY:
+            asked = gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes
+            reason = gpu.out_of_memory[-1].message.partition(". GPU 0")[0]
+            return VerdictKind.REFUSED, max(missing, asked - capacity), (reason,)
+        case _ if gpu.out_of_memory:
+            return VerdictKind.FITS, 0, ("the script met out-of-memory errors and went on with less",)
+        case _ if missing and memory is not None:
+            return VerdictKind.REFUSED, missing, (f"it needs {gib(memory.required_bytes)}, its margin included",)
+        case _:
+            return VerdictKind.FITS, 0, ()
 
 
 def _own_files(request: RehearsalRequest) -> tuple[str, ...]:

@@ -43,6 +43,9 @@ def summarize(
     steps: Sequence[StepMark],
     settings: AllocatorSettings,
     constants: DeviceConstants,
+    *,
+    failed_at: Sequence[int] = (),
+    enough_bytes: int | None = None,
 ) -> RehearsalMemory | None:
     """Return the memory of a run; None where nothing was allocated.
 
@@ -52,15 +55,19 @@ def summarize(
         steps: Ends of the optimizer steps, in order.
         settings: Of the allocator.
         constants: What the device takes besides.
+        failed_at: Number of events at each out-of-memory error.
+        enough_bytes: A capacity of the allocator with which the run is known to go on to its end; None: none is.
     """
     if not run.blocks:
         return None
-    labels = _settled(run, categories)
+    labels = _settled(run, categories, failed_at)
     allocated = np.asarray(run.allocated, dtype=np.int64)
     at = int(np.argmax(allocated))
     held = _held(run, labels, at)
     plain = replay(run.blocks, run.deltas, settings)
     cap_bytes = min_cap(run.blocks, run.deltas, settings, unlimited=plain)
+    if enough_bytes is not None:
+        cap_bytes = min(cap_bytes, enough_bytes)
     margin = margin_bytes(DeviceKind.CUDA, cap_bytes)
     by_category: dict[MemoryCategory, int] = defaultdict(int)
     by_module: dict[str, int] = defaultdict(int)
@@ -94,9 +101,15 @@ def _table(run: LiveAllocations) -> list[Label]:
     return list(run.label_table)
 
 
-def _settled(run: LiveAllocations, categories: dict[int, MemoryCategory]) -> dict[tuple[int, int], Label]:
-    """Return the label of each allocation, by number of label and block, with the category it turned out to have."""
+def _settled(
+    run: LiveAllocations, categories: dict[int, MemoryCategory], failed_at: Sequence[int]
+) -> dict[tuple[int, int], Label]:
+    """Return the label of each allocation, by number of label and block, with the category it turned out to have.
+
+    What ends in the phase that made it is temporary; what an out-of-memory error ended would have lived on.
+    """
     table = _table(run)
+    cut_short = {block for at in failed_at for block in _live(run, at - 1)}
     freed_in = {b: table[n].phase for b, d, n in zip(run.blocks, run.deltas, run.labels, strict=True) if d < 0}
     settled: dict[tuple[int, int], Label] = {}
     interned: dict[Label, Label] = {}
@@ -104,7 +117,7 @@ def _settled(run: LiveAllocations, categories: dict[int, MemoryCategory]) -> dic
         if delta > 0:
             label = table[number]
             category = categories.get(block, label.category)
-            if category is MemoryCategory.ACTIVATIONS and freed_in.get(block) is label.phase:
+            if category is MemoryCategory.ACTIVATIONS and freed_in.get(block) is label.phase and block not in cut_short:
                 category = MemoryCategory.TEMPORARIES
             if category is not label.category:
                 label = replace(label, category=category)
@@ -116,8 +129,8 @@ def _rounded(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def _held(run: LiveAllocations, labels: dict[tuple[int, int], Label], at: int, since: int = 0) -> dict[Label, int]:
-    """Return the bytes that are held after an event, by label, of blocks allocated from another event on."""
+def _live(run: LiveAllocations, at: int, since: int = 0) -> dict[int, tuple[int, int]]:
+    """Return label and rounded bytes of each block that is held after an event, allocated from another one on."""
     live: dict[int, tuple[int, int]] = {}
     for index in range(since, at + 1):
         block, delta = run.blocks[index], run.deltas[index]
@@ -125,8 +138,13 @@ def _held(run: LiveAllocations, labels: dict[tuple[int, int], Label], at: int, s
             live[block] = (run.labels[index], _rounded(delta))
         else:
             live.pop(block, None)
+    return live
+
+
+def _held(run: LiveAllocations, labels: dict[tuple[int, int], Label], at: int, since: int = 0) -> dict[Label, int]:
+    """Return the bytes that are held after an event, by label, of blocks allocated from another event on."""
     held: dict[Label, int] = defaultdict(int)
-    for block, (number, size) in live.items():
+    for block, (number, size) in _live(run, at, since).items():
         held[labels[number, block]] += size
     return held
 
