@@ -52,7 +52,7 @@ _FILES = {
     "too many choices": (_OWN + f"x = {list(range(100_000))}", "100000 choices, and at most 1000"),
     "too many cases": (_OWN + "x = [" + "{ choices = [1, 2] }," * 2000 + "]", "2000 cases, and at most 100"),
     "too many keys": (_OWN + "\n".join(f"x{number} = [1, 2]" for number in range(20_000)), "20000 keys"),
-    "a long chain": (_chain(900), "more than 64 times"),
+    "a long chain": (_chain(900), "more than 64 conditions"),
     "unknown keys": (_DATA + "[study]\n" + "\n".join(f"tril{number} = 1" for number in range(20_000)), "50 problems"),
 }
 

@@ -52,7 +52,7 @@ def declare(space: Mapping[str, Cases], keys: Keys) -> tuple[Param, ...]:
 
 def _in_order(space: Mapping[str, Cases], keys: Keys) -> list[str]:
     """Keys in the file's order, except that a condition's keys come first."""
-    ordered: list[str] = []
+    ordered: dict[str, int] = {}  # with the number of conditions in a row that lead to a key
 
     def place(key: str, path: tuple[str, ...]) -> None:
         if key in path:
@@ -60,10 +60,8 @@ def _in_order(space: Mapping[str, Cases], keys: Keys) -> list[str]:
             raise ConfigError(_doing(key), f"the conditions go in a circle: {circle}", "conditions that do not")
         if key in ordered:
             return
-        if len(path) == _MOST_CHAINED:
-            chain = " -> ".join((*path[:3], "..."))
-            problem = f"the conditions go from key to key more than {_MOST_CHAINED} times: {chain}"
-            raise ConfigError(_doing(path[0]), problem, f"at most {_MOST_CHAINED} conditions in a row")
+        if len(path) > _MOST_CHAINED:
+            raise _too_long(path[0])
         for parent in _parents(space[key]):
             if parent not in space:
                 raise ConfigError(
@@ -73,12 +71,19 @@ def _in_order(space: Mapping[str, Cases], keys: Keys) -> list[str]:
                     suggestion(parent, tuple(other for other in space if other != key)),
                 )
             place(parent, (*path, key))
-        ordered.append(key)
+        ordered[key] = max((ordered[parent] + 1 for parent in _parents(space[key])), default=0)
+        if ordered[key] > _MOST_CHAINED:
+            raise _too_long(key)
 
     for key in space:
         keys.require(key, _doing(key))
         place(key, ())
-    return ordered
+    return list(ordered)
+
+
+def _too_long(key: str) -> ConfigError:
+    problem = f"more than {_MOST_CHAINED} conditions lead to it, each on a key that has one itself"
+    return ConfigError(_doing(key), problem, f"at most {_MOST_CHAINED} conditions in a row")
 
 
 def _doing(key: str) -> str:
