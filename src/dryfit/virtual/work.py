@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from dryfit.core.jobs.rehearsal import Work
-from dryfit.core.settings.device_rates import DeviceRates, Precision, device_rates
+from dryfit.core.jobs.rehearsal import StepWork
+from dryfit.core.settings.device_rates import DeviceRates, ProductPrecision, device_rates
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.meta.private_apis.torch_modes import schema_of
 from dryfit.virtual.flops import flops_of, timed_flops
 from dryfit.virtual.traffic import Traffic, moves_nothing, tensors_in
 
-_HALVES = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
+_HALVES = {torch.float16: ProductPrecision.FP16, torch.bfloat16: ProductPrecision.BF16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Cost:
     flops: int
     timed_flops: int
     bytes: int
-    precision: Precision
+    precision: ProductPrecision
 
     def least_s(self, rates: DeviceRates, capability: tuple[int, int]) -> float:
         arithmetic_s = self.timed_flops / rates.flops_per_s(self.precision, capability)
@@ -76,15 +76,15 @@ class WorkCounter:
         cost = self._costs.get(key)
         if cost is None:
             cost = self._costs[key] = self._cost(func, args, kwargs, out)
-        if cost.flops and cost.precision is Precision.FP32 and _allows_tf32(func):
-            cost = replace(cost, precision=Precision.TF32)
+        if cost.flops and cost.precision is ProductPrecision.FP32 and _allows_tf32(func):
+            cost = replace(cost, precision=ProductPrecision.TF32)
         self._running[cost] += 1
 
     def step_ends(self) -> None:
         """Close an optimizer step: all that was noted since the last one was its work."""
         self._last, self._running = self._running, Counter()
 
-    def work(self, device: DeviceSpec) -> Work | None:
+    def work(self, device: DeviceSpec) -> StepWork | None:
         """Return the work of the last full step and the least time a device needs for it; None before any."""
         if self._last is None:
             return None
@@ -93,9 +93,9 @@ class WorkCounter:
         moved_bytes = sum(cost.bytes * times for cost, times in self._last.items())
         if rates is None:
             why = f"none: no rates are published for {device.name}; name a GPU to have the least time of a step"
-            return Work(flops_per_step=flops, bytes_per_step=moved_bytes, rates=why)
+            return StepWork(flops_per_step=flops, bytes_per_step=moved_bytes, rates=why)
         least_s = sum(cost.least_s(rates, device.capability) * times for cost, times in self._last.items())
-        return Work(
+        return StepWork(
             flops_per_step=flops,
             bytes_per_step=moved_bytes,
             least_step_s=least_s,
@@ -124,14 +124,14 @@ def _signed(value: Any) -> Any:
     return value if isinstance(value, bool | int | str | torch.dtype | None) else type(value)
 
 
-def _precision(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Precision:
+def _precision(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductPrecision:
     """Return what a product is computed in, by the type of its first matrix."""
     for tensor in tensors_in((*args, *kwargs.values())):
         if tensor.dim() >= 2:
             if tensor.dtype in _HALVES:
                 return _HALVES[tensor.dtype]
-            return Precision.EIGHT_BIT if tensor.dtype.itemsize == 1 else Precision.FP32
-    return Precision.FP32
+            return ProductPrecision.EIGHT_BIT if tensor.dtype.itemsize == 1 else ProductPrecision.FP32
+    return ProductPrecision.FP32
 
 
 def _allows_tf32(func: Any) -> bool:
@@ -141,7 +141,7 @@ def _allows_tf32(func: Any) -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
-def _told(rates: DeviceRates, precisions: set[Precision], capability: tuple[int, int]) -> str:
+def _told(rates: DeviceRates, precisions: set[ProductPrecision], capability: tuple[int, int]) -> str:
     used = ", ".join(
         f"{rates.flops_per_s(precision, capability) / 1e12:g} TFLOP/s in {precision}"
         for precision in sorted(precisions)

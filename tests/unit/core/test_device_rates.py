@@ -2,7 +2,7 @@
 
 import pytest
 
-from dryfit.core.settings.device_rates import Precision, device_rates
+from dryfit.core.settings.device_rates import ProductPrecision, device_rates
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.known_devices import device_names, parse_device
 
@@ -18,7 +18,7 @@ def test_every_known_device_has_rates_that_fit_its_architecture(name: str):
     assert (rates.tf32_tflops is not None) == (device.capability >= (8, 0))
     fp32, tf32, half = (
         rates.flops_per_s(precision, device.capability)
-        for precision in (Precision.FP32, Precision.TF32, Precision.FP16)
+        for precision in (ProductPrecision.FP32, ProductPrecision.TF32, ProductPrecision.FP16)
     )
     assert fp32 <= tf32 <= half
     if rates.tf32_tflops is not None:
@@ -30,8 +30,10 @@ def test_bfloat16_is_fp32_before_its_tensor_cores():
     old, new = device_rates(volta), device_rates(ampere)
     assert old is not None
     assert new is not None
-    assert old.flops_per_s(Precision.BF16, volta.capability) == old.flops_per_s(Precision.FP32, volta.capability)
-    assert new.flops_per_s(Precision.BF16, ampere.capability) == 312e12
+    assert old.flops_per_s(ProductPrecision.BF16, volta.capability) == old.flops_per_s(
+        ProductPrecision.FP32, volta.capability
+    )
+    assert new.flops_per_s(ProductPrecision.BF16, ampere.capability) == 312e12
 
 
 def test_a_drivers_name_has_rates_and_an_amount_has_none():

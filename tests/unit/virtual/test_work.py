@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import BertConfig, BertForSequenceClassification
 
-from dryfit.core.jobs.rehearsal import Work
+from dryfit.core.jobs.rehearsal import StepWork
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
 from dryfit.virtual.work import WorkCounter
@@ -34,7 +34,7 @@ class Counting(TorchDispatchMode):
         return out
 
 
-def work_of(step: Callable[[], Any], device: Any = AMOUNT) -> Work:
+def work_of(step: Callable[[], Any], device: Any = AMOUNT) -> StepWork:
     with Counting() as mode:
         step()
     mode.counter.step_ends()

@@ -21,7 +21,7 @@ BF16_CAPABILITY = (8, 0)
 """First compute capability whose tensor cores take bfloat16; older devices compute it in fp32."""
 
 
-class Precision(StrEnum):
+class ProductPrecision(StrEnum):
     """What a product of matrices is computed in."""
 
     FP32 = "fp32"
@@ -50,19 +50,19 @@ class DeviceRates:
     bandwidth_gb_s: float
     source: str
 
-    def flops_per_s(self, precision: Precision, capability: tuple[int, int]) -> float:
+    def flops_per_s(self, precision: ProductPrecision, capability: tuple[int, int]) -> float:
         """Return the peak rate of products in a precision; that of fp32 where no tensor core takes it."""
         half = self.half_tflops or self.fp32_tflops
         match precision:
-            case Precision.FP32:
+            case ProductPrecision.FP32:
                 tflops = self.fp32_tflops
-            case Precision.TF32:
+            case ProductPrecision.TF32:
                 tflops = self.tf32_tflops or self.fp32_tflops
-            case Precision.FP16:
+            case ProductPrecision.FP16:
                 tflops = half
-            case Precision.BF16:
+            case ProductPrecision.BF16:
                 tflops = half if capability >= BF16_CAPABILITY else self.fp32_tflops
-            case Precision.EIGHT_BIT:
+            case ProductPrecision.EIGHT_BIT:
                 tflops = EIGHT_BIT_SPEEDUP * half
         return tflops * 1e12
 

@@ -1,0 +1,266 @@
+"""Watch a script's data loaders: which feed training and which evaluation, where an epoch ends early, what comes first.
+
+After enough optimizer steps a loader that fed training ends its epoch, as if its data had ended there, so that the
+script goes on to its evaluation and saving; asked for another epoch, it ends the script. An evaluation ends after some
+batches. Host memory is not pinned: there is no driver to do it.
+
+A loader feeds training when an optimizer takes a step on the batch that it gave last. It feeds an evaluation when the
+modules that are called between two of its batches are in evaluation mode, or gradients are off.
+"""
+
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import DataLoader
+
+from dryfit.core.jobs.rehearsal import LargestBatch
+from dryfit.virtual.import_hooks import when_imported
+from dryfit.virtual.largest_batch import Found, find_largest, made_again
+from dryfit.virtual.optimizer_steps import OptimizerSteps, RehearsalDone
+
+EVALUATION_BATCHES = 16
+"""Batches after which an evaluation is ended."""
+
+_ADAPTERS = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
+"""Accelerate's loaders: they look like a ``DataLoader`` and are none."""
+
+
+class LoaderWatch:
+    """What is known of a script's data loaders.
+
+    Attributes:
+        notes: What was left out, in words.
+        largest: The largest batch of the loader that feeds training.
+    """
+
+    def __init__(self, steps: OptimizerSteps, *, worst_batch: bool) -> None:
+        self.notes: dict[str, None] = {}
+        self.largest: LargestBatch | None = None
+        self._steps = steps
+        self._worst_batch = worst_batch
+        self._found: WeakKeyDictionary[DataLoader[Any], Found | str] = WeakKeyDictionary()
+        self._training: WeakSet[Any] = WeakSet()
+        self._last: _Watched | None = None
+        self._winding_down_from: int | None = None
+        self._drawing = _Drawing()
+
+    def install(self) -> None:
+        """Watch every loader of the process from now on, and what modules do with their batches."""
+        watch = self
+
+        def subclassed(cls: type[DataLoader[Any]], **kwargs: Any) -> None:
+            super(DataLoader, cls).__init_subclass__(**kwargs)
+            watch._wrap(cls)
+
+        for known in {DataLoader, *_subclasses(DataLoader)}:
+            self._wrap(known)
+        DataLoader.__init_subclass__ = classmethod(subclassed)  # pyright: ignore[reportAttributeAccessIssue]
+        when_imported("accelerate.data_loader", self._wrap_adapters)
+        register_module_forward_pre_hook(self._module_called)
+
+    def before_step(self) -> None:
+        """Learn which loader feeds training; end the script where enough steps were made and none winds down.
+
+        Raises:
+            RehearsalDone: Another step would be of no use.
+        """
+        if self._steps.done:
+            # A loader around the one that was cut may have kept a batch: its step belongs to the natural end.
+            if self._winding_down_from is None or self._steps.number > 2 * self._winding_down_from:
+                raise RehearsalDone
+        elif self._last is not None and not self._last.evaluates:
+            self._last.trains = True
+            self._training.add(self._last.loader)
+            for loader in self._last.sources:
+                self._learned(loader)
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether modules are evaluating the batch that was given last."""
+        return self._last is not None and self._last.evaluates
+
+    def draw(self, watched: "_Watched") -> Any:
+        """Return an iterator's next batch.
+
+        Raises:
+            StopIteration: Its data have ended, or its epoch ends here.
+        """
+        if self._drawing.depth:  # the loader within a loader
+            self._drawing.sources.add(watched.loader)
+            return watched.next_batch()
+        watched.takes_stock()
+        if self._steps.done and watched.trains:
+            self._winding_down_from = self._steps.number
+            watched.ends_here()
+            raise StopIteration
+        if watched.evaluated >= EVALUATION_BATCHES and not watched.trains:
+            self.notes[_shortened(watched.loader)] = None
+            watched.ends_here()
+            raise StopIteration
+        self._drawing.sources = {watched.loader}
+        with self._drawing.nested():
+            batch = watched.next_batch()
+        watched.sources = self._drawing.sources
+        self._last, self._winding_down_from = watched, None
+        return batch
+
+    def _wrap(self, cls: Any) -> None:
+        """Let a class's iterators be watched, where it has its own."""
+        original = vars(cls).get("__iter__")
+        if original is None:
+            return
+
+        @wraps(original)
+        def iterate(loader: Any) -> Iterator[Any]:
+            again = self._steps.done and loader in self._training and torch.is_grad_enabled()
+            if again and not self._drawing.depth:
+                raise RehearsalDone
+            loader.pin_memory = False
+            found = self._look(loader) if cls is DataLoader else None
+            with self._drawing.nested():
+                inner = original(loader)
+            return _Watched(self, loader, inner, found)
+
+        cls.__iter__ = iterate
+
+    def _wrap_adapters(self, module: Any) -> None:
+        for name in _ADAPTERS:
+            self._wrap(getattr(module, name))
+
+    def _look(self, loader: DataLoader[Any]) -> Found | None:
+        """Return the batch that a loader has to give first, also where it begins anew before any step."""
+        if not self._worst_batch or self._steps.number or not torch.is_grad_enabled():
+            return None
+        known = self._found.get(loader)
+        if known is None:
+            known = self._found[loader] = find_largest(loader)
+        elif isinstance(known, Found):
+            known = made_again(loader, known)
+        return known if isinstance(known, Found) else None
+
+    def _learned(self, loader: DataLoader[Any]) -> None:
+        """Take over what was found of a loader that feeds training."""
+        found = self._found.get(loader)
+        if isinstance(found, Found) and self.largest is None:
+            self.largest = found.answer
+        note = found.note if isinstance(found, Found) else found
+        if note:
+            self.notes[note] = None
+
+    def _module_called(self, module: nn.Module, _args: object) -> None:
+        if self._last is not None:
+            self._last.is_used(trains=module.training and torch.is_grad_enabled())
+
+
+class _Drawing(threading.local):
+    """What a thread is drawing batches from: a loader may draw from another one."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.sources: set[Any] = set()
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+
+class _Watched:
+    """A loader's iterator.
+
+    Attributes:
+        trains: Whether an optimizer took a step on a batch of it.
+        evaluated: Batches that were evaluated.
+        sources: The loaders that its last batch came through.
+    """
+
+    def __init__(self, watch: LoaderWatch, loader: Any, inner: Iterator[Any], found: Found | None) -> None:
+        self.loader = loader
+        self.trains = False
+        self.evaluated = 0
+        self.sources: set[Any] = set()
+        self._watch = watch
+        self._inner = inner
+        self._first = None if found is None else (found.batch,)
+        self._left_out = -1 if found is None else found.position
+        self._drawn = 0
+        self._ended = False
+        self._trained_on = self._evaluated_on = False
+
+    def __iter__(self) -> "_Watched":
+        return self
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        return self._watch.draw(self)
+
+    def __len__(self) -> int:
+        return len(self._inner)  # pyright: ignore[reportArgumentType]  # torch's own iterators have one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether its last batch was only evaluated so far."""
+        return self._evaluated_on and not self._trained_on
+
+    def is_used(self, *, trains: bool) -> None:
+        """Remember that a module was called after its last batch."""
+        self._trained_on |= trains
+        self._evaluated_on |= not trains
+
+    def takes_stock(self) -> None:
+        """Count what became of its last batch."""
+        self.evaluated = 0 if self._trained_on else self.evaluated + self._evaluated_on
+        self._trained_on = self._evaluated_on = False
+
+    def next_batch(self) -> Any:
+        """Return the largest batch if it has one to begin with, then the others in their order."""
+        if self._first is not None:
+            (batch,), self._first = self._first, None
+            return batch
+        if self._drawn == self._left_out:
+            self._draw()
+        return self._draw()
+
+    def ends_here(self) -> None:
+        """End, and tell a loader of Accelerate's so, as its own end would."""
+        self._ended = True
+        if isinstance(self._inner, Generator):
+            self._inner.close()
+        if type(self.loader).__name__ in _ADAPTERS:
+            self.loader.end()
+
+    def _draw(self) -> Any:
+        batch = next(self._inner)
+        self._drawn += 1
+        return batch
+
+
+def _shortened(loader: Any) -> str:
+    try:
+        length = f" of {len(loader)}"
+    except (TypeError, NotImplementedError):
+        length = ""
+    return (
+        f"an evaluation was ended after {EVALUATION_BATCHES}{length} batches:"
+        " what a script keeps of each batch (logits) is counted for these alone"
+    )
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for known in cls.__subclasses__():
+        yield known
+        yield from _subclasses(known)

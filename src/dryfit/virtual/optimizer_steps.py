@@ -1,0 +1,95 @@
+"""Count the optimizer steps of a script that knows nothing of it.
+
+A step of the script is one of its optimizers: with several (a generator's and a discriminator's), step n begins when
+the first of them makes its n-th. Wrappers (Accelerate's, Lightning's, ``GradScaler``) call the optimizer that they
+wrap, and that one is counted; a step that a scaler skips is none.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch.optim.optimizer as optimizers
+from torch.optim import Optimizer
+
+PATIENCE = 4
+"""Times the steps asked for after which an optimizer that takes none, or few, is waited for no longer."""
+
+
+class RehearsalDone(BaseException):
+    """Enough steps were seen: ends the script, through its ``finally`` blocks and past its ``except Exception``."""
+
+
+class OptimizerSteps:
+    """Counts steps, and says when enough were made.
+
+    Args:
+        wanted: Steps that are enough.
+        on_start: Called with a step's number before its first optimizer begins.
+        on_end: Called with a step's number after its first optimizer has ended.
+
+    Attributes:
+        number: Steps that have ended.
+    """
+
+    def __init__(self, wanted: int, on_start: Callable[[int], None], on_end: Callable[[int], None]) -> None:
+        self.number = 0
+        self._wanted = wanted
+        self._on_start = on_start
+        self._on_end = on_end
+        self._made: WeakSet[Optimizer] = WeakSet()
+        self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._done = False
+
+    def install(self, before_step: Callable[[], None]) -> None:
+        """Watch every optimizer of the process from now on.
+
+        Args:
+            before_step: Called before each optimizer's step; what it raises ends the script there.
+        """
+
+        def begins(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+            if _within_its_own_step(optimizer):
+                return
+            before_step()
+            if self._counts.get(optimizer, 0) == self.number:
+                self._on_start(self.number + 1)
+
+        def ends(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+            if _within_its_own_step(optimizer):
+                return
+            count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+            if count > self.number:
+                self.number = count
+                self._on_end(count)
+
+        original = Optimizer.__init__
+
+        @wraps(original)
+        def initialise(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self._made.add(optimizer)
+
+        Optimizer.__init__ = initialise  # pyright: ignore[reportAttributeAccessIssue]
+        optimizers.register_optimizer_step_pre_hook(begins)
+        optimizers.register_optimizer_step_post_hook(ends)
+
+    @property
+    def done(self) -> bool:
+        """Whether enough was seen: each living optimizer has made the steps, or one has made many more."""
+        if not self._done and self.number >= self._wanted:
+            waiting = any(self._counts.get(optimizer, 0) < self._wanted for optimizer in self._made)
+            self._done = not waiting or self.number >= PATIENCE * self._wanted
+        return self._done
+
+
+def _within_its_own_step(optimizer: Optimizer) -> bool:
+    """Return whether a subclass's step has called its parent's: torch announces both."""
+    steps, frame = 0, inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == optimizers.__file__ and frame.f_code.co_name == "wrapper":
+            steps += frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1

@@ -1,0 +1,69 @@
+"""Shorten a script to a few optimizer steps, its evaluation and its saving, largest batch first."""
+
+from collections.abc import Callable
+
+from dryfit.core.jobs.rehearsal import LargestBatch
+from dryfit.virtual.loaders import LoaderWatch
+from dryfit.virtual.optimizer_steps import OptimizerSteps
+from dryfit.virtual.trainers import end_trainers
+
+
+def _nothing(_: int) -> None:
+    pass
+
+
+class Shortening:
+    """What ends a script early.
+
+    Args:
+        steps: Optimizer steps that are enough.
+        worst_batch: Whether to look for the largest batch and train on it first.
+        on_step_start: Called with a step's number, from 1, as its optimizer begins.
+        on_step_end: Called with it as its optimizer has ended.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        *,
+        worst_batch: bool = True,
+        on_step_start: Callable[[int], None] = _nothing,
+        on_step_end: Callable[[int], None] = _nothing,
+    ) -> None:
+        self._steps = OptimizerSteps(steps, on_step_start, on_step_end)
+        self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch)
+
+    def install(self) -> None:
+        """Change this process for good, which belongs to the rehearsal: call it before the script begins.
+
+        The script may be ended by ``RehearsalDone``. One that asks for the next batch by ``next(iterator)`` and does
+        not expect an end fails with ``StopIteration``: where :attr:`done` is true then, it was ended, too.
+        """
+        self._loaders.install()
+        self._steps.install(self._loaders.before_step)
+        end_trainers(lambda: self._steps.done)
+
+    @property
+    def done(self) -> bool:
+        """Whether enough steps were made."""
+        return self._steps.done
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that have ended."""
+        return self._steps.number
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether the modules that run are evaluating a loader's batch."""
+        return self._loaders.evaluating
+
+    @property
+    def largest_batch(self) -> LargestBatch | None:
+        """The largest batch of the loader that feeds training; None where it was not looked for or is not known."""
+        return self._loaders.largest
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out or cut, in words for the answer."""
+        return tuple(self._loaders.notes)

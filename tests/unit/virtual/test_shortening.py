@@ -1,0 +1,376 @@
+"""Scripts of every kind end after three steps, with their evaluation and saving, on real CPU tensors."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from dryfit.virtual.loaders import EVALUATION_BATCHES
+from dryfit.virtual.optimizer_steps import PATIENCE, RehearsalDone
+from dryfit.virtual.shortening import Shortening
+from in_fork import in_fork
+
+pytestmark = pytest.mark.heavy
+
+WIDTH = 4
+
+
+class Log:
+    """What a script did, and how it ended."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.sizes: list[int] = []
+
+    def say(self, *words: Any) -> None:
+        self.said.append(" ".join(map(str, words)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """Let torch import what a first step imports, for all forks."""
+    model, optimizer = parts()
+    loss_of(model, (torch.zeros(2, WIDTH), torch.tensor([0, 1]))).backward()
+    optimizer.step()
+
+
+def shortened(script: Callable[[Log], None], *, worst_batch: bool = False, steps: int = 3) -> dict[str, Any]:
+    """Run a script in a fork, shortened; return what it said."""
+
+    def run() -> dict[str, Any]:
+        log = Log()
+        marks: list[str] = []
+        short = Shortening(
+            steps,
+            worst_batch=worst_batch,
+            on_step_start=lambda number: marks.append(f"<{number}"),
+            on_step_end=lambda number: marks.append(f"{number}>"),
+        )
+        short.install()
+        try:
+            script(log)
+            log.say("finished")
+        except RehearsalDone:
+            log.say("stopped")
+        largest = short.largest_batch
+        return {
+            "said": log.said,
+            "sizes": log.sizes,
+            "marks": " ".join(marks),
+            "done": short.done,
+            "notes": short.notes,
+            "largest": None if largest is None else largest.model_dump(mode="json"),
+        }
+
+    return in_fork(run)
+
+
+def rows(count: int = 64) -> TensorDataset:
+    return TensorDataset(torch.randn(count, WIDTH), torch.randint(0, 2, (count,)))
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(WIDTH, 2)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def evaluate(model: nn.Module, loader: Any) -> int:
+    model.eval()
+    with torch.no_grad():
+        return sum(1 for batch in loader if loss_of(model, batch) is not None)
+
+
+def plain(log: Log, *, accumulation: int = 1, workers: int = 0) -> None:
+    model, optimizer = parts()
+    train = DataLoader(rows(), 2, shuffle=True, num_workers=workers, pin_memory=True)
+    test = DataLoader(rows(100), 2, num_workers=workers)
+    for _ in range(2):
+        model.train()
+        for at, batch in enumerate(train):
+            loss_of(model, batch).backward()
+            if (at + 1) % accumulation == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                log.say("step")
+        log.say("evaluated", evaluate(model, test))
+        log.say("saved")
+
+
+def test_a_plain_loop_evaluates_and_saves_after_its_last_step():
+    answer = shortened(plain)
+    assert answer["said"] == ["step"] * 3 + [f"evaluated {EVALUATION_BATCHES}", "saved", "stopped"]
+    assert answer["marks"] == "<1 1> <2 2> <3 3>"
+    (note,) = answer["notes"]
+    assert note.startswith("an evaluation was ended after 16 of 50 batches: what a script keeps")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accumulation_beyond_an_evaluations_batches_and_workers(workers: int):
+    answer = shortened(lambda log: plain(log, accumulation=EVALUATION_BATCHES + 4, workers=workers), steps=2)
+    # 32 batches an epoch and 20 a step: the first epoch ends by itself, with its evaluation.
+    assert answer["said"] == [
+        "step",
+        f"evaluated {EVALUATION_BATCHES}",
+        "saved",
+        "step",
+        f"evaluated {EVALUATION_BATCHES}",
+        "saved",
+        "finished",
+    ]
+
+
+def test_a_loop_without_a_loader_stops_before_another_step():
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        while True:
+            loss_of(model, (torch.randn(2, WIDTH), torch.tensor([0, 1]))).backward()
+            optimizer.step()
+            log.say("step")
+
+    answer = shortened(script)
+    assert answer["said"] == ["step"] * 3 + ["stopped"]
+    assert answer["marks"] == "<1 1> <2 2> <3 3>"
+
+
+def test_one_batch_trained_on_over_and_over_stops_too():
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        batch = next(iter(DataLoader(rows(), 2)))
+        while True:
+            loss_of(model, batch).backward()
+            optimizer.step()
+            log.say("step")
+
+    assert shortened(script)["said"] == ["step"] * 3 + ["stopped"]
+
+
+def test_a_scaler_and_an_iterator_begun_again():
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        scaler = torch.amp.GradScaler("cpu")
+        loader = DataLoader(rows(4), 2)
+        batches = iter(loader)
+        for _ in range(100):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(loader)
+                batch = next(batches)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(model, batch)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            log.say("step")
+
+    answer = shortened(script)
+    assert answer["said"] == ["step"] * 3 + ["stopped"]
+    assert answer["marks"] == "<1 1> <2 2> <3 3>"
+
+
+def test_several_optimizers_each_make_their_steps():
+    def script(log: Log) -> None:
+        critic, of_critic = parts()
+        generator, of_generator = parts()
+        for at, batch in enumerate(DataLoader(rows(), 2)):
+            of_critic.zero_grad()
+            loss_of(critic, batch).backward()
+            of_critic.step()
+            log.say("critic")
+            if at % 3 == 2:
+                loss_of(generator, batch).backward()
+                of_generator.step()
+                log.say("generator")
+
+    answer = shortened(script)
+    assert answer["said"].count("generator") == 3
+    assert answer["said"].count("critic") == 9
+    assert answer["said"][-1] == "finished"
+
+
+def test_an_optimizer_that_takes_no_step_is_not_waited_for_long():
+    def script(log: Log) -> None:
+        unused = parts()
+        model, optimizer = parts()
+        for batch in DataLoader(rows(), 2):
+            loss_of(model, batch).backward()
+            optimizer.step()
+            log.say("step")
+        del unused
+
+    assert shortened(script)["said"] == ["step"] * (3 * PATIENCE) + ["finished"]
+
+
+def test_a_step_within_a_subclass_step_is_one():
+    class Louder(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    def script(log: Log) -> None:
+        model = nn.Linear(WIDTH, 2)
+        torch.optim.SGD(model.parameters(), 0.1)  # torch announces steps of the parent's class from here on
+        optimizer = Louder(model.parameters(), 0.1)
+        for batch in DataLoader(rows(), 2):
+            loss_of(model, batch).backward()
+            optimizer.step()
+            log.say("step")
+
+    assert shortened(script)["marks"] == "<1 1> <2 2> <3 3>"
+
+
+class Stream(IterableDataset):
+    """Counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self.read += 1
+            yield torch.full((WIDTH,), float(self.read)), torch.tensor(self.read % 2)
+
+
+def test_a_stream_is_read_once():
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        stream = Stream()
+        for batch in DataLoader(stream, 2):
+            log.sizes.append(int(batch[0][0, 0]))
+            loss_of(model, batch).backward()
+            optimizer.step()
+        log.say("read", stream.read)
+
+    answer = shortened(script, worst_batch=True)
+    assert answer["sizes"] == [1, 3, 5]
+    assert answer["said"] == ["read 6", "finished"]
+    assert answer["largest"] is None
+    assert answer["notes"] == ["the largest batch is not known: the data set can be read only once"]
+
+
+class Sentences(Dataset[torch.Tensor]):
+    """Rows of random lengths, and of random numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.lengths = [1 + (7 * at) % 23 for at in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        noise = torch.rand(()).item() + float(np.random.rand()) + random.random()
+        return torch.full((self.lengths[at],), 1.0 + at + noise * 1e-3)
+
+
+def padded(batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"inputs": nn.utils.rnn.pad_sequence(batch, batch_first=True)}
+
+
+def epoch(log: Log, *, workers: int = 0, count: int = 20, at_once: int = 3) -> None:
+    """Train for an epoch, and say every value that was seen."""
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+    weight = nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], 0.0)
+    loader = DataLoader(Sentences(count), at_once, shuffle=True, collate_fn=padded, num_workers=workers)
+    for batch in loader:
+        log.sizes.append(batch["inputs"].numel())
+        log.say(batch["inputs"][:, 0].tolist())
+        (weight * batch["inputs"]).sum().backward()
+        optimizer.step()
+    log.say(torch.rand(()).item(), float(np.random.rand()), random.random())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_largest_batch_comes_first_and_the_others_in_their_order(workers: int):
+    as_it_is = shortened(lambda log: epoch(log, workers=workers), steps=99)
+    answer = shortened(lambda log: epoch(log, workers=workers), worst_batch=True, steps=99)
+    assert answer["sizes"][0] == max(as_it_is["sizes"])
+    first = as_it_is["sizes"].index(max(as_it_is["sizes"]))
+    assert len(answer["sizes"]) == len(as_it_is["sizes"]) == 7
+    # The same rows with the same random numbers, and the same numbers afterwards.
+    assert answer["said"][1:] == [said for at, said in enumerate(as_it_is["said"]) if at != first]
+    assert answer["largest"] == {
+        "shapes": {"inputs": [3, answer["sizes"][0] // 3]},
+        "seen": 7,
+        "of": 7,
+        "fed_first": True,
+    }
+    assert answer["notes"] == []
+
+
+def test_a_loader_begun_before_training_gives_its_largest_batch_again():
+    def script(log: Log) -> None:
+        weight = nn.Parameter(torch.zeros(()))
+        optimizer = torch.optim.SGD([weight], 0.0)
+        loader = DataLoader(Sentences(20), 3, shuffle=True, collate_fn=padded)
+        log.sizes.append(next(iter(loader)).pop("inputs").numel())
+        for batch in loader:
+            log.sizes.append(batch["inputs"].numel())
+            (weight * batch["inputs"]).sum().backward()
+            optimizer.step()
+
+    sizes = shortened(script, worst_batch=True, steps=99)["sizes"]
+    assert len(sizes) == 8
+    assert sizes[0] == sizes[1] == max(sizes)
+
+
+def test_a_data_set_that_fails_costs_the_search_alone():
+    class Broken(Sentences):
+        def __getitem__(self, at: int) -> torch.Tensor:
+            if torch.utils.data.get_worker_info() is None:
+                raise OSError("open only in a worker")
+            return super().__getitem__(at)
+
+    def script(log: Log) -> None:
+        weight = nn.Parameter(torch.zeros(()))
+        optimizer = torch.optim.SGD([weight], 0.0)
+        for batch in DataLoader(Broken(20), 3, collate_fn=padded, num_workers=1):
+            (weight * batch["inputs"]).sum().backward()
+            optimizer.step()
+            log.say("step")
+
+    answer = shortened(script, worst_batch=True)
+    assert answer["said"] == ["step"] * 3 + ["finished"]
+    assert answer["largest"] is None
+    assert answer["notes"] == ["the largest batch is not known: looking for it raised OSError: open only in a worker"]
+
+
+def test_a_loader_of_the_scripts_own_class_ends_as_torchs():
+    class Renamed(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            for inputs, labels in super().__iter__():
+                yield {"inputs": inputs, "labels": labels}
+
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        for batch in Renamed(rows(), 2):
+            loss_of(model, (batch["inputs"], batch["labels"])).backward()
+            optimizer.step()
+            log.say("step")
+
+    assert shortened(script, worst_batch=True)["said"] == ["step"] * 3 + ["finished"]
+
+
+def test_an_evaluation_before_training_is_cut_and_training_is_not():
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        log.say("evaluated", evaluate(model, DataLoader(rows(100), 2)))
+        log.say("looked at", sum(1 for _ in DataLoader(rows(100), 2)))
+        model.train()
+        for batch in DataLoader(rows(), 2):
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+    said = shortened(script)["said"]
+    assert said == [f"evaluated {EVALUATION_BATCHES}", "looked at 50", "finished"]
