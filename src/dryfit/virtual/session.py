@@ -18,11 +18,8 @@ from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, Rehears
 from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.virtual.gpu import VirtualGpu
+from dryfit.virtual.script.optimizer_steps import RehearsalDone
 from dryfit.virtual.summary import StepMark, summarize
-
-
-class RehearsalDone(BaseException):
-    """Enough was seen: ends the script, through its ``finally`` blocks."""
 
 
 def rehearse(request: RehearsalRequest) -> RehearsalAnswer:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from dryfit.virtual.loaders import EVALUATION_BATCHES
-from dryfit.virtual.optimizer_steps import PATIENCE, RehearsalDone
-from dryfit.virtual.shortening import Shortening
+from dryfit.virtual.script.loaders import EVALUATION_BATCHES
+from dryfit.virtual.script.optimizer_steps import PATIENCE, RehearsalDone
+from dryfit.virtual.script.shortening import Shortening
 from in_fork import in_fork
 
 pytestmark = pytest.mark.heavy

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 
 from dryfit.core.jobs.rehearsal import LargestBatch
 from dryfit.virtual.import_hooks import when_imported
-from dryfit.virtual.largest_batch import Found, find_largest, made_again
-from dryfit.virtual.optimizer_steps import OptimizerSteps, RehearsalDone
+from dryfit.virtual.script.largest_batch import Found, find_largest, made_again
+from dryfit.virtual.script.optimizer_steps import OptimizerSteps, RehearsalDone
 
 EVALUATION_BATCHES = 16
 """Batches after which an evaluation is ended."""

@@ -33,7 +33,7 @@ def _adding(trainer: Any, add: Callable[[Any], None]) -> None:
 
 
 def _end_of_transformers(module: Any, done: Callable[[], bool]) -> Callable[[Any], None]:
-    class EndOfRehearsal(module.TrainerCallback):
+    class TransformersEnd(module.TrainerCallback):
         """Evaluates, saves and stops after the last step of a rehearsal."""
 
         def on_step_end(self, args: Any, _state: Any, control: Any, **_: Any) -> None:
@@ -48,11 +48,11 @@ def _end_of_transformers(module: Any, done: Callable[[], bool]) -> Callable[[Any
             if done():
                 control.should_evaluate |= args.eval_strategy == "epoch"
 
-    return lambda trainer: trainer.add_callback(EndOfRehearsal())
+    return lambda trainer: trainer.add_callback(TransformersEnd())
 
 
 def _end_of_lightning(module: Any, done: Callable[[], bool]) -> Callable[[Any], None]:
-    class EndOfRehearsal(module.Callback):
+    class LightningEnd(module.Callback):
         """Asks the trainer to stop after the last step of a rehearsal."""
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -60,4 +60,4 @@ def _end_of_lightning(module: Any, done: Callable[[], bool]) -> Callable[[Any], 
             if done():
                 trainer.should_stop = True
 
-    return lambda trainer: trainer.callbacks.insert(0, EndOfRehearsal())  # savers have to stay the last
+    return lambda trainer: trainer.callbacks.insert(0, LightningEnd())  # savers have to stay the last

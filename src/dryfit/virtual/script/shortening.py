@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from dryfit.core.jobs.rehearsal import LargestBatch
-from dryfit.virtual.loaders import LoaderWatch
-from dryfit.virtual.optimizer_steps import OptimizerSteps
-from dryfit.virtual.trainers import end_trainers
+from dryfit.virtual.script.loaders import LoaderWatch
+from dryfit.virtual.script.optimizer_steps import OptimizerSteps
+from dryfit.virtual.script.trainers import end_trainers
 
 
 def _nothing(_: int) -> None:
