@@ -30,6 +30,7 @@ TEXTS = {
     "dryfit.parallel.ranks.apply:_dryfit_cut": "an attribute of ours on another library's object",
     "dryfit.parallel.proof.narrow_config:_token_id": "how names of settings end",
     "dryfit.train.rehearsal.observing:_mask": "how names of inputs end",
+    "dryfit.virtual.traffic:_like": "how names of operators end",
     "dryfit.runtime.failures.fault_case:_pickle.UnpicklingError": "pickle.UnpicklingError, as a text",
 }
 # Names in the package that need no row of NAMES.

@@ -79,7 +79,7 @@ CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.study.loop.listeners": "whatever a user's module raises as it is imported is wrong with that module",
     "dryfit.study.loop.observers": "the outermost frame of an observer's thread: whatever it raises detaches it",
     "dryfit.virtual.session": "the outermost frame of a user's script: whatever ends it is told",
-    "dryfit.virtual.script.largest_batch": "a script's own data set may raise anything: the search is given up, it goes on",
+    "dryfit.virtual.script.largest_batch": "a script's own data set may raise anything: the search is given up",
     "dryfit.search.mirror.process": "drivers have errors of their own; after any of them the storage is tried again",
 }
 IMPORTS_IN_FUNCTIONS: dict[str, str] = {

@@ -10,69 +10,73 @@ import torch
 from dryfit.meta.private_apis.torch_modes import schema_of
 
 _FREE = frozenset(
-    "aten::" + name
-    for name in [
-        "_assert_async",
-        "_assert_scalar",
-        "_assert_tensor_metadata",
-        "_unsafe_view",
-        "detach",
-        "empty",
-        "empty_like",
-        "empty_permuted",
-        "empty_strided",
-        "is_pinned",
-        "is_same_size",
-        "lift",
-        "lift_fresh",
-        "new_empty",
-        "new_empty_strided",
-        "record_stream",
-        "resize_",
-        "set_",
-    ]
+    {
+        "aten::_assert_async",
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::_unsafe_view",
+        "aten::detach",
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_permuted",
+        "aten::empty_strided",
+        "aten::is_pinned",
+        "aten::is_same_size",
+        "aten::lift",
+        "aten::lift_fresh",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::record_stream",
+        "aten::resize_",
+        "aten::set_",
+    }
 )
 """Operators that move no bytes, beside views."""
 
 _WRITES_ONLY = frozenset(
-    "aten::" + name
-    for name in [
-        "_foreach_copy_",
-        "_foreach_zero_",
-        "bernoulli_",
-        "cauchy_",
-        "copy_",
-        "exponential_",
-        "fill_",
-        "geometric_",
-        "log_normal_",
-        "normal_",
-        "random_",
-        "uniform_",
-        "zero_",
-    ]
+    {
+        "aten::_foreach_copy_",
+        "aten::_foreach_zero_",
+        "aten::bernoulli_",
+        "aten::cauchy_",
+        "aten::copy_",
+        "aten::exponential_",
+        "aten::fill_",
+        "aten::geometric_",
+        "aten::log_normal_",
+        "aten::normal_",
+        "aten::random_",
+        "aten::uniform_",
+        "aten::zero_",
+    }
 )
 """Operators in place that do not read what they overwrite."""
 
 _GATHERS = frozenset(
-    "aten::" + name
-    for name in ["embedding", "gather", "index", "index_select", "nll_loss_forward", "take", "_unsafe_index"]
+    {
+        "aten::embedding",
+        "aten::gather",
+        "aten::index",
+        "aten::index_select",
+        "aten::nll_loss_forward",
+        "aten::take",
+        "aten::_unsafe_index",
+    }
 )
 """Operators that read as many values of their first tensor as their output, or a loss's targets, has."""
 
 _SCATTERS = frozenset(
-    "aten::" + name
-    for name in [
-        "_index_put_impl_",
-        "index_add_",
-        "index_copy_",
-        "index_put_",
-        "put_",
-        "scatter_",
-        "scatter_add_",
-        "scatter_reduce_",
-        "_unsafe_index_put",
-    ]
+    {
+        "aten::_index_put_impl_",
+        "aten::index_add_",
+        "aten::index_copy_",
+        "aten::index_put_",
+        "aten::put_",
+        "aten::scatter_",
+        "aten::scatter_add_",
+        "aten::scatter_reduce_",
+        "aten::_unsafe_index_put",
+    }
 )
 """Operators that touch as much of their first tensor as the largest other tensor has."""
 

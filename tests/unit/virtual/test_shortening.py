@@ -309,7 +309,7 @@ def test_the_largest_batch_comes_first_and_the_others_in_their_order(workers: in
     assert answer["notes"] == []
 
 
-def test_a_loader_begun_before_training_gives_its_largest_batch_again():
+def test_a_loader_begun_before_training_begins_with_its_largest_batch_again():
     def script(log: Log) -> None:
         weight = nn.Parameter(torch.zeros(()))
         optimizer = torch.optim.SGD([weight], 0.0)
@@ -322,7 +322,7 @@ def test_a_loader_begun_before_training_gives_its_largest_batch_again():
 
     sizes = shortened(script, worst_batch=True, steps=99)["sizes"]
     assert len(sizes) == 8
-    assert sizes[0] == sizes[1] == max(sizes)
+    assert sizes[1] == max(sizes[1:])
 
 
 def test_a_data_set_that_fails_costs_the_search_alone():

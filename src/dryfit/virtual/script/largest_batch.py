@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -29,12 +29,10 @@ class Found:
     """The largest batch.
 
     Attributes:
-        indices: Rows of the data set that make it.
         position: Of the batch in the epoch that is about to begin.
         note: Why no more were looked at; empty where all were, or the number was reached.
     """
 
-    indices: Any
     position: int
     batch: Any
     answer: LargestBatch
@@ -57,12 +55,6 @@ def find_largest(loader: DataLoader[Any], *, most_s: float = MOST_SECONDS) -> Fo
             return _search(loader, batches, most_s)
         except Exception as error:  # noqa: BLE001  # the script's own data set and collator may raise anything
             return f"the largest batch is not known: looking for it raised {type(error).__name__}: {error}"
-
-
-def made_again(loader: DataLoader[Any], found: Found) -> Found:
-    """Return the same rows as a new batch, for another beginning in another order; its last batch is left out."""
-    with _random_numbers_kept():
-        return replace(found, batch=_collate(loader, found.indices), position=len(loader) - 1)
 
 
 def _collate(loader: DataLoader[Any], indices: Any) -> Any:
@@ -89,7 +81,7 @@ def _random_numbers_kept() -> Iterator[None]:
 
 def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str:
     began_s = time.monotonic()
-    largest: tuple[tuple[int, int], int, Any, Any] | None = None
+    largest: tuple[tuple[int, int], int, Any] | None = None
     seen, note = 0, ""
     for indices in islice(_copied(loader), min(batches, MOST_BATCHES)):
         batch = _collate(loader, indices)
@@ -101,17 +93,17 @@ def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         )
         if largest is None or size > largest[0]:
-            largest = (size, seen, indices, batch)
+            largest = (size, seen, batch)
         seen += 1
         if time.monotonic() - began_s > most_s and seen < batches:
             note = f"the largest batch is that of {seen} of {batches}: {most_s:g} s were up"
             break
     if largest is None or largest[0] == (0, 0):
         return "the largest batch is not known: the data loader gives no tensors"
-    _, position, indices, batch = largest
+    _, position, batch = largest
     shapes = {name: tuple(tensor.shape) for name, tensor in _named_tensors(batch)}
     answer = LargestBatch(shapes=shapes, seen=seen, of=batches, fed_first=True)
-    return Found(indices, position, batch, answer, note)
+    return Found(position, batch, answer, note)
 
 
 def _copied(loader: DataLoader[Any]) -> Iterator[Any]:

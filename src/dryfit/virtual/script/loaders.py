@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from dryfit.core.jobs.rehearsal import LargestBatch
 from dryfit.virtual.import_hooks import when_imported
-from dryfit.virtual.script.largest_batch import Found, find_largest, made_again
+from dryfit.virtual.script.largest_batch import Found, find_largest
 from dryfit.virtual.script.optimizer_steps import OptimizerSteps, RehearsalDone
 
 EVALUATION_BATCHES = 16
@@ -135,15 +135,11 @@ class LoaderWatch:
             self._wrap(getattr(module, name))
 
     def _look(self, loader: DataLoader[Any]) -> Found | None:
-        """Return the batch that a loader has to give first, also where it begins anew before any step."""
+        """Return the batch that a loader has to give first, each time that it begins before any step."""
         if not self._worst_batch or self._steps.number or not torch.is_grad_enabled():
             return None
-        known = self._found.get(loader)
-        if known is None:
-            known = self._found[loader] = find_largest(loader)
-        elif isinstance(known, Found):
-            known = made_again(loader, known)
-        return known if isinstance(known, Found) else None
+        found = self._found[loader] = find_largest(loader)
+        return found if isinstance(found, Found) else None
 
     def _learned(self, loader: DataLoader[Any]) -> None:
         """Take over what was found of a loader that feeds training."""
