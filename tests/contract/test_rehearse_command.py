@@ -1,0 +1,161 @@
+"""``dryfit rehearse`` as a user meets it, with simple arithmetic in place of the virtual GPU."""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import dryfit
+from dryfit import api
+from dryfit.cli.app import app
+from dryfit.core.errors import ConfigError, ObjectiveError
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.reporting.data.rehearsal_view import PLAN_KEYS
+from dryfit.runtime.rehearsal.rehearsal_process import REHEARSED_VARIABLE, RehearsalSurroundings
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+BATCH, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    start = RehearsalSurroundings(dict(os.environ), import_paths=(SUPPORT,), module="rehearsal_stand_in")
+    monkeypatch.setattr("dryfit.api.RehearsalOptions", functools.partial(api.RehearsalOptions, surroundings=start))
+    (tmp_path / "train.py").write_text("raise SystemExit\n")
+    return "train.py"
+
+
+def rehearsed(*words: str) -> Result:
+    return CliRunner().invoke(app, ["rehearse", "--device", "rtx4090", *words])
+
+
+def test_a_script_that_fits(script: str) -> None:
+    done = rehearsed(script, "fits", "4", "--device", "nonsense", "-q", "--json")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "rehearsal fits: the script needs 6.9 GiB, device has 23.5 GiB (rtx4090)"
+    assert lines[1:3] == [
+        "peak at backward, model.layers.3.mlp, aten.mm.default",
+        "  train.py:88  loss.backward()  in transformers/models/qwen2/modeling_qwen2.py:312",
+    ]
+    for part in (
+        "4.0 GiB\tactivations\ttrain.py:88\tloss.backward()\ttransformers/models/qwen2/modeling_qwen2.py:312",
+        "memory grows by 1.0 GiB a step; most of what is kept is made here:\n  train.py:91  losses.append(loss)",
+        "worst batch   input_ids 4 x 512; largest of 2000 batches looked at, of 12000; trained on first",
+        "a step        1.5 TFLOP, 40 GB read and written; at least 41.2 ms on rtx4090 (165 TFLOP/s",
+        "left out      checkpoint: out/checkpoint-3, 1.0 GiB",
+        "left out      wandb run: me/mine\n",
+        "unknown       flash_attn has no stand-in at train.py:40  flash_attn_func(q, k, v)",
+        "note          torch.compile was run eagerly",
+        "3 steps rehearsed in 12.5 s, 512 MiB of host memory",
+    ):
+        assert part in done.stdout, part
+    assert "on stderr" in done.stderr  # what the script prints, on either stream
+    assert "environment True" in done.stderr
+
+
+def test_quiet_is_the_answer_alone(script: str) -> None:
+    assert rehearsed("-q", script, "fits", "4").stderr == ""
+
+
+def test_json_has_the_keys_of_a_plan(script: str) -> None:
+    done = rehearsed("--json", "--quiet", "torchrun", "--nproc-per-node", "8", script, "fits", "4")
+    view = json.loads(done.stdout)
+    assert PLAN_KEYS - {"schema_version"} <= view.keys()
+    assert (view["verdict"], view["ran"], view["ranks"], view["flops_per_step"]) == ("fits", True, 8, 1.5e12)
+    assert view["by_line"][0]["line"] == "train.py:88"
+    assert view["sent_bytes"] == {"all_reduce": 2**30}
+    assert view["worst_batch"]["shapes"] == {"input_ids": [4, 512]}
+    assert len(view["steps"]) == 3 and len(view["timeline"]) == 12
+
+
+def test_ranks_and_accelerate(script: str) -> None:
+    words = ("accelerate", "launch", "--mixed_precision", "bf16", "--num_processes", "2", script, "fits", "4")
+    done = rehearsed(*words)
+    assert "environment True bf16" in done.stderr
+    assert "on each of 2 devices" in done.stdout
+    assert "on each of 4 devices" in rehearsed("--ranks", "4", *words).stdout
+
+
+def test_a_script_that_does_not_fit(script: str) -> None:
+    done = rehearsed("--quiet", script, "fits", "32")
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[0] == (
+        "rehearsal refused: the script needs 34.9 GiB, device has 23.5 GiB (rtx4090)    [REHEARSE-NOFIT]"
+    )
+    assert "out of memory in step 1, backward: 20 MiB asked for; the script did not catch it" in done.stdout
+
+
+def test_the_ladder_says_what_to_add_to_the_command(script: str) -> None:
+    done = rehearsed("--quiet", "--ladder", script, "fits", "32")
+    assert done.exit_code == 1  # the command as it was given does not fit
+    said = f"{BATCH} 16 {STEPS} 2"
+    assert f"it fits with {said}    [REHEARSE-NOFIT]" in done.stdout.splitlines()[0]
+    assert f"it fits with (equal up to rounding):\n  {said}\n" in done.stdout
+    view = json.loads(rehearsed("--quiet", "--json", "--ladder", script, "fits", "32").stdout)
+    assert view["verdict"] == "fits_with"
+    assert view["ladder"][0]["arguments"] == said.split()
+    assert 2 <= len(view["ladder"]) <= 5
+
+
+def test_a_script_that_fails_by_itself(script: str) -> None:
+    for options in ((), ("--quiet",), ("--quiet", "--json")):
+        done = rehearsed(*options, script, "failed")
+        assert done.exit_code == 2
+        assert "KeyError: 'here'" in done.stderr
+    assert json.loads(done.stdout)["ran"] is False
+    died = rehearsed(script, "abort")
+    assert died.exit_code == 2
+    assert died.stderr.count("terminate called without an active exception") == 1
+    assert "ended by signal SIGABRT" in died.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["missing.py"], "there is no file missing.py"),
+        ([], "no script was given"),
+        (["--unknown", "x.py"], "there is no option --unknown"),
+        (["deepspeed", "train.py"], "DeepSpeed"),
+        (["--device", "rtx409", "train.py", "fits", "1"], "rtx4090"),
+        (["--device", "cpu:16GiB", "train.py", "fits", "1"], "a CUDA device"),
+        (["--timeout", "0", "train.py", "fits", "1"], "timeout"),
+        (["accelerate", "launch", "--config_file", "no.yaml", "train.py"], "no.yaml"),
+    ],
+)
+def test_what_cannot_be_run_is_an_error(script: str, words: list[str], said: str) -> None:
+    error = rehearsed(*words).exception
+    assert isinstance(error, ConfigError) and error.exit_status == 2
+    assert said in str(error)
+
+
+def test_a_page_is_written(script: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert rehearsed("--quiet", "--html", str(page), script, "fits", "4").exit_code == 0
+    assert "train.py fits 4" in page.read_text(encoding="utf-8")
+    page.write_text("mine")
+    assert isinstance(rehearsed("--quiet", "--html", str(page), script, "fits", "4").exception, ConfigError)
+
+
+def own_function() -> None:
+    raise AssertionError("a child of its own calls it")
+
+
+def test_functions_that_nobody_else_can_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ObjectiveError, match="the function to rehearse: it is a lambda|it is a lambda"):
+        dryfit.rehearse(lambda: None, device="24GiB")
+    with pytest.raises(ConfigError, match="a function takes none"):
+        dryfit.rehearse(own_function, device="24GiB", arguments=["--lr"])
+    monkeypatch.setenv(REHEARSED_VARIABLE, "1")
+    with pytest.raises(ObjectiveError, match="itself a rehearsal"):
+        dryfit.rehearse(own_function, device="24GiB")
+
+
+def test_the_python_api_answers_as_the_command(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dryfit.api.rehearsal.RehearsalOptions", api.RehearsalOptions)
+    answer = dryfit.rehearse(script, device="24GiB", arguments=["fits", "4"], ladder=True)
+    assert (answer.verdict, answer.fits) == (VerdictKind.FITS, True)
