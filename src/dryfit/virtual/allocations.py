@@ -1,5 +1,6 @@
 """Allocations of a script as they happen: each is served, or refused, by the simulated allocator at once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dryfit.core.jobs.memory import MemoryCategory, StepPhase
@@ -34,7 +35,7 @@ class LiveAllocations(OpenSegment):
     """All allocations of a run, in order, each placed by the allocator when it is made.
 
     Args:
-        settings: Of the allocator.
+        settings: Gives those of the allocator; asked at the first allocation, as a device does.
         capacity_bytes: What the device leaves to it; None for as much as is asked.
         workspace_bytes: What cuBLAS takes for each thread that multiplies matrices.
 
@@ -45,9 +46,12 @@ class LiveAllocations(OpenSegment):
         reserved: Reserved bytes after each event.
     """
 
-    def __init__(self, settings: AllocatorSettings, capacity_bytes: int | None, workspace_bytes: int) -> None:
+    def __init__(
+        self, settings: Callable[[], AllocatorSettings], capacity_bytes: int | None, workspace_bytes: int
+    ) -> None:
         super().__init__()
-        self.allocator = CachingAllocator(settings, capacity_bytes)
+        self._settings = settings
+        self.allocator = CachingAllocator(settings(), capacity_bytes)
         self.peaks = Peaks()
         self.allocated: list[int] = []
         self.reserved: list[int] = []
@@ -64,6 +68,8 @@ class LiveAllocations(OpenSegment):
         """
         allocator = self.allocator
         if delta > 0:
+            if not self.blocks:
+                allocator.configure(self._settings())
             address = allocator.malloc(delta)
             if address is None:
                 raise NoRoomError(delta)

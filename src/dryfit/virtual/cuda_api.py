@@ -15,6 +15,7 @@ from dryfit.meta.private_apis.torch_virtual import nothing, replace_internals
 from dryfit.virtual.allocations import LiveAllocations
 
 _MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
+_NOT_COUNTED = ("inactive_split_bytes", "allocation", "segment", "active", "inactive_split")
 _CUDA_VERSION = "12.8"
 """What ``torch.version.cuda`` says where torch was built without CUDA."""
 
@@ -118,13 +119,16 @@ class CudaApi:
             ("active_bytes", allocator.allocated_bytes, peaks.allocated_bytes),
             ("requested_bytes", allocator.allocated_bytes, peaks.allocated_bytes),
             ("reserved_bytes", allocator.reserved_bytes, peaks.reserved_bytes),
-            ("inactive_split_bytes", 0, 0),
+            *((name, 0, 0) for name in _NOT_COUNTED),
         ):
             for pool in ("all", "large_pool", "small_pool"):
                 known = pool == "all"
                 stats[f"{name}.{pool}.current"] = now if known else 0
                 stats[f"{name}.{pool}.peak"] = peak if known else 0
                 stats[f"{name}.{pool}.allocated"] = stats[f"{name}.{pool}.freed"] = 0
+        for name in ("oversize_allocations", "oversize_segments"):
+            for part in ("current", "peak", "allocated", "freed"):
+                stats[f"{name}.{part}"] = 0
         stats["num_alloc_retries"] = allocator.retries
         stats["num_ooms"] = 0
         return stats
@@ -160,7 +164,6 @@ class CudaApi:
             "reset_max_memory_allocated": lambda *_: self._allocations.reset_peaks(),
             "reset_accumulated_memory_stats": nothing,
             "memory_stats": self.memory_stats,
-            "memory_summary": lambda *_, **__: f"{allocator.allocated_bytes} bytes allocated on a virtual GPU",
             "mem_get_info": self._mem_get_info,
             "set_per_process_memory_fraction": self._set_fraction,
             "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),

@@ -6,6 +6,7 @@ device, runs on fakes.
 """
 
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -52,7 +53,10 @@ class VirtualDispatch(ScriptRecorder):
     def __init__(self, allocations: LiveAllocations, places: Places, devices: int) -> None:
         super().__init__(allocations, places)
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.is_bad_fork = False
+        """Whether this process was forked from one that had used the device, and so must not use it."""
         self._devices = devices
+        self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
         self._stand_ins = StandIns()
         self.on_no_room: Any = None
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
@@ -86,7 +90,13 @@ class VirtualDispatch(ScriptRecorder):
             raise torch.AcceleratorError(
                 "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
             )
-        return self._on_device(func, types, args, kwargs, device)
+        if self.is_bad_fork and _is_on_cuda(args, device):
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
+        with self._lock:
+            return self._on_device(func, types, args, kwargs, device)
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a fake without a known value."""
@@ -97,7 +107,7 @@ class VirtualDispatch(ScriptRecorder):
 
     def faked(self, real: torch.Tensor) -> torch.Tensor:
         """Return a fake on the CPU in the place of a real tensor; it knows small values."""
-        with self.fakes:
+        with self._lock, self.fakes:
             made = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype)
         remember(made, real.detach())
         return made
@@ -220,6 +230,11 @@ class VirtualDispatch(ScriptRecorder):
         for size in args[0]:
             elements *= size
         return elements >= _MANY_ELEMENTS
+
+
+def _is_on_cuda(args: Any, device: torch.device | None) -> bool:
+    tensors = [leaf for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)]
+    return (device is not None and device.type == "cuda") or any(one.device.type == "cuda" for one in tensors)
 
 
 def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:

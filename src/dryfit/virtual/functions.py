@@ -5,7 +5,10 @@ for what reads a tensor's memory, ``nn.Parameter`` and what ``nn.Module.to`` doe
 """
 
 import copy
+import os
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -98,6 +101,52 @@ def install(dispatch: VirtualDispatch) -> None:
     FakeTensor.__deepcopy__ = _deep_copy
     FakeTensor.__format__ = _format
     torch.Generator = _Generator  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def run_compiled_eagerly(note: Callable[[str], None]) -> None:
+    """Let ``torch.compile`` give models and functions that run as they are.
+
+    Args:
+        note: Called with a remark where something is compiled.
+    """
+    compile_ = torch.compile
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.set_stance("force_eager")
+        note("torch.compile: run without it, which is an upper bound of what compiled code keeps")
+        return compile_(*args, **kwargs)
+
+    torch.compile = eager
+
+
+def follow_threads(enter: Callable[[], AbstractContextManager[object]]) -> None:
+    """Let each thread that is started from now on run inside of a context: torch's modes belong to one thread.
+
+    Args:
+        enter: Makes the context, in the new thread.
+    """
+    start = threading.Thread.start
+
+    def start_inside(self: threading.Thread) -> None:
+        run = self.run
+
+        def run_inside() -> None:
+            with enter():
+                run()
+
+        self.run = run_inside
+        start(self)
+
+    threading.Thread.start = start_inside
+
+
+def mark_forks(forked: Callable[[], None]) -> None:
+    """Call a function in each process that is forked from this one.
+
+    Args:
+        forked: Called in the new process, before anything else runs there.
+    """
+    os.register_at_fork(after_in_child=forked)
 
 
 def _move(parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor], dispatch: VirtualDispatch) -> bool:

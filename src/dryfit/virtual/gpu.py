@@ -57,14 +57,15 @@ class VirtualGpu:
             raise TraceError(_DOING, reason, hint="dryfit hides GPUs from a rehearsal that it starts itself")
         self.spec = spec
         self.constants = constants or device_constants(spec, torch.__version__)
-        self.settings = AllocatorSettings.parse(next((os.environ[one] for one in _SETTINGS if os.environ.get(one)), ""))
         room = None if unlimited else spec.capacity_bytes - self.constants.overhead_bytes
-        self.allocations = LiveAllocations(self.settings, room, self.constants.workspace_bytes)
+        self.allocations = LiveAllocations(_allocator_settings, room, self.constants.workspace_bytes)
         self.room_bytes = room
         self.out_of_memory: list[OutOfMemory] = []
         self.failed_at: list[int] = []
         """Number of allocations and frees at each out-of-memory error."""
         self.unknown: dict[tuple[str, str], Unknown] = {}
+        self.notes: list[str] = []
+        """Remarks on the whole run."""
         self.places = Places(own)
         self.dispatch = VirtualDispatch(self.allocations, self.places, ranks)
         self.dispatch.on_no_room = self._no_room
@@ -77,10 +78,31 @@ class VirtualGpu:
         """Let this process's tensors be on the virtual GPU, inside the block; what was patched stays."""
         self._api.install()
         functions.install(self.dispatch)
-        torch.autograd.set_multithreading_enabled(False)
+        functions.run_compiled_eagerly(self._note)
+        functions.follow_threads(self._modes)
+        functions.mark_forks(self._forked)
         # Kept alive as long as the block: what is collected takes its kernels with it.
-        with route_attention("cuda", self.spec.capability), self.dispatch, functions.VirtualFunctions():
+        with route_attention("cuda", self.spec.capability), self._modes():
             yield self
+
+    @property
+    def settings(self) -> AllocatorSettings:
+        """Settings of the allocator: those of the environment when the script first allocated."""
+        return self.allocations.allocator.settings
+
+    @contextmanager
+    def _modes(self) -> Iterator[None]:
+        """Let one thread's tensors be on the virtual GPU, inside the block."""
+        torch.autograd.set_multithreading_enabled(False)
+        with self.dispatch, functions.VirtualFunctions():
+            yield
+
+    def _forked(self) -> None:
+        self.dispatch.is_bad_fork = bool(self.allocations.blocks)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -144,6 +166,11 @@ def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
         TraceError: This build of torch cannot do it, or a real device is visible.
     """
     return VirtualGpu(parse_device(device) if isinstance(device, str) else device).active()
+
+
+def _allocator_settings() -> AllocatorSettings:
+    """Read how the script wants the allocator to work."""
+    return AllocatorSettings.parse(next((os.environ[one] for one in _SETTINGS if os.environ.get(one)), ""))
 
 
 def _size(size: int) -> str:

@@ -114,6 +114,7 @@ class _Run:
             shortfall_bytes=shortfall,
             out_of_memory=tuple(gpu.out_of_memory),
             unknown=tuple(gpu.unknown.values()),
+            notes=tuple(gpu.notes),
             reasons=reasons,
             traceback=failure,
             torch=torch.__version__,

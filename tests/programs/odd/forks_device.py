@@ -35,5 +35,5 @@ worker.start()
 said = answers.get()
 worker.join()
 print(said)
-assert device == "cpu" or "Cannot re-initialize CUDA in forked subprocess" in said
+assert device == "cpu" or "Cannot re-initialize CUDA in forked subprocess" in str(said)
 step()

@@ -43,6 +43,11 @@ class CachingAllocator:
     """
 
     def __init__(self, settings: AllocatorSettings, capacity_bytes: int | None = None) -> None:
+        self._capacity = _UNLIMITED if capacity_bytes is None else capacity_bytes
+        self.configure(settings)
+
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Begin anew under these settings; nothing may be allocated."""
         self.settings = settings
         self.reserved_bytes = 0
         self.allocated_bytes = 0
@@ -50,7 +55,6 @@ class CachingAllocator:
         self.fragmented_bytes = 0
         self.missing_bytes = 0
         self.asked_bytes = 0
-        self._capacity = _UNLIMITED if capacity_bytes is None else capacity_bytes
         self._expandable = settings.expandable_segments
         self._max_split = _UNLIMITED if settings.max_split_bytes is None else settings.max_split_bytes
         self._picks = self._expandable or settings.max_split_bytes is not None
@@ -65,7 +69,7 @@ class CachingAllocator:
         self._next_address = 0
         self._unmapped: dict[bool, list[int]] = {True: [0], False: [_LARGE_RANGE]} if self._expandable else {}
         self._unmapped_end = {start: start + _ENDLESS for starts in self._unmapped.values() for start in starts}
-        self._ages = settings.gc_threshold is not None and capacity_bytes is not None
+        self._ages = settings.gc_threshold is not None and self._capacity < _UNLIMITED
         self._searches = 0
         self._freed_at: dict[int, int] = {}
 
