@@ -56,8 +56,10 @@ def _end_of_lightning(module: Any, done: Callable[[], bool]) -> Callable[[Any], 
         """Asks the trainer to stop after the last step of a rehearsal."""
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            """Ask: it validates and saves before it does."""
+            """Ask: it validates and saves before it does, also where it was to go on for some epochs before that."""
             if done():
                 trainer.should_stop = True
+                trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+                trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch and 1
 
     return lambda trainer: trainer.callbacks.insert(0, LightningEnd())  # savers have to stay the last
