@@ -7,6 +7,7 @@ from pathlib import Path
 from dryfit.core.errors import DryfitError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.process import die_with_parent
 from dryfit.core.wire import write_model
 from dryfit.virtual.session import rehearse
 
@@ -14,6 +15,8 @@ from dryfit.virtual.session import rehearse
 def main() -> None:
     """Read the request, run its script, write the answer."""
     request = RehearsalRequest.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if request.parent_pid is not None:
+        die_with_parent(request.parent_pid)
     try:
         answer = rehearse(request)
     except DryfitError as error:

@@ -1,13 +1,8 @@
 """Run a user's script on a virtual GPU, and say what it took."""
 
-import importlib
-import importlib.util
 import resource
-import runpy
-import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,6 +14,8 @@ from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.virtual.gpu import VirtualGpu
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
+from dryfit.virtual.script.target import add_working_folder, own_file, started
+from dryfit.virtual.script.training_arguments import ArgumentWatch
 from dryfit.virtual.summary import StepMark, summarize
 
 
@@ -37,11 +34,12 @@ def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
             request.device,
             ranks=request.ranks,
             unlimited=request.unlimited,
-            own=_own_files(request),
             constants=constants,
         ),
     )
     _import_bitsandbytes()
+    arguments = ArgumentWatch(request.overrides)
+    arguments.install()
     with run.gpu.active():
         end, failure = run.run()
         run.gpu.dispatch.categorize()
@@ -49,6 +47,7 @@ def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
     return answer.model_copy(
         update={
             "confidence": constants.confidence,
+            "training_arguments": arguments.seen,
             "rehearsal_s": time.monotonic() - began_s,
             "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
@@ -76,7 +75,9 @@ class _Run:
         """Run the script; return how it ended, with the traceback of a failure."""
         hook = register_optimizer_step_post_hook(self._step_ended)
         try:
-            _script(self.request)()
+            add_working_folder(self.request)
+            self.gpu.places.own.add(own_file(self.request))
+            started(self.request)()
         except RehearsalDone:
             return ScriptEnd.STOPPED, ""
         except SystemExit as error:
@@ -152,28 +153,6 @@ def _verdict(
             return VerdictKind.REFUSED, missing, (f"it needs {gib(memory.required_bytes)}, its margin included",)
         case _:
             return VerdictKind.FITS, 0, ()
-
-
-def _own_files(request: RehearsalRequest) -> tuple[str, ...]:
-    if request.module:
-        spec = importlib.util.find_spec(request.module)
-        return (spec.origin,) if spec is not None and spec.origin else ()
-    return (str(Path(request.script).resolve()),) if request.script else ()
-
-
-def _script(request: RehearsalRequest) -> Callable[[], object]:
-    """Return what runs the script as Python itself would."""
-    if request.function:
-        module, _, name = request.function.partition(":")
-        return getattr(importlib.import_module(module), name)
-    if request.module:
-        module = request.module
-        sys.argv = [module, *request.arguments]
-        return lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
-    script = str(request.script)
-    sys.argv = [script, *request.arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    return lambda: runpy.run_path(script, run_name="__main__")
 
 
 def _traceback(error: BaseException) -> str:

@@ -1,0 +1,66 @@
+"""What a rehearsal runs: a script, a module or a function, found and started as Python itself would."""
+
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dryfit.core.jobs.rehearsal import RehearsalRequest
+from dryfit.core.settings.functions import FunctionName
+from dryfit.core.user_code import imported
+
+
+def own_file(request: RehearsalRequest) -> str:
+    """Return the file of what is run, whose lines are the user's own wherever it lies; empty where there is none.
+
+    The packages above a module are imported for it.
+    """
+    if request.function:
+        name = FunctionName.parse(request.function)
+        return os.path.realpath(name.place) if name.in_script else _origin(name.place)
+    if request.module:
+        return _origin(request.module)
+    script = Path(str(request.script)).resolve()
+    return str(script / "__main__.py" if script.is_dir() else script)
+
+
+def started(request: RehearsalRequest) -> Callable[[], object]:
+    """Return what runs a script, module or function, with ``sys.argv`` and ``sys.path`` as Python sets them.
+
+    The function's module is imported here.
+
+    Raises:
+        ConfigError: There is no such function.
+    """
+    if request.function:
+        function = imported(FunctionName.parse(request.function), f"importing {request.function} to rehearse it")
+        assert callable(function)
+        return function
+    if request.module:
+        module = request.module
+        sys.argv = [module, *request.arguments]
+        return lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
+    script = str(request.script)
+    sys.argv = [script, *request.arguments]
+    if not Path(script).is_dir():  # runpy adds a folder by itself
+        sys.path.insert(0, str(Path(script).resolve().parent))
+    return lambda: runpy.run_path(script, run_name="__main__")
+
+
+def add_working_folder(request: RehearsalRequest) -> None:
+    """Let modules be found in the working folder where ``python -m`` would find them: this process began without it."""
+    if request.module:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _origin(module: str) -> str:
+    """Return the file of a module; of a package that is run, of its ``__main__``."""
+    try:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{module}.__main__") or spec
+    except ImportError:
+        return ""  # running it says why
+    return spec.origin or "" if spec is not None else ""

@@ -1,0 +1,93 @@
+"""``transformers.TrainingArguments`` of a rehearsed script: which values it made them with, and others in their place.
+
+The names are those of the installed version. Classes derived from it, such as TRL's ``SFTConfig``, come to the same
+``__post_init__``, after what they do themselves; values are replaced there, before
+transformers derives others from them.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from dryfit.core.jobs.rehearsal import ArgumentValue, SeenArguments
+from dryfit.virtual.import_hooks import when_imported
+
+_CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
+"""The newer name first; the older is an alias where both are there."""
+_NAMES = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "per_device_eval_batch_size",
+    "optim",
+    "bf16",
+    "fp16",
+)
+_PARSER = "transformers.hf_argparser"
+
+
+class ArgumentWatch:
+    """Watches the first ``TrainingArguments`` that the script makes.
+
+    Args:
+        overrides: Values that take the place of the script's own, by name.
+
+    Attributes:
+        seen: None until one was made.
+    """
+
+    def __init__(self, overrides: Mapping[str, ArgumentValue]) -> None:
+        self._overrides = dict(overrides)
+        self.seen: SeenArguments | None = None
+
+    def install(self) -> None:
+        """Watch from now on; transformers is not imported for it."""
+        when_imported("transformers.training_args", self._wrap)
+
+    def _wrap(self, module: Any) -> None:
+        cls = module.TrainingArguments
+        cls.__post_init__ = self._watched(cls.__post_init__)
+
+    def _watched(self, post_init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(post_init)
+        def watched(arguments: Any, *args: Any, **kwargs: Any) -> None:
+            for name, value in self._overrides.items():
+                if hasattr(arguments, name):
+                    setattr(arguments, name, value)
+                    if name in _CHECKPOINTING:  # no older spelling may speak against it
+                        _set_all_spellings(arguments, value)
+            post_init(arguments, *args, **kwargs)
+            if self.seen is None:
+                self.seen = _seen(arguments)
+
+        return watched
+
+
+def _set_all_spellings(arguments: Any, value: ArgumentValue) -> None:
+    for name in _CHECKPOINTING:
+        if hasattr(arguments, name):
+            setattr(arguments, name, value)
+
+
+def _seen(arguments: Any) -> SeenArguments:
+    checkpointing = next((name for name in _CHECKPOINTING if hasattr(arguments, name)), "")
+    names = [name for name in (*_NAMES, checkpointing) if name and hasattr(arguments, name)]
+    values = {name: _plain(getattr(arguments, name)) for name in names}
+    return SeenArguments(values=values, checkpointing=checkpointing, from_command_line=_from_parser())
+
+
+def _plain(value: object) -> ArgumentValue:
+    if isinstance(value, Enum):
+        value = value.value
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _from_parser() -> bool:
+    """Whether a parser of command lines is among the callers: transformers' own, or one derived from it (TRL's)."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _PARSER:
+            return True
+        frame = frame.f_back
+    return False
