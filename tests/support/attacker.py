@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from study_runs import Ended, command_after, ends, fold, write_stepwise
@@ -54,6 +54,10 @@ _SETUPS = (
     "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
     "resource.setrlimit(resource.RLIMIT_NOFILE, (14, 14))",
     "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))",
+    "resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20))",
+    "resource.setrlimit(resource.RLIMIT_DATA, (120 << 20, 120 << 20))",
+    "resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))",
+    "resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))",
     "os.umask(0o777)",
     "os.nice(19)",
     "os.environ.clear()",
@@ -63,6 +67,8 @@ _SETUPS = (
 )
 _BOUNDED = "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))"
 """What reads without end must not take the machine."""
+_POWERLESS = "import ctypes; [ctypes.CDLL(None).prctl(24, power, 0, 0, 0) for power in (1, 2, 3)]"
+"""Root without the capabilities to pass over permissions; other users have none of them."""
 _HOSTILE_TOML = (
     "[]",
     "{}",
@@ -173,17 +179,25 @@ class Attack:
         """Note a promise that was not kept."""
         self.report.broken.append(what)
 
-    def reads(self, most: int = 3) -> None:
+    def reads(self, most: int = 3, setup: str = "") -> None:
         """Run some commands that only look."""
         for words in self.draw.sample(_READERS, self.draw.randint(1, most)):
-            self.run(*words)
+            self.run(*words, setup=setup)
 
-    def goes_on(self) -> None:
-        """Resume; it must end as an undisturbed study does."""
+    def goes_on(self, *, curves: bool = True) -> None:
+        """Resume; it must end as an undisturbed study does.
+
+        Args:
+            curves: Compare all reports too, not only what each trial came to.
+        """
         status = self.run("resume", "--quiet")
         if status != 0:
             self.broken(f"put back, it does not go on: exit status {status}")
-        elif ends(self.study) != self.grounds.expected:
+            return
+        found, expected = ends(self.study), self.grounds.expected
+        if not curves:
+            found, expected = ([replace(end, reports=()) for end in each] for each in (found, expected))
+        if found != expected:
             self.broken("its values are others than those of an undisturbed study")
 
     def paths(self) -> list[Path]:
@@ -259,8 +273,29 @@ def changed_ledger(attack: Attack) -> str:
     attack.reads()
     attack.run("tune", "--quiet")
     ledger.write_bytes(whole)
-    attack.goes_on()
+    # A study that went on from a shorter ledger has checkpoints that are ahead of the one put back: the reports between
+    # are lost, but what the trials come to is the same.
+    attack.goes_on(curves=way not in ("cut", "dropped", "dropped, numbered anew"))
     return f"ledger {way} at line {at + 1}"
+
+
+def permissions(attack: Attack) -> str:
+    """Files and folders that a command may not read, not write, or not enter."""
+    taken: dict[Path, int] = {}
+    for path in attack.draw.sample(
+        paths := [attack.study, *attack.paths()], min(len(paths), attack.draw.randint(1, 4))
+    ):
+        if path.exists() and not path.is_symlink():
+            taken[path] = path.stat().st_mode
+    mode = attack.draw.choice((0o000, 0o222, 0o444, 0o555))
+    for path in taken:
+        path.chmod(mode)
+    attack.reads(setup=_POWERLESS)
+    attack.run(*attack.draw.choice(_WRITERS), setup=_POWERLESS)
+    for path, before in taken.items():
+        path.chmod(before)
+    attack.goes_on()
+    return f"{mode:03o} for {', '.join(str(path.relative_to(attack.study)) for path in taken)}"
 
 
 def surroundings(attack: Attack) -> str:
@@ -341,7 +376,7 @@ def changed_study_file(attack: Attack) -> str:
 
 
 Kind = Callable[[Attack], str]
-ATTACKS: tuple[Kind, ...] = (wrong_kind, changed_ledger, surroundings, signals, changed_study_file)
+ATTACKS: tuple[Kind, ...] = (wrong_kind, changed_ledger, permissions, surroundings, signals, changed_study_file)
 
 
 def attack_once(seed: int, grounds: Range, folder: Path, kinds: Sequence[Kind] = ATTACKS) -> Report:
