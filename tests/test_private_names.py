@@ -31,6 +31,7 @@ TEXTS = {
     "dryfit.parallel.proof.narrow_config:_token_id": "how names of settings end",
     "dryfit.train.rehearsal.observing:_mask": "how names of inputs end",
     "dryfit.virtual.traffic:_like": "how names of operators end",
+    "dryfit.virtual.writes.redirected_files:_io": "the module of open, as its functions name it",
     "dryfit.runtime.failures.fault_case:_pickle.UnpicklingError": "pickle.UnpicklingError, as a text",
 }
 # Names in the package that need no row of NAMES.
