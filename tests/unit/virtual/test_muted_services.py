@@ -101,7 +101,7 @@ args = TrainingArguments(
 trainer = Trainer(model, args, train_dataset=rows, eval_dataset=rows)
 trainer.train()
 found = sorted(os.listdir('out'))
-assert 'checkpoint-3' in found and len([name for name in found if 'checkpoint' in name]) <= 2, found  # the best, the last
+assert 'checkpoint-3' in found and len([name for name in found if 'checkpoint' in name]) <= 2, found
 trainer.save_model('final')
 trainer.train(resume_from_checkpoint=True)
 trainer.push_to_hub()
