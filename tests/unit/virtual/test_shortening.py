@@ -26,6 +26,7 @@ class Log:
     def __init__(self) -> None:
         self.said: list[Any] = []
         self.sizes: list[int] = []
+        self.allocated_bytes = 0
 
     def say(self, *words: Any) -> None:
         self.said.append(" ".join(map(str, words)))
@@ -50,6 +51,7 @@ def shortened(script: Callable[[Log], None], *, worst_batch: bool = False, steps
             worst_batch=worst_batch,
             on_step_start=lambda number: marks.append(f"<{number}"),
             on_step_end=lambda number: marks.append(f"{number}>"),
+            allocated_bytes=lambda: log.allocated_bytes,
         )
         short.install()
         try:
@@ -111,12 +113,12 @@ def test_a_plain_loop_evaluates_and_saves_after_its_last_step():
     assert answer["said"] == ["step"] * 3 + [f"evaluated {EVALUATION_BATCHES}", "saved", "stopped"]
     assert answer["marks"] == "<1 1> <2 2> <3 3>"
     (note,) = answer["notes"]
-    assert note.startswith("an evaluation was ended after 16 of 50 batches: what a script keeps")
+    assert note == f"an evaluation was ended after {EVALUATION_BATCHES} of 50 batches"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_accumulation_beyond_an_evaluations_batches_and_workers(workers: int):
-    answer = shortened(lambda log: plain(log, accumulation=EVALUATION_BATCHES + 4, workers=workers), steps=2)
+    answer = shortened(lambda log: plain(log, accumulation=20, workers=workers), steps=2)
     # 32 batches an epoch and 20 a step: the first epoch ends by itself, with its evaluation.
     assert answer["said"] == [
         "step",
@@ -374,3 +376,40 @@ def test_an_evaluation_before_training_is_cut_and_training_is_not():
 
     said = shortened(script)["said"]
     assert said == [f"evaluated {EVALUATION_BATCHES}", "looked at 50", "finished"]
+
+
+def test_what_an_evaluation_keeps_of_each_batch_is_told():
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        for batch in DataLoader(rows(), 2):
+            loss_of(model, batch).backward()
+            optimizer.step()
+            log.allocated_bytes += 2**20
+        model.eval()
+        with torch.no_grad():
+            for at, (inputs, _) in enumerate(DataLoader(rows(100), 2)):
+                model(inputs)
+                log.allocated_bytes += 2**30 if at else 2**32  # the first one also makes what all have in common
+
+    (note,) = shortened(script)["notes"]
+    assert note == (
+        "an evaluation was ended after 4 of 50 batches; it keeps 1.0 GiB of each batch on the device (logits, as a"
+        " rule): the 46 others would keep 46.0 GiB more"
+    )
+
+
+def test_rollouts_of_a_shuffled_loader_before_the_first_step_are_no_evaluation():
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        kept: list[Any] = []
+        for batch in DataLoader(rows(100), 2, shuffle=True):
+            with torch.no_grad():
+                model(batch[0])
+            kept.append(batch)
+            if len(kept) == 10:
+                log.say("step")
+                torch.stack([loss_of(model, one) for one in kept]).sum().backward()
+                optimizer.step()
+                kept.clear()
+
+    assert shortened(script)["said"] == ["step"] * 3 + ["finished"]

@@ -9,7 +9,7 @@ modules that are called between two of its batches are in evaluation mode, or gr
 """
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -18,14 +18,15 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 from dryfit.core.jobs.rehearsal import LargestBatch
+from dryfit.core.text.units import gib
 from dryfit.virtual.import_hooks import when_imported
 from dryfit.virtual.script.largest_batch import Found, find_largest
 from dryfit.virtual.script.optimizer_steps import OptimizerSteps, RehearsalDone
 
-EVALUATION_BATCHES = 16
+EVALUATION_BATCHES = 4
 """Batches after which an evaluation is ended."""
 
 _ADAPTERS = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
@@ -40,11 +41,12 @@ class LoaderWatch:
         largest: The largest batch of the loader that feeds training.
     """
 
-    def __init__(self, steps: OptimizerSteps, *, worst_batch: bool) -> None:
+    def __init__(self, steps: OptimizerSteps, *, worst_batch: bool, allocated_bytes: Callable[[], int]) -> None:
         self.notes: dict[str, None] = {}
         self.largest: LargestBatch | None = None
         self._steps = steps
         self._worst_batch = worst_batch
+        self._allocated_bytes = allocated_bytes
         self._found: WeakKeyDictionary[DataLoader[Any], Found | str] = WeakKeyDictionary()
         self._training: WeakSet[Any] = WeakSet()
         self._last: _Watched | None = None
@@ -95,13 +97,13 @@ class LoaderWatch:
         if self._drawing.depth:  # the loader within a loader
             self._drawing.sources.add(watched.loader)
             return watched.next_batch()
-        watched.takes_stock()
+        watched.takes_stock(self._allocated_bytes())
         if self._steps.done and watched.trains:
             self._winding_down_from = self._steps.number
             watched.ends_here()
             raise StopIteration
-        if watched.evaluated >= EVALUATION_BATCHES and not watched.trains:
-            self.notes[_shortened(watched.loader)] = None
+        if watched.evaluated >= EVALUATION_BATCHES and self._is_evaluation(watched):
+            self.notes[_shortened(watched.loader, watched.kept_bytes)] = None
             watched.ends_here()
             raise StopIteration
         self._drawing.sources = {watched.loader}
@@ -110,6 +112,12 @@ class LoaderWatch:
         watched.sources = self._drawing.sources
         self._last, self._winding_down_from = watched, None
         return batch
+
+    def _is_evaluation(self, watched: "_Watched") -> bool:
+        """Return whether an iterator whose batches are evaluated feeds no rollout for training, as PPO's do."""
+        if watched.trains or (watched.loader in self._training and torch.is_grad_enabled() and not self._steps.done):
+            return False
+        return self._steps.number > 0 or any(map(_keeps_order, watched.sources))
 
     def _wrap(self, cls: Any) -> None:
         """Let a class's iterators be watched, where it has its own."""
@@ -177,6 +185,7 @@ class _Watched:
     Attributes:
         trains: Whether an optimizer took a step on a batch of it.
         evaluated: Batches that were evaluated.
+        kept_bytes: Of the device's memory, that each batch evaluated left allocated.
         sources: The loaders that its last batch came through.
     """
 
@@ -184,6 +193,7 @@ class _Watched:
         self.loader = loader
         self.trains = False
         self.evaluated = 0
+        self.kept_bytes = 0
         self.sources: set[Any] = set()
         self._watch = watch
         self._inner = inner
@@ -191,6 +201,7 @@ class _Watched:
         self._left_out = -1 if found is None else found.position
         self._drawn = 0
         self._ended = False
+        self._allocated_bytes = 0
         self._trained_on = self._evaluated_on = False
 
     def __iter__(self) -> "_Watched":
@@ -217,9 +228,16 @@ class _Watched:
         self._trained_on |= trains
         self._evaluated_on |= not trains
 
-    def takes_stock(self) -> None:
-        """Count what became of its last batch."""
-        self.evaluated = 0 if self._trained_on else self.evaluated + self._evaluated_on
+    def takes_stock(self, allocated_bytes: int) -> None:
+        """Count what became of its last batch, and what an evaluation keeps of each."""
+        if self.evaluates:
+            self.evaluated += 1
+            grown_bytes = allocated_bytes - self._allocated_bytes
+            # The first batch also makes what all have in common.
+            self.kept_bytes = grown_bytes if self.evaluated <= 2 else min(self.kept_bytes, grown_bytes)
+        elif self._trained_on:
+            self.evaluated = 0
+        self._allocated_bytes = allocated_bytes
         self._trained_on = self._evaluated_on = False
 
     def next_batch(self) -> Any:
@@ -245,15 +263,24 @@ class _Watched:
         return batch
 
 
-def _shortened(loader: Any) -> str:
+def _shortened(loader: Any, kept_bytes: int) -> str:
     try:
-        length = f" of {len(loader)}"
+        length = len(loader)
     except (TypeError, NotImplementedError):
-        length = ""
-    return (
-        f"an evaluation was ended after {EVALUATION_BATCHES}{length} batches:"
-        " what a script keeps of each batch (logits) is counted for these alone"
-    )
+        length = None
+    cut = f"an evaluation was ended after {EVALUATION_BATCHES}{f' of {length}' if length else ''} batches"
+    if kept_bytes <= 0:
+        return cut
+    others = (length or 0) - EVALUATION_BATCHES
+    whole = f": the {others} others would keep {gib(others * kept_bytes)} more" if others > 0 else ""
+    return f"{cut}; it keeps {gib(kept_bytes)} of each batch on the device (logits, as a rule){whole}"
+
+
+def _keeps_order(loader: Any) -> bool:
+    sampler = loader.batch_sampler if getattr(loader, "batch_sampler", None) is not None else loader.sampler
+    while hasattr(sampler, "batch_sampler") or hasattr(sampler, "sampler"):
+        sampler = sampler.batch_sampler if hasattr(sampler, "batch_sampler") else sampler.sampler
+    return isinstance(sampler, SequentialSampler)
 
 
 def _subclasses(cls: type) -> Iterator[type]:

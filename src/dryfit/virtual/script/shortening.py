@@ -20,6 +20,7 @@ class Shortening:
         worst_batch: Whether to look for the largest batch and train on it first.
         on_step_start: Called with a step's number, from 1, as its optimizer begins.
         on_step_end: Called with it as its optimizer has ended.
+        allocated_bytes: Says what is allocated on the device, to learn what an evaluation keeps of each batch.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class Shortening:
         worst_batch: bool = True,
         on_step_start: Callable[[int], None] = _nothing,
         on_step_end: Callable[[int], None] = _nothing,
+        allocated_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._steps = OptimizerSteps(steps, on_step_start, on_step_end)
-        self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch)
+        self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, allocated_bytes=allocated_bytes)
 
     def install(self) -> None:
         """Change this process for good, which belongs to the rehearsal: call it before the script begins.
