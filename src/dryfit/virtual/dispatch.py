@@ -72,7 +72,7 @@ class VirtualDispatch(ScriptRecorder):
         kwargs = kwargs or {}
         has_fake = False
         for one in types:
-            if one is FakeTensor:
+            if issubclass(one, FakeTensor):
                 has_fake = True
             elif one is not torch.Tensor and one is not nn.Parameter:
                 return NotImplemented  # a wrapper (DTensor, ...): its local operators come back here

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
-from dryfit.meta.private_apis.torch_virtual import replace_apply
+from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
 from dryfit.virtual.known_values import remember, value_of
 
@@ -86,7 +86,7 @@ def install(dispatch: VirtualDispatch) -> None:
         """Move a module as ``nn.Module.to`` does; torch would swap fakes, which fails where anything refers to one."""
         if recurse:
             for module in self.children():
-                apply(module, fn)
+                apply_to(module, fn)
         for key, parameter in parameters_of(self).items():
             if parameter is not None and not _move(parameter, fn, dispatch):
                 parameters_of(self)[key] = nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
@@ -208,7 +208,7 @@ class _Generator(_TORCH_GENERATOR):
 
 def become(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Let a fake have the data, device and type of another one; whether it could."""
-    if not isinstance(tensor, FakeTensor) or type(other) is not FakeTensor:
+    if not isinstance(tensor, FakeTensor) or not isinstance(other, FakeTensor):
         return False
     tensor.data = other
     tensor.fake_device = other.fake_device

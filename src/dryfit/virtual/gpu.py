@@ -20,6 +20,7 @@ from dryfit.virtual import functions
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.cuda_api import CudaApi
 from dryfit.virtual.dispatch import VirtualDispatch
+from dryfit.virtual.loading import weights
 from dryfit.virtual.places import Places, code_of
 
 _DOING = "making a virtual GPU"
@@ -81,6 +82,7 @@ class VirtualGpu:
         functions.run_compiled_eagerly(self._note)
         functions.follow_threads(self._modes)
         functions.mark_forks(self._forked)
+        weights.install(self._fake)
         # Kept alive as long as the block: what is collected takes its kernels with it.
         with route_attention("cuda", self.spec.capability), self._modes():
             yield self
@@ -114,6 +116,13 @@ class VirtualGpu:
         place = self.places.now()
         line = place.line or place.source
         self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=code_of(place.source)))
+
+    def _fake(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> torch.Tensor:
+        try:
+            made = self.dispatch.empty(shape, dtype, device)
+        except NoRoomError as error:
+            raise self._no_room(error) from None
+        return made.requires_grad_(requires_grad)
 
     def _no_room(self, error: NoRoomError) -> torch.OutOfMemoryError:
         """Return torch's error, in its words (``CUDACachingAllocator.cpp``, ``malloc``)."""

@@ -122,6 +122,8 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
             same_heads=not enable_gqa or query.shape[-3] == key.shape[-3],
         )
         backend = choose_backend(call, capability)
+        if backend is Backend.EFFICIENT and enable_gqa and query.shape[1] != key.shape[1]:
+            backend = Backend.MATH  # sdp_utils.cpp, use_mem_efficient_attention: it takes as many heads of keys
         if backend is Backend.MATH or query.ndim != 4:
             return _aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa

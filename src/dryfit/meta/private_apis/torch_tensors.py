@@ -1,5 +1,6 @@
 """Private names of torch about tensors: identity of their memory, and other tensors on the same memory."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -15,7 +16,7 @@ NAMES: Final = (
     ),
     PrivateName(
         "torch.Tensor._make_subclass",
-        "making a parameter of a subclass on memory that is there, without its __new__",
+        "making a parameter of a subclass on memory that is there, without its __new__, and one of a fake",
         "torch.Tensor.as_subclass makes leaves and takes requires_grad",
     ),
     PrivateName(
@@ -44,6 +45,13 @@ def key_of(storage: torch.UntypedStorage) -> int:
 def on_same_memory(cls: type[Any], data: torch.Tensor, requires_grad: bool = False) -> Any:
     """Return a detached tensor of a class on another's memory; neither ``__new__`` nor ``__init__`` is called."""
     return torch.Tensor._make_subclass(cls, data, requires_grad)
+
+
+def replace_make_subclass(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let another function make tensors of a class on others' memory; return the one that did."""
+    original = torch.Tensor._make_subclass
+    torch.Tensor._make_subclass = staticmethod(function)  # pyright: ignore[reportAttributeAccessIssue]
+    return original
 
 
 def takes_data(old: torch.Tensor, data: torch.Tensor) -> bool:

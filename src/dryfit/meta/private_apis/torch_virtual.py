@@ -89,6 +89,11 @@ def _first(*_: Any, **__: Any) -> int:
     return 0
 
 
+def apply_to(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Move a module in its own way; recurrent ones do more than others."""
+    module._apply(fn)
+
+
 def replace_apply(apply: Callable[..., nn.Module]) -> None:
     """Let ``nn.Module.to``, ``.half``, ``.cuda`` ... go through this function."""
     nn.Module._apply = apply

@@ -1,0 +1,1 @@
+"""Models without weights, however a script makes or loads them."""
