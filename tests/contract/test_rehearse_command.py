@@ -43,7 +43,7 @@ def test_a_script_that_fits(script: str) -> None:
         "  train.py:88  loss.backward()  in transformers/models/qwen2/modeling_qwen2.py:312",
     ]
     for part in (
-        "4.0 GiB\tactivations\ttrain.py:88\tloss.backward()\ttransformers/models/qwen2/modeling_qwen2.py:312",
+        "4.0 GiB\tactivations\ttrain.py:88\tin transformers/models/qwen2/modeling_qwen2.py:312\tmodel.layers.3.mlp",
         "memory grows by 1.0 GiB a step; most of what is kept is made here:\n  train.py:91  losses.append(loss)",
         "worst batch   input_ids 4 x 512; largest of 2000 batches looked at, of 12000; trained on first",
         "a step        1.5 TFLOP, 40 GB read and written; at least 41.2 ms on rtx4090 (165 TFLOP/s",

@@ -248,7 +248,6 @@ def print_rehearsal(answer: RehearsalAnswer, *, ladder: bool) -> None:
         _print("")
     _print(*rehearsal_tables.fact_lines(answer))
     if ladder and not answer.fits:
-        _print("")
         if answer.ladder:
             print_table(rehearsal_tables.ladder_table(answer.ladder))
         _print(*rehearsal_tables.ladder_lines(answer))

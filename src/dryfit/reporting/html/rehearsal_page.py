@@ -19,6 +19,7 @@ from dryfit.reporting.terminal.rehearsal_tables import (
     ladder_table,
     largest,
     lines_table,
+    modules,
     modules_table,
     peak_lines,
     place_text,
@@ -196,9 +197,9 @@ def _bands(points: Sequence[TimelinePoint]) -> list[tuple[int, int, StepPhase]]:
 def _holders(memory: RehearsalMemory) -> Iterator[Figure]:
     if memory.by_line:
         yield _bars([(_label(held), held.bytes, _place(held)) for held in largest(memory, _MOST_BARS)])
-    modules = sorted(memory.by_module.items(), key=lambda item: -item[1])[:_MOST_BARS]
-    if modules:
-        yield _bars([(name or "outside of modules", size, text(name)) for name, size in modules])
+    parts = modules(memory)[:_MOST_BARS]
+    if parts:
+        yield _bars([(name or "outside of modules", size, text(name)) for name, size in parts])
 
 
 def _label(held: LineBytes) -> str:

@@ -1,6 +1,7 @@
 """The tables and lines that ``dryfit rehearse`` prints, the verdict first."""
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 
 from dryfit.core.jobs.memory import VerdictKind
@@ -21,6 +22,7 @@ _MOST_LINES = 12
 _MOST_MODULES = 8
 _MOST_STEPS = 8
 _MOST_NOTES = 8
+_PACKAGES = "/site-packages/"
 _LONGEST_CODE = 60
 _PEAK_KEPT = 0.98
 """Lines are listed until they hold so much of the peak."""
@@ -58,9 +60,14 @@ def _needs(answer: RehearsalAnswer) -> str:
 
 def place_text(line: str, code: str, source: str) -> str:
     """Return where something happens: the script's line with its code, and the library's line that it leads to."""
-    own = f"{line}  {shortened(code.strip(), _LONGEST_CODE)}".rstrip() if line else ""
-    inner = source if source and source != line else ""
+    own = f"{short_path(line)}  {shortened(code.strip(), _LONGEST_CODE)}".rstrip() if line else ""
+    inner = short_path(source) if source != line else ""
     return "  in ".join(part for part in (own, inner) if part)
+
+
+def short_path(place: str) -> str:
+    """Return ``path:number`` as a reader knows it: of a library from its package on."""
+    return place.rpartition(_PACKAGES)[2]
 
 
 def peak_lines(memory: RehearsalMemory) -> list[str]:
@@ -85,19 +92,20 @@ def error_lines(errors: Sequence[OutOfMemory]) -> list[str]:
 
 
 def lines_table(memory: RehearsalMemory) -> Table:
-    """Return what is held at the peak by line of the script, and by what it leads to, largest first."""
+    """Return what is held at the peak by line, largest first: the script's line, and its code or the library's line."""
     rows = [
         (
             gib(held.bytes),
             str(held.category),
-            held.line or "-",
-            shortened(held.code.strip(), _LONGEST_CODE) or "-",
-            held.source if held.source != held.line and held.source else "-",
+            short_path(held.line) or "-",
+            f"in {short_path(held.source)}"
+            if held.source not in ("", held.line)
+            else shortened(held.code.strip(), _LONGEST_CODE) or "-",
             held.module or "-",
         )
         for held in largest(memory)
     ]
-    return Table(("held at the peak", "of", "line", "code", "in", "module"), tuple(rows))
+    return Table(("held at the peak", "of", "line", "code", "module"), tuple(rows))
 
 
 def largest(memory: RehearsalMemory, most: int = _MOST_LINES) -> list[LineBytes]:
@@ -113,11 +121,17 @@ def largest(memory: RehearsalMemory, most: int = _MOST_LINES) -> list[LineBytes]
 
 
 def modules_table(memory: RehearsalMemory) -> Table:
-    """Return what is held at the peak by the modules that made it, the largest first."""
-    most_first = sorted(memory.by_module.items(), key=lambda item: -item[1])[:_MOST_MODULES]
-    return Table(
-        ("module", "held at the peak"), tuple((name or "outside of modules", gib(size)) for name, size in most_first)
-    )
+    """Return what is held at the peak by the modules that made it, the largest first; ``*`` stands for any layer."""
+    rows = tuple((name or "outside of modules", gib(size)) for name, size in modules(memory)[:_MOST_MODULES])
+    return Table(("module", "held at the peak"), rows)
+
+
+def modules(memory: RehearsalMemory) -> list[tuple[str, int]]:
+    """Return modules with what they hold at the peak, equal modules of all layers in one, the largest first."""
+    held: Counter[str] = Counter()
+    for part in memory.by_line:
+        held[part.module] += part.bytes
+    return held.most_common()
 
 
 def steps_table(memory: RehearsalMemory) -> Table:
