@@ -26,6 +26,7 @@ from dryfit.runtime.rehearsal.rehearsal_process import (
     REHEARSED_VARIABLE,
     OnOutput,
     RehearsalSurroundings,
+    broke,
     run_rehearsal,
 )
 from dryfit.store.layout import shared_traces
@@ -223,8 +224,8 @@ def _climbed(
 ) -> RehearsalAnswer:
     """Rehearse, and with ``ladder`` rehearse changes until it is known which of them fits."""
     answer = run_rehearsal(request, surroundings, options.on_output)
-    if answer.end is ScriptEnd.OUT_OF_MEMORY:
-        options.on_note("it runs out of memory; rehearsing without that limit, to see how much it needs")
+    if answer.end is ScriptEnd.OUT_OF_MEMORY or broke(answer):
+        options.on_note("it did not get through; rehearsing on a device without a limit, to see how much it needs")
         answer = _with_needs(answer, run_rehearsal(request.model_copy(update={"unlimited": True}), surroundings, _drop))
     if not options.ladder or not answer.ran or answer.fits:
         return answer
@@ -250,6 +251,17 @@ def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> Rehearsa
     """Return an answer that ended out of memory with what is known of the same script on a device without a limit."""
     if not unlimited.ran or unlimited.memory is None:
         return answer
+    if not answer.ran:
+        short = unlimited.verdict is VerdictKind.REFUSED
+        note = "on the device itself the process broke, so the line where memory runs out is not known"
+        return unlimited.model_copy(
+            update={
+                "verdict": VerdictKind.REFUSED if short else VerdictKind.UNKNOWN,
+                "reasons": unlimited.reasons if short else answer.reasons,
+                "out_of_memory": answer.out_of_memory,
+                "notes": (*unlimited.notes, note) if short else unlimited.notes,
+            }
+        )
     known = ("memory", "work", "sent", "worst_batch", "muted", "unknown", "notes")
     short_bytes = unlimited.memory.required_bytes - answer.device.capacity_bytes
     return answer.model_copy(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 
-from dryfit.core.jobs.memory import StepPhase
+from dryfit.core.jobs.memory import StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import LineBytes, RehearsalAnswer, RehearsalMemory, TimelinePoint
 from dryfit.core.text.units import gib
 from dryfit.reporting.html.page import Page
@@ -36,6 +36,12 @@ _PHASE_COLORS = {
     StepPhase.EVALUATE: PURPLE,
     StepPhase.SAVE: RED,
 }
+_VERDICTS = {
+    VerdictKind.FITS: "fits",
+    VerdictKind.FITS_WITH: "does not fit",
+    VerdictKind.REFUSED: "does not fit",
+    VerdictKind.UNKNOWN: "unknown",
+}
 _MOST_BARS = 20
 _MOST_BANDS = 400
 _GIB = 2**30
@@ -51,7 +57,7 @@ def rehearsal_page(answer: RehearsalAnswer, title: str, made_at_s: float | None 
     return Page(
         title=title,
         subtitle=f"{answer.device.name}, {gib(answer.device.capacity_bytes)}; {trust_text(answer)}",
-        verdict=StudyVerdict(headline(answer) + ".", ""),
+        verdict=StudyVerdict(headline(answer).partition("    [")[0] + ".", ""),
         tiles=tuple(_tiles(answer)),
         sections=tuple(_sections(answer)),
         source="a rehearsal without a GPU",
@@ -61,7 +67,7 @@ def rehearsal_page(answer: RehearsalAnswer, title: str, made_at_s: float | None 
 
 
 def _tiles(answer: RehearsalAnswer) -> Iterator[tuple[str, str]]:
-    yield "verdict", "could not run" if not answer.ran else str(answer.verdict).replace("_", " ")
+    yield "verdict", _VERDICTS[answer.verdict] if answer.ran else "could not run"
     memory = answer.memory
     if memory is not None:
         yield "peak allocated", gib(memory.peak_allocated_bytes)

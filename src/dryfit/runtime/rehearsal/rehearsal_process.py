@@ -119,6 +119,14 @@ class _End:
     limit_s: float
 
 
+def broke(answer: RehearsalAnswer) -> bool:
+    """Whether a process died without an answer, or its script failed after an out-of-memory error.
+
+    Both is what a C++ library may make of an error that is raised below it, as torch's autograd does.
+    """
+    return answer.end is ScriptEnd.FAILED and (bool(answer.out_of_memory) or not answer.torch)
+
+
 def _run(request_file: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float) -> _End:
     process = subprocess.Popen(
         python_command(surroundings.module, str(request_file)),
