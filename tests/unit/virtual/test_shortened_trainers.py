@@ -67,7 +67,7 @@ class Watched(Trainer):
         self.told.append("save")
 
 
-def train(folder: Path, **arguments: Any) -> dict[str, Any]:
+def train(folder: Path, kind: type[Watched] = Watched, **arguments: Any) -> dict[str, Any]:
     """Train in a fork, shortened; return what was done."""
 
     def run() -> dict[str, Any]:
@@ -82,7 +82,7 @@ def train(folder: Path, **arguments: Any) -> dict[str, Any]:
             "per_device_eval_batch_size": 2,
             "num_train_epochs": 4,
         }
-        trainer = Watched(
+        trainer = kind(
             bert(),
             TrainingArguments(**(defaults | arguments)),
             train_dataset=Rows(40),
@@ -140,6 +140,19 @@ def test_a_trainer_that_neither_evaluates_nor_saves(tmp_path: Path):
 def test_a_trainer_that_evaluates_before_it_trains(tmp_path: Path):
     told = train(tmp_path, save_strategy="no", eval_strategy="epoch", eval_on_start=True)["told"]
     assert kinds(told) == [EVALUATION, "train x3", EVALUATION]
+
+
+def test_a_trainer_that_finds_its_batch_begins_with_the_largest_of_the_smaller_ones(tmp_path: Path):
+    class Small(Watched):
+        def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if len(inputs["labels"]) > 3 and self.state.global_step == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    answer = train(tmp_path, Small, auto_find_batch_size=True, per_device_train_batch_size=4, save_strategy="no")
+    assert [text.partition(",")[0] for text in answer["told"]] == ["train (4", "train (3", "train (3"]
+    assert answer["told"][1] == f"train {(3, LONGEST)}"
+    assert answer["largest"]["shapes"]["input_ids"] == [3, LONGEST]
 
 
 @pytest.mark.parametrize("dispatched", [False, True])

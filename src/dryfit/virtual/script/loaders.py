@@ -143,16 +143,18 @@ class LoaderWatch:
             self._wrap(getattr(module, name))
 
     def _look(self, loader: DataLoader[Any]) -> Found | None:
-        """Return the batch that a loader has to give first, each time that it begins before any step."""
-        if not self._worst_batch or self._steps.number or not torch.is_grad_enabled():
+        """Return what a loader has to give first: whenever it begins before any step, or shuffles and is new."""
+        if not self._worst_batch or not torch.is_grad_enabled():
             return None
+        if self._steps.number and (loader in self._found or _keeps_order(loader)):
+            return None  # made after a step, by an out-of-memory error that was caught, it trains anew
         found = self._found[loader] = find_largest(loader)
         return found if isinstance(found, Found) else None
 
     def _learned(self, loader: DataLoader[Any]) -> None:
         """Take over what was found of a loader that feeds training."""
         found = self._found.get(loader)
-        if isinstance(found, Found) and self.largest is None:
+        if isinstance(found, Found):
             self.largest = found.answer
         note = found.note if isinstance(found, Found) else found
         if note:
