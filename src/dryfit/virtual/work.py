@@ -80,6 +80,14 @@ class WorkCounter:
             cost = replace(cost, precision=ProductPrecision.TF32)
         self._running[cost] += 1
 
+    def so_far(self) -> "Counter[_Cost]":
+        """Return what was noted in the current step until now."""
+        return self._running.copy()
+
+    def add(self, costs: "Counter[_Cost]") -> None:
+        """Count work that was not run."""
+        self._running.update(costs)
+
     def step_ends(self) -> None:
         """Close an optimizer step: all that was noted since the last one was its work."""
         self._last, self._running = self._running, Counter()

@@ -30,6 +30,9 @@ _LOW_LEVEL: Final = (
     "_cuda_synchronize",
     "_cuda_emptyCache",
     "_cuda_init",
+    "_cuda_setMemoryMetadata",
+    "_cuda_record_memory_history",
+    "_cuda_memorySnapshot",
 )
 
 ABSENT: Final = tuple(
@@ -69,6 +72,9 @@ def replace_internals(devices: int, release_cached: Callable[[], None]) -> None:
         "_cuda_init": nothing,
         "_cuda_setDevice": nothing,
         "_cuda_synchronize": nothing,
+        "_cuda_setMemoryMetadata": nothing,
+        "_cuda_record_memory_history": nothing,
+        "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": []},
         "_exchange_device": _first,
         "_maybe_exchange_device": _first,
         "_cuda_getCurrentRawStream": _first,

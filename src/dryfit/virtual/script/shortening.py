@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from dryfit.core.jobs.rehearsal import LargestBatch
 from dryfit.virtual.script.loaders import LoaderWatch
+from dryfit.virtual.script.micro_batches import RepeatedMicroBatches
 from dryfit.virtual.script.optimizer_steps import OptimizerSteps
 from dryfit.virtual.script.trainers import end_trainers
+from dryfit.virtual.work import WorkCounter
 
 
 def _nothing(_: int) -> None:
@@ -21,6 +23,7 @@ class Shortening:
         on_step_start: Called with a step's number, from 1, as its optimizer begins.
         on_step_end: Called with it as its optimizer has ended.
         allocated_bytes: Says what is allocated on the device, to learn what an evaluation keeps of each batch.
+        work: Counts the work of micro-batches that are left out, too.
     """
 
     def __init__(
@@ -31,9 +34,11 @@ class Shortening:
         on_step_start: Callable[[int], None] = _nothing,
         on_step_end: Callable[[int], None] = _nothing,
         allocated_bytes: Callable[[], int] = lambda: 0,
+        work: WorkCounter | None = None,
     ) -> None:
         self._steps = OptimizerSteps(steps, on_step_start, on_step_end)
         self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, allocated_bytes=allocated_bytes)
+        self._micro_batches = RepeatedMicroBatches(work)
 
     def install(self) -> None:
         """Change this process for good, which belongs to the rehearsal: call it before the script begins.
@@ -44,6 +49,7 @@ class Shortening:
         self._loaders.install()
         self._steps.install(self._loaders.before_step)
         end_trainers(lambda: self._steps.done)
+        self._micro_batches.install()
 
     @property
     def done(self) -> bool:
@@ -68,4 +74,6 @@ class Shortening:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out or cut, in words for the answer."""
-        return tuple(self._loaders.notes)
+        left_out = self._micro_batches.left_out
+        repeated = f"{left_out} micro-batches were left out: each takes no more than one before it in its step"
+        return (*self._loaders.notes, *((repeated,) if left_out else ()))

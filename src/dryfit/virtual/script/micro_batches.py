@@ -1,0 +1,96 @@
+"""Leave out micro-batches of transformers' Trainer that take what one before them took.
+
+A step over 16 micro-batches adds to the same gradients 16 times. The first one makes them, a later one finds them made:
+after both, only a micro-batch with more rows or longer ones can take more.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from dryfit.virtual.import_hooks import when_imported
+from dryfit.virtual.work import WorkCounter
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Step:
+    """Micro-batches of one optimizer step that ran after its first.
+
+    Attributes:
+        number: Steps before it.
+        begun: Whether its first one ran.
+        ran: Shapes of each, and what it cost.
+    """
+
+    number: int
+    begun: bool = False
+    ran: list[tuple[Shapes, Counter[Any]]] = field(default_factory=list[tuple[Shapes, Counter[Any]]])
+
+
+class RepeatedMicroBatches:
+    """Knows which micro-batches ran in the current step of each trainer.
+
+    Args:
+        work: Counts what is left out too, as much as the one that it repeats.
+    """
+
+    def __init__(self, work: WorkCounter | None = None) -> None:
+        self.left_out = 0
+        """How many were not run."""
+        self._work = work or WorkCounter()
+        self._steps: WeakKeyDictionary[Any, _Step] = WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Change transformers' Trainer for good; a subclass that replaces ``training_step`` wholly runs everything."""
+        when_imported("transformers.trainer", self._change)
+
+    def _change(self, module: Any) -> None:
+        original = module.Trainer.training_step
+
+        @wraps(original)
+        def training_step(trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            step = self._steps.get(trainer)
+            if step is None or step.number != trainer.state.global_step:
+                step = self._steps[trainer] = _Step(trainer.state.global_step)
+            shapes = _shapes(inputs)
+            cost = _cost_of_repeated(step, shapes)
+            if cost is not None and trainer.args.world_size == 1:  # of several ranks the last one sends gradients
+                self.left_out += 1
+                self._work.add(cost)
+                return torch.zeros((), device=trainer.args.device)
+            before = self._work.so_far()
+            del self._steps[trainer]  # an error begins the step anew
+            loss = original(trainer, model, inputs, *args, **kwargs)
+            if step.begun and shapes:
+                step.ran.append((shapes, self._work.so_far() - before))
+            step.begun = True
+            self._steps[trainer] = step
+            return loss
+
+        module.Trainer.training_step = training_step
+
+
+def _shapes(inputs: Any) -> Shapes:
+    """Return the shapes of a batch's tensors; none of what is no mapping: nobody knows what is made of it."""
+    if not isinstance(inputs, Mapping):
+        return {}
+    return {str(name): tuple(value.shape) for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+
+
+def _cost_of_repeated(step: _Step, shapes: Shapes) -> Counter[Any] | None:
+    """Return the cost of a micro-batch that ran and was at least as large; None where none was."""
+    for ran, cost in step.ran:
+        if ran.keys() == shapes.keys() and all(_within(shapes[name], ran[name]) for name in ran):
+            return cost
+    return None
+
+
+def _within(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    return len(small) == len(large) and all(one <= other for one, other in zip(small, large, strict=True))

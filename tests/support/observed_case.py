@@ -1,0 +1,16 @@
+"""Runs a calibration case on the first CUDA device, as a script: ``observed_case.py CASE.json PEAKS.json``."""
+
+import sys
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+
+from dryfit.core.jobs.calibration import MemoryCase, PartPeak
+from dryfit.train.rehearsal.observing import CudaMeter, run_case
+
+case = MemoryCase.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+meter = CudaMeter()
+torch.set_num_threads(1)
+run_case(case, "cuda", meter)
+Path(sys.argv[2]).write_bytes(TypeAdapter(list[PartPeak]).dump_json(meter.parts))
