@@ -165,6 +165,8 @@ import numpy
 numpy.save('x.npy', numpy.arange(3)); numpy.savez('x.npz', a=numpy.arange(3)); numpy.savetxt('t', numpy.arange(3))
 numpy.arange(3).tofile('raw')
 kept = numpy.memmap('kept', dtype='u1', mode='w+', shape=3); kept[:] = 7; kept.flush()
+mapped = numpy.memmap('out/old.txt', dtype='u1'); mapped[0] = 1
+assert Path('out/old.txt').read_text() == 'old' and mapped.tolist()[0] == 1 and muting.size_of('out/old.txt') == 3
 assert numpy.load('x.npy').tolist() == [0, 1, 2] and numpy.fromfile('raw', dtype=int).tolist() == [0, 1, 2]
 assert numpy.memmap('kept', dtype='u1', mode='r').tolist() == [7, 7, 7]
 assert 'said' in Path('out/x.log').read_text() and gzip.open('x.gz').read() == b'x'

@@ -83,6 +83,16 @@ torch.save(fake.state_dict(), buffer)
 assert buffer.tell() < 10_000
 buffer.seek(0)
 assert isinstance(torch.load(buffer)['0.weight'], FakeTensor)""",
+    "buffer written": """
+buffer = io.BytesIO()
+torch.save({'state_dict': fake.state_dict(), 'note': 'x'}, buffer)
+with open('last.ckpt', 'wb') as file: file.write(buffer.getvalue())
+assert muting.size_of('last.ckpt') > 500_000
+os.remove('last.ckpt')
+with open('model.pkl', 'wb') as file: pickle.dump(fake, file)
+assert muting.size_of('model.pkl') > 500_000
+assert [(muted.what, muted.bytes > 1_000_000) for muted in muting.muted] == [('checkpoint', True)]
+with open('model.pkl', 'rb') as file: assert isinstance(pickle.load(file)[0].weight, FakeTensor)""",
     "pickles": """
 again = pickle.loads(pickle.dumps(fake[0].weight))
 assert isinstance(again, FakeTensor) and again.shape == (400, 300) and isinstance(again, torch.nn.Parameter)

@@ -93,6 +93,21 @@ def install(shadow: Shadow) -> None:
     """Redirect them as soon as their modules are imported."""
     for name, functions in _OPENS.items():
         when_imported(name, functools.partial(_redirect, shadow, functions))
+    when_imported("numpy", functools.partial(_map_privately, shadow))
+
+
+def _map_privately(shadow: Shadow, module: ModuleType) -> None:
+    """Let real files that numpy maps to be changed, as it does unless told otherwise, be changed in memory alone."""
+    make = module.memmap.__new__
+
+    def new(cls: Any, filename: Any, dtype: Any = module.uint8, mode: str = "r+", *args: Any, **kwargs: Any) -> Any:
+        if mode in ("r+", "readwrite") and isinstance(filename, str | os.PathLike):
+            key = shadow.resolve(filename)
+            if shadow.shown(key) == key and not shadow.is_free(key):
+                mode = "c"
+        return make(cls, filename, dtype, mode, *args, **kwargs)
+
+    module.memmap.__new__ = new
 
 
 def _redirect(shadow: Shadow, functions: tuple[_Opens, ...], module: ModuleType) -> None:

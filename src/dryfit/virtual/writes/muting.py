@@ -3,10 +3,12 @@
 import atexit
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +45,7 @@ _LONGEST_TEMPORARY: Final = 60
 """Letters of a temporary folder: sockets of ``multiprocessing`` lie 32 letters below it, and may have 107."""
 _MOST_FOLDERS: Final = 50
 """Folders of written files that are told one by one."""
+_installed: Final[list["Muting"]] = []
 
 
 class Muting:
@@ -77,16 +80,16 @@ class Muting:
         """Return the bytes that a file, or all files of a folder, would have had."""
         key = self.shadow.resolve(path)
         if not self.shadow.is_folder(key):
-            note = self.shadow.notes.get(key)
-            return REAL.stat(self.shadow.shown(key)).st_size + (note.bytes if note else 0)
+            return REAL.stat(self.shadow.shown(key)).st_size + (self.shadow.unwritten(key) or 0)
         return sum(self.size_of(f"{key}/{name}") for name in self.shadow.names(key))
 
     def _files(self) -> Iterator[Muted]:
         """Yield the folders of checkpoints, whether they were removed again or not, then those of other files."""
         sizes = dict(self._sizes())
-        checkpoints = {_parent(key) for key in (*self.shadow.notes, *self.shadow.removed)}
+        checkpoints = {_parent(key) for key, (_, of_tensors) in sizes.items() if of_tensors}
+        checkpoints |= {_parent(key) for key in self.shadow.removed}
         by_folder: Counter[str] = Counter()
-        for key, size in sizes.items():
+        for key, (size, _) in sizes.items():
             by_folder[next((at for at in _parents(key) if at in checkpoints), _parent(key))] += size
         for key, size in self.shadow.removed.items():
             by_folder[_parent(key)] += size if key not in sizes else 0
@@ -95,16 +98,17 @@ class Muting:
         for at, size in _at_most(others, _MOST_FOLDERS).items():
             yield Muted(what="files", where=at, bytes=size)
 
-    def _sizes(self) -> Iterator[tuple[str, int]]:
-        """Yield each file of the shadow, and the temporary ones that tensors were written to, with its size."""
+    def _sizes(self) -> Iterator[tuple[str, tuple[int, bool]]]:
+        """Yield each file of the shadow, with the size it would have, and whether it is of tensors."""
         for folder, _, names in os.walk(self.shadow.folder):
             for name in names:
                 path = f"{folder}/{name}"
                 key = self.shadow.unshadowed(path)
                 if key in self.shadow.aliases:
                     continue
-                note = self.shadow.notes.get(key)
-                yield key, REAL.lstat(path).st_size + (note.bytes if note else 0)
+                facts = REAL.lstat(path)
+                unwritten = self.shadow.unwritten(key) if stat.S_ISREG(facts.st_mode) else None
+                yield key, (facts.st_size + (unwritten or 0), unwritten is not None)
 
 
 def install(scratch: Path, make: Callable[[Any, torch.dtype], torch.Tensor], free: Iterable[Path] = ()) -> Muting:
@@ -134,7 +138,18 @@ def install(scratch: Path, make: Callable[[Any, torch.dtype], torch.Tensor], fre
     muted_trackers.install(scratch, muting.say)
     muted_hub.install(muting.say, muting.size_of)
     guard.install(shadow, muting.started)
+    _installed.append(muting)
     return muting
+
+
+@contextmanager
+def unmuted() -> Iterator[None]:
+    """Within, this thread reads and writes the real files, whether anything is muted or not."""
+    if not _installed:
+        yield
+        return
+    with _installed[-1].shadow.as_asked():
+        yield
 
 
 def _temporary(scratch: Path) -> Path:

@@ -7,6 +7,7 @@ was removed in the view. What is changed is copied to the shadow before. Nothing
 
 import errno
 import fcntl
+import hashlib
 import io
 import os
 import shutil
@@ -66,6 +67,8 @@ class Shadow:
         """Keys of files that are empty in the shadow: their content is what really is at this path."""
         self.notes: dict[str, Unwritten] = {}
         """What is not in the files of tensors that the script wrote; it moves with them."""
+        self.buffers: dict[tuple[int, bytes], int] = {}
+        """By length and hash, contents that tensors were saved to in memory, and the bytes that these lack."""
         self.removed: dict[str, int] = {}
         """The bytes that files of tensors would have had which were removed again."""
         self._links: dict[str, str | None] = {}
@@ -231,13 +234,27 @@ class Shadow:
             _copy(key, shadow)
         return shadow
 
+    def unwritten(self, key: str) -> int | None:
+        """Return the bytes that a file lacks; None where it lacks none."""
+        if key in self.notes:
+            return self.notes[key].bytes
+        shown = self.shown(key)
+        size = REAL.stat(shown).st_size
+        if not any(length == size for length, _ in self.buffers):
+            return None
+        with REAL.io_open(shown, "rb") as file:
+            return self.buffers.get((size, hashlib.sha256(file.read()).digest()))
+
     def drop(self, key: str) -> None:
         """Remove a file or an empty folder in the view."""
         self._links.clear()
         self.aliases.pop(key, None)
         shadow = key if self.is_free(key) else self.shadow(key)
-        if key in self.notes:
-            self.removed[key] = self.notes.pop(key).bytes + REAL.lstat(shadow).st_size
+        if _is_there(shadow) and stat.S_ISREG(REAL.lstat(shadow).st_mode):
+            unwritten = self.unwritten(key)
+            if unwritten is not None:
+                self.removed[key] = unwritten + REAL.stat(shadow).st_size
+        self.notes.pop(key, None)
         if _is_there(shadow):
             (REAL.rmdir if stat.S_ISDIR(REAL.lstat(shadow).st_mode) else REAL.unlink)(shadow)
         self.hide(key)

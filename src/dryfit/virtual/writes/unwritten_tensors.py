@@ -6,6 +6,7 @@ descriptions too: a fake that comes back to the host is one. Whoever reads such 
 """
 
 import copyreg
+import hashlib
 import io
 import os
 import pickle
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
+from dryfit.virtual.loading import addresses
 from dryfit.virtual.writes.shadow import Shadow, Unwritten
 
 _LARGE_BYTES: Final = 1 << 20
@@ -112,10 +114,12 @@ def is_large_zero(tensor: Any) -> bool:
 
 
 class SmallPickler(pickle.Pickler):
-    """A pickler that writes large tensors of zeros as their shapes; fakes are looked up in :mod:`copyreg`."""
+    """A pickler that writes fakes, of whatever class, and large tensors of zeros as their shapes."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how an object is written."""
+        if isinstance(obj, FakeTensor):
+            return _reduced(obj)
         if not is_large_zero(obj):
             return NotImplemented
         counted = getattr(_state, "counted", None)
@@ -128,11 +132,12 @@ class TorchFiles:
     """``torch.save`` and ``torch.load`` in the view of a shadow."""
 
     # In slots, the functions as they were are not replaced with all others.
-    __slots__ = ("_load", "_pickle", "_save", "_view")
+    __slots__ = ("_dump", "_load", "_pickle", "_save", "_view")
 
     def __init__(self, shadow: Shadow) -> None:
         self._view = shadow
         self._save = torch.save
+        self._dump = pickle.dump
         self._load: Callable[..., Any] = torch.load
         self._pickle = ModuleType("pickle")
         vars(self._pickle).update({**vars(pickle), "Pickler": SmallPickler, "__name__": "pickle"})
@@ -147,6 +152,9 @@ class TorchFiles:
         if not isinstance(f, str | os.PathLike):
             with counting() as counted:
                 self._save(obj, f, small, *args, **kwargs)
+            if isinstance(f, io.BytesIO) and counted.storages:
+                content = f.getvalue()
+                self._view.buffers[len(content), hashlib.sha256(content).digest()] = counted.bytes
             name = getattr(f, "name", getattr(getattr(f, "raw", None), "name", None))
             return self._note(name, counted) if isinstance(name, str) else None
         parent = PurePosixPath(f).parent
@@ -155,6 +163,13 @@ class TorchFiles:
         with counting() as counted, io.open(f, "wb") as file:  # noqa: UP020  # the one that is replaced
             self._save(obj, file, small, *args, **kwargs)
         return self._note(f, counted)
+
+    def dump(self, obj: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        """Pickle as ``pickle.dump`` does."""
+        with counting() as counted:
+            self._dump(obj, file, *args, **kwargs)
+        name = getattr(file, "name", None)
+        return self._note(name, counted) if isinstance(name, str) else None
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Load as ``torch.load`` does; what was saved without its bytes comes as tensors without values."""
@@ -202,13 +217,16 @@ def moved(value: Any, device: Any) -> Any:
 
 
 def install(shadow: Shadow, make: Callable[[Any, torch.dtype], torch.Tensor]) -> dict[Any, Any]:
-    """Let fakes be pickled, and have addresses by which tied weights are found; return what stands for what."""
+    """Let fakes be pickled, and have addresses by which tied weights are found; return what stands for what.
+
+    Installed after :mod:`dryfit.virtual.loading`: what the script itself saved is known here.
+    """
     _make.append(make)
     copyreg.pickle(FakeTensor, _reduced)  # pyright: ignore[reportArgumentType]
     torch.serialization.add_safe_globals([restored, described, zeros])
     files = TorchFiles(shadow)
-    _give_addresses()
-    return {torch.save: files.save, torch.load: files.load}
+    addresses.install()
+    return {torch.save: files.save, torch.load: files.load, pickle.dump: files.dump}
 
 
 def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -223,19 +241,3 @@ def _mapped(device: str) -> torch.device:
     if isinstance(where, dict):
         return torch.device(where.get(device, device))
     return torch.device("cpu") if callable(where) else torch.device(where)
-
-
-def _give_addresses() -> None:
-    """Let each storage of a fake have an address of its own: all are 0, as if all tensors were tied."""
-    of_storage, of_tensor = torch.UntypedStorage.data_ptr, torch.Tensor.data_ptr
-
-    def storage_address(self: Any) -> int:
-        return id(self) << 24 if self.device.type == "meta" else of_storage(self)
-
-    def address(self: Any) -> Any:
-        if isinstance(self, FakeTensor):
-            return storage_address(self.untyped_storage()) + self.storage_offset() * self.element_size()
-        return of_tensor(self)
-
-    torch.UntypedStorage.data_ptr = storage_address  # pyright: ignore[reportAttributeAccessIssue]
-    torch.Tensor.data_ptr = address  # pyright: ignore[reportAttributeAccessIssue]
