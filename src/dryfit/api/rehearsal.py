@@ -238,8 +238,9 @@ def _climbed(
             break
         options.on_note(f"rehearsing with {' '.join(change.words)}")
         other = run_rehearsal(request.model_copy(update={"overrides": dict(change.values)}), surroundings, _drop)
-        tried.append(TriedChange(change, other.fits))
-        priced.append(_priced(change, other))
+        one = _priced(change, other)
+        tried.append(TriedChange(change, other.fits, one.required_bytes))
+        priced.append(one)
     best = best_change(tried)
     helps = best is not None and best.effect is not Effect.SEMANTICS and answer.verdict is VerdictKind.REFUSED
     verdict = VerdictKind.FITS_WITH if helps else answer.verdict
@@ -275,7 +276,8 @@ def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> Rehearsa
 
 
 def _priced(change: ArgumentChange, answer: RehearsalAnswer) -> PricedArguments:
-    known = answer.memory.required_bytes if answer.memory is not None and answer.ran else None
+    went_through = answer.end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
+    known = answer.memory.required_bytes if answer.memory is not None and went_through else None
     return PricedArguments(
         arguments=change.words,
         change=", ".join(f"{name} = {value}" for name, value in change.values.items()),

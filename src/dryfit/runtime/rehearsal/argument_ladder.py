@@ -4,17 +4,22 @@ First what changes nothing but rounding: smaller micro-batches with as many more
 kept; then activation checkpointing with each of them. Where not even the smallest of these fits, what changes the
 experiment: bfloat16, then an optimizer with smaller state. Each stage is entered by its smallest member, because a
 rehearsal takes as long as the script takes to begin: what does not fit there fits nowhere in the stage. Then the
-largest micro-batch that fits is looked for by halving.
+largest micro-batch that fits is looked for by halving, and by what is known: a peak is the greatest of several amounts
+that grow with the rows, so that memory is convex in them. Between two known points it lies below their chord, outside
+above it; what must fit so is tried next, what cannot is not tried.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dryfit.core.jobs.memory import Effect, StepPhase
 from dryfit.core.jobs.rehearsal import ArgumentValue, RehearsalAnswer, SeenArguments
 
 BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 EVALUATION_BATCH = "per_device_eval_batch_size"
+_CERTAIN = 1.02
+"""Fragmentation moves what is needed by less."""
 _EIGHT_BIT, _ADAFACTOR = "adamw_bnb_8bit", "adafactor"
 _SMALL_OPTIMIZERS = (_ADAFACTOR, "sgd", "lomo", "galore", "apollo", "adalomo", "8bit", "4bit", "8-bit", "4-bit")
 
@@ -24,11 +29,16 @@ class ArgumentChange:
     """Arguments to be rehearsed instead of the script's own.
 
     Attributes:
-        values: By name; what is not here stays.
+        changed: Names and values; what is not here stays.
     """
 
-    values: Mapping[str, ArgumentValue]
+    changed: tuple[tuple[str, ArgumentValue], ...]
     effect: Effect
+
+    @property
+    def values(self) -> dict[str, ArgumentValue]:
+        """By name."""
+        return dict(self.changed)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -38,10 +48,11 @@ class ArgumentChange:
 
 @dataclass(frozen=True, slots=True)
 class TriedChange:
-    """A change that was rehearsed, and whether the script fits with it."""
+    """A change that was rehearsed, whether the script fits with it, and what it needs then; None: not known."""
 
     change: ArgumentChange
     fits: bool
+    required_bytes: int | None = None
 
 
 def next_change(answer: RehearsalAnswer, tried: Sequence[TriedChange], *, has_eight_bit: bool) -> ArgumentChange | None:
@@ -55,9 +66,14 @@ def next_change(answer: RehearsalAnswer, tried: Sequence[TriedChange], *, has_ei
     seen = answer.training_arguments
     if seen is None:
         return None
-    known = {_key(one.change): one.fits for one in tried}
-    for stage in _stages(seen, answer, has_eight_bit=has_eight_bit):
-        change, is_over = _within(stage, lambda change: known.get(_key(change)))
+    own_rows = _whole(seen.values.get(BATCH))
+    for number, stage in enumerate(_stages(seen, answer, has_eight_bit=has_eight_bit)):
+        known = {one.change: one for one in tried if one.change in stage}
+        members = [_member(change, known.get(change), own_rows) for change in stage]
+        points = {one.rows: one.required_bytes for one in members if one.required_bytes is not None}
+        if number == 0 and answer.memory is not None:
+            points[own_rows] = answer.memory.required_bytes
+        change, is_over = _within(members, _Needs(points, answer.device.capacity_bytes))
         if change is not None or is_over:
             return change
     return None
@@ -74,25 +90,67 @@ def best_change(tried: Sequence[TriedChange]) -> ArgumentChange | None:
     )
 
 
-def _within(
-    stage: Sequence[ArgumentChange], fits: Callable[[ArgumentChange], bool | None]
-) -> tuple[ArgumentChange | None, bool]:
+class _Member(NamedTuple):
+    """A change of a stage: its micro-batch, and what is known of it, if it was rehearsed."""
+
+    change: ArgumentChange
+    rows: int
+    fits: bool | None
+    required_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What micro-batches of a stage need, as far as it is known.
+
+    Attributes:
+        points: Bytes by rows.
+        capacity_bytes: What the device has.
+    """
+
+    points: Mapping[int, int]
+    capacity_bytes: int
+
+    def must_fit(self, rows: int) -> bool:
+        """Whether the chord between the known points around it says so."""
+        below = max((known for known in self.points if known < rows), default=None)
+        above = min((known for known in self.points if known > rows), default=None)
+        return below is not None and above is not None and self._on_line(below, above, rows) <= self.capacity_bytes
+
+    def cannot_fit(self, rows: int) -> bool:
+        """Whether the line through the two known points before it says so."""
+        below = sorted(known for known in self.points if known < rows)[-2:]
+        return len(below) == 2 and self._on_line(below[0], below[1], rows) > _CERTAIN * self.capacity_bytes
+
+    def _on_line(self, first: int, second: int, rows: int) -> float:
+        slope = (self.points[second] - self.points[first]) / (second - first)
+        return self.points[first] + slope * (rows - first)
+
+
+def _within(stage: Sequence[_Member], needs: _Needs) -> tuple[ArgumentChange | None, bool]:
     """Return the next change of a stage, largest first, and whether the stage answers the question."""
     if not stage:
         return None, False
-    smallest = fits(stage[-1])
-    if smallest is None:
-        return stage[-1], False
-    if not smallest:
+    if stage[-1].fits is None:
+        return stage[-1].change, False
+    if not stage[-1].fits:
         return None, False
     low, high = 0, len(stage) - 1  # stage[high] fits; the first that fits is at low or after it
     while low < high:
-        middle = (low + high) // 2
-        known = fits(stage[middle])
-        if known is None:
-            return stage[middle], False
-        low, high = (low, middle) if known else (middle + 1, high)
+        likely = (number for number in range(low, high) if needs.must_fit(stage[number].rows))
+        at = next(likely, (low + high) // 2)
+        fits = False if stage[at].fits is None and needs.cannot_fit(stage[at].rows) else stage[at].fits
+        if fits is None:
+            return stage[at].change, False
+        low, high = (low, at) if fits else (at + 1, high)
     return None, True
+
+
+def _member(change: ArgumentChange, tried: TriedChange | None, own_rows: int) -> _Member:
+    rows = _whole(change.values.get(BATCH)) or own_rows
+    return (
+        _Member(change, rows, None, None) if tried is None else _Member(change, rows, tried.fits, tried.required_bytes)
+    )
 
 
 def _stages(
@@ -111,8 +169,8 @@ def _stages(
     if "optim" in seen.values and not any(name in optimizer for name in _SMALL_OPTIMIZERS):
         changes.append((milder | {"optim": _EIGHT_BIT if has_eight_bit else _ADAFACTOR}, Effect.SEMANTICS))
     for extra, effect in changes:
-        members = tuple(ArgumentChange({**batch, **evaluation, **extra}, effect) for batch in batches)
-        yield tuple(change for change in members if change.values)
+        members = tuple(ArgumentChange(tuple({**batch, **evaluation, **extra}.items()), effect) for batch in batches)
+        yield tuple(change for change in members if change.changed)
 
 
 def _micro_batches(seen: SeenArguments) -> list[dict[str, ArgumentValue]]:
@@ -136,7 +194,3 @@ def _evaluation(seen: SeenArguments, answer: RehearsalAnswer) -> dict[str, Argum
 
 def _whole(value: ArgumentValue) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _key(change: ArgumentChange) -> tuple[tuple[str, ArgumentValue], ...]:
-    return tuple(sorted(change.values.items()))
