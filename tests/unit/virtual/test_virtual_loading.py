@@ -119,6 +119,13 @@ def test_tied_weights_stay_tied_wherever_a_model_goes_and_copies_are_counted(tmp
         model.resize_token_embeddings(model.config.vocab_size + 1, mean_resizing=False)
         said["resized"] = [tied(model), list(model.lm_head.weight.shape)]
         said["pointers"] = len({p.data_ptr() for p in model.parameters()}) == len(list(model.parameters()))
+        layer = nn.Linear(8, 8)
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.to("cuda", torch.bfloat16)
+        said["set"] = [str(layer(torch.zeros(2, 8, device="cuda", dtype=torch.bfloat16)).device)]
+        layer.weight.data = torch.zeros(8, 8)
+        said["set"].append(f"{layer.weight.dtype} {layer.weight.device}")
+        said["shared memory"] = layer.cpu().share_memory() is layer
         recurrent = nn.LSTM(64, 64).cuda()
         said["recurrent"] = list(recurrent(torch.zeros(3, 2, 64, device="cuda"))[0].shape)
         """,
@@ -128,6 +135,7 @@ def test_tied_weights_stay_tied_wherever_a_model_goes_and_copies_are_counted(tmp
     assert said["copy"] == [True] * 3 and said["twice"] == pytest.approx(2, abs=0.01)
     assert said["loaded"] == "<All keys matched successfully>"
     assert said["resized"] == [True, [151937, 896]]
+    assert said["set"] == ["cuda:0", "torch.float32 cpu"] and said["shared memory"]
     assert said["pointers"] and said["recurrent"] == [3, 2, 64]
 
 

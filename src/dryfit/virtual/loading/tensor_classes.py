@@ -36,10 +36,23 @@ def install(make: Make) -> None:
         if cls is FakeTensor or not (is_fake or (_is_weight(cls) and not data.is_meta)):
             return original(cls, data, require_grad, **options)
         fake: Any = data.detach() if is_fake else make(data.shape, data.dtype, data.device, False)
-        fake.__class__ = _both(cls, make)
+        fake.__class__ = _both(cls)
         return fake.requires_grad_(require_grad)
 
     original = replace_make_subclass(made)
+    FakeTensor.data = property(_DATA.__get__, _setting_data(make))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _setting_data(make: Make) -> Callable[[Any, torch.Tensor], None]:
+    """Return what sets ``tensor.data`` of a fake: it stays one, and is where its new data are."""
+
+    def set_data(tensor: Any, data: torch.Tensor) -> None:
+        if not isinstance(data, FakeTensor):
+            data = make(data.shape, data.dtype, data.device, False)
+        _DATA.__set__(tensor, data)
+        tensor.fake_device = data.device
+
+    return set_data
 
 
 @cache
@@ -49,19 +62,10 @@ def _is_weight(cls: Any) -> bool:
 
 
 @cache
-def _both(cls: Any, make: Make) -> Any:
+def _both(cls: Any) -> Any:
     """Return the class of fakes that are instances of a library's class of tensors as well."""
     if issubclass(cls, FakeTensor):
         return cls
 
-    def data_of(self: Any) -> Any:
-        return _DATA.__get__(self)
-
-    def set_data(self: Any, value: Any) -> None:
-        if not isinstance(value, FakeTensor):
-            value = make(value.shape, value.dtype, value.device, False)
-        _DATA.__set__(self, value)
-        self.fake_device = value.device
-
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "data": property(data_of, set_data)}
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     return type(cls)(cls.__name__, (cls, FakeTensor), names)
