@@ -20,7 +20,11 @@ def flops_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     if own is not None:
         return own(*args, **kwargs)
     formula = flop_registry.get(func.overloadpacket)
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+    if formula is None:
+        return 0
+    # `addmm` and others take the type of their output as well, of which torch's formulas do not know.
+    shaped = [one for one in args if not isinstance(one, torch.dtype)]
+    return int(formula(*shaped, **kwargs, out_val=out))
 
 
 def _convolution_backward(gradient: Any, inputs: Any, weight: Any, *others: Any, **_: Any) -> int:

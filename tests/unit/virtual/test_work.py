@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from dryfit.core.jobs.rehearsal import StepWork
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
+from dryfit.virtual.flops import flops_of
 from dryfit.virtual.work import WorkCounter
 
 pytestmark = pytest.mark.heavy
@@ -240,3 +241,9 @@ def test_products_of_bitsandbytes_have_formulas():
         assert work is not None
         flops.append(work.flops_per_step)
     assert flops == [2 * 20 * 64 * 48, 2 * 20 * 64 * 48, 0]
+
+
+def test_a_product_that_names_the_type_of_its_output_is_counted() -> None:
+    bias, left, right = torch.empty(3), torch.empty(20, 48), torch.empty(48, 3)
+    product = torch.ops.aten.addmm.dtype
+    assert flops_of(product, (bias, left, right, torch.float32), {}, torch.empty(20, 3)) == 2 * 20 * 48 * 3
