@@ -100,7 +100,7 @@ class SafetensorsFiles:
 
     def safe_open(self, filename: Any, framework: str = "pt", device: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
         """Open a file."""
-        if not isinstance(filename, str | bytes | os.PathLike) or not self._view.is_used:
+        if not isinstance(filename, str | bytes | os.PathLike) or not (self._view.is_used or self._view.notes):
             return self._safe_open(filename, framework, device, *args, **kwargs)
         key = self._view.resolve(filename)
         shown = self._view.shown(key)
