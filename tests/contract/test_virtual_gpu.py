@@ -1,0 +1,103 @@
+"""Ordinary code on a virtual GPU, in a process of its own: what it sees is what a device would show it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dryfit.memory.planning.timeline import BLOCK_BYTES
+
+FACTS = Path(__file__).parents[1] / "support" / "virtual_facts.py"
+WEIGHTS = ((1024, 512), (1024,), (512, 1024), (512,), (512, 512), (512,))
+MIB = 2**20
+GIB = 2**30
+
+
+def fp32_bytes(*sizes: tuple[int, ...]) -> int:
+    """Bytes of blocks of the allocator."""
+    numbers = [size[0] * (size[1] if len(size) > 1 else 1) for size in sizes]
+    return sum(-(-4 * number // BLOCK_BYTES) * BLOCK_BYTES for number in numbers)
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(FACTS)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_device_is_there(facts: dict[str, Any]) -> None:
+    assert facts["available"] == [True, 1, "1GiB"]
+    assert facts["total"] == GIB
+
+
+def test_a_parameter_is_the_same_object_wherever_it_moves(facts: dict[str, Any]) -> None:
+    assert facts["same_objects"]
+    assert set(facts["moved"]) == {"cuda:0"}
+    assert facts["weights"] == fp32_bytes(*WEIGHTS)
+
+
+def test_an_optimizer_made_before_the_move_has_its_moments_on_the_device(facts: dict[str, Any]) -> None:
+    workspaces = 2 * 8_519_680  # one for the forward pass, one for autograd's own thread
+    assert facts["with_state"] == 3 * fp32_bytes(*WEIGHTS) + workspaces
+
+
+def test_known_values_stay_known_through_copies_and_arithmetic(facts: dict[str, Any]) -> None:
+    assert facts["known"] == [[3, 1, 2], [7, 3, 5], 3, True]
+    assert facts["chosen"] == [0, 2, 4]
+    assert facts["mask"] == [False, 8]
+
+
+def test_what_nobody_knows_is_read_as_zeros_and_is_no_longer_the_old_value(facts: dict[str, Any]) -> None:
+    assert facts["written"] == [0, 0, 0]
+    assert facts["unknown"]
+
+
+def test_tensors_of_the_cpu_are_real(facts: dict[str, Any]) -> None:
+    assert facts["real"] == [0, 2, 4, 6]
+
+
+def test_errors_are_those_of_torch(facts: dict[str, Any]) -> None:
+    (room, room_text), (ordinal, ordinal_text), (_mixed, mixed_text), (numpy, numpy_text) = facts["errors"]
+    assert room == "OutOfMemoryError"
+    assert room_text.startswith("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1024.00")
+    assert ordinal == "AcceleratorError"
+    assert "invalid device ordinal" in ordinal_text
+    assert "Expected all tensors to be on the same device" in mixed_text
+    assert numpy == "TypeError"
+    assert "Use Tensor.cpu()" in numpy_text
+
+
+def test_an_error_takes_no_memory_and_names_its_line(facts: dict[str, Any]) -> None:
+    assert facts["after_error"]
+    (error,) = facts["out_of_memory"]
+    assert error["code"].startswith("lambda: torch.empty(2**31")
+    assert error["line"].startswith(f"{FACTS}:")
+
+
+def test_views_keep_their_block_and_copies_take_their_own(facts: dict[str, Any]) -> None:
+    assert facts["block"] == [64 * MIB, 64 * MIB]
+    assert facts["view_keeps"] == 64 * MIB
+    assert facts["emptied"]
+    assert facts["twin"] == fp32_bytes(*WEIGHTS)
+    assert facts["twin_device"] == "cuda:0"
+    assert set(facts["half"]) == {"torch.float16"}
+    assert facts["host"] == "cpu"
+    assert facts["freed"] == 0
+
+
+def test_free_memory_is_what_context_and_allocator_leave(facts: dict[str, Any]) -> None:
+    free, total = facts["free"]
+    assert total == GIB
+    assert 0 < free < total - 550 * MIB

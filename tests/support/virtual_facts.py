@@ -1,0 +1,89 @@
+"""Facts about a virtual GPU, found in a fresh process and printed as JSON: ``python virtual_facts.py``."""
+
+import copy
+import json
+from typing import Any
+
+from dryfit.virtual.gpu import virtual_gpu
+
+
+def main() -> None:
+    """Print what a few lines of ordinary code see on a virtual GPU of 1 GiB."""
+    with virtual_gpu("1GiB") as gpu:
+        import torch
+        from torch import nn
+
+        facts: dict[str, Any] = {}
+        facts["available"] = [torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.get_device_name()]
+        facts["total"] = torch.cuda.get_device_properties(0).total_memory
+
+        # An optimizer that is made before the model moves goes on with the same parameters.
+        model = nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512))
+        model.append(nn.Linear(512, 512))
+        model[3].weight = model[3].weight
+        optimizer = torch.optim.AdamW(model.parameters())
+        before = list(model.parameters())
+        model.to("cuda")
+        facts["same_objects"] = all(one is two for one, two in zip(before, model.parameters(), strict=True))
+        facts["moved"] = [str(one.device) for one in model.parameters()]
+        facts["weights"] = torch.cuda.memory_allocated()
+        for _ in range(2):
+            loss = model(torch.randn(8, 512).cuda()).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del loss
+        facts["with_state"] = torch.cuda.memory_allocated()
+
+        # Values that are known stay known; others are read as ones and zeros.
+        sizes = torch.tensor([3, 1, 2], device="cuda")
+        facts["known"] = [sizes.tolist(), (sizes * 2 + 1).cpu().tolist(), sizes.max().item(), bool((sizes > 0).all())]
+        written = sizes.clone()
+        written[0] = 7
+        facts["written"] = written.cpu().tolist()
+        facts["unknown"] = model(torch.zeros(2, 512, device="cuda")).detach().cpu().numpy().tolist() == [[0.0] * 512] * 2
+        facts["chosen"] = torch.arange(6, device="cuda")[torch.tensor([True, False] * 3, device="cuda")].tolist()
+        mask = torch.ones(2, 5, dtype=torch.long)
+        mask[1, 3:] = 0
+        facts["mask"] = [bool(mask.cuda().all()), int(mask.cuda().sum())]
+
+        # Errors are torch's.
+        kept = torch.cuda.memory_allocated()
+        facts["errors"] = []
+        for attempt in (
+            lambda: torch.empty(2**31, dtype=torch.uint8, device="cuda"),
+            lambda: torch.empty(1, device="cuda:1"),
+            lambda: model(torch.zeros(2, 512)),
+            lambda: torch.zeros(2, device="cuda").numpy(),
+        ):
+            try:
+                attempt()
+            except Exception as error:
+                facts["errors"].append([type(error).__name__, str(error)])
+        facts["after_error"] = torch.cuda.memory_allocated() == kept
+
+        # Peaks are reset, caches emptied, copies take their own memory.
+        torch.cuda.reset_peak_memory_stats()
+        block = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
+        view = block[: 2**20]
+        facts["block"] = [torch.cuda.max_memory_allocated() - kept, torch.cuda.memory_allocated() - kept]
+        del block
+        facts["view_keeps"] = torch.cuda.memory_allocated() - kept
+        del view
+        reserved = torch.cuda.memory_reserved()
+        torch.cuda.empty_cache()
+        facts["emptied"] = reserved - torch.cuda.memory_reserved() >= 64 * 2**20
+        twin = copy.deepcopy(model)
+        facts["twin"] = torch.cuda.memory_allocated() - kept
+        facts["twin_device"] = str(next(twin.parameters()).device)
+        facts["half"] = [str(one.dtype) for one in twin.half().parameters()]
+        facts["host"] = str(next(twin.cpu().parameters()).device)
+        facts["freed"] = torch.cuda.memory_allocated() - kept
+        facts["free"] = list(torch.cuda.mem_get_info())
+        facts["real"] = torch.arange(4).mul(2).tolist()
+    facts["out_of_memory"] = [one.model_dump(mode="json") for one in gpu.out_of_memory]
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()
