@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, StandIns
-from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode
+from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode, active_fake_mode
 from dryfit.meta.private_apis.torch_modes import tree_iter
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.known_values import carry, remember, value_of
@@ -23,6 +23,7 @@ from dryfit.virtual.places import Places, runs_in
 from dryfit.virtual.recorder import ScriptRecorder
 
 _aten = torch.ops.aten
+_CPU = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
 _MANY_ELEMENTS = 1 << 14
 """From so many elements on, what a module's constructor allocates on the CPU is a fake."""
@@ -62,8 +63,8 @@ class VirtualDispatch(ScriptRecorder):
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
         self.on_unknown: Any = lambda _what: None
         """Called with a text where a value was asked for that nobody knows."""
-        self.on_operator: Any = lambda _func, _args, _kwargs, _out: None
-        """Called after each operator on the device."""
+        self.listeners: list[Any] = []
+        """Each is called with function, arguments and result of an operator on the device, after it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, for real or on fakes."""
@@ -84,7 +85,7 @@ class VirtualDispatch(ScriptRecorder):
                 if func in _ALLOCATES and self._is_large(func, args) and _in_constructor():
                     return self._run(func, types, args, kwargs)
                 return func(*args, **kwargs)
-            if device.type != "cuda":
+            if device.type != "cuda" or active_fake_mode() is not None:  # torch itself computes a shape
                 return func(*args, **kwargs)
         if device is not None and device.type == "cuda" and (device.index or 0) >= self._devices:
             raise torch.AcceleratorError(
@@ -98,7 +99,7 @@ class VirtualDispatch(ScriptRecorder):
         with self._lock:
             return self._on_device(func, types, args, kwargs, device)
 
-    def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def empty(self, shape: Any, dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:
         """Return a fake without a known value."""
         with self.fakes:
             made = torch.empty(shape, dtype=dtype, device=device)
@@ -126,7 +127,8 @@ class VirtualDispatch(ScriptRecorder):
         except NoRoomError as error:
             raise self.on_no_room(error) from None
         carry(func, args, kwargs, out)
-        self.on_operator(func, args, kwargs, out)
+        for listener in self.listeners:
+            listener(func, args, kwargs, out)
         return out
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

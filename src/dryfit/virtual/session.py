@@ -1,22 +1,28 @@
 """Run a user's script on a virtual GPU, and say what it took."""
 
 import resource
+import signal
 import time
 import traceback
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, RehearsalRequest, ScriptEnd
 from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.virtual.gpu import VirtualGpu
+from dryfit.virtual.ranks import Ranks
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
+from dryfit.virtual.script.shortening import Shortening
 from dryfit.virtual.script.target import add_working_folder, own_file, started
 from dryfit.virtual.script.training_arguments import ArgumentWatch
 from dryfit.virtual.summary import StepMark, summarize
+from dryfit.virtual.work import WorkCounter
+from dryfit.virtual.writes import muting
 
 
 def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
@@ -41,9 +47,11 @@ def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
     arguments = ArgumentWatch(request.overrides)
     arguments.install()
     with run.gpu.active():
+        run.install()
         end, failure = run.run()
         run.gpu.dispatch.categorize()
     answer = run.answer(end, failure)
+    run.muting.clear()
     return answer.model_copy(
         update={
             "confidence": constants.confidence,
@@ -70,16 +78,31 @@ class _Run:
         self.request = request
         self.gpu = gpu
         self.marks: list[StepMark] = []
+        self.shortening = Shortening(request.steps, worst_batch=request.worst_batch, on_step_end=self._step_ended)
+        self.work = WorkCounter()
+        self.ranks = Ranks(request.ranks)
+        self.sent: dict[str, int] = {}
+        answer = Path(request.answer_file).parent
+        self.muting = muting.install(Path(request.scratch_dir), gpu.dispatch.empty, free=[answer])
+
+    def install(self) -> None:
+        """Change this process for good."""
+        self.shortening.install()
+        self.gpu.dispatch.listeners.append(self._count)
+        signal.signal(signal.SIGALRM, self._too_late)
+        signal.setitimer(signal.ITIMER_REAL, self.request.timeout_s)
+        if self.request.ranks > 1:
+            self.ranks.install()
+            self.gpu.dispatch.listeners.append(self.ranks.note)
 
     def run(self) -> tuple[ScriptEnd, str]:
         """Run the script; return how it ended, with the traceback of a failure."""
-        hook = register_optimizer_step_post_hook(self._step_ended)
         try:
             add_working_folder(self.request)
             self.gpu.places.own.add(own_file(self.request))
             started(self.request)()
         except RehearsalDone:
-            return ScriptEnd.STOPPED, ""
+            return (ScriptEnd.STOPPED if self.marks else ScriptEnd.NO_STEP), ""
         except SystemExit as error:
             if error.code not in (None, 0):
                 return ScriptEnd.FAILED, f"the script ended with exit status {error.code}"
@@ -87,9 +110,9 @@ class _Run:
             self._uncaught()
             return ScriptEnd.OUT_OF_MEMORY, _traceback(error)
         except BaseException as error:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
+            if isinstance(error, StopIteration) and self.shortening.done:
+                return ScriptEnd.STOPPED, ""
             return ScriptEnd.FAILED, _traceback(error)
-        finally:
-            hook.remove()
         return (ScriptEnd.FINISHED if self.marks else ScriptEnd.NO_STEP), ""
 
     def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
@@ -114,18 +137,31 @@ class _Run:
             memory=memory,
             shortfall_bytes=shortfall,
             out_of_memory=tuple(gpu.out_of_memory),
+            work=self.work.work(request.device),
+            sent=self.sent if request.ranks > 1 else None,
+            worst_batch=self.shortening.largest_batch,
             unknown=tuple(gpu.unknown.values()),
-            notes=tuple(gpu.notes),
+            notes=(*gpu.notes, *self.shortening.notes),
+            muted=tuple(self.muting.muted),
             reasons=reasons,
             traceback=failure,
             torch=torch.__version__,
         )
 
-    def _step_ended(self, _optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        self.marks.append(StepMark(len(self.marks) + 1, len(self.gpu.allocations.blocks)))
-        self.gpu.step = len(self.marks) + 1
-        if len(self.marks) >= self.request.steps:
+    def _step_ended(self, number: int) -> None:
+        self.marks.append(StepMark(number, len(self.gpu.allocations.blocks)))
+        self.gpu.step = number + 1
+        self.work.step_ends()
+        self.sent, self.ranks.sent = dict(self.ranks.sent), defaultdict(int)
+
+    def _too_late(self, _signal: int, _frame: object) -> None:
+        if not self.marks:
             raise RehearsalDone
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Count an operator's work, if it is a part of training."""
+        if not self.shortening.evaluating:
+            self.work.note(func, args, kwargs, out)
 
     def _uncaught(self) -> None:
         last = self.gpu.out_of_memory[-1]

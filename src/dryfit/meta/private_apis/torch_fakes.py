@@ -16,17 +16,27 @@ with importing("torch", "computing with tensors that have no values"):
         UnsupportedOperatorException,
     )
 
-NAMES: Final = tuple(
-    PrivateName(f"torch._subclasses.fake_tensor.{name}", needed, "torch has fake tensors under a public module")
-    for name, needed in {
-        "FakeTensorMode": "running a step or a forward without values",
-        "FakeTensor": "knowing tensors that have no values",
-        "DataDependentOutputException": "knowing that code asked for a value",
-        "DynamicOutputShapeException": "knowing that a size depends on values",
-        "UnsupportedFakeTensorException": "knowing what cannot be a fake",
-        "UnsupportedOperatorException": "knowing which operator has no shapes",
-    }.items()
+_FAKES_BELOW: Final = "torch tells which fake mode is active by a public name"
+NAMES: Final = (
+    *(
+        PrivateName(f"torch._subclasses.fake_tensor.{name}", needed, "torch has fake tensors under a public module")
+        for name, needed in {
+            "FakeTensorMode": "running a step or a forward without values",
+            "FakeTensor": "knowing tensors that have no values",
+            "DataDependentOutputException": "knowing that code asked for a value",
+            "DynamicOutputShapeException": "knowing that a size depends on values",
+            "UnsupportedFakeTensorException": "knowing what cannot be a fake",
+            "UnsupportedOperatorException": "knowing which operator has no shapes",
+        }.items()
+    ),
+    PrivateName("torch._C._get_dispatch_mode", "knowing that torch itself computes shapes", _FAKES_BELOW),
+    PrivateName("torch._C._TorchDispatchModeKey", "the same", _FAKES_BELOW),
 )
+
+
+def active_fake_mode() -> FakeTensorMode | None:
+    """Return the fake mode that is active below all other modes, ours or another's."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # pyright: ignore
 
 
 def _misbehaves() -> str:

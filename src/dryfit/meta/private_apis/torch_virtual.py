@@ -7,9 +7,12 @@ import torch
 import torch.cuda.random
 from torch import nn
 
-from dryfit.core.private_names import PrivateName, PrivateNames
+from dryfit.core.private_names import PrivateName, PrivateNames, importing
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.meta.private_apis.torch_tensors import takes_data
+
+with importing("torch", "a process group whose other ranks are not there"):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
 _NEVER: Final = "never: an answer in the place of a device's"
 _ON_CUDA: Final = (
@@ -46,6 +49,18 @@ PRESENT: Final = (
         "moving a parameter without values to another device as the same object",
         "torch moves fake parameters in place",
     ),
+    PrivateName(
+        "torch.testing._internal.distributed.fake_pg.FakeStore",
+        "a process group whose other ranks are not there",
+        "torch has a fake process group under a public module",
+    ),
+    PrivateName("torch._C._get_accelerator", "sharding looks for the device there", _NEVER),
+    PrivateName(
+        "torch.nn.parallel.distributed._verify_param_shape_across_processes",
+        "ranks that are not there have the same parameters",
+        _NEVER,
+    ),
+    PrivateName("torch.nn.parallel.distributed._sync_module_states", "the same", _NEVER),
     PrivateName(
         "torch.Tensor._version",
         "knowing that a tensor's known value was written over",
@@ -103,6 +118,22 @@ def apply_to(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> N
 def replace_apply(apply: Callable[..., nn.Module]) -> None:
     """Let ``nn.Module.to``, ``.half``, ``.cuda`` ... go through this function."""
     nn.Module._apply = apply
+
+
+def fake_store() -> Any:
+    """Return the store of a process group whose other ranks are not there; it also makes the backend ``fake`` known."""
+    return FakeStore()
+
+
+def replace_accelerator(device: torch.device) -> None:
+    """Let torch's sharding take this device for its own."""
+    torch._C._get_accelerator = lambda *_: device  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def replace_parameter_checks(module: Any) -> None:
+    """Let DistributedDataParallel take it that all ranks have the same parameters."""
+    module._verify_param_shape_across_processes = nothing
+    module._sync_module_states = nothing
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -1,6 +1,5 @@
 """A rehearsal creates nothing elsewhere: installs all that sees to it, and tells what would have been there."""
 
-import atexit
 import os
 import shutil
 import stat
@@ -51,10 +50,15 @@ _installed: Final[list["Muting"]] = []
 class Muting:
     """What the script would have done outside of its process."""
 
-    def __init__(self, shadow: Shadow) -> None:
+    def __init__(self, shadow: Shadow, temporary: Path) -> None:
         self.shadow = shadow
+        self._temporary = temporary
         self._said: dict[tuple[str, str], int | None] = {}
         self._programs: Counter[str] = Counter()
+
+    def clear(self) -> None:
+        """Remove the script's temporary folder, at its end."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     @property
     def muted(self) -> list[Muted]:
@@ -129,7 +133,7 @@ def install(scratch: Path, make: Callable[[Any, torch.dtype], torch.Tensor], fre
     roots = [*_SYSTEM, *(cache for cache in caches if cache)]
     free = [scratch, temporary, *free, *(Path(root).expanduser() for root in roots)]
     shadow = Shadow(scratch / "files", free)
-    muting = Muting(shadow)
+    muting = Muting(shadow, temporary)
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     tensors = {**unwritten_tensors.install(shadow, make), **SafetensorsFiles(shadow, make).functions()}
@@ -157,7 +161,6 @@ def _temporary(scratch: Path) -> Path:
     temporary = scratch.resolve() / "tmp"
     if len(str(temporary)) > _LONGEST_TEMPORARY:
         temporary = Path(tempfile.mkdtemp(prefix="dryfit-"))
-        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     temporary.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = os.environ["TMPDIR"] = str(temporary)
     return temporary
