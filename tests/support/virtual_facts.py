@@ -41,7 +41,9 @@ def main() -> None:
         written = sizes.clone()
         written[0] = 7
         facts["written"] = written.cpu().tolist()
-        facts["unknown"] = model(torch.zeros(2, 512, device="cuda")).detach().cpu().numpy().tolist() == [[0.0] * 512] * 2
+        facts["unknown"] = (
+            model(torch.zeros(2, 512, device="cuda")).detach().cpu().numpy().tolist() == [[0.0] * 512] * 2
+        )
         facts["chosen"] = torch.arange(6, device="cuda")[torch.tensor([True, False] * 3, device="cuda")].tolist()
         mask = torch.ones(2, 5, dtype=torch.long)
         mask[1, 3:] = 0

@@ -105,7 +105,6 @@ class CudaApi:
         torch.cuda.Stream = torch.cuda.streams.Stream = CudaStream  # pyright: ignore
         torch.cuda.Event = torch.cuda.streams.Event = CudaEvent  # pyright: ignore
         torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # pyright: ignore
-        torch.Tensor.is_pinned = lambda tensor, *_, **__: False  # pyright: ignore
         torch.Tensor.record_stream = lambda tensor, *_, **__: None  # pyright: ignore
         if torch.version.cuda is None:
             torch.version.cuda = _CUDA_VERSION  # pyright: ignore

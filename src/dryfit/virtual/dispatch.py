@@ -79,6 +79,12 @@ class VirtualDispatch(ScriptRecorder):
                 return NotImplemented  # a wrapper (DTensor, ...): its local operators come back here
         if has_fake and self._is_foreign(args):
             return func(*args, **kwargs)
+        if kwargs.get("pin_memory"):  # of the host alone, and there is no device to pin it for
+            made = self.__torch_dispatch__(func, types, args, {**kwargs, "pin_memory": False})
+            made.dryfit_pinned = True
+            return made
+        if func is _aten.is_pinned.default:
+            return getattr(args[0], "dryfit_pinned", False)
         device = kwargs.get("device")
         if not has_fake:
             if device is None or device.type == "cpu":

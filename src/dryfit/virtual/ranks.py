@@ -78,15 +78,15 @@ class Ranks:
         def make_quiet(module: Any, *args: Any, **kwargs: Any) -> None:
             make(module, *args, **kwargs)
             module.logger = _Quiet()  # it times with CUDA events
-            module.register_comm_hook(None, self._bucket)
+            module.register_comm_hook(None, lambda _state, bucket: self._bucket(bucket))
 
         DistributedDataParallel.__init__ = make_quiet  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _bucket(self, _state: Any, bucket: Any) -> Any:
+    def _bucket(self, bucket: Any) -> Any:
         """Answer DDP's all-reduce of a bucket of gradients with the bucket itself."""
         buffer = bucket.buffer()
         self.sent["all_reduce"] += buffer.nbytes
-        answer: Any = torch.futures.Future()
+        answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         answer.set_result(buffer)
         return answer
 

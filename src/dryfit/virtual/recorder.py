@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -16,6 +17,8 @@ from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import Place, Places, runs_in
 
 _CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
+_WRAPS = frozenset({"__init__"})
+_DATA_PARALLEL = "nn/parallel/distributed.py"
 
 
 class ScriptRecorder(StorageRecorder):
@@ -90,7 +93,9 @@ class ScriptRecorder(StorageRecorder):
         return self._categories
 
     def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
-        """Say what a tensor on the device is for; tied tensors keep the first name."""
+        """Say what a tensor on the device is for, of a sharded one its own shard; tied tensors keep the first name."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
         if tensor.device.type == "cuda":
             super().name(tensor, name, category)
 
@@ -100,6 +105,8 @@ class ScriptRecorder(StorageRecorder):
         if phase in (StepPhase.FORWARD, StepPhase.LOAD) and runs_in(_CLIPPING, ".py"):
             phase = StepPhase.CLIP
         category = _FIRST_GUESS.get(phase, MemoryCategory.TEMPORARIES)
+        if phase is StepPhase.LOAD and runs_in(_WRAPS, _DATA_PARALLEL):
+            category = MemoryCategory.GRADIENTS  # buckets, into which gradients are copied to be sent
         if phase is StepPhase.FORWARD and not self._modules and not torch.is_grad_enabled():
             category = MemoryCategory.TEMPORARIES
         return segment.label(Label(phase, category, module, str(func), place.line, place.source))

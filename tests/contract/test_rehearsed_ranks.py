@@ -1,0 +1,55 @@
+"""A script of several ranks, rehearsed as rank 0: its buckets, its shards, and what it sends."""
+
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.jobs.memory import MemoryCategory
+from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, ScriptEnd
+from dryfit.memory.planning.timeline import BLOCK_BYTES
+from rehearsed import rehearse
+
+pytestmark = pytest.mark.slow
+WIDTH, LAYERS = 256, 4
+SIZES = LAYERS * (4 * WIDTH * WIDTH, 4 * WIDTH, 4 * WIDTH * WIDTH, WIDTH)
+
+
+def rounded(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def rehearsed(folder: Path, *options: str, ranks: int) -> tuple[RehearsalAnswer, RehearsalMemory]:
+    answer = rehearse(folder, "data_parallel.py", "--width", WIDTH, "--layers", LAYERS, *options, ranks=ranks)
+    assert answer.end in (ScriptEnd.STOPPED, ScriptEnd.FINISHED), answer.traceback
+    assert answer.memory is not None
+    return answer, answer.memory
+
+
+@pytest.mark.parametrize("options", [(), ("--find-unused",)], ids=["plain", "unused"])
+def test_data_parallelism_keeps_buckets_and_sends_each_gradient_once(tmp_path: Path, options: tuple[str, ...]) -> None:
+    answer, memory = rehearsed(tmp_path, *options, ranks=4)
+    weights = sum(rounded(4 * size) for size in SIZES)
+    assert memory.by_category[MemoryCategory.WEIGHTS] - weights in range(BLOCK_BYTES + 1)  # its map of what was used
+    assert memory.by_category[MemoryCategory.OPTIMIZER] == 2 * weights + rounded(0)
+    assert answer.sent is not None
+    assert answer.sent["all_reduce"] - 4 * sum(SIZES) in (0, 4 * len(SIZES))  # and that map, where it is sent
+    assert answer.ranks == 4
+
+
+def test_sharded_parameters_take_their_share(tmp_path: Path) -> None:
+    answer, memory = rehearsed(tmp_path, "--shard", ranks=8)
+    shard = sum(rounded(4 * size // 8) for size in SIZES)
+    assert memory.by_category[MemoryCategory.WEIGHTS] == pytest.approx(shard, rel=0.02)
+    assert memory.by_category[MemoryCategory.OPTIMIZER] == pytest.approx(2 * shard, rel=0.02)
+    # Each layer is gathered for its forward and, but for the last, once more for its backward pass.
+    assert answer.sent is not None
+    assert set(answer.sent) >= {"all_gather", "reduce_scatter"}
+    assert answer.sent["reduce_scatter"] > 0
+
+
+def test_a_rank_of_data_parallelism_takes_more_than_one_alone(tmp_path: Path) -> None:
+    for ranks in (1, 4):
+        (tmp_path / str(ranks)).mkdir()
+    _, alone = rehearsed(tmp_path / "1", "--shard", ranks=4)
+    _, whole = rehearsed(tmp_path / "4", ranks=4)
+    assert alone.peak_allocated_bytes < whole.peak_allocated_bytes
