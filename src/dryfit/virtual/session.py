@@ -15,7 +15,7 @@ from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, Rehears
 from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.virtual.gpu import VirtualGpu
-from dryfit.virtual.ranks import Ranks
+from dryfit.virtual.script.absent_ranks import AbsentGroup
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
 from dryfit.virtual.script.shortening import Shortening
 from dryfit.virtual.script.target import add_working_folder, own_file, started
@@ -78,9 +78,15 @@ class _Run:
         self.request = request
         self.gpu = gpu
         self.marks: list[StepMark] = []
-        self.shortening = Shortening(request.steps, worst_batch=request.worst_batch, on_step_end=self._step_ended)
+        allocator = gpu.allocations.allocator
+        self.shortening = Shortening(
+            request.steps,
+            worst_batch=request.worst_batch,
+            on_step_end=self._step_ended,
+            allocated_bytes=lambda: allocator.allocated_bytes,
+        )
         self.work = WorkCounter()
-        self.ranks = Ranks(request.ranks)
+        self.ranks = AbsentGroup(request.ranks)
         self.sent: dict[str, int] = {}
         answer = Path(request.answer_file).parent
         self.muting = muting.install(Path(request.scratch_dir), gpu.dispatch.empty, free=[answer])

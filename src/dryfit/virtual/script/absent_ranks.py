@@ -28,7 +28,7 @@ _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "allreduce", "allgather"
 _SPELLINGS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 
 
-class Ranks:
+class AbsentGroup:
     """A process group of which only rank 0 is there.
 
     Args:
