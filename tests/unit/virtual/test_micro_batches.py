@@ -17,7 +17,7 @@ class Trainer:
 
     def __init__(self, world_size: int = 1) -> None:
         self.args = SimpleNamespace(world_size=world_size, device=torch.device("cpu"))
-        self.state = SimpleNamespace(global_step=0)
+        self.state = SimpleNamespace(global_step=0, train_batch_size=2)
         self.ran: list[tuple[int, ...]] = []
 
     def training_step(self, model: Any, inputs: Any) -> torch.Tensor:
@@ -79,3 +79,15 @@ def test_an_error_begins_the_step_anew(trainer: type[Trainer]) -> None:
         one.training_step(None, {"fails": True, "input_ids": torch.zeros(8, 8)})
     steps(one, (2, 8), (2, 8), (2, 8))
     assert one.ran == [(4, 8), (4, 8), (2, 8), (2, 8)]
+
+
+def test_the_second_of_a_step_is_the_largest_that_was_met(trainer: type[Trainer]) -> None:
+    RepeatedMicroBatches(trainer.work, largest=True).install()
+    one = trainer()
+    steps(one, (2, 9), (2, 5), (2, 8), (2, 9))
+    one.state.global_step = 1
+    steps(one, (2, 4), (2, 6), (1, 9), (3, 9))
+    assert one.ran == [(2, 9), (2, 9), (2, 4), (2, 9), (3, 9)]
+    one.state.train_batch_size = 1  # of an optimizer without room, as `auto_find_batch_size` goes on
+    steps(one, (1, 9), (1, 8), (1, 7))
+    assert one.ran[5:] == [(1, 9), (1, 9)]

@@ -38,7 +38,7 @@ class Shortening:
     ) -> None:
         self._steps = OptimizerSteps(steps, on_step_start, on_step_end)
         self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, allocated_bytes=allocated_bytes)
-        self._micro_batches = RepeatedMicroBatches(work)
+        self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
 
     def install(self) -> None:
         """Change this process for good, which belongs to the rehearsal: call it before the script begins.
