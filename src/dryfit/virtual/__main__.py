@@ -10,6 +10,7 @@ from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, Script
 from dryfit.core.process import die_with_parent
 from dryfit.core.wire import write_model
 from dryfit.virtual.session import rehearse
+from dryfit.virtual.writes.muting import unmuted
 
 
 def main() -> None:
@@ -23,7 +24,8 @@ def main() -> None:
         answer = RehearsalAnswer(
             verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=request.device, reasons=(str(error),)
         )
-    write_model(Path(request.answer_file), answer)
+    with unmuted():
+        write_model(Path(request.answer_file), answer)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what the script left (threads, workers, hooks of torch) must not decide how this ends

@@ -88,11 +88,10 @@ class _Run:
         self.work = WorkCounter()
         self.ranks = AbsentGroup(request.ranks)
         self.sent: dict[str, int] = {}
-        answer = Path(request.answer_file).parent
-        self.muting = muting.install(Path(request.scratch_dir), gpu.dispatch.empty, free=[answer])
 
     def install(self) -> None:
-        """Change this process for good."""
+        """Change this process for good, once the virtual GPU is active."""
+        self.muting = muting.install(Path(self.request.scratch_dir), self.gpu.dispatch.empty)
         self.shortening.install()
         self.gpu.dispatch.listeners.append(self._count)
         signal.signal(signal.SIGALRM, self._too_late)
