@@ -79,13 +79,14 @@ class _Run:
         self.gpu = gpu
         self.marks: list[StepMark] = []
         allocator = gpu.allocations.allocator
+        self.work = WorkCounter()
         self.shortening = Shortening(
             request.steps,
             worst_batch=request.worst_batch,
             on_step_end=self._step_ended,
             allocated_bytes=lambda: allocator.allocated_bytes,
+            work=self.work,
         )
-        self.work = WorkCounter()
         self.ranks = AbsentGroup(request.ranks)
         self.sent: dict[str, int] = {}
 
