@@ -23,6 +23,7 @@ ENGINES = (
     Engine("unshare", "util-linux", "tests with mounts that nothing else sees"),
     Engine("mount", "mount", "tests on a disk that is full"),
     Engine("pg_ctl", "postgresql", "a mirror whose database stops and comes back"),
+    Engine("chromium-headless-shell", "chromium-headless-shell", "pages as a browser shows them"),
 )
 
 ADMIN_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from browser import browser, document_of, picture_of
+from browser import document_of, picture_of
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.reporting.html.page import render
 from dryfit.reporting.html.rehearsal_page import rehearsal_page
 from rehearsal_stand_in import GIB, answer_of
 
-pytestmark = [pytest.mark.heavy, pytest.mark.skipif(browser() is None, reason="no Chromium is installed")]
+pytestmark = pytest.mark.heavy
 
 
 def test_a_browser_draws_the_page(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from dryfit.memory.planning.timeline import BLOCK_BYTES
 from parts import want_package
@@ -152,6 +152,19 @@ def test_a_script_that_halves_its_batch_goes_on(tmp_path: Path) -> None:
     assert 1 <= len(answer.out_of_memory) <= 4
     assert len(memory.steps) == 3
     assert memory.min_cap_bytes <= GIB + GIB // 2
+
+
+@pytest.mark.parametrize("options", [(), ("--reentrant",)], ids=["saved", "reentrant"])
+def test_a_backward_pass_without_room_is_an_error_that_can_be_caught(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A checkpointed layer computes its forward within the backward pass, in the middle of autograd's C++."""
+    sizes = ("--width", 1024, "--layers", 8, "--batch", 24576)
+    answer = rehearse(tmp_path, "backward_out_of_memory.py", *sizes, *options, device=device(3 * GIB))
+    memory = memory_of(answer)
+    assert answer.out_of_memory
+    assert all(one.caught for one in answer.out_of_memory)
+    assert answer.out_of_memory[0].phase is StepPhase.BACKWARD
+    assert len(memory.steps) == 3
+    assert memory.min_cap_bytes <= 3 * GIB
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,15 @@
 
 import html
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-def browser() -> str | None:
-    """The browser's program; None where there is none."""
-    return next((path for name in _NAMES if (path := shutil.which(name))), None)
+from parts import need
 
 
 def _run(page: Path, folder: Path, *options: str) -> str:
     command = [
-        str(browser()),
+        need("chromium-headless-shell"),
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1200,2400"),
         f"--user-data-dir={folder / 'profile'}",
         "--virtual-time-budget=20000",

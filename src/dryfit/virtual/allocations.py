@@ -44,6 +44,7 @@ class LiveAllocations(OpenSegment):
         peaks: Since the script last reset them.
         allocated: Allocated bytes after each event.
         reserved: Reserved bytes after each event.
+        suspended: Whether nothing more is allocated: after an out-of-memory error that is not raised yet.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LiveAllocations(OpenSegment):
         self.peaks = Peaks()
         self.allocated: list[int] = []
         self.reserved: list[int] = []
+        self.suspended = False
         self._address_of: dict[int, int] = {}
         self._workspace_bytes = workspace_bytes
         self._with_workspace: set[bool] = set()

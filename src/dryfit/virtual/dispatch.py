@@ -17,6 +17,7 @@ from torch import nn
 from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, StandIns
 from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode, active_fake_mode
 from dryfit.meta.private_apis.torch_modes import tree_iter
+from dryfit.meta.private_apis.torch_recording import running_node_number
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.known_values import carry, remember, value_of
 from dryfit.virtual.places import Places, runs_in
@@ -59,6 +60,7 @@ class VirtualDispatch(ScriptRecorder):
         self._devices = devices
         self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
         self._stand_ins = StandIns()
+        self._failure: torch.OutOfMemoryError | None = None
         self.on_no_room: Any = None
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
         self.on_unknown: Any = lambda _what: None
@@ -127,15 +129,39 @@ class VirtualDispatch(ScriptRecorder):
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             value = value_of(args[1])
             return args[0].zero_() if value is None else args[0].copy_(value)
+        out = self._run(func, types, args, kwargs)
         try:
-            out = self._run(func, types, args, kwargs)
             self.note(func, args, out)
         except NoRoomError as error:
-            raise self.on_no_room(error) from None
+            self._no_room(error)
         carry(func, args, kwargs, out)
         for listener in self.listeners:
             listener(func, args, kwargs, out)
         return out
+
+    def _no_room(self, error: NoRoomError) -> None:
+        """Raise the script's error: at once, or at the end of the backward pass that runs.
+
+        An exception of Python on its way through the C++ of a backward pass can end the process. From it on, nothing
+        is allocated any more: a device would have stopped there.
+        """
+        failure = self.on_no_room(error)
+        if running_node_number() is None:
+            raise failure from None
+        self._failure = failure
+        self.allocations.suspended = True
+
+    def backward_ends(self) -> None:
+        """Raise what a backward pass had no room for, once it has ended.
+
+        Raises:
+            torch.OutOfMemoryError: It had no room.
+        """
+        failure = self._failure
+        if failure is not None and running_node_number() is None:
+            self._failure = None
+            self.allocations.suspended = False
+            raise failure
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         given = tuple(self._in_place_of(one) for one in args)

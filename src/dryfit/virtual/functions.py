@@ -95,12 +95,26 @@ def install(dispatch: VirtualDispatch) -> None:
                 buffers_of(self)[key] = fn(buffer)
         return self
 
+    for name in ("backward", "grad"):
+        setattr(torch.autograd, name, _backward(getattr(torch.autograd, name), dispatch))
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]
     replace_apply(apply)
     FakeTensor.tolist = _to_list
     FakeTensor.__deepcopy__ = _deep_copy
     FakeTensor.__format__ = _format
     torch.Generator = _Generator  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _backward(run: Callable[..., Any], dispatch: VirtualDispatch) -> Callable[..., Any]:
+    """Return a backward pass after which an out-of-memory error within it is raised."""
+
+    def run_to_its_end(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        finally:
+            dispatch.backward_ends()
+
+    return run_to_its_end
 
 
 def run_compiled_eagerly(note: Callable[[str], None]) -> None:
