@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dryfit.store import event_types as events
     from dryfit.study.loop.observers import Observer
     from dryfit.tasks.saved.saved_model import load
+    from dryfit.virtual.gpu import virtual_gpu
 
 _HOMES = {
     "DryfitError": "dryfit.core.errors",
@@ -47,6 +48,7 @@ _HOMES = {
     "Observer": "dryfit.study.loop.observers",
     "Trial": "dryfit.jobs.objective_trial",
     "load": "dryfit.tasks.saved.saved_model",
+    "virtual_gpu": "dryfit.virtual.gpu",
 }
 """Modules of the public names that are not in ``dryfit.api``."""
 
@@ -82,6 +84,7 @@ __all__ = [
     "train_top",
     "tune",
     "tune_all",
+    "virtual_gpu",
     "write_report",
 ]
 

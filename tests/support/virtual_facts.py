@@ -4,12 +4,12 @@ import copy
 import json
 from typing import Any
 
-from dryfit.virtual.gpu import virtual_gpu
+import dryfit
 
 
 def main() -> None:
     """Print what a few lines of ordinary code see on a virtual GPU of 1 GiB."""
-    with virtual_gpu("1GiB") as gpu:
+    with dryfit.virtual_gpu("1GiB") as gpu:
         import torch
         from torch import nn
 

@@ -52,6 +52,14 @@ def plan(study_file: Path) -> tuple[bool, int]:
     return answer.verdict.fits and bool(measured.model_dump()), answer.shortfall_bytes
 
 
+def rehearse(script: Path) -> int:
+    answer = dryfit.rehearse(script, device="24GiB", steps=2)
+    assert_type(answer.reasons, tuple[str, ...])
+    with dryfit.virtual_gpu("rtx4090") as gpu:
+        assert_type(gpu.peak_allocated_bytes, int)
+    return answer.shortfall_bytes
+
+
 def use(folder: Path, model: Path) -> int:
     trained = dryfit.train(folder, trial="best", out=model)
     assert_type(dryfit.train_ensemble(folder, top=2).status == dryfit.train_top(folder, top=1, seeds=2).status, bool)
