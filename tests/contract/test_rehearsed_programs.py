@@ -139,7 +139,7 @@ def test_without_room_the_line_is_named_where_it_ends(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "plain_loop.py", *sizes, "--rows", 4096, "--length", 64, device=device(2 * GIB))
     assert answer.verdict is VerdictKind.REFUSED and answer.end is ScriptEnd.OUT_OF_MEMORY
     (ended,) = answer.out_of_memory
-    assert not ended.caught and ended.line == line_of("plain_loop.py", "logits = model(x)")
+    assert not ended.caught and ended.line == line_of("plain_loop.py", "return self.head(")
     assert ended.message.startswith("CUDA out of memory. Tried to allocate ")
     assert "GPU 0 has a total capacity of 2.00 GiB" in ended.message
 
@@ -244,4 +244,5 @@ def test_compiled_models_are_said_to_run_eagerly(tmp_path: Path) -> None:
 
 def test_its_own_allocator_settings_are_heeded(tmp_path: Path) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/own_allocator.py"))
-    assert memory.fragmented_bytes < 40 * MIB  # segments grow, so that each larger batch reuses what the last one left
+    # Segments grow, so that each larger batch reuses what the last one left; others would keep 90 MiB beside it.
+    assert memory.peak_reserved_bytes - memory.peak_allocated_bytes < 30 * MIB
