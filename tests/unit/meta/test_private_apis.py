@@ -29,6 +29,7 @@ from dryfit.meta.private_apis import (
     torch_operators,
     torch_recording,
     torch_tensors,
+    torch_virtual,
     transformers_auto,
     transformers_files,
     transformers_loading,
@@ -49,7 +50,9 @@ GROUPS = {
     "allocator": torch_cuda.ALLOCATOR,
     "auto": transformers_auto.AUTO,
     "files": transformers_files.FILES,
+    "virtual": torch_virtual.VIRTUAL,
     "loading": transformers_loading.LOADING,
+    "pretrained": transformers_loading.PRETRAINED,
     "models": transformers_models.MODELS,
     "trainer": transformers_trainer.TRAINER,
     "hooks": accelerate_hooks.HOOKS,
@@ -71,7 +74,14 @@ def test_self_tests_pass(name):
 
 def test_the_tests_know_every_group():
     modules = (torch_modes, torch_modules, torch_tensors, torch_fakes, torch_operators, torch_recording, torch_capture)
-    modules += (torch_cuda, transformers_auto, transformers_files, transformers_loading, transformers_models)
+    modules += (
+        torch_cuda,
+        torch_virtual,
+        transformers_auto,
+        transformers_files,
+        transformers_loading,
+        transformers_models,
+    )
     modules += (transformers_trainer, accelerate_hooks, search_apis)
     groups = [one for module in modules for one in vars(module).values() if isinstance(one, PrivateNames)]
     assert set(groups) - set(GROUPS.values()) == {torch_cuda.HISTORY}  # which only builds for CUDA have
