@@ -25,6 +25,11 @@ ENCODER = {
     "intermediate_size": 1024,
     "max_position_embeddings": 160,
     "vocab_size": 8000,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
 }
 DECODER = {
     "hidden_size": 256,
@@ -120,9 +125,11 @@ def test_a_program_and_a_plan_of_one_step_agree(tmp_path: Path, name: str) -> No
     plan = planned(tmp_path, case)
     answer = rehearse(tmp_path, str(HERE / "observed_case.py"), case, tmp_path / "peaks.json", steps=100)
     assert not answer.traceback, answer.traceback
-    peaks = TypeAdapter(list[PartPeak]).validate_json((tmp_path / "peaks.json").read_bytes())
+    (written,) = (tmp_path / "scratch").rglob("peaks.json")  # a rehearsed script writes nothing elsewhere
+    peaks = TypeAdapter(list[PartPeak]).validate_json(written.read_bytes())
     allocated = max(peak.allocated_bytes for peak in peaks)
     reserved = max(peak.reserved_bytes for peak in peaks)
     assert answer.memory is not None and answer.memory.peak_allocated_bytes == allocated
     assert abs(allocated / plan.peak_allocated_bytes - 1) <= 0.001, (allocated, plan.peak_allocated_bytes)
-    assert abs(reserved / plan.peak_reserved_bytes - 1) <= 0.001 or abs(reserved - plan.peak_reserved_bytes) <= 2 << 20
+    difference = abs(reserved - plan.peak_reserved_bytes)  # in segments of 2 MiB or more
+    assert difference <= max(0.001 * reserved, 2 << 20), (reserved, plan.peak_reserved_bytes)
