@@ -46,10 +46,10 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 check: $(STAMP) ## the tests that need no torch, under a minute on two cores
 	$(PYTEST) --light -m '$(QUICK) and not heavy'
 
-test: $(STAMP) ## unit, property, contract and chaos tests, under four minutes on two cores
+test: $(STAMP) ## unit, property, contract and chaos tests, about five minutes on two cores
 	$(PYTEST) -m '$(QUICK)'
 
-proof: $(STAMP) ## the tests that take longer, under twelve minutes on two cores
+proof: $(STAMP) ## the tests that take longer, about half an hour on two cores
 	$(PYTEST) -m 'slow and not nightly and $(NEVER)'
 
 nightly: $(STAMP) ## every member of every product, all drawn examples, each process from nothing: hours
