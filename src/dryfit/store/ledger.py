@@ -129,7 +129,7 @@ class Ledger:
         self._recent = RecentLines()
         self._size = self._next = 0
         existed = path.exists()
-        self._fd = open_regular(path, os.O_RDWR | os.O_CREAT, allowed="the ledger, a regular file")
+        self._fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, allowed="the ledger, a regular file")
         self._folder_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with ExitStack() as stack:
             stack.callback(self.close)
@@ -159,16 +159,19 @@ class Ledger:
         placed = event.model_copy(update={"seq": self._next, "at": self._clock()})
         line = placed.model_dump_json().encode() + b"\n"
         try:
-            written = os.pwrite(self._fd, line, self._size)
+            written = os.write(self._fd, line)
             if written != len(line):
-                os.pwrite(self._fd, line[written:], self._size + written)
+                os.write(self._fd, line[written:])
             os.fsync(self._fd)
         except OSError:
             self._truncate()
             raise
+        self._recent.add(line)
+        if os.fstat(self._fd).st_size != self._size + len(line):  # changed between the check and the write
+            self._take_back(line)
+            self.check()
         self._size += len(line)
         self._next += 1
-        self._recent.add(line)
         self._apply(placed)
         return placed
 
@@ -191,8 +194,7 @@ class Ledger:
             for event in _parse(self._path, self._counted(_whole_lines(file))):
                 self._apply(event)
                 self._next += 1
-        if self._size < os.fstat(self._fd).st_size:
-            self._truncate()
+        self._truncate()
 
     def _counted(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         for line in lines:
@@ -200,5 +202,12 @@ class Ledger:
             yield line
 
     def _truncate(self) -> None:
-        os.ftruncate(self._fd, self._size)
-        os.fsync(self._fd)
+        if os.fstat(self._fd).st_size > self._size:
+            os.ftruncate(self._fd, self._size)
+            os.fsync(self._fd)
+
+    def _take_back(self, line: bytes) -> None:
+        """Remove a line from the end of a file that is no longer ours to write."""
+        begin = os.fstat(self._fd).st_size - len(line)
+        if begin >= 0 and os.pread(self._fd, len(line), begin) == line:
+            os.ftruncate(self._fd, begin)

@@ -108,18 +108,42 @@ def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch:
     ledger = Ledger(path, apply=lambda event: None)
     ledger.append(CREATED)
     before = path.read_bytes()
-    real = os.pwrite
+    real = os.write
 
-    def half(fd: int, data: bytes, offset: int) -> int:
-        real(fd, data[:10], offset)
+    def half(fd: int, data: bytes) -> int:
+        real(fd, data[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", half)
+    monkeypatch.setattr(os, "write", half)
     with pytest.raises(OSError, match="No space"):
         ledger.append(SessionClosed(reason="x"))
     assert path.read_bytes() == before
-    monkeypatch.setattr(os, "pwrite", real)
+    monkeypatch.setattr(os, "write", real)
     assert ledger.append(SessionClosed(reason="y")).seq == 1
+    ledger.close()
+
+
+@pytest.mark.parametrize("other", [b"", b"{", b"x" * 5_000], ids=["emptied", "cut", "longer"])
+def test_a_file_that_changes_while_a_line_is_written_keeps_what_another_program_wrote(
+    other: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, apply=lambda event: None)
+    ledger.append(CREATED)
+    before = path.read_bytes()
+    real = os.write
+
+    def late(fd: int, data: bytes) -> int:
+        monkeypatch.setattr(os, "write", real)
+        path.write_bytes(other)
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", late)
+    with pytest.raises(LedgerError, match="changed by another program"):
+        ledger.append(SessionClosed(reason="y"))
+    assert path.read_bytes() == other
+    (kept,) = tmp_path.glob("ledger-recent-*.jsonl")
+    assert kept.read_bytes().startswith(before) and b'"y"' in kept.read_bytes()[len(before) :]
     ledger.close()
 
 

@@ -32,7 +32,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", refused)
+        patch.setattr(os, "write", refused)
         with pytest.raises(MachineError, match=os.strerror(number)):
             run_session(study, Space.from_config(study), layout)
     assert lock_owner(layout.lock) is None

@@ -109,7 +109,8 @@ model.push_to_hub('me/other')
 again = BertForSequenceClassification.from_pretrained('final')
 said = {(muted.what, muted.where): muted.bytes for muted in muting.muted}
 assert said['hub repository', 'me/trained'] > 10_000 and said['hub repository', 'me/other'] > 10_000, said
-assert any(where.endswith('out/checkpoint-3') for _, where in said), said""",
+kept = [name for name in os.listdir('out') if 'checkpoint' in name]  # which, is up to the losses
+assert kept and all(any(where.endswith(f'out/{name}') for _, where in said) for name in kept), (said, kept)""",
 }
 
 

@@ -13,7 +13,7 @@ from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
 from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
-from dryfit.core.errors import LedgerError, MachineError
+from dryfit.core.errors import FileError, LedgerError, MachineError
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.regular_files import NO_ROOM
 from dryfit.core.settings.task_facts import task_word
@@ -136,8 +136,9 @@ def run_session(
             node = LocalNode(supervisor, devices, placed=around.placed)
             end = _work(work, node, stops, (*observers, *keepers))
             _tell(observers, work.ledger.append(SessionClosed(reason=end)), work.state)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
+        except (OSError, FileError) as error:
+            work.ledger.check()  # a folder that was moved or deleted is the reason for all that fails in it
+            if not isinstance(error, OSError) or error.errno not in NO_ROOM:
                 raise
             end = End.PAUSED
             _note(observers, f"{_no_room(error)}, the study is paused: {error}")
