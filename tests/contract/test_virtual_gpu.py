@@ -81,9 +81,15 @@ def test_errors_are_those_of_torch(facts: dict[str, Any]) -> None:
 
 def test_an_error_takes_no_memory_and_names_its_line(facts: dict[str, Any]) -> None:
     assert facts["after_error"]
-    (error,) = facts["out_of_memory"]
+    error = facts["out_of_memory"][0]
     assert error["code"].startswith("lambda: torch.empty(2**31")
     assert error["line"].startswith(f"{FACTS}:")
+
+
+def test_a_backward_pass_without_room_is_one_error(facts: dict[str, Any]) -> None:
+    assert facts["within_backward"] == 1
+    assert facts["after_backward"], "what it held is free once it was caught"
+    assert len(facts["out_of_memory"]) == 2
 
 
 def test_views_keep_their_block_and_copies_take_their_own(facts: dict[str, Any]) -> None:

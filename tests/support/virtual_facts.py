@@ -64,6 +64,29 @@ def main() -> None:
                 facts["errors"].append([type(error).__name__, str(error)])
         facts["after_error"] = torch.cuda.memory_allocated() == kept
 
+        # A backward pass without room goes on to its end, and takes nothing any more.
+        class TakesTooMuch(torch.autograd.Function):
+            """A function whose gradient needs, three times, more than there is."""
+
+            @staticmethod
+            def forward(ctx, given):
+                return given * 1
+
+            @staticmethod
+            def backward(ctx, gradient):
+                for _ in range(3):
+                    torch.empty(2**31, dtype=torch.uint8, device="cuda")
+                return gradient
+
+        given = torch.zeros(8, device="cuda", requires_grad=True)
+        before = len(gpu.out_of_memory)
+        try:
+            TakesTooMuch.apply(given).sum().backward()
+        except torch.OutOfMemoryError:
+            facts["within_backward"] = len(gpu.out_of_memory) - before
+        given = None
+        facts["after_backward"] = torch.cuda.memory_allocated() == kept
+
         # Peaks are reset, caches emptied, copies take their own memory.
         torch.cuda.reset_peak_memory_stats()
         block = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")

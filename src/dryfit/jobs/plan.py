@@ -6,14 +6,13 @@ a fallback (``plan_answers``) and, where it may choose, the number of ranks (``p
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult
-from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import gib
 from dryfit.core.wire import Phase
@@ -32,7 +31,6 @@ from dryfit.parallel.layout.proved_plans import PLANS_FOLDER
 from dryfit.parallel.layout.shard_plans import ShardPlans
 from dryfit.tasks.own import own_source
 from dryfit.tasks.registry import task_class
-from dryfit.train.device import ALLOCATOR_VARIABLES
 from dryfit.train.optim.optimizer import check_sharded, moments_of
 from dryfit.train.rehearsal.subjects import step_parts, whole_model
 
@@ -112,14 +110,6 @@ def _device(request: PlanRequest) -> Device:
     return Device(
         spec=request.device,
         constants=device_constants(request.device, torch.__version__, calibrations),
-        allocator=_allocator_settings(request.execution, os.environ),
+        allocator=AllocatorSettings.of_environment(os.environ, AllocatorSettings.of(request.execution.allocator)),
         torch=torch.__version__,
     )
-
-
-def _allocator_settings(execution: ExecutionSettings, environment: Mapping[str, str]) -> AllocatorSettings:
-    """Return the settings of a trial's caching allocator: those of the user's variable, else those planned."""
-    for name in ALLOCATOR_VARIABLES:
-        if environment.get(name):
-            return AllocatorSettings.parse(environment[name])
-    return AllocatorSettings.of(execution.allocator)

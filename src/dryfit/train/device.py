@@ -13,10 +13,9 @@ from dryfit.core.private_names import require
 from dryfit.core.process import peak_rss_bytes
 from dryfit.core.settings.execution import Allocator, DeviceKind, ExecutionPlan
 from dryfit.core.text.units import gib
+from dryfit.memory.allocator.settings import ALLOCATOR_VARIABLES
 from dryfit.meta.private_apis.torch_cuda import ALLOCATOR, set_allocator
 
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where a user says how the device's allocator works; the first one that is set counts."""
 ALLOCATOR_TEXTS = {Allocator.EXPANDABLE: "expandable_segments:True", Allocator.NATIVE: "expandable_segments:False"}
 """Settings of the device's allocator in the form of ``PYTORCH_ALLOC_CONF``."""
 

@@ -70,6 +70,8 @@ class LiveAllocations(OpenSegment):
         """
         allocator = self.allocator
         if delta > 0:
+            if self.suspended:
+                return
             if not self.blocks:
                 allocator.configure(self._settings())
             address = allocator.malloc(delta)
@@ -81,7 +83,7 @@ class LiveAllocations(OpenSegment):
             peaks.reserved_bytes = max(peaks.reserved_bytes, allocator.reserved_bytes)
         else:
             address = self._address_of.pop(block, None)
-            if address is None:  # its allocation was refused
+            if address is None:  # it was never allocated
                 return
             allocator.free(address)
         super().add(block, delta, label)
@@ -91,7 +93,7 @@ class LiveAllocations(OpenSegment):
     def multiplies(self, phase: StepPhase) -> None:
         """Take cuBLAS's workspace at the first matrix product of a thread; backward passes run in one of their own."""
         backward = phase is StepPhase.BACKWARD
-        if self._workspace_bytes and backward not in self._with_workspace:
+        if self._workspace_bytes and not self.suspended and backward not in self._with_workspace:
             label = self.label(Label(phase, MemoryCategory.WORKSPACES, "", WORKSPACE_OP))
             self.add(self._next_workspace, self._workspace_bytes, label)
             self._next_workspace -= 1

@@ -5,9 +5,10 @@ that samplers, tokenizers, collators and metrics work on true values. One that h
 device, runs on fakes.
 """
 
+import math
 import sys
 import threading
-from types import FrameType
+import traceback
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class VirtualDispatch(ScriptRecorder):
         device = kwargs.get("device")
         if not has_fake:
             if device is None or device.type == "cpu":
-                if func in _ALLOCATES and self._is_large(func, args) and _in_constructor():
+                if func in _ALLOCATES and math.prod(args[0]) >= _MANY_ELEMENTS and _in_constructor():
                     return self._run(func, types, args, kwargs)
                 return func(*args, **kwargs)
             if device.type != "cuda" or active_fake_mode() is not None:  # torch itself computes a shape
@@ -125,7 +126,7 @@ class VirtualDispatch(ScriptRecorder):
         if func is _aten._local_scalar_dense.default:
             return self._item(args)
         if func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda":
-            return self._to_host(func, args, kwargs)
+            return _to_host(args[0], kwargs)
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             value = value_of(args[1])
             return args[0].zero_() if value is None else args[0].copy_(value)
@@ -145,10 +146,9 @@ class VirtualDispatch(ScriptRecorder):
         An exception of Python on its way through the C++ of a backward pass can end the process. From it on, nothing
         is allocated any more: a device would have stopped there.
         """
-        failure = self.on_no_room(error)
         if running_node_number() is None:
-            raise failure from None
-        self._failure = failure
+            raise self.on_no_room(error) from None
+        self._failure = self.on_no_room(error)
         self.allocations.suspended = True
 
     def backward_ends(self) -> None:
@@ -157,11 +157,11 @@ class VirtualDispatch(ScriptRecorder):
         Raises:
             torch.OutOfMemoryError: It had no room.
         """
-        failure = self._failure
-        if failure is not None and running_node_number() is None:
+        if self._failure is not None and running_node_number() is None:
+            failures = [self._failure]
             self._failure = None
             self.allocations.suspended = False
-            raise failure
+            raise failures.pop()  # no name of this frame keeps it, and with it the tensors of the frames it came through
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         given = tuple(self._in_place_of(one) for one in args)
@@ -241,13 +241,6 @@ class VirtualDispatch(ScriptRecorder):
         self._stand_ins.number = 0 if in_scaler else 1
         return self._stand_ins.item(args)
 
-    def _to_host(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-        """Return a real tensor: known values, or zeros that take no memory until they are touched."""
-        source = args[0]
-        dtype = kwargs.get("dtype") or source.dtype
-        value = value_of(source)
-        return value.to(dtype, copy=True) if value is not None else zeros(source.shape, dtype)
-
     def _is_foreign(self, args: Any) -> bool:
         """Whether a fake belongs to a fake mode that is not ours."""
         for leaf in args:
@@ -259,16 +252,17 @@ class VirtualDispatch(ScriptRecorder):
                         return one.fake_mode is not self.fakes
         return False
 
-    def _is_large(self, func: Any, args: Any) -> bool:
-        elements = 1
-        for size in args[0]:
-            elements *= size
-        return elements >= _MANY_ELEMENTS
-
 
 def _is_on_cuda(args: Any, device: torch.device | None) -> bool:
     tensors = [leaf for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)]
     return (device is not None and device.type == "cuda") or any(one.device.type == "cuda" for one in tensors)
+
+
+def _to_host(source: torch.Tensor, kwargs: Any) -> torch.Tensor:
+    """Return a real tensor: known values, or zeros that take no memory until they are touched."""
+    dtype = kwargs.get("dtype") or source.dtype
+    value = value_of(source)
+    return value.to(dtype, copy=True) if value is not None else zeros(source.shape, dtype)
 
 
 def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -281,9 +275,5 @@ def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _in_constructor() -> bool:
     """Whether a module is being made: an ``__init__`` of a module, or torch's own initialisers, is running."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
-            return True
-        frame = frame.f_back
-    return False
+    running = (frame for frame, _ in traceback.walk_stack(sys._getframe(2)) if frame.f_code.co_name == "__init__")
+    return any(isinstance(frame.f_locals.get("self"), nn.Module) for frame in running)

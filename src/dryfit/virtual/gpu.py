@@ -24,7 +24,6 @@ from dryfit.virtual.loading import weights
 from dryfit.virtual.places import Places, code_of
 
 _DOING = "making a virtual GPU"
-_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class VirtualGpu:
@@ -34,7 +33,6 @@ class VirtualGpu:
         spec: The device.
         ranks: How many such devices the process sees.
         unlimited: Whether it has room for everything, to find out how much a script needs.
-        own: Files that count as the user's own wherever they lie.
         constants: What the device takes besides tensors; None: as published.
 
     Raises:
@@ -47,7 +45,6 @@ class VirtualGpu:
         *,
         ranks: int = 1,
         unlimited: bool = False,
-        own: tuple[str, ...] = (),
         constants: DeviceConstants | None = None,
     ) -> None:
         if spec.kind is not DeviceKind.CUDA:
@@ -59,7 +56,11 @@ class VirtualGpu:
         self.spec = spec
         self.constants = constants or device_constants(spec, torch.__version__)
         room = None if unlimited else spec.capacity_bytes - self.constants.overhead_bytes
-        self.allocations = LiveAllocations(_allocator_settings, room, self.constants.workspace_bytes)
+        self.allocations = LiveAllocations(
+            lambda: AllocatorSettings.of_environment(os.environ, AllocatorSettings()),
+            room,
+            self.constants.workspace_bytes,
+        )
         self.room_bytes = room
         self.out_of_memory: list[OutOfMemory] = []
         self.failed_at: list[int] = []
@@ -67,7 +68,7 @@ class VirtualGpu:
         self.unknown: dict[tuple[str, str], Unknown] = {}
         self.notes: list[str] = []
         """Remarks on the whole run."""
-        self.places = Places(own)
+        self.places = Places()
         self.dispatch = VirtualDispatch(self.allocations, self.places, ranks)
         self.dispatch.on_no_room = self._no_room
         self.dispatch.on_unknown = self.note_unknown
@@ -175,11 +176,6 @@ def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
         TraceError: This build of torch cannot do it, or a real device is visible.
     """
     return VirtualGpu(parse_device(device) if isinstance(device, str) else device).active()
-
-
-def _allocator_settings() -> AllocatorSettings:
-    """Read how the script wants the allocator to work."""
-    return AllocatorSettings.parse(next((os.environ[one] for one in _SETTINGS if os.environ.get(one)), ""))
 
 
 def _size(size: int) -> str:

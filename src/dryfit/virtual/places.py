@@ -7,6 +7,7 @@ import linecache
 import site
 import sys
 import sysconfig
+import traceback
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -53,12 +54,12 @@ class Place:
 class Places:
     """Finds the place of the running code.
 
-    Args:
+    Attributes:
         own: Files that count as the user's wherever they lie, as a module that is run by ``-m``.
     """
 
-    def __init__(self, own: tuple[str, ...] = ()) -> None:
-        self.own = set(own)
+    def __init__(self) -> None:
+        self.own: set[str] = set()
         self._owners: dict[CodeType, _Owner] = {}
         self._texts: dict[tuple[CodeType, int], str] = {}
 
@@ -104,9 +105,5 @@ def code_of(line: str) -> str:
 
 def runs_in(names: frozenset[str], file_end: str) -> bool:
     """Whether a function of one of these names, in a file that ends so, is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in names and frame.f_code.co_filename.endswith(file_end):
-            return True
-        frame = frame.f_back
-    return False
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return any(code.co_name in names and code.co_filename.endswith(file_end) for code in codes)

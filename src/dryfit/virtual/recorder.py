@@ -34,6 +34,7 @@ class ScriptRecorder(StorageRecorder):
 
     def __init__(self, allocations: LiveAllocations, places: Places) -> None:
         self._forced: StepPhase | None = None
+        self._running_at: Place | None = None
         self._resting = StepPhase.LOAD
         super().__init__("cuda", kernels=True)
         self.allocations = allocations
@@ -61,12 +62,17 @@ class ScriptRecorder(StorageRecorder):
     def phase(self, phase: StepPhase) -> None:
         self._resting = phase
 
+    def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Record what an operator that has just run allocated, and where it stands."""
+        self._running_at = None
+        super().note(func, args, out)
+
     def place(self) -> tuple[str, Place]:
         """Return the module and the line that run; in a backward pass, those of the operator that is undone."""
         if not self._modules and (number := running_node_number()) is not None:
             module, place = self._forward.at(number)
-            return module, place if place.source else self.places.now()
-        return self._module(), self.places.now()
+            return module, place if place.source else self._here()
+        return self._module(), self._here()
 
     def categorize(self) -> None:
         """Say of everything that models and optimizers hold now what it is."""
@@ -102,7 +108,7 @@ class ScriptRecorder(StorageRecorder):
     def _label(self, segment: Any, func: Any) -> int:
         module, place = self.place()
         phase = self.phase
-        if phase in (StepPhase.FORWARD, StepPhase.LOAD) and runs_in(_CLIPPING, ".py"):
+        if not self._modules and phase in (StepPhase.FORWARD, StepPhase.LOAD) and runs_in(_CLIPPING, ".py"):
             phase = StepPhase.CLIP
         category = _FIRST_GUESS.get(phase, MemoryCategory.TEMPORARIES)
         if phase is StepPhase.LOAD and runs_in(_WRAPS, _DATA_PARALLEL):
@@ -113,7 +119,14 @@ class ScriptRecorder(StorageRecorder):
 
     def _note_forward(self) -> None:
         if torch.is_grad_enabled() and running_node_number() is None:
-            self._forward.note(sequence_number(), (self._module(), self.places.now()))
+            self._forward.note(sequence_number(), (self._module(), self._here()))
+
+    def _here(self) -> Place:
+        """Return the running line; looked for once for each operator, and not again where one is being noted."""
+        here = self._running_at
+        if here is None:
+            here = self._running_at = self.places.now()
+        return here
 
     def _module_begins(self, module: nn.Module, _args: Any) -> None:
         if not self._modules and running_node_number() is None:

@@ -5,6 +5,7 @@ import signal
 import time
 import traceback
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,10 @@ def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
     )
 
 
-def _import_bitsandbytes() -> bool:
+def _import_bitsandbytes() -> None:
     """Import it, if it is there, before torch says that there is a device: it would look for CUDA's libraries."""
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    with suppress(ImportError):
+        import bitsandbytes  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 class _Run:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dryfit.core.jobs.memory import MemoryCategory, PeakAt, StepPhase
+from dryfit.core.jobs.memory import MemoryCategory, PeakAt
 from dryfit.core.jobs.rehearsal import Growth, LineBytes, RehearsalMemory, StepMemory, TimelinePoint
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.memory.allocator.replay import min_cap, replay
 from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants, margin_bytes
-from dryfit.memory.planning.timeline import BLOCK_BYTES
+from dryfit.memory.planning.timeline import BLOCK_BYTES, Ints, most_by_phase
 from dryfit.memory.tracing.events import Label
 from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import code_of
@@ -74,7 +74,7 @@ def summarize(
     for label, size in held.items():
         by_category[label.category] += size
         by_module[label.module] += size
-    peak = labels[run.labels[at], run.blocks[at]] if run.deltas[at] > 0 else _table(run)[run.labels[at]]
+    peak = labels[run.labels[at], run.blocks[at]] if run.deltas[at] > 0 else run.label_table[run.labels[at]]
     return RehearsalMemory(
         peak_allocated_bytes=int(allocated[at]),
         peak_reserved_bytes=max(run.reserved),
@@ -84,7 +84,7 @@ def summarize(
         required_bytes=cap_bytes + constants.overhead_bytes + margin,
         fragmented_bytes=plain.fragmented_bytes,
         by_category=dict(sorted(by_category.items(), key=lambda item: -item[1])),
-        by_phase=_by_phase(run, allocated),
+        by_phase=most_by_phase(run.label_table, np.asarray(run.labels, dtype=np.int64), allocated),
         peak_at=PeakAt(phase=peak.phase, module=peak.module, op=peak.op),
         peak_line=peak.line,
         peak_code=code_of(peak.line),
@@ -97,10 +97,6 @@ def summarize(
     )
 
 
-def _table(run: LiveAllocations) -> list[Label]:
-    return list(run.label_table)
-
-
 def _settled(
     run: LiveAllocations, categories: dict[int, MemoryCategory], failed_at: Sequence[int]
 ) -> dict[tuple[int, int], Label]:
@@ -108,7 +104,7 @@ def _settled(
 
     What ends in the phase that made it is temporary; what an out-of-memory error ended would have lived on.
     """
-    table = _table(run)
+    table = run.label_table
     cut_short = {block for at in failed_at for block in _live(run, at - 1)}
     freed_in = {b: table[n].phase for b, d, n in zip(run.blocks, run.deltas, run.labels, strict=True) if d < 0}
     settled: dict[tuple[int, int], Label] = {}
@@ -125,17 +121,14 @@ def _settled(
     return settled
 
 
-def _rounded(size: int) -> int:
-    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
-
-
 def _live(run: LiveAllocations, at: int, since: int = 0) -> dict[int, tuple[int, int]]:
     """Return label and rounded bytes of each block that is held after an event, allocated from another one on."""
     live: dict[int, tuple[int, int]] = {}
+    rounded = run.allocator.settings.round_request
     for index in range(since, at + 1):
         block, delta = run.blocks[index], run.deltas[index]
         if delta > 0:
-            live[block] = (run.labels[index], _rounded(delta))
+            live[block] = (run.labels[index], rounded(delta))
         else:
             live.pop(block, None)
     return live
@@ -161,17 +154,7 @@ def _lines(held: dict[Label, int]) -> tuple[LineBytes, ...]:
     )
 
 
-def _by_phase(run: LiveAllocations, allocated: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[StepPhase, int]:
-    phases = list(StepPhase)
-    phase_of = np.array([phases.index(label.phase) for label in run.label_table], dtype=np.int64)
-    most = np.full(len(phases), -1, dtype=np.int64)
-    np.maximum.at(most, phase_of[np.asarray(run.labels, dtype=np.int64)], allocated)
-    return {phase: int(size) for phase, size in zip(phases, most, strict=True) if size >= 0}
-
-
-def _steps(
-    allocated: "np.ndarray[tuple[int], np.dtype[np.int64]]", steps: Sequence[StepMark]
-) -> tuple[StepMemory, ...]:
+def _steps(allocated: Ints, steps: Sequence[StepMark]) -> tuple[StepMemory, ...]:
     begin, found = 0, []
     for mark in steps:
         part = allocated[begin : mark.event]
@@ -184,7 +167,7 @@ def _steps(
 def _growth(
     run: LiveAllocations,
     labels: dict[tuple[int, int], Label],
-    allocated: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    allocated: Ints,
     steps: Sequence[StepMark],
 ) -> Growth | None:
     """Return what the last step added and kept, compared with the step before; the first steps make lasting state."""
@@ -203,13 +186,11 @@ def _growth(
     return Growth(bytes_per_step=grown, line=line, code=code_of(line), source=source)
 
 
-def _timeline(
-    run: LiveAllocations, allocated: "np.ndarray[tuple[int], np.dtype[np.int64]]", steps: Sequence[StepMark]
-) -> tuple[TimelinePoint, ...]:
+def _timeline(run: LiveAllocations, allocated: Ints, steps: Sequence[StepMark]) -> tuple[TimelinePoint, ...]:
     """Return the highest and the lowest moment of each of equal parts of the run, in order."""
     parts = np.array_split(np.arange(len(allocated)), min(len(allocated), _POINTS // 2))
     chosen = sorted({int(part[pick(allocated[part])]) for part in parts for pick in (np.argmax, np.argmin)})
-    table, ends = _table(run), [mark.event for mark in steps]
+    table, ends = run.label_table, [mark.event for mark in steps]
     numbers = np.searchsorted(np.asarray(ends, dtype=np.int64), chosen, side="right") + 1
     points = []
     for event, step in zip(chosen, numbers.tolist(), strict=True):

@@ -47,14 +47,9 @@ class _Cost:
 
 
 class WorkCounter:
-    """Adds up what the operators of each optimizer step cost.
-
-    Attributes:
-        counting: Set it to False for what is no part of a step: evaluation, saving.
-    """
+    """Adds up what the operators of each optimizer step cost."""
 
     def __init__(self, device_type: str = "cuda") -> None:
-        self.counting = True
         self._device_type = device_type
         self._free: dict[Any, bool] = {}
         self._costs: dict[Any, _Cost] = {}
@@ -63,8 +58,6 @@ class WorkCounter:
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Add an operator that ran, with what it was given and what it gave."""
-        if not self.counting:
-            return
         free = self._free.get(func)
         if free is None:
             free = self._free[func] = moves_nothing(func)

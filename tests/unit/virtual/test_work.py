@@ -212,9 +212,6 @@ def test_a_step_is_what_was_counted_since_the_last_end():
     counter.note(product, (rows, rows), {}, rows)
     counter.step_ends()
     counter.note(product, (rows, rows), {}, rows)
-    counter.counting = False  # an evaluation
-    counter.note(product, (rows, rows), {}, rows)
-    counter.counting = True
     first = counter.work(AMOUNT)
     counter.step_ends()
     second = counter.work(AMOUNT)

@@ -5,6 +5,7 @@ Options and their limits are those of torch 2.11 to 2.13: ``c10/core/AllocatorCo
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -24,6 +25,9 @@ LARGE_ROUNDING_BYTES = 2 * MIB
 """The size of such a segment is a multiple of it (``kRoundLarge``)."""
 INTERVALS = 16
 """Powers of two from 1 MiB on, each with its own count of divisions (``kRoundUpPowerOfTwoIntervals``)."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where a user says how the device's allocator works; the first one that is set counts."""
 
 _DOING = "reading allocator settings"
 _LARGE_SEGMENT = "large_segment_size_mb"
@@ -81,6 +85,16 @@ class AllocatorSettings:
     def of(allocator: Allocator) -> "AllocatorSettings":
         """Return the settings of a trial's process whose user has set none."""
         return AllocatorSettings(expandable_segments=allocator is Allocator.EXPANDABLE)
+
+    @staticmethod
+    def of_environment(environment: Mapping[str, str], default: "AllocatorSettings") -> "AllocatorSettings":
+        """Return the settings that a user's variables ask for, or others where none is set.
+
+        Raises:
+            ConfigError: As :meth:`parse`.
+        """
+        text = next((environment[name] for name in ALLOCATOR_VARIABLES if environment.get(name)), None)
+        return default if text is None else AllocatorSettings.parse(text)
 
     @staticmethod
     def parse(text: str) -> "AllocatorSettings":

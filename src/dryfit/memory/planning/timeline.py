@@ -26,6 +26,20 @@ _PHASES = tuple(StepPhase)
 Ints = NDArray[np.int64]
 
 
+def most_by_phase(label_table: Sequence[Label], labels: Ints, allocated: Ints) -> dict[StepPhase, int]:
+    """Return the most bytes allocated in each phase that occurs.
+
+    Args:
+        label_table: Every label of the run.
+        labels: Index into it of each event.
+        allocated: Bytes after each event.
+    """
+    phase_of = np.array([_PHASES.index(label.phase) for label in label_table], dtype=np.int64)
+    most = np.full(len(_PHASES), -1, dtype=np.int64)
+    np.maximum.at(most, phase_of[labels], allocated)
+    return {phase: int(size) for phase, size in zip(_PHASES, most, strict=True) if size >= 0}
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One moment of a run.
@@ -73,11 +87,7 @@ class Timeline:
 
     def by_phase(self, *, rounded: bool = True) -> dict[StepPhase, int]:
         """Return the most bytes allocated in each phase that occurs."""
-        running = np.cumsum(self.rounded if rounded else self.deltas)
-        phase_of = np.array([_PHASES.index(label.phase) for label in self.label_table], dtype=np.int64)
-        most = np.full(len(_PHASES), -1, dtype=np.int64)
-        np.maximum.at(most, phase_of[self.labels], running)
-        return {phase: int(size) for phase, size in zip(_PHASES, most, strict=True) if size >= 0}
+        return most_by_phase(self.label_table, self.labels, np.cumsum(self.rounded if rounded else self.deltas))
 
     def by_category(self, index: int, *, rounded: bool = True) -> dict[MemoryCategory, int]:
         """Return the bytes allocated right after event ``index``, by category."""

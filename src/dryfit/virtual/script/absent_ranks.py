@@ -23,7 +23,6 @@ from dryfit.meta.private_apis.torch_virtual import (
 from dryfit.virtual.import_hooks import when_imported
 
 _ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "allreduce", "allgather", "broadcast", "all_to_all", "alltoall")
 _SPELLINGS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 

@@ -5,7 +5,8 @@ the first of them makes its n-th. Wrappers (Accelerate's, Lightning's, ``GradSca
 wrap, and that one is counted; a step that a scaler skips is none.
 """
 
-import inspect
+import sys
+import traceback
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -87,9 +88,6 @@ class OptimizerSteps:
 
 def _within_its_own_step(optimizer: Optimizer) -> bool:
     """Return whether a subclass's step has called its parent's: torch announces both."""
-    steps, frame = 0, inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename == optimizers.__file__ and frame.f_code.co_name == "wrapper":
-            steps += frame.f_locals.get("self") is optimizer
-        frame = frame.f_back
-    return steps > 1
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()) if frame.f_code.co_name == "wrapper")
+    own = (frame for frame in frames if frame.f_code.co_filename == optimizers.__file__)
+    return sum(frame.f_locals.get("self") is optimizer for frame in own) > 1

@@ -7,6 +7,7 @@ transformers derives others from them.
 
 import functools
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
@@ -85,9 +86,4 @@ def _plain(value: object) -> ArgumentValue:
 
 def _from_parser() -> bool:
     """Whether a parser of command lines is among the callers: transformers' own, or one derived from it (TRL's)."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == _PARSER:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_globals.get("__name__") == _PARSER for frame, _ in traceback.walk_stack(sys._getframe()))

@@ -6,7 +6,7 @@ import stat
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -115,7 +115,7 @@ class Muting:
                 yield key, (facts.st_size + (unwritten or 0), unwritten is not None)
 
 
-def install(scratch: Path, make: Callable[[Any, torch.dtype], torch.Tensor], free: Iterable[Path] = ()) -> Muting:
+def install(scratch: Path, make: Callable[[Any, torch.dtype], torch.Tensor]) -> Muting:
     """Let nothing be created elsewhere, for the life of this process; called before the script is run.
 
     Args:
@@ -123,7 +123,6 @@ def install(scratch: Path, make: Callable[[Any, torch.dtype], torch.Tensor], fre
             own absolute path; ``tmp`` is its temporary folder.
         make: Makes a tensor without values on the CPU, from shape and type: what is read of a file that was not
             written.
-        free: Other files and folders that may be written as they are.
 
     Returns:
         What tells of what was muted.
@@ -131,7 +130,7 @@ def install(scratch: Path, make: Callable[[Any, torch.dtype], torch.Tensor], fre
     temporary = _temporary(scratch)
     caches = [os.environ.get(name, usual) for name, usual in _CACHES.items()]
     roots = [*_SYSTEM, *(cache for cache in caches if cache)]
-    free = [scratch, temporary, *free, *(Path(root).expanduser() for root in roots)]
+    free = [scratch, temporary, *(Path(root).expanduser() for root in roots)]
     shadow = Shadow(scratch / "files", free)
     muting = Muting(shadow, temporary)
     sys.dont_write_bytecode = True
