@@ -161,7 +161,7 @@ class VirtualDispatch(ScriptRecorder):
             failures = [self._failure]
             self._failure = None
             self.allocations.suspended = False
-            raise failures.pop()  # no name of this frame keeps it, and with it the tensors of the frames it came through
+            raise failures.pop()  # no name of this frame keeps it, and with it the tensors of the frames on its way
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         given = tuple(self._in_place_of(one) for one in args)
