@@ -9,7 +9,7 @@ import pytest
 from dryfit.core.jobs.memory import MemoryCategory, StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from dryfit.memory.planning.timeline import BLOCK_BYTES
-from parts import want_package
+from parts import need_package, want_package
 from rehearsed import GIB, MIB, PROGRAMS, device, hide, line_of, rehearse
 
 pytestmark = pytest.mark.slow
@@ -82,13 +82,15 @@ RUNS: dict[str, tuple[str, list[Any]]] = {
     "timm": ("timm_vit.py", []),
     "peft": ("peft_alone.py", ["--output_dir", "out"]),
 }
-NEEDS = {"sft": ("trl",), "dpo": ("trl",), "dpo in 8 bits": ("trl",), "lightning": ("lightning",), "timm": ("timm",)}
+NEEDS = {"sft": ("trl",), "dpo": ("trl",), "dpo in 8 bits": ("trl",), "lightning": ("lightning",)}
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_unmodified_programs_run_to_the_third_step(tmp_path: Path, run: str) -> None:
     for package in NEEDS.get(run, ()):
-        want_package(package)
+        need_package(package)
+    if run == "timm":
+        want_package("timm")
     program, arguments = RUNS[run]
     arguments = [str(tmp_path / "out") if word == "out" else word for word in arguments]
     memory = memory_of(rehearse(tmp_path, program, *arguments))
@@ -100,7 +102,7 @@ def test_unmodified_programs_run_to_the_third_step(tmp_path: Path, run: str) -> 
 
 
 def test_preferences_without_bitsandbytes(tmp_path: Path) -> None:
-    want_package("trl")
+    need_package("trl")
     arguments = ("--output_dir", tmp_path / "out")
     without = memory_of(
         rehearse(tmp_path, "dpo_lora.py", *arguments, surroundings=hide(tmp_path / "hidden", "bitsandbytes"))
