@@ -57,9 +57,10 @@ def rehearse(
     return RehearsalAnswer.model_validate_json(answer.read_text(encoding="utf-8"))
 
 
-def run(folder: Path, program: str, *arguments: str | int) -> "subprocess.CompletedProcess[str]":
-    """Run a program for real, on the CPU."""
-    command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
+def run(folder: Path, program: str, *arguments: str | int, ranks: int = 1) -> "subprocess.CompletedProcess[str]":
+    """Run a program for real, on the CPU; on several ranks by torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, str(PROGRAMS / program), *map(str, arguments)]
     return _run(command, folder, None, input="no\n")
 
 
