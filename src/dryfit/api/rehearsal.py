@@ -33,6 +33,7 @@ from dryfit.store.layout import shared_traces
 
 DEFAULT_STEPS = 3
 DEFAULT_TIMEOUT_S = 1800.0
+_MOST = 1_000_000_000
 _MOST_CHANGES = 16
 _MOST_CONFIG_BYTES = 1 << 20
 _SCRIPT_SUFFIXES = (".py", ".pyw")
@@ -195,8 +196,8 @@ def _reads_as_python(path: Path) -> bool:
 def _request(options: RehearsalOptions, device: DeviceSpec, target: RehearsalTarget, ranks: int) -> RehearsalRequest:
     doing = "reading the options of a rehearsal"
     for name, value in (("steps", options.steps), ("ranks", ranks), ("timeout", options.timeout_s)):
-        if not value > 0:
-            raise ConfigError(doing, f"{name} = {value}", "a number above zero")
+        if not 0 < value <= _MOST:
+            raise ConfigError(doing, f"{name} = {value}", f"a number above zero, at most {_MOST}")
     if REHEARSED_VARIABLE in os.environ:
         raise ObjectiveError(
             "starting a rehearsal",

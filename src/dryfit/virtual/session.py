@@ -15,6 +15,7 @@ from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, RehearsalRequest, ScriptEnd
 from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
+from dryfit.meta.offline_import import import_offline
 from dryfit.virtual.gpu import VirtualGpu
 from dryfit.virtual.script.absent_ranks import AbsentGroup
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
@@ -44,7 +45,8 @@ def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
             constants=constants,
         ),
     )
-    _import_bitsandbytes()
+    with suppress(ImportError):  # before torch says that there is a device: it would look for CUDA's libraries
+        import_offline("bitsandbytes")
     arguments = ArgumentWatch(request.overrides)
     arguments.install()
     with run.gpu.active():
@@ -61,12 +63,6 @@ def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
             "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
     )
-
-
-def _import_bitsandbytes() -> None:
-    """Import it, if it is there, before torch says that there is a device: it would look for CUDA's libraries."""
-    with suppress(ImportError):
-        import bitsandbytes  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 class _Run:

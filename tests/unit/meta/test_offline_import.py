@@ -1,0 +1,31 @@
+"""bitsandbytes is imported without asking a hub for a kernel."""
+
+import subprocess
+import sys
+
+import pytest
+
+from parts import need_package
+
+CODE = """
+import sys, types
+asked = []
+kernels = types.ModuleType("kernels")
+kernels.get_kernel = lambda *args, **kwargs: asked.append(args)
+if {there}:
+    sys.modules["kernels"] = kernels
+from dryfit.meta.offline_import import import_offline
+first = import_offline("bitsandbytes")
+assert first is import_offline("bitsandbytes") and hasattr(first, "optim")
+assert not asked, asked
+assert sys.modules.get("kernels") is (kernels if {there} else None) and ({there} or "kernels" not in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["with kernels", "without"])
+def test_no_hub_is_asked_and_nothing_is_said(there: bool) -> None:
+    need_package("bitsandbytes")
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(there=there)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
