@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-BY_NAME = ("import_module", "find_spec")
+BY_NAME = ("import_module", "import_offline", "find_spec")
 """Functions that import a module, or look for one, by a text."""
 
 
@@ -35,7 +35,8 @@ def imports(place: str, source: str) -> list[Import]:
     caught = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Try) and any(_catches_import_errors(handler) for handler in node.handlers)
+        if (isinstance(node, ast.Try) and any(_names_import_errors(handler.type) for handler in node.handlers))
+        or (isinstance(node, ast.With) and any(_suppresses(item.context_expr) for item in node.items))
         for statement in node.body
         for inner in ast.walk(statement)
     }
@@ -67,8 +68,12 @@ def _called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _catches_import_errors(handler: ast.ExceptHandler) -> bool:
-    names = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)} if handler.type else set()
+def _suppresses(expression: ast.expr) -> bool:
+    return isinstance(expression, ast.Call) and _called(expression) == "suppress" and _names_import_errors(expression)
+
+
+def _names_import_errors(expression: ast.expr | None) -> bool:
+    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)} if expression else set()
     return bool(names & {"ImportError", "ModuleNotFoundError"})
 
 

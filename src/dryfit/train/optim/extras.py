@@ -1,7 +1,5 @@
 """Optional extras of training, imported when a study asks for them."""
 
-from collections.abc import Callable
-from importlib import import_module
 from types import ModuleType
 
 from dryfit.core.errors import MachineError
@@ -14,8 +12,7 @@ def pytorch_optimizer() -> ModuleType:
     Raises:
         MachineError: It is not installed.
     """
-    needs = "pytorch-optimizer >= 4.1"
-    return _extra("pytorch_optimizer", import_module, used_by='optim.name = "lion"', needs=needs, extra="lion")
+    return _extra("pytorch_optimizer", used_by='optim.name = "lion"', needs="pytorch-optimizer >= 4.1", extra="lion")
 
 
 def bitsandbytes() -> ModuleType:
@@ -24,13 +21,12 @@ def bitsandbytes() -> ModuleType:
     Raises:
         MachineError: It is not installed.
     """
-    needs = "bitsandbytes >= 0.50"
-    return _extra("bitsandbytes", import_offline, used_by='optim.name = "adamw8bit"', needs=needs, extra="8bit")
+    return _extra("bitsandbytes", used_by='optim.name = "adamw8bit"', needs="bitsandbytes >= 0.50", extra="8bit")
 
 
-def _extra(module: str, importer: Callable[[str], ModuleType], *, used_by: str, needs: str, extra: str) -> ModuleType:
+def _extra(module: str, *, used_by: str, needs: str, extra: str) -> ModuleType:
     try:
-        return importer(module)
+        return import_offline(module)
     except ModuleNotFoundError as error:
         raise MachineError(
             f"preparing {used_by}",
