@@ -7,6 +7,7 @@ import pytest
 
 from parts import need_package
 
+pytestmark = pytest.mark.heavy
 CODE = """
 import sys, types
 asked = []
