@@ -49,6 +49,7 @@ def backward_batch(
             loss = parts / weight.to(parts.dtype)
             loss = loss if loss.ndim == 0 else loss.sum()
             loss = loss if portion.weighs else loss * 0
+        del outputs  # else a copy of all logits would live through the backward pass, and the next forward pass
         backward(loss)
         losses.append(loss.detach())
     return torch.stack(losses).sum()
