@@ -114,6 +114,13 @@ def test_a_script_that_fails_by_itself(script: str) -> None:
     assert "ended by signal SIGABRT" in died.stderr
 
 
+@pytest.mark.parametrize(("act", "again"), [("abort", True), ("exit", False), ("kill", False), ("failed", False)])
+def test_only_a_crash_is_rehearsed_again_with_room_for_everything(script: str, act: str, again: bool) -> None:
+    done = rehearsed(script, act)
+    assert done.exit_code == 2
+    assert ("on a device without a limit" in done.stderr) is again
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -234,6 +234,7 @@ class RehearsalAnswer(Wire):
         reasons: Why it is unknown, refused or could not run.
         training_arguments: None where the script made none.
         traceback: Of a script that failed by itself.
+        killed_by: Name of the signal that ended its process before it could answer; empty: none did.
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
         host_peak_bytes: Most host memory of the rehearsal itself.
     """
@@ -255,6 +256,7 @@ class RehearsalAnswer(Wire):
     training_arguments: SeenArguments | None = None
     ladder: tuple[PricedArguments, ...] = ()
     traceback: str = ""
+    killed_by: str = ""
     confidence: Confidence = Confidence.UNCALIBRATED
     torch: str = ""
     rehearsal_s: float = 0.0

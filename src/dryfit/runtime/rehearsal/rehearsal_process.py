@@ -44,6 +44,8 @@ _AFTER_END_S = 2.0
 _LIMIT_FACTOR = 2.0
 _LIMIT_EXTRA_S = 300.0
 _MOST_ANSWER_BYTES = 1 << 26
+_CRASHES = frozenset({"SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"})
+"""Signals of a process that broke by itself."""
 
 OnOutput = Callable[[bytes], None]
 """Called with what the script prints, on either stream, as it comes."""
@@ -120,11 +122,11 @@ class _End:
 
 
 def broke(answer: RehearsalAnswer) -> bool:
-    """Whether a process died without an answer, or its script failed after an out-of-memory error.
+    """Whether a script may have failed for want of memory alone: after an out-of-memory error, or by a crash.
 
     Both is what a C++ library may make of an error that is raised below it, as torch's autograd does.
     """
-    return answer.end is ScriptEnd.FAILED and (bool(answer.out_of_memory) or not answer.torch)
+    return answer.end is ScriptEnd.FAILED and (bool(answer.out_of_memory) or answer.killed_by in _CRASHES)
 
 
 def _run(request_file: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float) -> _End:
@@ -222,6 +224,7 @@ def _answer(file: Path, secrets: Mapping[str, str]) -> RehearsalAnswer | None:
 
 
 def _without_answer(request: RehearsalRequest, end: _End, secrets: Mapping[str, str]) -> RehearsalAnswer:
+    name = ""
     if end.status is None:
         reason = f"no answer within {end.limit_s:.0f} s"
     elif end.status < 0:
@@ -240,4 +243,5 @@ def _without_answer(request: RehearsalRequest, end: _End, secrets: Mapping[str, 
         ranks=request.ranks,
         reasons=(reason,),
         traceback=redacted(end.tail, secrets),
+        killed_by=name,
     )
