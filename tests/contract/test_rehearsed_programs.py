@@ -64,6 +64,12 @@ def test_a_plain_loop_with_a_scaler_takes_its_weights_gradients_and_moments(tmp_
     # Between two steps: weights, moments, gradients until `zero_grad`, cuBLAS's workspaces, the scaler's numbers, loss.
     workspaces = memory.by_category[MemoryCategory.WORKSPACES]
     assert 0 <= memory.steps[-1].end_bytes - 4 * weights - workspaces <= 40 * BLOCK_BYTES
+    # What is freed bears the line that frees it, not that of the last allocation.
+    freed = [point for point in memory.timeline if point.line == line_of("plain_loop.py", "zero_grad")]
+    assert {(point.step, point.phase) for point in freed} == {(n, StepPhase.OPTIMIZER) for n in range(2, steps + 1)}
+    second = [point.allocated_bytes for point in freed if point.step == 2]
+    assert second == sorted(second, reverse=True)
+    assert second[0] - second[-1] >= 0.5 * weights  # a sample of the frees of all gradients
 
 
 RUNS: dict[str, tuple[str, list[Any]]] = {

@@ -110,7 +110,8 @@ def _backward(run: Callable[..., Any], dispatch: VirtualDispatch) -> Callable[..
 
     def run_to_its_end(*args: Any, **kwargs: Any) -> Any:
         try:
-            return run(*args, **kwargs)
+            with dispatch.backward_pass():
+                return run(*args, **kwargs)
         finally:
             dispatch.backward_ends()
 

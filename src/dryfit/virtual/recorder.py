@@ -1,6 +1,8 @@
 """Records what a user's script allocates on the virtual GPU: by line, module, phase and category."""
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +18,10 @@ from dryfit.meta.private_apis.torch_recording import running_node_number, sequen
 from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import Place, Places, runs_in
 
+FREE = "free"
+"""In the place of an operator, of what is freed."""
 _CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
+_ENDS_STEP = frozenset({"zero_grad"})
 _WRAPS = frozenset({"__init__"})
 _DATA_PARALLEL = "nn/parallel/distributed.py"
 
@@ -35,7 +40,8 @@ class ScriptRecorder(StorageRecorder):
     def __init__(self, allocations: LiveAllocations, places: Places) -> None:
         self._forced: StepPhase | None = None
         self._running_at: Place | None = None
-        self._resting = StepPhase.LOAD
+        self._resting = self._last_phase = StepPhase.LOAD
+        self._backward_passes = 0
         super().__init__("cuda", kernels=True)
         self.allocations = allocations
         self.places = places
@@ -94,6 +100,15 @@ class ScriptRecorder(StorageRecorder):
                     if isinstance(value, torch.Tensor) and value.device.type == "cuda":
                         self.name(value, f"optimizer:{key}", MemoryCategory.OPTIMIZER)
 
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """Count what is freed inside the block to a backward pass: autograd frees between two operators too."""
+        self._backward_passes += 1
+        try:
+            yield
+        finally:
+            self._backward_passes -= 1
+
     def categories(self) -> dict[int, MemoryCategory]:
         """Return the category of each block of which one is known."""
         return self._categories
@@ -115,7 +130,19 @@ class ScriptRecorder(StorageRecorder):
             category = MemoryCategory.GRADIENTS  # buckets, into which gradients are copied to be sent
         if phase is StepPhase.FORWARD and not self._modules and not torch.is_grad_enabled():
             category = MemoryCategory.TEMPORARIES
+        self._last_phase = phase
         return segment.label(Label(phase, category, module, str(func), place.line, place.source))
+
+    def _label_of_free(self, segment: Any) -> int:
+        """Return a label of the running line; between two phases, what is freed counts to the one that has ended."""
+        place = self.places.now()
+        if self._backward_passes:
+            phase = StepPhase.BACKWARD
+        elif self._modules or self._forced:
+            phase = self.phase
+        else:
+            phase = StepPhase.OPTIMIZER if runs_in(_ENDS_STEP, ".py") else self._last_phase
+        return segment.label(Label(phase, MemoryCategory.TEMPORARIES, self._module(), FREE, place.line, place.source))
 
     def _note_forward(self) -> None:
         if torch.is_grad_enabled() and running_node_number() is None:
@@ -152,7 +179,7 @@ class ScriptRecorder(StorageRecorder):
     def _step_begins(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizers.add(optimizer)
         self.categorize()
-        self._forced = StepPhase.OPTIMIZER
+        self._forced = self._last_phase = StepPhase.OPTIMIZER
 
     def _step_ends(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._forced = None

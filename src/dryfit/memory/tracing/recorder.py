@@ -161,6 +161,10 @@ class StorageRecorder(TorchDispatchMode):
         category = _FIRST_GUESS.get(self.phase, MemoryCategory.TEMPORARIES)
         return segment.label(Label(self.phase, category, self._running_module(), str(func)))
 
+    def _label_of_free(self, _segment: "OpenSegment") -> int | None:
+        """Return the label of what is freed now; None: that of what was allocated last."""
+        return None
+
     def _reused_block(self, func: Any, args: tuple[Any, ...]) -> int | None:
         """Return the block that the real operator would have reused, where a mode or a fake keeps it from that.
 
@@ -202,7 +206,7 @@ class StorageRecorder(TorchDispatchMode):
             self._holders[block] -= 1
             segment = self._segment
             if not self._holders[block] and segment is not None and (segment.has(block) or block in self._names):
-                segment.add(block, -self._sizes[block], None)
+                segment.add(block, -self._sizes[block], self._label_of_free(segment))
 
         self._watchers[key] = weakref.ref(storage, ended)
 
