@@ -33,7 +33,7 @@ LARGE = ("--set", "model.name=bert-large-uncased", "--set", "train.batch_size=16
 STAND_IN = JOBS[Job.PLAN]._replace(entry="plan_stand_in:plan")
 KEYS = (
     "schema verdict peak_allocated_bytes peak_reserved_bytes min_cap_bytes overhead_bytes margin_bytes required_bytes "
-    "capacity_bytes fragmented_bytes by_category by_phase peak_at worst_batch execution fallbacks ladder "
+    "capacity_bytes fragmented_bytes by_category by_phase peak_at worst_batch execution fallbacks eval_batches ladder "
     "shortfall_bytes reasons confidence torch planner_s"
 ).split()
 
@@ -84,6 +84,7 @@ def test_one_object_without_a_study_file() -> None:
     assert found["execution"] == {
         "micro_batch": 16,
         "accumulation": 1,
+        "eval_batch": None,
         "checkpointing": False,
         "optimizer_impl": "auto",
         "offload_optimizer": False,

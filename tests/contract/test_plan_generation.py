@@ -23,7 +23,6 @@ from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer
 from dryfit.train.rehearsal.observing import fill
 from dryfit.train.rehearsal.step_tracer import StepTracer
 from dryfit.train.rehearsal.subjects import step_parts
-from dryfit.train.validation import evaluation_rows
 from profiled import peak_bytes, profiled_peak_bytes
 
 ROWS, LENGTH, NEW = 8, 96, 24
@@ -117,8 +116,8 @@ def test_a_trial_is_planned_with_its_answers_and_fewer_at_once_take_less(tmp_pat
     kept_bytes = 6 * 2 * 4 * 64 * 4 * 8 * 2064  # layers, keys and values, heads, features, fp32, prompts, tokens
     assert kept_bytes <= eight.memory.peak_allocated_bytes <= 1.3 * kept_bytes
     tight = ladder(tmp_path, generate_rows=64, capacity=eight.memory.required_bytes - kept_bytes // 4)
-    assert tight.execution is not None and tight.execution.micro_batch == 1
-    assert evaluation_rows(tight.execution.micro_batch) == 4
+    assert tight.execution is not None and tight.execution.micro_batch == 8, "training stays as it is"
+    assert tight.execution.eval_batch == 4
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.observed_memory import plan_lines
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.store.events import AttemptEnded
 from dryfit.study.loop.next_step import End
@@ -197,6 +198,51 @@ def test_oom_with_room_left_in_the_plan_completes_with_the_same_value(tmp_path: 
     assert run.state.trials[0].value == whole.state.trials[0].value
     assert run.state.trials[0].plan is not None and run.state.trials[0].plan.misses == 2
     assert "planned" not in ended(run)[0].failure.detail  # nothing was measured on this machine
+
+
+OOM_VALIDATING = replace(OOM, phase="evaluate")
+
+
+def test_oom_in_a_validation_takes_fewer_rows_there_and_leaves_training_as_it_is(tmp_path: Path) -> None:
+    case = Shows(K.OOM_DEVICE, OOM_VALIDATING, (A.FALLBACK,) * 2, Outcome.COMPLETE)
+    run = instant.run(tmp_path / "oom", oom_study(), script=shown(case, 2))
+    whole = instant.run(tmp_path / "whole", oom_study())
+    (trial,) = run.state.trials
+    assert trial.value == whole.state.trials[0].value
+    first, *others = [request.plan for request in run.supervisor.trained()]
+    assert [plan.eval_rows for plan in (first, *others)] == [64, 32, 16]
+    assert {plan.model_copy(update={"eval_batch": None}) for plan in others} == {first}
+    assert trial.plan is not None
+    assert (trial.plan.eval_batches_taken, trial.plan.fallbacks_taken, trial.plan.misses) == (2, 0, 2)
+    failure = ended(run)[0].failure
+    assert failure is not None and failure.phase == "evaluate"
+    assert "lower execution.eval_batch" in failure.sentence
+    assert any("the 2. smaller validation batch" in line for line in plan_lines(trial))
+
+
+def test_oom_in_training_after_one_in_a_validation_keeps_the_smaller_validation(tmp_path: Path) -> None:
+    ends = iter([OOM_VALIDATING] * 3 + [OOM])
+
+    def script(_: TrainRequest) -> instant.Ends | None:
+        evidence = next(ends, None)
+        return None if evidence is None else instant.Ends(None, evidence)
+
+    run = instant.run(tmp_path, oom_study(), script=script)
+    plans = [request.plan for request in run.supervisor.trained()]
+    assert [plan.eval_rows for plan in plans] == [64, 32, 16, 8, 8]
+    assert [(plan.micro_batch, plan.checkpointing) for plan in plans[3:]] == [(16, False), (16, True)]
+
+
+def test_a_validation_of_one_row_that_runs_out_takes_the_fallbacks_of_training(tmp_path: Path) -> None:
+    run = instant.run(tmp_path, oom_study(), script=lambda _: instant.Ends(None, OOM_VALIDATING))
+    (trial,) = run.state.trials
+    plan = trial.plan
+    assert plan is not None
+    requests = run.supervisor.trained()
+    assert len(requests) == 1 + len(plan.answer.eval_batches) + len(plan.answer.fallbacks)
+    assert (plan.eval_batches_left, plan.fallbacks_left) == (0, 0)
+    assert {request.plan.eval_rows for request in requests[len(plan.answer.eval_batches) :]} == {1}
+    assert trial.outcome is Outcome.FAILED
 
 
 # ---- learning more of an assertion on the device

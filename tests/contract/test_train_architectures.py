@@ -30,7 +30,7 @@ from dryfit.tasks.rows.checked_rows import load_splits
 from dryfit.tasks.saved.saved_model import load
 from dryfit.tasks.tokens.token_set import Tokens, TokenSet
 from dryfit.train.optim.optimizer import parameter_groups
-from dryfit.train.validation import evaluate, evaluation_rows
+from dryfit.train.validation import evaluate
 from parts import need_package
 
 # Without warm-up: its first step has a learning rate of zero.
@@ -86,7 +86,7 @@ def test_a_trial_resumes_and_its_best_weights_score_the_same_bit_for_bit(tmp_pat
         only=("validation",),
     )
     task = tasks.criteria(num_labels=2, train_counts={0: 1, 1: 1}, pad_id=tokens.pad_id)
-    rows = evaluation_rows(straight.plan.micro_batch)
+    rows = straight.plan.eval_rows
     found = evaluate(model, tokens.splits["validation"], task, batch_rows=rows, beat=lambda: None).metrics
     assert whole.best is not None
     assert found == seen.points[whole.best].metrics

@@ -8,7 +8,7 @@ from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSett
 from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device, Lengths, Work, run_of
-from dryfit.memory.planning.fallbacks import PlannedTrial, execution_asked, fallback_stages
+from dryfit.memory.planning.fallbacks import PlannedTrial, execution_asked, fallback_stages, smaller_validations
 from dryfit.memory.planning.interpolate import fit, in_canonical_order, plan_fits
 from dryfit.memory.planning.ladder import capacity_bytes, plan
 from dryfit.memory.planning.segment_source import SegmentSource
@@ -26,7 +26,6 @@ trials = st.builds(
         st.lists(st.integers(8, 256), min_size=1, max_size=20).map(lambda rows: Lengths.of(200, rows)),
     ),
     optimizer_impls=st.sampled_from([IMPLS, IMPLS[:1]]),
-    evaluation_rows=st.just(lambda micro_batch: min(64, 4 * micro_batch)),
     cannot_checkpoint=st.sampled_from([None, "it cannot"]),
     cannot_offload=st.sampled_from([None, "it cannot"]),
     lora_rank=st.sampled_from([None, 8]),
@@ -34,6 +33,7 @@ trials = st.builds(
 executions = st.builds(
     ExecutionSettings,
     micro_batch=st.none() | st.integers(1, 50),
+    eval_batch=st.none() | st.integers(1, 100),
     checkpointing=st.sampled_from([None, False]),
     offload_optimizer=st.sampled_from([None, False]),
     allow=st.sampled_from(["exact", "numerics"]),
@@ -45,6 +45,7 @@ tracers = st.builds(
     weight=st.integers(1, 30 * MIB),
     activation=st.integers(1, 20_000),
     states=st.integers(0, 2),
+    scored=st.integers(0, 40_000),
 )
 
 
@@ -74,11 +75,16 @@ def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_
         assert execution.accumulation == -(-trial.effective_batch // execution.micro_batch)
         assert 1 <= execution.micro_batch <= trial.effective_batch
         assert wish.micro_batch is None or execution.micro_batch == min(wish.micro_batch, trial.effective_batch)
+        assert wish.eval_batch is None or execution.eval_batch == wish.eval_batch
         assert wish.checkpointing is None or execution.checkpointing == wish.checkpointing
         assert wish.offload_optimizer is None or execution.offload_optimizer == wish.offload_optimizer
         assert not (trial.cannot_checkpoint and execution.checkpointing)
         assert not (trial.cannot_offload and execution.offload_optimizer)
     assert all(fallback.execution is None for fallback in found.ladder if fallback.effect is Effect.SEMANTICS)
+    if found.execution:
+        assert all(choice.eval_rows <= found.execution.eval_rows for choice in found.fallbacks)
+        halves = wish.eval_batch is None and wish.allow == "numerics"
+        assert (found.eval_batches[-1:] == (1,)) == (halves and found.execution.eval_rows > 1)
     if wish.allow == "exact":
         asked = execution_asked(trial, wish)
         assert {execution.micro_batch for execution in executions} <= {asked.micro_batch}
@@ -98,10 +104,10 @@ def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_
 @given(trials, executions, tracers, st.integers(600, 2000), st.integers(0, 1000))
 def test_more_memory_is_never_worse(trial, wish, made, capacity_mib, more_mib):
     def place(found):
-        order = [
-            choice for stage in fallback_stages(trial, wish, execution_asked(trial, wish)) for choice in stage.choices
-        ]
-        return [execution_asked(trial, wish), *order, None].index(found.execution)
+        asked = execution_asked(trial, wish)
+        bases = [asked, *(choice for stage in fallback_stages(trial, wish, asked) for choice in stage.choices)]
+        order = [choice for base in bases for choice in (base, *smaller_validations(base, wish))]
+        return [*order, None].index(found.execution)
 
     less = planned(trial, wish, made, device(capacity_mib))
     more = planned(trial, wish, made, device(capacity_mib + more_mib))

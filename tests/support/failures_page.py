@@ -47,13 +47,15 @@ ENTRIES: dict[FailureKind, Entry] = {
     FailureKind.OOM_DEVICE: Entry(
         "The trial needed more of the device than it has. Its plan was too small, or there was none (a function of "
         "your own). A trial with a plan goes on with the plan's next fallback: smaller micro-batches and more of them, "
-        "activation checkpointing. The effective batch, and so what is learned, stays.",
+        "activation checkpointing; after a validation, with fewer rows validated at once. The effective batch, and so "
+        "what is learned, stays.",
         "Nothing, while it goes on. `dryfit calibrate` makes plans exact for your device; `dryfit plan` says what a "
         "trial needs. In a function of your own, take smaller batches.",
         (
             FAULTS,
             STUDIES + "test_oom_takes_fallback_after_fallback_and_never_changes_the_experiment",
             STUDIES + "test_oom_with_room_left_in_the_plan_completes_with_the_same_value",
+            STUDIES + "test_oom_in_a_validation_takes_fewer_rows_there_and_leaves_training_as_it_is",
             MIRROR + "test_errors_of_cuda_can_be_asked_for",
         ),
     ),

@@ -143,6 +143,7 @@ def answer(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
         memory=memory(chosen.micro_batch, length, checkpointing=chosen.checkpointing),
         execution=chosen,
         fallbacks=tuple(rest),
+        eval_batches=tuple(chosen.eval_rows >> shift for shift in range(1, chosen.eval_rows.bit_length())),
         **facts,
     )
 

@@ -62,6 +62,8 @@ class ToyTracer:
 
     Attributes:
         states: Optimizer state, in weights: 2 for Adam.
+        answered: Bytes that a generated answer takes.
+        scored: ``scored * B * L`` bytes that a validation takes at its end.
         extra_rows: From so many rows on a layer makes one tensor more.
         bump: Bytes more in each activation, of a shape: a law that no polynomial fits.
         untraceable: Raises for these.
@@ -72,6 +74,8 @@ class ToyTracer:
     activation: int = 1024
     scores: int = 4
     states: int = 2
+    answered: int = MIB
+    scored: int = 0
     key: str = "toy"
     extra_rows: int | None = None
     bump: Callable[[Shape], int] = lambda shape: 0
@@ -101,9 +105,12 @@ class ToyTracer:
                 made.gemm()
                 for layer in range(self.layers):
                     made.free(self._scores(made, shape, layer))
+                if self.scored:
+                    size_bytes = self.scored * shape.rows * shape.length
+                    made.free(made.take(size_bytes, MemoryCategory.TEMPORARIES, "head"))
             case SegmentKind.MEASURE:
                 made.phase = StepPhase.EVALUATE
-                made.free(made.take(MIB * shape.rows, MemoryCategory.TEMPORARIES, "cache"))
+                made.free(made.take(self.answered * shape.rows, MemoryCategory.TEMPORARIES, "cache"))
             case SegmentKind.SAVE:
                 made.phase = StepPhase.SAVE
                 made.free(made.take(512, MemoryCategory.TEMPORARIES))

@@ -146,6 +146,7 @@ class Trial:
             effective_batch=batch,
             micro_batch=rows,
             accumulation=-(-batch // rows),
+            eval_batch=micro.get("eval_batch"),
             checkpointing=micro.get("checkpointing", False),
             reentrant=micro.get("reentrant", False),
             optimizer_impl=OptimizerImpl(micro.get("optimizer_impl", "auto")),

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -82,6 +82,10 @@ class Started(Wire):
     type: Literal["started"] = "started"
     pid: int
     overhead_ms: float
+
+
+VALIDATING: Final = "evaluate"
+"""Name of the phase in which rows are scored."""
 
 
 class Phase(Wire):

@@ -43,7 +43,6 @@ from dryfit.train.ineffective_settings import check_effect
 from dryfit.train.model import build_model
 from dryfit.train.optim.optimizer import make_optimizer, optimizer_plan
 from dryfit.train.optim.step import backward_batch
-from dryfit.train.validation import evaluation_rows
 
 _MOST_FAULTS = 5
 _POINT_ROWS = 2
@@ -68,7 +67,7 @@ def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> BatchCheckRes
             task = trial_task(_of_length(trial.config, length))
             made = read_tokens(trial, task, only=None)
             encoder = pretrained_config(trial.config.settings.model, Kind.ENCODER)
-            findings.walks += walk_batches(trial.config, made, encoder, length, channel.beat)
+            findings.walks += walk_batches(trial, made, encoder, length, channel.beat)
             findings.remarks += task.remarks(made)
             if length == trial.config.settings.train.max_length:
                 tokens = made
@@ -123,17 +122,18 @@ def _of_length(config: TrialConfig, max_length: int) -> TrialConfig:
 
 
 def walk_batches(
-    trial: TrialConfig, tokens: Tokens, config: PreTrainedConfig, max_length: int, beat: Callable[[], None]
+    request: TrainRequest, tokens: Tokens, config: PreTrainedConfig, max_length: int, beat: Callable[[], None]
 ) -> Iterator[BatchWalk]:
     """Collate every batch of every split, as the first epoch and a validation would, and check its numbers.
 
     Args:
-        trial: Its seed and batch size decide which rows meet.
+        request: Seed, batch size and plan decide which rows meet.
         tokens: The rows.
         config: The encoder's, which says what it has embeddings for.
         max_length: What the rows were truncated to.
         beat: Called for each batch.
     """
+    trial = request.config
     task = trial_task(trial, tokens)
     bounds = replace(config_bounds(config), segments=_segments(config), labels=task.classes)
     batch_size = trial.settings.train.batch_size
@@ -149,7 +149,7 @@ def walk_batches(
                 rows=task.epoch_rows(split, seed=trial.seed, epoch=0),
             )
         else:
-            order = evaluation_batches(split.lengths_R, evaluation_rows(batch_size))
+            order = evaluation_batches(split.lengths_R, request.plan.eval_rows)
         guard, faults = BatchGuard(name, split, bounds), list[str]()
         for rows in order:
             try:

@@ -25,7 +25,6 @@ from dryfit.memory.tracing.tracer import Variant
 from dryfit.train.rehearsal.observing import observe
 from dryfit.train.rehearsal.step_tracer import StepTracer
 from dryfit.train.rehearsal.subjects import subject_task
-from dryfit.train.validation import evaluation_rows
 
 _DOING = "calibrating"
 
@@ -56,9 +55,9 @@ def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
         variant=Variant(execution.checkpointing, execution.optimizer_impl, execution.offload_optimizer),
         effective_batch=train.batch_size,
         micro_batch=execution.micro_batch,
-        evaluation_rows=evaluation_rows(execution.micro_batch),
+        evaluation_rows=execution.eval_rows,
         lengths=Lengths(train.max_length),
-        measured_rows=subject_task(case.subject).measured_rows(evaluation_rows(execution.micro_batch)),
+        measured_rows=subject_task(case.subject).measured_rows(execution.eval_rows),
     )
     source = SegmentSource(StepTracer(case.subject, device.spec, reentrant=case.reentrant))
     return estimate(source, work, device), run_of(source, work, (train.max_length,) * 3, device)

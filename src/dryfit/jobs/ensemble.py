@@ -37,7 +37,7 @@ from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
 from dryfit.train.export.ensemble_card import ensemble_card
 from dryfit.train.export.model_card import README_FILE
-from dryfit.train.validation import evaluation_rows, kept_in_order
+from dryfit.train.validation import kept_in_order
 
 
 def said_by(
@@ -147,7 +147,7 @@ def _said_of_splits(
                 split,
                 task,
                 partial(task.collate, split),
-                batch_rows=evaluation_rows(plan.micro_batch),
+                batch_rows=plan.eval_rows,
                 beat=channel.beat,
                 guard=BatchGuard(name, split, model_bounds(model)),
             ),

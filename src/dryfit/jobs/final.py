@@ -29,7 +29,7 @@ from dryfit.train.results import train_result
 from dryfit.train.run import FixedLength, TrialParts
 from dryfit.train.start import start_training
 from dryfit.train.trainer import run_training
-from dryfit.train.validation import evaluate, evaluation_rows
+from dryfit.train.validation import evaluate
 
 
 def final(body: FinalRequest, channel: ChildChannel) -> FinalResult | TrainResult:
@@ -128,7 +128,7 @@ def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, f
         return None
     parts.channel.send(Phase(name="evaluate", step=step))
     split, beat = tokens.splits[TEST], parts.channel.beat
-    rows = evaluation_rows(parts.request.plan.micro_batch)
+    rows = parts.request.plan.eval_rows
     guard = BatchGuard(TEST, split, model_bounds(parts.model))
     at = ErrorContext(parts, guard)
     at.step = step

@@ -238,6 +238,7 @@ class FailureFacts(Wire):
     error_type: str = Field(default="", description="qualified class of the exception, if any")
     error: str = Field(default="", description="first lines of the exception's message")
     place: str = Field(default="", description="file, line and function that raised it")
+    phase: str = Field(default="", description="what the attempt was doing; empty: unknown")
     detail: str = Field(default="", description="further lines: batch, memory, innermost frames")
 
 

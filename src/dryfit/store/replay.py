@@ -334,7 +334,8 @@ class StudyState:
                 attempt.failure = event.failure
                 if trial.plan is not None and event.failure is not None:
                     trial.plan.misses += event.failure.kind is FailureKind.OOM_DEVICE
-                    trial.plan.fallbacks_taken += event.failure.action is Action.FALLBACK
+                    if event.failure.action is Action.FALLBACK:
+                        trial.plan.take_fallback(event.failure.phase)
 
     def _finish(self, trial: TrialState, event: TrialFinished) -> None:
         trial.outcome = event.outcome

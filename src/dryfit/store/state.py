@@ -12,6 +12,7 @@ from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
 from dryfit.core.sharding.device_groups import HERE, cpu_of, on_cpu
+from dryfit.core.wire import VALIDATING
 from dryfit.store.events import ComparabilityKey, FailureFacts, Observed
 
 
@@ -136,12 +137,14 @@ class PlanState:
     Attributes:
         key: See :class:`~dryfit.store.events.TrialPlanned`.
         fallbacks_taken: How many of its fallbacks were taken, each after an attempt ran out of device memory.
+        eval_batches_taken: How many of its smaller validation batches were taken, each after a validation did.
         misses: How many attempts ran out of device memory although they were planned.
     """
 
     key: str
     answer: PlanAnswer
     fallbacks_taken: int = 0
+    eval_batches_taken: int = 0
     misses: int = 0
 
     @property
@@ -150,14 +153,41 @@ class PlanState:
         return len(self.answer.fallbacks) - self.fallbacks_taken
 
     @property
+    def eval_batches_left(self) -> int:
+        """Number of smaller validation batches that have not been tried."""
+        return len(self.answer.eval_batches) - self.eval_batches_taken
+
+    def left_after(self, phase: str) -> int:
+        """Return how many times it can still be run otherwise after it ran out of device memory.
+
+        Args:
+            phase: What it was doing: see :class:`~dryfit.core.wire.Phase`.
+        """
+        return self.fallbacks_left + (self.eval_batches_left if phase == VALIDATING else 0)
+
+    def take_fallback(self, phase: str) -> None:
+        """Take a smaller validation batch where a validation ran out of memory, as long as there is one.
+
+        Args:
+            phase: As :meth:`left_after`.
+        """
+        if phase == VALIDATING and self.eval_batches_left > 0:
+            self.eval_batches_taken += 1
+        else:
+            self.fallbacks_taken += 1
+
+    @property
     def execution(self) -> ExecutionChoice | None:
         """How the next attempt is to be executed; None: as the study file says."""
-        return self.answer.fallbacks[self.fallbacks_taken - 1] if self.fallbacks_taken else self.answer.execution
+        choice = self.answer.fallbacks[self.fallbacks_taken - 1] if self.fallbacks_taken else self.answer.execution
+        if choice is None or not self.eval_batches_taken:
+            return choice
+        return choice.with_eval_rows_at_most(self.answer.eval_batches[self.eval_batches_taken - 1])
 
     @property
     def runs_otherwise(self) -> bool:
         """Whether the trial runs with another execution than the one whose memory was planned."""
-        return self.fallbacks_taken > 0 or self.answer.execution is None
+        return self.fallbacks_taken > 0 or self.eval_batches_taken > 0 or self.answer.execution is None
 
     @property
     def on_cpu(self) -> bool:

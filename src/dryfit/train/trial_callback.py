@@ -21,7 +21,7 @@ from dryfit.train.checkpoint import save_checkpoint
 from dryfit.train.device import taken_of_device
 from dryfit.train.error_context import ErrorContext
 from dryfit.train.run import RunState, TrialParts
-from dryfit.train.validation import Evaluated, evaluate, evaluation_rows, evaluation_steps, stopped_early
+from dryfit.train.validation import Evaluated, evaluate, evaluation_steps, stopped_early
 
 _PROGRESS_EVERY_S = 0.25
 
@@ -136,7 +136,7 @@ class TrialCallback(TrainerCallback):
             parts.model,
             parts.validation,
             parts.task,
-            batch_rows=evaluation_rows(parts.request.plan.micro_batch),
+            batch_rows=parts.request.plan.eval_rows,
             beat=parts.channel.beat,
             guard=self._guard,
         )

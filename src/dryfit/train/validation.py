@@ -15,9 +15,6 @@ from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.tokens.token_set import TokenSet
 from dryfit.train.batches import evaluation_batches
 
-_MOST_ROWS = 64
-_ROWS_PER_TRAINING_ROW = 4
-
 
 def evaluation_steps(*, steps_per_epoch: int, evals_per_epoch: int, epochs: int) -> frozenset[int]:
     """Return the optimizer steps (counted from 1) after which to validate: evenly spaced, the last at each epoch's end.
@@ -33,11 +30,6 @@ def evaluation_steps(*, steps_per_epoch: int, evals_per_epoch: int, epochs: int)
         )
     within = [-(-steps_per_epoch * k // evals_per_epoch) for k in range(1, evals_per_epoch + 1)]
     return frozenset(epoch * steps_per_epoch + step for epoch in range(epochs) for step in within)
-
-
-def evaluation_rows(micro_batch: int) -> int:
-    """Return how many rows are validated at once: several training micro-batches, as there is no backward pass."""
-    return min(_MOST_ROWS, _ROWS_PER_TRAINING_ROW * micro_batch)
 
 
 @dataclass(frozen=True, slots=True)

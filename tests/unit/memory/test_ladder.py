@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.memory import Confidence, Effect, ExecutionChoice, VerdictKind
+from dryfit.core.jobs.memory import Confidence, Effect, ExecutionChoice, StepPhase, VerdictKind
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, OptimizerImpl
 from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
@@ -26,7 +26,6 @@ TRIAL = PlannedTrial(
     effective_batch=16,
     lengths=Lengths(512),
     optimizer_impls=(OptimizerImpl.FUSED,),
-    evaluation_rows=lambda micro_batch: min(64, 4 * micro_batch),
     cannot_offload="the device is too slow",
 )
 # 512 tokens: a row keeps 50 MiB in each of four layers, and needs 4 MiB for scores.
@@ -75,6 +74,81 @@ def test_checkpointing_comes_first():
     assert (fallback.effect, fallback.fits, fallback.time_factor) == (Effect.EXACT, True, 1.3)
     assert fallback.saves_bytes == as_asked.required_bytes - found.memory.required_bytes
     assert found.shortfall_bytes == as_asked.required_bytes - 3500 * MIB
+
+
+SCORES = MODEL | {"scored": 120 * 1024}
+"""With 60 MiB more for each row that is validated: 64 rows take more than a step of 16."""
+
+
+HALVED = [{}, {"eval_batch": 32}, {"eval_batch": 16}]
+
+
+def tried(found):
+    return [fallback.execution for fallback in found.ladder]
+
+
+def test_a_validation_that_does_not_fit_takes_fewer_rows_before_training_changes():
+    as_asked = planned(8192, tracer=ToyTracer(**SCORES))
+    assert as_asked.memory.peak_at.phase is StepPhase.EVALUATE
+    assert (as_asked.memory.worst_batch.rows, as_asked.execution.eval_rows) == (64, 64)
+    assert as_asked.eval_batches == (32, 16, 8, 4, 2, 1)
+    training = planned(8192).memory
+    found = planned(training.required_bytes // MIB + 1, tracer=ToyTracer(**SCORES))
+    assert (found.verdict, found.execution) == (VerdictKind.FITS_WITH, choice(16, eval_batch=32))
+    assert (found.memory.required_bytes, found.memory.worst_batch.rows) == (training.required_bytes, 16)
+    (fallback,) = found.ladder
+    assert fallback.change == "validation batch 64 -> 32"
+    assert (fallback.effect, fallback.time_factor) == (Effect.NUMERICS, 1.0)
+    assert fallback.saves_bytes == as_asked.memory.required_bytes - training.required_bytes
+    assert found.eval_batches == (16, 8, 4, 2, 1)
+
+
+def test_a_smaller_validation_batch_is_tried_with_each_change_of_training_and_only_where_it_is_the_peak():
+    recomputed = planned(8192, execution=ExecutionSettings(checkpointing=True)).memory.required_bytes
+    found = planned(recomputed // MIB + 1, tracer=ToyTracer(**SCORES))
+    assert found.execution == choice(16, True, eval_batch=16)
+    # As asked down to where training is the peak; with checkpointing until it fits.
+    assert tried(found) == [choice(16, eval_batch=32), *(choice(16, True, **rows) for rows in HALVED)]
+    assert found.memory.required_bytes == recomputed
+
+
+def test_what_is_left_after_a_smaller_validation_batch_validates_no_more_rows():
+    found = planned(2800, tracer=ToyTracer(**SCORES))
+    assert found.execution == choice(16, True, eval_batch=16)
+    assert found.fallbacks == (choice(8, True, eval_batch=16), choice(4, True), choice(2, True), choice(1, True))
+    assert found.eval_batches == (8, 4, 2, 1)
+
+
+def test_a_refusal_names_the_least_with_fewer_validated_rows():
+    found = planned(1000, tracer=ToyTracer(**MODEL | {"scored": 1024 * 1024}))
+    assert found.verdict is VerdictKind.REFUSED
+    least = min(found.ladder, key=lambda fallback: fallback.required_bytes)
+    assert least.execution == choice(1, True, eval_batch=1) == found.ladder[-1].execution
+    assert "micro-batch 16 -> 1, accumulate 16 + validation batch 64 -> 1 + activation" in found.reasons[1]
+    assert "64 rows of 512 tokens" in found.reasons[0] and "peak in evaluate" in found.reasons[0]
+
+
+@pytest.mark.parametrize("execution", [ExecutionSettings(eval_batch=64), ExecutionSettings(allow="exact")])
+def test_a_validation_batch_that_was_set_or_must_stay_exact_is_kept(execution):
+    found = planned(2400, execution=execution, tracer=ToyTracer(**SCORES))
+    assert found.verdict is VerdictKind.REFUSED
+    assert {other.eval_rows for other in tried(found)} <= {64}
+    assert planned(8192, execution=execution).eval_batches == ()
+
+
+def test_fewer_validated_rows_as_asked_are_no_change():
+    found = planned(8192, execution=ExecutionSettings(eval_batch=3), tracer=ToyTracer(**SCORES))
+    assert (found.verdict, found.execution) == (VerdictKind.FITS, choice(16, eval_batch=3))
+    assert found.memory.required_bytes == planned(8192).memory.required_bytes
+
+
+def test_answers_are_generated_for_no_more_rows_than_are_validated():
+    trial = replace(TRIAL, measured_rows=lambda rows: min(8, rows))
+    kept = ToyTracer(**MODEL, answered=500 * MIB)
+    as_asked = planned(8192, trial, tracer=kept).memory
+    assert as_asked.peak_at.phase is StepPhase.EVALUATE
+    found = planned(as_asked.required_bytes // MIB - 300, trial, tracer=kept)
+    assert found.execution == choice(16, eval_batch=4), "64, 32, 16 and 8 rows are answered 8 at once"
 
 
 def test_then_smaller_micro_batches_the_faster_choice_first():
@@ -129,18 +203,18 @@ def test_another_implementation_of_the_optimizer_is_tried():
     trial = replace(TRIAL, optimizer_impls=(OptimizerImpl.FOREACH, OptimizerImpl.PLAIN))
     execution = ExecutionSettings(micro_batch=1, checkpointing=True)
 
-    def tried(execution, capacity_mib=8192):
+    def small(execution, capacity_mib=8192):
         return planned(capacity_mib, trial, execution, ToyTracer(layers=4, weight=20 * MIB))
 
-    tight = tried(execution).memory.required_bytes // MIB - 20
-    found = tried(execution, tight)
+    tight = small(execution).memory.required_bytes // MIB - 20
+    found = small(execution, tight)
     assert found.verdict is VerdictKind.FITS_WITH
     assert found.execution == choice(1, True, optimizer_impl=OptimizerImpl.PLAIN)
     assert found.ladder[-1].change == "plain optimizer"
     assert found.ladder[-1].effect is Effect.NUMERICS
     kept = {"micro_batch": 1, "checkpointing": True}
     for wish in ({"allow": "exact"}, {"optimizer_impl": OptimizerImpl.FOREACH}):
-        assert tried(ExecutionSettings(**kept, **wish), tight).verdict is VerdictKind.REFUSED
+        assert small(ExecutionSettings(**kept, **wish), tight).verdict is VerdictKind.REFUSED
 
 
 def test_state_in_host_memory_is_the_last_resort():

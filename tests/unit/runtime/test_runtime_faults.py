@@ -48,6 +48,7 @@ def stopped(by: StopReason) -> ChildResult:
         (fault("dryfit.core.errors.NonFiniteError", code="NONFINITE"), FailureKind.NONFINITE),
         (fault("torch.OutOfMemoryError", "builtins.RuntimeError"), FailureKind.OOM_DEVICE),
         (fault(message="CUDA out of memory. Tried to allocate 2 GiB"), FailureKind.OOM_DEVICE),
+        (replace(fault("torch.OutOfMemoryError"), phase="evaluate"), FailureKind.OOM_DEVICE),
         (fault("builtins.MemoryError"), FailureKind.OOM_HOST),
         (fault(message="[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried"), FailureKind.OOM_HOST),
         (fault("builtins.OSError[ENOSPC]", "builtins.OSError"), FailureKind.DISK_FULL),

@@ -173,6 +173,26 @@ def test_each_step_down_takes_the_next_fallback_and_a_new_plan_begins_anew() -> 
     assert (last.fallbacks_taken, last.misses) == (2, 3)
 
 
+def test_a_validation_that_runs_out_takes_the_next_validation_batch_and_no_fallback() -> None:
+    answer = ANSWER.model_copy(update={"eval_batches": (16, 8)})
+    events: list[Event] = [created(), opened(), asked(0), TrialPlanned(number=0, key="k", answer=answer)]
+    seen: list[tuple[int, int, int]] = []
+    for attempt, phase in enumerate(("evaluate", "train", "evaluate", "evaluate", "evaluate"), start=1):
+        plan = fold(*events).trials[0].plan
+        assert plan is not None and plan.execution is not None
+        seen.append((plan.execution.micro_batch, plan.execution.eval_rows, plan.left_after("evaluate")))
+        placed, over = ran_out(0, attempt, Action.FALLBACK)
+        assert isinstance(over, AttemptEnded) and over.failure is not None
+        failure = over.failure.model_copy(update={"phase": phase})
+        events += [placed, over.model_copy(update={"failure": failure})]
+        if not plan.left_after(phase):
+            break
+    # Four rows at once validate 16 by themselves: what was taken stays the most.
+    assert seen == [(8, 32, 4), (8, 16, 3), (4, 16, 2), (4, 8, 1), (2, 8, 0)]
+    plan = fold(*events[:-2]).trials[0].plan
+    assert plan is not None and plan.runs_otherwise and plan.left_after("train") == 0
+
+
 def test_refusals_in_a_row_outlive_a_kill_and_no_session_that_ended() -> None:
     events: list[Event] = [created(), opened()]
     for number in range(3):

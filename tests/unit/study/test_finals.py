@@ -9,6 +9,7 @@ import pytest
 import instant
 import plan_jobs
 from dryfit.core.errors import ChildError, ConfigError, MachineError
+from dryfit.core.failure import ChildFault, Evidence
 from dryfit.core.jobs.plan import PlanRequest
 from dryfit.core.jobs.train import FinalRequest, FinalResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
@@ -50,8 +51,10 @@ def planned_too_low(folder: Path) -> tuple[StudySnapshot, TrialState]:
     return snapshot, trial
 
 
-def work_on(study: StudySnapshot, trial: TrialState) -> tuple[FinalTraining, list[FinalRequest], list[str]]:
-    supervisor, told = instant.InstantSupervisor(), list[str]()
+def work_on(
+    study: StudySnapshot, trial: TrialState, script: instant.Script = lambda _: None
+) -> tuple[FinalTraining, list[FinalRequest], list[str]]:
+    supervisor, told = instant.InstantSupervisor(script=script), list[str]()
     stops = StopRequests(study.layout.stop_request, supervisor.wake)
     work = FinalTraining(study, LocalNode(supervisor), stops, told.append)
     work.do([final_run(trial, seed=None, with_validation=False)], most=1)
@@ -71,6 +74,16 @@ def test_a_device_that_runs_out_of_memory_gets_the_next_fallback_of_the_trials_p
     assert (
         trial.plan is not None and trial.plan.fallbacks_taken == 0
     )  # what the study knows of its trial is not touched
+
+
+def test_a_validation_that_runs_out_of_memory_gets_a_smaller_batch_before_training_changes(tmp_path: Path) -> None:
+    study, trial = planned_too_low(tmp_path)
+    ran_out = Evidence(exit_code=1, fault=ChildFault(("torch.OutOfMemoryError",), "", "no room"), phase="evaluate")
+    ends = iter([instant.Ends(None, ran_out)])
+    work, asked, _ = work_on(study, trial, lambda _: next(ends, None))
+    plans = [(one.training.plan.micro_batch, one.training.plan.eval_rows) for one in asked]
+    assert plans == [(16, 64), (16, 32), (8, 32)]
+    assert isinstance(*work.results.values(), FinalResult)
 
 
 def test_a_run_begins_with_the_fallback_that_its_trial_came_to(tmp_path: Path) -> None:

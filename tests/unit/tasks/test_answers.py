@@ -86,3 +86,17 @@ def test_a_tiny_model_and_its_tokenizer_are_written_and_can_be_read(tmp_path: Pa
         assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "0")
     assert model.config.vocab_size == len(tokenizer) and model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_an_answer_has_the_room_that_its_own_prompt_leaves(tmp_path: Path, rows: int) -> None:
+    """Beside a prompt that nearly fills the model's positions, others still have theirs."""
+    folder = tiny_lms.causal_lm(tmp_path / "gpt2", "gpt2", sizes={"max_position_embeddings": 40})
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).double().eval()
+    prompts = PromptTokenizer(AutoTokenizer.from_pretrained(folder), LmSettings(), 40)
+    prompts.end_id = 10**6  # no answer ends
+    draw = torch.Generator().manual_seed(2)
+    lengths = {38: 3, 40: 1, 5: 12, 29: 12, 31: 10}
+    asked = [torch.randint(2, 300, (length,), generator=draw).tolist() for length in lengths]
+    wanted = [prompts.text_of(greedy(model, ids, -1, room)) for ids, room in zip(asked, lengths.values(), strict=True)]
+    assert answer(model, asked, prompts, max_new_tokens=12, batch_rows=rows, beat=lambda: None) == wanted

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from dryfit.core.settings.execution import ExecutionPlan, OptimizerImpl
+from dryfit.core.settings.execution import ExecutionPlan, OptimizerImpl, eval_rows
 from dryfit.core.settings.tables import Settings
 
 
@@ -89,7 +89,7 @@ class WorstBatch(Settings):
     """The batch that needs the most memory.
 
     Attributes:
-        rows: Rows of a micro-batch.
+        rows: Rows of a micro-batch; of a validation batch where that is the peak.
         length: Tokens that rows are padded to.
         from_data: Whether the data's lengths are known; else the longest allowed input is assumed.
     """
@@ -133,15 +133,26 @@ class ExecutionChoice(Settings):
     """The part of an execution plan that the planner may choose; the effective batch stays as requested.
 
     Attributes:
+        eval_batch: Rows validated at once; None: as ``execution.eval_batch`` says, else :func:`eval_rows`.
         tp: Tensor-parallel ranks that the planner chose; None: as ``execution.tp`` says, and 1 if that is "auto".
     """
 
     micro_batch: int = Field(ge=1)
     accumulation: int = Field(ge=1)
+    eval_batch: int | None = Field(default=None, ge=1)
     checkpointing: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
     tp: int | None = Field(default=None, ge=2)
+
+    @property
+    def eval_rows(self) -> int:
+        """Rows validated at once."""
+        return eval_rows(self.micro_batch, self.eval_batch)
+
+    def with_eval_rows_at_most(self, rows: int) -> "ExecutionChoice":
+        """Return the choice with no more than so many rows validated at once."""
+        return self if self.eval_rows <= rows else self.model_copy(update={"eval_batch": rows})
 
     def carried_out(self, plan: ExecutionPlan) -> ExecutionPlan:
         """Return a trial's execution plan with this choice applied.

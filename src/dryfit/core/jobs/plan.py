@@ -28,6 +28,8 @@ class PlanAnswer(Wire):
         memory: The memory of ``execution``, or of the plan as requested if it was refused; None if unknown.
         execution: How the trial is to be executed; None if it was refused or is unknown.
         fallbacks: Further choices that fit with less memory, in the order to try.
+        eval_batches: Smaller validation batches than that of ``execution``, in the order to try where a validation runs
+            out of memory.
         shortfall_bytes: Memory that the device lacks for the plan as requested; 0 if it fits.
         ladder: Changes, each with the memory it saves.
         reasons: Why it is unknown or refused.
@@ -42,6 +44,7 @@ class PlanAnswer(Wire):
     memory: MemoryPlan | None = None
     execution: ExecutionChoice | None = None
     fallbacks: tuple[ExecutionChoice, ...] = ()
+    eval_batches: tuple[int, ...] = ()
     shortfall_bytes: int = 0
     ladder: tuple[Fallback, ...] = ()
     reasons: tuple[str, ...] = ()

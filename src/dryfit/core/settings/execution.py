@@ -11,6 +11,19 @@ from dryfit.core.settings.weight_formats import base_format
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import parse_bytes
 
+_EVAL_ROWS_MOST = 64
+_EVAL_ROWS_PER_TRAINING_ROW = 4
+
+
+def eval_rows(micro_batch: int, eval_batch: int | None) -> int:
+    """Return how many rows are validated at once.
+
+    Args:
+        micro_batch: Rows of a training micro-batch.
+        eval_batch: What was set or planned; None: several micro-batches, as there is no backward pass.
+    """
+    return eval_batch or min(_EVAL_ROWS_MOST, _EVAL_ROWS_PER_TRAINING_ROW * micro_batch)
+
 
 class DeviceKind(StrEnum):
     """Where tensors live."""
@@ -100,6 +113,11 @@ class ExecutionSettings(Settings):
     micro_batch: int | None = Field(
         default=None, ge=1, description="rows in memory at once; unset: the whole batch if it fits"
     )
+    eval_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="rows validated at once; unset: four micro-batches, 64 rows at most, fewer where they do not fit",
+    )
     checkpointing: bool | None = Field(
         default=None, description="recompute activations in backward; unset: where the trial does not fit otherwise"
     )
@@ -161,12 +179,17 @@ class ExecutionSettings(Settings):
 
 
 class ExecutionPlan(Settings):
-    """How a trial runs. ``accumulation == ceil(effective_batch / micro_batch)``; the last micro-batch may be short."""
+    """How a trial runs. ``accumulation == ceil(effective_batch / micro_batch)``; the last micro-batch may be short.
+
+    Attributes:
+        eval_batch: Rows validated at once; None: :func:`eval_rows` says.
+    """
 
     device: DeviceKind
     effective_batch: int = Field(ge=1)
     micro_batch: int = Field(ge=1)
     accumulation: int = Field(ge=1)
+    eval_batch: int | None = Field(default=None, ge=1)
     checkpointing: bool = False
     reentrant: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
@@ -182,6 +205,11 @@ class ExecutionPlan(Settings):
     def processes(self) -> int:
         """Processes that train the trial together."""
         return self.tp * self.dp
+
+    @property
+    def eval_rows(self) -> int:
+        """Rows validated at once."""
+        return eval_rows(self.micro_batch, self.eval_batch)
 
     @model_validator(mode="after")
     def _accumulation_fits(self) -> "ExecutionPlan":
@@ -217,6 +245,7 @@ def plan_execution(
         effective_batch=effective_batch,
         micro_batch=micro_batch,
         accumulation=-(-effective_batch // micro_batch),
+        eval_batch=execution.eval_batch,
         checkpointing=bool(execution.checkpointing),
         reentrant=execution.reentrant,
         optimizer_impl=execution.optimizer_impl,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dryfit.core.errors import TraceError
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.core.settings.execution import ExecutionSettings, PlanSubject, eval_rows
 from dryfit.core.sharding.shard_summary import Sent, ShardSummary
 from dryfit.jobs.planning.plan_traces import StepTraces
 from dryfit.jobs.planning.plan_trials import PlannedTrials
@@ -44,7 +44,7 @@ class Planner:
             for length in trial.lengths.candidates:
                 source.prepare(SegmentKind.BATCH, [Shape(trial.effective_batch, length)])
                 source.prepare(SegmentKind.MICRO_FIRST, [Shape(rows, length)])
-                source.prepare(SegmentKind.EVALUATE, [Shape(trial.evaluation_rows(rows), length)])
+                source.prepare(SegmentKind.EVALUATE, [Shape(eval_rows(rows, execution.eval_batch), length)])
 
     def on_ranks_set(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
         """Plan a subject on as many ranks as the execution settings say.

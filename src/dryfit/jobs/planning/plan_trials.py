@@ -18,7 +18,6 @@ from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.train.optim.optimizer import cannot_offload, implementations
-from dryfit.train.validation import evaluation_rows
 
 
 @dataclass(slots=True)
@@ -42,7 +41,6 @@ class PlannedTrials:
             effective_batch=settings.train.batch_size,
             lengths=self._lengths_of(subject, task),
             optimizer_impls=implementations(settings.optim.name, self.request.device.kind),
-            evaluation_rows=evaluation_rows,
             cannot_checkpoint=_cannot_checkpoint(task, execution),
             cannot_offload=cannot_offload(settings.optim, self.request.device.kind, processes=execution.processes),
             lora_rank=subject.lora.r if subject.lora is not None else None,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dryfit.core.jobs.memory import MemoryCategory, MemoryPlan, PeakAt, WorstBatch
+from dryfit.core.jobs.memory import MemoryCategory, MemoryPlan, PeakAt, StepPhase, WorstBatch
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.memory.allocator.replay import Replay, min_cap, replay, sequences
 from dryfit.memory.allocator.settings import AllocatorSettings
@@ -117,6 +117,8 @@ def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
         allocated_bytes = reserved_bytes = cap_bytes = peak.bytes_
         at, fragmented_bytes = peak.index, 0
     label = run.label_table[run.labels[at]]
+    validates = label.phase is StepPhase.EVALUATE
+    rows = work.evaluation_rows if validates else min(work.micro_batch, work.effective_batch)
     margin = margin_bytes(device.spec.kind, cap_bytes)
     return MemoryPlan(
         peak_allocated_bytes=allocated_bytes,
@@ -129,9 +131,7 @@ def _estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
         by_category=_categories(run, at, allocated_bytes, device),
         by_phase=run.by_phase(rounded=_on_cuda(device)),
         peak_at=PeakAt(phase=label.phase, module=layer_of(label.module), op=label.op),
-        worst_batch=WorstBatch(
-            rows=min(work.micro_batch, work.effective_batch), length=length, from_data=bool(work.lengths.rows)
-        ),
+        worst_batch=WorstBatch(rows=rows, length=length, from_data=bool(work.lengths.rows)),
         host_bytes=_host_bytes(source, work),
     )
 

@@ -1,8 +1,9 @@
 """The fallbacks of the fit ladder: how else a trial can be run, in which order, and what each changes.
 
 As asked; activation checkpointing; smaller micro-batches, each without and with it, the faster first; another
-implementation of the optimizer; its state in host memory. The effective batch never changes. What would change the
-experiment is a :class:`SettingChange`, which is only suggested.
+implementation of the optimizer; its state in host memory. Each of them, as asked too, is also tried with smaller
+validation batches where validation is what does not fit, before the next: that costs training nothing. The effective
+batch never changes. What would change the experiment is a :class:`SettingChange`, which is only suggested.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,7 +59,6 @@ class PlannedTrial:
 
     Attributes:
         optimizer_impls: Implementations of its optimizer on the device; the one that ``auto`` takes is first.
-        evaluation_rows: Gives the rows of a validation batch by those of a micro-batch.
         measured_rows: Gives the rows that answers are generated for at once by those of a validation batch; 0: none.
         cannot_checkpoint: Why the model cannot recompute activations; None where it can.
         cannot_offload: Why the optimizer's state cannot be in host memory; None where it can.
@@ -68,7 +68,6 @@ class PlannedTrial:
     effective_batch: int
     lengths: Lengths
     optimizer_impls: tuple[OptimizerImpl, ...]
-    evaluation_rows: Callable[[int], int]
     cannot_checkpoint: str | None = None
     cannot_offload: str | None = None
     lora_rank: int | None = None
@@ -112,6 +111,7 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
         ExecutionChoice(
             micro_batch=1,
             accumulation=1,
+            eval_batch=execution.eval_batch,
             checkpointing=bool(execution.checkpointing),
             optimizer_impl=impl,
             offload_optimizer=bool(execution.offload_optimizer),
@@ -153,12 +153,24 @@ def fallback_stages(
     return tuple(stage for stage in stages if stage.choices)
 
 
-def halvings(micro_batch: int) -> Iterator[int]:
-    """Yield a micro-batch, its half, and so on down to one row."""
-    yield micro_batch
-    while micro_batch > 1:
-        micro_batch = -(-micro_batch // 2)
-        yield micro_batch
+def halvings(rows: int) -> Iterator[int]:
+    """Yield the rows of a batch, their half, and so on down to one row."""
+    yield rows
+    while rows > 1:
+        rows = -(-rows // 2)
+        yield rows
+
+
+def smaller_validations(choice: ExecutionChoice, execution: ExecutionSettings) -> tuple[ExecutionChoice, ...]:
+    """Return the choice with half the validation batch, a quarter, and so on down to one row.
+
+    A trained weight never depends on the validation batch, and a metric does up to rounding only: a row is scored among
+    other rows, padded to another length.
+    """
+    if execution.allow != "numerics" or execution.eval_batch is not None:
+        return ()
+    _, *smaller = halvings(choice.eval_rows)
+    return tuple(choice.model_copy(update={"eval_batch": rows}) for rows in smaller)
 
 
 def with_micro_batch(choice: ExecutionChoice, micro_batch: int, effective_batch: int) -> ExecutionChoice:
@@ -169,12 +181,12 @@ def with_micro_batch(choice: ExecutionChoice, micro_batch: int, effective_batch:
 
 def effect(choice: ExecutionChoice, asked: ExecutionChoice) -> Effect:
     """Return what running a trial by ``choice`` instead of ``asked`` does to its numbers."""
-    same = choice.micro_batch == asked.micro_batch and choice.optimizer_impl is asked.optimizer_impl
-    return Effect.EXACT if same else Effect.NUMERICS
+    same_steps = choice.micro_batch == asked.micro_batch and choice.optimizer_impl is asked.optimizer_impl
+    return Effect.EXACT if same_steps and choice.eval_rows == asked.eval_rows else Effect.NUMERICS
 
 
 def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: PlannedTrial) -> float:
-    """Return a rough factor on the time of a step."""
+    """Return a rough factor on the time of a step; a validation batch is no part of one."""
     factor = 1.0
     if choice.checkpointing and not asked.checkpointing:
         factor *= _CHECKPOINTING_TIME
@@ -194,6 +206,8 @@ def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
     words: list[str] = []
     if choice.micro_batch != asked.micro_batch:
         words.append(f"micro-batch {asked.micro_batch} -> {choice.micro_batch}, accumulate {choice.accumulation}")
+    if choice.eval_batch != asked.eval_batch:
+        words.append(f"validation batch {asked.eval_rows} -> {choice.eval_rows}")
     if choice.checkpointing != asked.checkpointing:
         words.append("activation checkpointing")
     if choice.optimizer_impl is not asked.optimizer_impl:
@@ -237,6 +251,7 @@ def is_below(choice: ExecutionChoice, other: ExecutionChoice) -> bool:
         choice != other
         and choice.optimizer_impl is other.optimizer_impl
         and choice.micro_batch <= other.micro_batch
+        and choice.eval_rows <= other.eval_rows
         and choice.checkpointing >= other.checkpointing
         and choice.offload_optimizer >= other.offload_optimizer
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dryfit.core.errors import TraceError
-from dryfit.core.jobs.memory import Effect, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
+from dryfit.core.jobs.memory import Effect, ExecutionChoice, Fallback, MemoryPlan, StepPhase, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import ExecutionSettings
 from dryfit.core.text.units import gib, parse_bytes
@@ -22,6 +22,7 @@ from dryfit.memory.planning.fallbacks import (
     execution_asked,
     fallback_stages,
     is_below,
+    smaller_validations,
     time_factor,
 )
 from dryfit.memory.planning.segment_source import SegmentSource
@@ -66,7 +67,7 @@ def plan(
         torch=device.torch,
         planner_s=0.0,  # whoever asks measures it
     )
-    climb = _Climb(trial, source, device, capacity_bytes(execution, device))
+    climb = _Climb(trial, execution, source, device, capacity_bytes(execution, device))
     try:
         if execution.dp > 1:  # what one process alone would take is no answer
             reason = f"execution.dp is {execution.dp}: weights that are put together layer by layer are not traced"
@@ -75,12 +76,8 @@ def plan(
     except TraceError as error:
         return answer(verdict=VerdictKind.UNKNOWN, reasons=(str(error),))
     stages = fallback_stages(trial, execution, asked)
-    chosen = asked if climb.fits(as_asked) else None
-    for stage in stages:
-        if chosen is None or every_fallback:
-            chosen = climb.try_stage(stage, chosen, every_fallback=every_fallback)
-    tried = [choice for stage in stages for choice in stage.choices if choice in climb.tried]
-    ladder = [climb.fallback(choice, asked) for choice in tried]
+    chosen = climb.first_that_fits(asked, stages, every_fallback=every_fallback)
+    ladder = climb.ladder(asked, stages)
     if every_fallback:
         ladder += climb.suggestions(asked, chosen, resubject)
     answer = partial(
@@ -95,6 +92,7 @@ def plan(
         memory=climb.memory(chosen),
         execution=chosen,
         fallbacks=climb.fallbacks(chosen, stages),
+        eval_batches=tuple(choice.eval_rows for choice in smaller_validations(chosen, execution)),
     )
 
 
@@ -110,9 +108,9 @@ def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
         variant=Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer),
         effective_batch=trial.effective_batch,
         micro_batch=choice.micro_batch,
-        evaluation_rows=trial.evaluation_rows(choice.micro_batch),
+        evaluation_rows=choice.eval_rows,
         lengths=trial.lengths,
-        measured_rows=trial.measured_rows(trial.evaluation_rows(choice.micro_batch)),
+        measured_rows=trial.measured_rows(choice.eval_rows),
     )
 
 
@@ -133,6 +131,7 @@ class _Climb:
     """The choices tried so far."""
 
     trial: PlannedTrial
+    execution: ExecutionSettings
     source: SegmentSource
     device: Device
     capacity_bytes: int
@@ -149,6 +148,32 @@ class _Climb:
             self.tried[choice] = memory_of(self.source, work, self.device, self.capacity_bytes)
         return self.tried[choice]
 
+    def first_that_fits(
+        self, asked: ExecutionChoice, stages: Sequence[FallbackStage], *, every_fallback: bool
+    ) -> ExecutionChoice | None:
+        """Try what was asked for, then the stages; None where nothing fits."""
+        chosen = asked if self.fits(self.memory(asked)) else None
+        if chosen is None or every_fallback:
+            smaller = self.try_validations(asked, priced=True)
+            chosen = chosen or smaller
+        for stage in stages:
+            if chosen is None or every_fallback:
+                chosen = self.try_stage(stage, chosen, every_fallback=every_fallback)
+        if chosen is None:  # so that the least that is told is the least there is
+            self.try_validations(min(self.tried, key=self.training_bytes), priced=True)
+        return chosen
+
+    def ladder(self, asked: ExecutionChoice, stages: Sequence[FallbackStage]) -> list[Fallback]:
+        """Return what was tried besides ``asked``, in the order of trying."""
+        bases = (asked, *(choice for stage in stages for choice in stage.choices))
+        tried = [
+            choice
+            for base in bases
+            for choice in (base, *smaller_validations(base, self.execution))
+            if choice in self.tried and choice != asked
+        ]
+        return [self.fallback(choice, asked) for choice in tried]
+
     def try_stage(
         self, stage: FallbackStage, chosen: ExecutionChoice | None, *, every_fallback: bool
     ) -> ExecutionChoice | None:
@@ -162,9 +187,44 @@ class _Climb:
             if chosen is not None:
                 break
             memory = self._try(choice, stage)
-            if memory is not None and self.fits(memory):
-                chosen = choice
+            if memory is not None:
+                chosen = choice if self.fits(memory) else self.try_validations(choice)
         return chosen
+
+    def try_validations(self, choice: ExecutionChoice, *, priced: bool = False) -> ExecutionChoice | None:
+        """Try smaller validation batches of a planned choice, as long as validation is its peak.
+
+        Args:
+            choice: What was tried.
+            priced: Whether to try them even where the rest of the trial alone takes more than there is.
+
+        Returns:
+            The first with which the trial fits; None where none does.
+        """
+        smaller = smaller_validations(choice, self.execution)
+        self._prepare_validations([choice, *smaller])
+        memory = self.tried[choice]
+        for other in smaller:
+            in_vain = self.training_bytes(choice) + self.device.constants.overhead_bytes > self.capacity_bytes
+            if memory.peak_at.phase is not StepPhase.EVALUATE or (in_vain and not priced):
+                return None
+            try:
+                memory = self.memory(other)
+            except TraceError as error:
+                self.untraceable[other] = str(error)
+                return None
+            if self.fits(memory):
+                return other
+        return None
+
+    def training_bytes(self, choice: ExecutionChoice) -> int:
+        """Return the peak of a choice tried, but for its validations."""
+        phases = self.tried[choice].by_phase.items()
+        return max((size for phase, size in phases if phase is not StepPhase.EVALUATE), default=0)
+
+    def least(self) -> ExecutionChoice:
+        """Return the choice tried that needs least."""
+        return min(self.tried, key=lambda choice: self.tried[choice].required_bytes)
 
     def _try(self, choice: ExecutionChoice, stage: FallbackStage) -> MemoryPlan | None:
         """Plan a choice; None where it cannot be traced."""
@@ -183,14 +243,18 @@ class _Climb:
         longest, effective = self.trial.lengths.candidates, self.trial.effective_batch
         rows = {choice.micro_batch for choice in stage}
         rests = {effective % micro for micro in rows} - {0}
-        evaluated = {self.trial.evaluation_rows(micro) for micro in rows}
         for kind, wanted in (
             (SegmentKind.MICRO_FIRST, rows),
             (SegmentKind.MICRO_NEXT, {micro for micro in rows if micro < effective} | rests),
-            (SegmentKind.EVALUATE, evaluated),
-            (SegmentKind.MEASURE, {self.trial.measured_rows(each) for each in evaluated} - {0}),
         ):
             self.source.prepare(kind, [Shape(row, length) for row in wanted for length in longest])
+        self._prepare_validations(stage)
+
+    def _prepare_validations(self, choices: Sequence[ExecutionChoice]) -> None:
+        evaluated = {choice.eval_rows for choice in choices}
+        measured = {self.trial.measured_rows(rows) for rows in evaluated} - {0}
+        for kind, wanted in ((SegmentKind.EVALUATE, evaluated), (SegmentKind.MEASURE, measured)):
+            self.source.prepare(kind, [Shape(row, self.trial.lengths.longest) for row in wanted])
 
     def fallback(self, choice: ExecutionChoice, asked: ExecutionChoice) -> Fallback:
         memory = self.tried[choice]
@@ -208,7 +272,7 @@ class _Climb:
         self, asked: ExecutionChoice, chosen: ExecutionChoice | None, resubject: Resubject
     ) -> list[Fallback]:
         """Price changes of the experiment, on the plan as asked; where nothing fits, on the smallest choice tried."""
-        base = asked if chosen else min(self.tried, key=lambda choice: self.tried[choice].required_bytes)
+        base = asked if chosen else self.least()
         priced: list[Fallback] = []
         for change in changes(self.trial):
             of_batch = change.kind in (ChangeKind.SHORTER, ChangeKind.SMALLER_BATCH)
@@ -237,17 +301,19 @@ class _Climb:
     def fallbacks(self, chosen: ExecutionChoice, stages: Sequence[FallbackStage]) -> tuple[ExecutionChoice, ...]:
         """List choices below the chosen one: each only takes memory away, and its plan, if any, confirms it."""
         most_bytes = self.tried[chosen].required_bytes
+        most_rows = chosen.eval_rows
         return tuple(
             choice
             for stage in stages
-            for choice in stage.choices
+            for choice in (choice.with_eval_rows_at_most(most_rows) for choice in stage.choices)
             if is_below(choice, chosen) and (choice not in self.tried or self.tried[choice].required_bytes < most_bytes)
         )
 
     def reasons(self, asked: ExecutionChoice) -> tuple[str, ...]:
         memory, peak = self.tried[asked], self.tried[asked].peak_at
         place = f"{peak.phase.value}, {peak.module or peak.op}"
-        least, least_memory = min(self.tried.items(), key=lambda item: item[1].required_bytes)
+        least = self.least()
+        least_memory = self.tried[least]
         needs = (
             f"the trial needs {gib(memory.required_bytes)}, {self.device.spec.name} has {gib(self.capacity_bytes)}: "
             f"peak in {place}, {memory.worst_batch.rows} rows of {memory.worst_batch.length} tokens"

@@ -70,6 +70,7 @@ def choice_text(choice: ExecutionChoice) -> str:
     """Describe an execution choice in a few words."""
     words = [f"tensor parallelism over {choice.tp} ranks"] if choice.tp is not None else []
     words += [f"micro-batch {choice.micro_batch} x {choice.accumulation}"]
+    words += [f"validation batch {choice.eval_batch}"] if choice.eval_batch is not None else []
     words += ["checkpointing"] if choice.checkpointing else []
     words += [f"{choice.optimizer_impl} optimizer"] if choice.optimizer_impl is not OptimizerImpl.AUTO else []
     words += ["optimizer state on the host"] if choice.offload_optimizer else []
@@ -111,8 +112,9 @@ def plan_lines(trial: TrialState) -> list[str]:
     if plan is not None:
         lines.append(f"  plan: {plan_text(plan)} (planned in {plan.answer.planner_s:.1f} s)")
         if plan.execution is not None:
-            after = f", the {plan.fallbacks_taken}. fallback of its plan" if plan.fallbacks_taken else ""
-            lines.append(f"    run with {choice_text(plan.execution)}{after}")
+            taken = [f"the {plan.fallbacks_taken}. fallback of its plan"] if plan.fallbacks_taken else []
+            taken += [f"the {plan.eval_batches_taken}. smaller validation batch"] if plan.eval_batches_taken else []
+            lines.append(f"    run with {', '.join([choice_text(plan.execution), *taken])}")
         lines += _ladder_lines(plan)
         misses = [attempt.number for attempt in trial.attempts if _ran_out(attempt.failure)]
         lines += [f"    attempt {number} ran out of memory all the same" for number in misses]

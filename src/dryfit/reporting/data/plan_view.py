@@ -39,6 +39,7 @@ class PlanView(Answer):
     worst_batch: WorstBatch | None
     execution: ExecutionChoice | None
     fallbacks: tuple[ExecutionChoice, ...]
+    eval_batches: tuple[int, ...]
     ladder: tuple[Fallback, ...]
     shortfall_bytes: int
     reasons: tuple[str, ...]

@@ -28,7 +28,7 @@ class RehearsalView(Answer):
         ran: Whether the script came so far that something is known of its memory; else the exit status is 2.
         planner_s: Seconds that the rehearsal took.
         host_bytes: Always null: a script's own tensors in host memory are real, and nothing is planned for them.
-        execution, fallbacks, cut, cannot_cut: Keys of a plan, which a script has not; null or empty.
+        execution, fallbacks, eval_batches, cut, cannot_cut: Keys of a plan, which a script has not; null or empty.
         by_line: What is held at the peak, largest first.
         sent_bytes: Bytes that a rank sends in one step, by kind; null for one rank.
     """
@@ -67,6 +67,7 @@ class RehearsalView(Answer):
     worst_batch: LargestBatch | None
     execution: None = None
     fallbacks: tuple[()] = ()
+    eval_batches: tuple[()] = ()
     training_arguments: SeenArguments | None
     ladder: tuple[PricedArguments, ...]
     shortfall_bytes: int

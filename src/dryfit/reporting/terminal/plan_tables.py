@@ -209,6 +209,7 @@ def _choice_text(cell: PlannedCell) -> str:
         return "fits"
     parts = [f"tp {choice.tp}"] if choice.tp is not None else []
     parts += [f"{choice.micro_batch} x {choice.accumulation}"] if choice.accumulation > 1 else []
+    parts += [f"val {choice.eval_batch}"] if choice.eval_batch is not None else []
     parts += ["ckpt"] if choice.checkpointing else []
     parts += ["offload"] if choice.offload_optimizer else []
     return ", ".join(parts) or "fits"

@@ -176,7 +176,7 @@ def _planned_bytes(trial: TrialState, attempt: AttemptState) -> int | None:
     if attempt.needs_bytes is not None:
         return attempt.needs_bytes
     plan = trial.plan
-    if plan is None or plan.fallbacks_taken or plan.answer.execution is None or plan.answer.memory is None:
+    if plan is None or plan.runs_otherwise or plan.answer.memory is None:
         return None
     return plan.answer.memory.required_bytes
 

@@ -35,6 +35,7 @@ from dryfit.runtime.failures.fault_case import (
     said,
     shm_low,
     stop_asked,
+    validates,
 )
 from dryfit.runtime.failures.fault_texts import FATAL_XIDS, Text
 
@@ -158,6 +159,13 @@ ROWS: tuple[FaultRow, ...] = (
         all_of(calls_own_function, _OUT_OF_DEVICE_MEMORY),
         "the device's memory did not suffice ({said})",
         "exception or log",
+        texts.DEVICE_MEMORY,
+    ),
+    FaultRow(
+        FailureKind.OOM_DEVICE,
+        all_of(validates, _OUT_OF_DEVICE_MEMORY),
+        "the device's memory did not suffice for a validation; lower execution.eval_batch ({said})",
+        "exception or log, and what it was doing",
         texts.DEVICE_MEMORY,
     ),
     FaultRow(

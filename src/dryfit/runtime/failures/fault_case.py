@@ -9,6 +9,7 @@ from dryfit.core.jobs.child import ChildResult, training_of
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import StopReason
 from dryfit.core.sharding.device_groups import devices_of, visible_devices
+from dryfit.core.wire import VALIDATING
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.failures import fault_texts as texts
 from dryfit.runtime.failures.device_memory import held_by_neighbours, known_device_memory
@@ -133,6 +134,11 @@ def plans(case: FaultCase) -> bool:
 def calls_own_function(case: FaultCase) -> bool:
     """The child called a function of the user."""
     return case.job is Job.OBJECTIVE
+
+
+def validates(case: FaultCase) -> bool:
+    """The child scored rows of a study when it ended, so many at once as its plan says."""
+    return case.evidence.phase == VALIDATING and case.job is not Job.PREDICT
 
 
 def left_by_itself(case: FaultCase) -> bool:

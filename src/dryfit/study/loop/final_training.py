@@ -231,14 +231,15 @@ class FinalTraining:
             past,
             retries=self.study.config.runtime.retries,
             reached_checkpoint=attempt.checkpointed,
-            fallbacks_left=plan.fallbacks_left if plan is not None else 0,
+            fallbacks_left=plan.left_after(exited.evidence.phase) if plan is not None else 0,
         )
         if answer.action not in ANOTHER_ATTEMPT:
             self.results[run.name] = _error(attempt, exited.result, f"{failure.kind}: {failure.sentence}")
             return
         self.on_note(f"{run.name}: {failure.kind}: {failure.sentence} -> {answer.action}")
         if plan is not None and answer.action is Action.FALLBACK:
-            plan = replace(plan, fallbacks_taken=plan.fallbacks_taken + 1)
+            plan = replace(plan)
+            plan.take_fallback(exited.evidence.phase)
         self._waiting.append(
             replace(
                 attempt,

@@ -114,7 +114,7 @@ class AttemptFinalizer:
             past,
             retries=self.study.config.runtime.retries,
             reached_checkpoint=trial.made_progress,
-            fallbacks_left=trial.plan.fallbacks_left if trial.plan is not None else 0,
+            fallbacks_left=trial.plan.left_after(complete.phase) if trial.plan is not None else 0,
             diagnosable=True,
         )
         answer = alone_first(answer, failure, trial, shared=self.study.parallelism.most > 1)
@@ -128,6 +128,7 @@ class AttemptFinalizer:
             error_type=detail.error_type,
             error=detail.error,
             place=detail.place,
+            phase=complete.phase,
             detail=detail.detail,
         )
         if not trial.attempts[-1].ended:

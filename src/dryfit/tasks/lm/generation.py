@@ -3,8 +3,9 @@
 Dimension suffixes: ``B`` prompts, ``L`` tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
+from itertools import groupby
 from typing import Any, Final
 
 import torch
@@ -94,11 +95,10 @@ def answer(
     order = sorted(range(len(asked)), key=lambda index: -len(asked[index]))
     texts = [""] * len(asked)
     with torch.inference_mode():
-        for start in range(0, len(order), batch_rows):
-            rows = order[start : start + batch_rows]
+        for room, rows in _batches(order, lambda row: _room(max_new_tokens, len(asked[row]), limit), batch_rows):
             ids_BL, mask_BL = _padded_left([asked[row] for row in rows], prompts.pad_id)
             greedy = GenerationConfig(
-                max_new_tokens=_room(max_new_tokens, ids_BL.shape[1], limit),
+                max_new_tokens=room,
                 do_sample=False,
                 num_beams=1,
                 use_cache=True,
@@ -153,6 +153,16 @@ def _next_token(base: PreTrainedModel, cache: DynamicCache, ids_BL: torch.Tensor
 def _more_of(kept: torch.Tensor, count: int) -> torch.Tensor:
     """Return keys or values of further tokens in the memory of one; tokens are the last dimension but one."""
     return kept.new_empty((*kept.shape[:-2], 1, kept.shape[-1])).expand(*kept.shape[:-2], count, kept.shape[-1])
+
+
+def _batches(
+    order: Sequence[int], room_of: Callable[[int], int], batch_rows: int
+) -> Iterator[tuple[int, Sequence[int]]]:
+    """Yield rows that have room for answers of one length: a row's answer depends on no other row of its batch."""
+    for room, group in groupby(order, room_of):
+        same = list(group)
+        for start in range(0, len(same), batch_rows):
+            yield room, same[start : start + batch_rows]
 
 
 def _room(wanted: int, width: int, limit: int | None) -> int:

@@ -35,7 +35,6 @@ from dryfit.train.device import ALLOCATOR_TEXTS
 from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal, no_collection
 from dryfit.train.rehearsal.subjects import step_parts
-from dryfit.train.validation import evaluation_rows
 
 _DEVICE = 0
 _TOKENS = (10, 30)
@@ -141,7 +140,7 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
         with meter.part(name), no_collection():
             if name == "validation":
                 meter.phase(StepPhase.EVALUATE)
-                rows = evaluation_rows(execution.micro_batch)
+                rows = execution.eval_rows
                 rehearsal.evaluate(_rows(rehearsal, case, rows))
                 if measured := parts.task.measured_rows(rows):
                     rehearsal.measure(Shape(measured, train.max_length))

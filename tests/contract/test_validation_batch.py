@@ -1,0 +1,201 @@
+"""The validation batch is an execution choice: it changes what a validation takes, and no value that it gives."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+import tiny
+import tiny_lms
+import trials
+from dryfit.core.jobs.calibration import MemoryCase
+from dryfit.core.jobs.memory import Confidence, ExecutionChoice, StepPhase, VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl, PlanSubject
+from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.jobs.calibrate import planned
+from dryfit.memory.allocator.settings import AllocatorSettings
+from dryfit.memory.planning.constants import DeviceConstants
+from dryfit.memory.planning.estimate import Device, Lengths
+from dryfit.memory.planning.fallbacks import PlannedTrial
+from dryfit.memory.planning.ladder import plan
+from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.tasks.base import Outputs
+from dryfit.tasks.lm import causal_lm
+from dryfit.train import validation
+from dryfit.train.batches import evaluation_batches
+from dryfit.train.data import read_tokens, trial_task
+from dryfit.train.model import build_model
+from dryfit.train.rehearsal.observing import run_case
+from dryfit.train.rehearsal.step_tracer import StepTracer
+from profiled import profiled_peak_bytes
+
+PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+TRAIN = {"epochs": 1, "evals_per_epoch": 2, "batch_size": 8}
+LM = {"format": "both", "max_new_tokens": 3, "generate_rows": 6, "answers": "never, always walk"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {"encoder": tiny.model(root / "bert"), "decoder": tiny_lms.causal_lm(root / "qwen2")}
+
+
+def trial(folder: Path, model: Path, **execution: Any) -> trials.Trial:
+    """A trial of five steps with dropout; a decoder answers prompts too."""
+    data = tiny.data(folder / "data", train=40, validation=20)
+    if model.name == "bert":
+        tables: dict[str, Any] = {"head": {"dropout": 0.3}, "train": {**TRAIN, "max_length": 64}}
+    else:
+        tables = {"study": {"task": "causal-lm"}, "lm": LM, "lora": {"r": 4, "dropout": 0.1}}
+        tables["train"] = {**TRAIN, "max_length": 160}
+    return trials.Trial(folder, encoder=model, data=data, execution=execution, **tables)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
+    """Rows that were scored, and prompts that were answered, at once; filled while trials run."""
+    seen: dict[str, set[int]] = {"scored": set(), "answered": set()}
+
+    def noted(lengths_R: torch.Tensor, batch_rows: int) -> Sequence[Sequence[int]]:
+        batches = evaluation_batches(lengths_R, batch_rows)
+        seen["scored"].add(max(map(len, batches)))
+        return batches
+
+    answering = causal_lm.matches
+
+    def matches(*args: Any, batch_rows: int, **known: Any) -> float:
+        seen["answered"].add(batch_rows)
+        return answering(*args, batch_rows=batch_rows, **known)
+
+    monkeypatch.setattr(validation, "evaluation_batches", noted)
+    monkeypatch.setattr(causal_lm, "matches", matches)
+    return seen
+
+
+@PEFT_ASKS
+@pytest.mark.parametrize(
+    ("name", "weights"), [("encoder", "model"), pytest.param("decoder", "adapter_model", marks=pytest.mark.slow)]
+)
+def test_training_validates_what_is_planned_at_once_and_learns_the_same(
+    tmp_path: Path, folders: dict[str, Path], at_once: dict[str, set[int]], name: str, weights: str
+) -> None:
+    usual = trials.undisturbed(trial(tmp_path / "usual", folders[name]))
+    assert at_once["scored"] == {20 if name == "encoder" else 32}
+    assert at_once["answered"] == (set() if name == "encoder" else {6})
+    for found in at_once.values():
+        found.clear()
+    small = trial(tmp_path / "small", folders[name], eval_batch=3)
+    result, channel = small.run()
+    assert at_once["scored"] == {3}
+    assert at_once["answered"] == (set() if name == "encoder" else {3})
+    assert len(channel.points) == len(usual.points) == 2
+    for point, other in zip(channel.points, usual.points, strict=True):
+        assert point.metrics == pytest.approx(other.metrics, rel=1e-5)
+        assert (point.n, point.step) == (other.n, other.step)
+    assert result.steps == usual.result.steps
+    file = f"{weights}.safetensors"
+    assert trials.same_weights(small.best_weights(file), usual.trial.best_weights(file))
+
+
+def test_an_attempt_goes_on_with_another_validation_batch(
+    tmp_path: Path, folders: dict[str, Path], at_once: dict[str, set[int]]
+) -> None:
+    """As after a validation that ran out of memory."""
+    usual = trials.undisturbed(trial(tmp_path / "usual", folders["encoder"]))
+    other = trial(tmp_path / "other", folders["encoder"], eval_batch=20)
+    _, before = other.run(stop_at=3)
+    at_once["scored"].clear()
+    other.plan = other.plan.model_copy(update={"eval_batch": 2})
+    result, after = other.run()
+    assert at_once["scored"] == {2}
+    values = [point.value for point in (*before.points, *after.points)]
+    assert values == pytest.approx([point.value for point in usual.points], rel=1e-5)
+    assert trials.same_weights(other.best_weights(), usual.trial.best_weights())
+    assert result.steps == usual.result.steps
+
+
+@PEFT_ASKS
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_what_is_kept_of_a_row_depends_on_no_other_row(tmp_path: Path, folders: dict[str, Path], name: str) -> None:
+    """In fp64: a row is padded to other lengths among other rows, and scored the same."""
+    request = trial(tmp_path, folders[name]).request()
+    tokens = read_tokens(request, trial_task(request.config), only=None)
+    task = trial_task(request.config, tokens)
+    model = build_model(request, task).double().eval()
+    split = tokens.splits["validation"]
+
+    def kept(rows: int) -> Outputs:
+        collate = partial(task.collate, split)
+        return validation.kept_in_order(model, split, task, collate, batch_rows=rows, after=lambda *_: None)
+
+    whole = kept(64)
+    for rows in (1, 2, 3, 7):
+        torch.testing.assert_close(kept(rows), whole, rtol=1e-12, atol=1e-12)
+
+
+# ---- what is planned, and what is taken
+
+
+def subject(folder: Path) -> PlanSubject:
+    """A small decoder with adapters whose scores of words take more than all else."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model("qwen2", vocab_size=20_000, intermediate_size=128, pad_token_id=0, **sizes)
+    config.save_pretrained(folder)
+    tables = {"model": {"name": str(folder)}, "train": {"batch_size": 4, "max_length": 64}}
+    settings = TrialSettings.model_validate_json(json.dumps({**tables, "lm": {"generate_rows": 0}}))
+    return PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=LoraSettings(r=8, base=BaseFormat.FP32))
+
+
+def cpu(capacity_bytes: int) -> Device:
+    spec = DeviceSpec(name="cpu", kind=DeviceKind.CPU, capacity_bytes=capacity_bytes)
+    constants = DeviceConstants(0, 0, Confidence.UNCALIBRATED)
+    return Device(spec, constants, AllocatorSettings(expandable_segments=True), torch=torch.__version__)
+
+
+def climbed(asked: PlanSubject, capacity_bytes: int = 2**40) -> PlanAnswer:
+    """The plan of the decoder on a CPU with so much memory."""
+    device = cpu(capacity_bytes)
+    known = PlannedTrial(effective_batch=4, lengths=Lengths(64), optimizer_impls=(OptimizerImpl.FOREACH,))
+    source = SegmentSource(StepTracer(asked, device.spec))
+    return plan(known, ExecutionSettings(), source, device, resubject=lambda _: None)
+
+
+class Quiet:
+    """Measures nothing: the profiler does."""
+
+    def phase(self, phase: StepPhase) -> None: ...
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        yield
+
+
+def case(asked: PlanSubject, choice: ExecutionChoice) -> MemoryCase:
+    return MemoryCase(name="a", family="decoder LoRA", subject=asked, execution=choice)
+
+
+@pytest.mark.slow
+@PEFT_ASKS
+def test_a_validation_takes_what_is_planned_and_fewer_rows_at_once_make_a_trial_fit(tmp_path: Path) -> None:
+    asked = subject(tmp_path)
+    whole = climbed(asked)
+    assert whole.memory is not None and whole.execution is not None
+    assert (whole.memory.peak_at.phase, whole.memory.worst_batch.rows) == (StepPhase.EVALUATE, 16)
+    fewer = climbed(asked, whole.memory.required_bytes - 1)
+    assert fewer.memory is not None and fewer.execution is not None
+    assert fewer.verdict is VerdictKind.FITS_WITH
+    assert fewer.execution == whole.execution.model_copy(update={"eval_batch": 8})
+    for answer in (whole, fewer):
+        assert answer.memory is not None and answer.execution is not None
+        run = case(asked, answer.execution)
+        assert planned(run, cpu(2**40))[0].peak_allocated_bytes == answer.memory.peak_allocated_bytes
+        taken = profiled_peak_bytes(lambda run=run: run_case(run, "cpu", Quiet()))
+        assert 0.98 <= taken / answer.memory.peak_allocated_bytes <= 1.001
