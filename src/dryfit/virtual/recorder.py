@@ -35,14 +35,15 @@ class ScriptRecorder(StorageRecorder):
     Args:
         allocations: Where allocations go.
         places: Finds the running line.
+        device: Storages elsewhere are left out; CUDA's kernels take more than their tensors.
     """
 
-    def __init__(self, allocations: LiveAllocations, places: Places) -> None:
+    def __init__(self, allocations: LiveAllocations, places: Places, device: str = "cuda") -> None:
         self._forced: StepPhase | None = None
         self._running_at: Place | None = None
         self._resting = self._last_phase = StepPhase.LOAD
         self._backward_passes = 0
-        super().__init__("cuda", kernels=True)
+        super().__init__(device, kernels=device == "cuda")
         self.allocations = allocations
         self.places = places
         self._segment = allocations
@@ -97,7 +98,7 @@ class ScriptRecorder(StorageRecorder):
                         self.name(parameter.grad, "gradient:", MemoryCategory.GRADIENTS)
             for state in list(optimizer.state.values()):
                 for key, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+                    if isinstance(value, torch.Tensor):
                         self.name(value, f"optimizer:{key}", MemoryCategory.OPTIMIZER)
 
     @contextmanager
@@ -117,7 +118,7 @@ class ScriptRecorder(StorageRecorder):
         """Say what a tensor on the device is for, of a sharded one its own shard; tied tensors keep the first name."""
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
-        if tensor.device.type == "cuda":
+        if tensor.device.type == self._device:
             super().name(tensor, name, category)
 
     def _label(self, segment: Any, func: Any) -> int:

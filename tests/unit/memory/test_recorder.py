@@ -30,6 +30,16 @@ def test_views_and_in_place_operators_take_nothing() -> None:
     assert record.result.blocks == (0, 1, 0, 1)
 
 
+def test_a_view_of_what_was_made_before_takes_nothing() -> None:
+    weight, empty = torch.zeros(8, 8), torch.empty(0)
+    recorder = StorageRecorder("cpu", kernels=False)
+    with recorder, recorder.segment() as record:
+        torch.mm(torch.ones(2, 8), weight.t())
+        weight.detach().mul_(2)
+        empty.resize_(16)
+    assert sorted(delta for delta in record.result.deltas if delta > 0) == [4 * 16, 4 * 16, 4 * 16]
+
+
 def test_a_storage_lives_as_long_as_its_last_view() -> None:
     recorder = StorageRecorder("cpu", kernels=False)
     with recorder, recorder.segment() as record:

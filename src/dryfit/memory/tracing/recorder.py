@@ -1,7 +1,8 @@
 """Record the memory that a piece of training allocates and frees, storage by storage.
 
 Works alike on fake tensors of any device and on real ones. Every storage that an operator's output is the first to
-show is an allocation; the end of that storage is its release. Views, in-place operators and ties show no new storage.
+show is an allocation; the end of that storage is its release. Views, in-place operators and ties show no new storage,
+nor does a view of what was made before the recording.
 """
 
 import weakref
@@ -90,7 +91,8 @@ class StorageRecorder(TorchDispatchMode):
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
                 storage = leaf.untyped_storage()
-                if key_of(storage) not in self._storages and storage.nbytes():
+                key = key_of(storage)
+                if key not in self._storages and storage.nbytes() and not _was_before(key, func, args):
                     label = self._label(segment, func) if label is None else label
                     self._watch(storage, label, segment)
 
@@ -217,6 +219,15 @@ class StorageRecorder(TorchDispatchMode):
             del self._storages[key], self._watchers[key]
         for block in dict.fromkeys(left.values()):
             segment.free(block)
+
+
+def _was_before(key: int, func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a storage is an argument's, and so was there before its operator; unless that gave it its first size."""
+    tensors = (leaf for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
+    return func not in _RESIZES and any(storage_key(tensor) == key for tensor in tensors)
+
+
+_RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
 
 
 _FIRST_GUESS = {
