@@ -13,6 +13,7 @@ from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.memory.tracing.events import SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Variant
+from dryfit.tasks.lm import causal_lm
 from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.observing import fill
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
@@ -44,13 +45,15 @@ def encoder(folder: Path, architecture: str, precision: str = "fp32", optimizer:
     return PlanSubject(task=BuiltInTask.CRITERIA, settings=TrialSettings.model_validate_json(json.dumps(settings)))
 
 
-def decoder(folder: Path, architecture: str, precision: str = "fp32") -> PlanSubject:
-    """A small causal language model with adapters."""
+def decoder(
+    folder: Path, architecture: str, precision: str = "fp32", *, words: int = 500, rank: int = 8
+) -> PlanSubject:
+    """A small causal language model, with adapters or, of rank 0, without."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = AutoConfig.for_model(architecture, vocab_size=500, intermediate_size=128, pad_token_id=0, **sizes)
+    config = AutoConfig.for_model(architecture, vocab_size=words, intermediate_size=128, pad_token_id=0, **sizes)
     config.save_pretrained(folder)
     settings = {"model": {"name": str(folder)}, "train": {"precision": precision}}
-    lora = LoraSettings(r=8, alpha=16.0, base=BaseFormat(precision))
+    lora = LoraSettings(r=rank, alpha=16.0, base=BaseFormat(precision)) if rank else None
     parsed = TrialSettings.model_validate_json(json.dumps(settings))
     return PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=parsed, lora=lora)
 
@@ -58,7 +61,9 @@ def decoder(folder: Path, architecture: str, precision: str = "fp32") -> PlanSub
 def measured_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool) -> int:
     """What a late step of real training takes beside what lives before it."""
     torch.manual_seed(0)
-    parts = step_parts(subject, checkpointing=variant.checkpointing, reentrant=reentrant)
+    parts = step_parts(
+        subject, checkpointing=variant.checkpointing, reentrant=reentrant, chunked_loss=variant.chunked_loss
+    )
     fill(parts.model, "cpu")
     rehearsal = Rehearsal(parts, "cpu", OptimizerPlan(impl=variant.optimizer_impl))
     steps_before = 6 if subject.settings.optim.name == "radam" else 2  # it takes more from the sixth on
@@ -85,9 +90,16 @@ def traced_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bool
     return peak_bytes([*micro.deltas, *update.deltas])
 
 
-def difference(subject: PlanSubject, *, checkpointing: bool = False, reentrant: bool = False, impl: str = "") -> float:
+def difference(
+    subject: PlanSubject,
+    *,
+    checkpointing: bool = False,
+    reentrant: bool = False,
+    impl: str = "",
+    chunked_loss: bool = False,
+) -> float:
     """Traced beside measured, as a fraction."""
-    variant = Variant(checkpointing=checkpointing, optimizer_impl=OptimizerImpl(impl or "auto"))
+    variant = Variant(checkpointing, OptimizerImpl(impl or "auto"), chunked_loss=chunked_loss)
     measured = measured_peak_bytes(subject, variant, reentrant=reentrant)
     traced = traced_peak_bytes(subject, variant, reentrant=reentrant)
     assert measured > 10_000_000
@@ -174,3 +186,25 @@ def test_adapters_take_what_the_trace_says(tmp_path: Path, architecture: str, pr
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_adapters_take_what_the_trace_says(tmp_path: Path, reentrant: bool) -> None:
     assert abs(difference(decoder(tmp_path, "qwen2"), checkpointing=True, reentrant=reentrant)) <= 0.002
+
+
+@PEFT_ASKS
+@pytest.mark.parametrize(
+    ("architecture", "precision", "rank"),
+    [
+        ("gemma2", "bf16", 0),
+        pytest.param("qwen2", "bf16", 8, marks=SLOW),
+        pytest.param("qwen2", "fp16", 8, marks=SLOW),
+        pytest.param("llama", "fp32", 0, marks=SLOW),
+    ],
+)
+def test_a_loss_in_chunks_takes_what_the_trace_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, precision: str, rank: int
+) -> None:
+    monkeypatch.setattr(causal_lm, "chunk_tokens", lambda _: 192)  # the last of six is shorter
+    subject = decoder(tmp_path, architecture, precision, words=6000, rank=rank)
+    assert abs(difference(subject, chunked_loss=True)) <= 0.001
+    whole, chunked = (
+        traced_peak_bytes(subject, Variant(chunked_loss=in_chunks), reentrant=False) for in_chunks in (False, True)
+    )
+    assert chunked < 0.75 * whole

@@ -15,6 +15,7 @@ import tiny_lms
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject, adapters
 from dryfit.tasks.guard import BatchGuard
+from dryfit.tasks.lm import causal_lm
 from dryfit.train import trainer as loop
 from dryfit.train.optim.optimizer import optimizer_plan
 from dryfit.train.optim.step import micro_batches
@@ -194,10 +195,15 @@ def test_accumulation_adds_nothing_but_the_cutting(tmp_path: Path, live: dict[st
         {"lora": {"r": 0}, "lm": {"format": "both", "learn_prompt": True}},
         {"lora": {"r": 4, "base": "fp16"}, "train": {"precision": "bf16"}, "lm": {"packing": True}},
         {"lora": {"r": 4, "dropout": 0.0}, "execution": {"checkpointing": True, "reentrant": True}},
+        {"lora": {"r": 4}, "execution": {"chunked_loss": False}},
+        {"lora": {"r": 0}, "execution": {"chunked_loss": True}, "train": {"precision": "bf16"}},
     ],
     ids=str,
 )
-def test_so_it_does_for_language_models(tmp_path: Path, live: dict[str, Any], tables: Any) -> None:
+def test_so_it_does_for_language_models(
+    tmp_path: Path, live: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tables: Any
+) -> None:
+    monkeypatch.setattr(causal_lm, "chunk_tokens", lambda _: 192)
     train = {"max_length": 160, "epochs": 1, "batch_size": 4, **tables.get("train", {})}
     lm = {"generate_rows": 0, **tables.get("lm", {})}
     study = {"task": "causal-lm"}
@@ -211,7 +217,9 @@ def test_so_it_does_for_language_models(tmp_path: Path, live: dict[str, Any], ta
         ),
         checkpointing=trial.plan.checkpointing,
         reentrant=trial.plan.reentrant,
+        chunked_loss=trial.plan.chunked_loss is not False,
     )
+    assert planned.task.inputs == parts.task.inputs
     assert facts(planned.model) == facts(parts.model)
     batch = live["batch"]
     assert planned.batch_sizes(*batch["input_ids"].shape) == {name: tuple(one.shape) for name, one in batch.items()}

@@ -27,6 +27,7 @@ from dryfit.tasks.heads import freeze
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens.token_set import Tokens
 from dryfit.train.batches import epoch_size
+from dryfit.train.chunked_loss import as_planned
 from dryfit.train.data import trial_task
 from dryfit.train.run import ALONE, FixedLength, FoldPosition, TrialParts, fold_seed
 
@@ -56,12 +57,13 @@ def trial_parts(
         request = request.model_copy(update={"config": request.config.model_copy(update={"seed": seed})})
     task = trial_task(request.config, tokens)
     model, layout = _laid_out(request, task, group)
+    task = as_planned(layout.task_here(task), model, request.plan, request.config.settings.train.precision)
     channel.beat()
     return TrialParts(
         request=request,
         channel=channel,
         model=model,
-        task=layout.task_here(task),
+        task=task,
         train=tokens.splits[TRAIN],
         validation=tokens.splits[VALIDATION],
         tokenizer_folders={part: model_folder(source) for part, source in task.sources().items()},

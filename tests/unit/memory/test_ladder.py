@@ -318,9 +318,39 @@ def test_varying_lengths_may_only_add():
     assert varied.memory.fragmented_bytes >= plain.memory.fragmented_bytes
 
 
+def test_a_loss_in_chunks_is_a_fallback_where_it_takes_time():
+    trial = replace(TRIAL, cannot_chunk=None)
+    stages = fallback_stages(trial, ExecutionSettings(), asked := execution_asked(trial, ExecutionSettings()))
+    assert asked.chunked_loss is False
+    first, second = stages[0].choices[:2]  # what leaves every number as it is, then what changes its rounding
+    assert (first.checkpointing, first.chunked_loss) == (True, False)
+    assert (second.micro_batch, second.checkpointing, second.chunked_loss) == (16, False, True)
+    found = planned(1000, trial, every_fallback=True)
+    named = {fallback.change: fallback for fallback in found.ladder}
+    assert named["loss in chunks"].effect is Effect.NUMERICS and named["loss in chunks"].time_factor == 1.03
+    assert "activation checkpointing + loss in chunks" in named
+    exact = ExecutionSettings(allow="exact")
+    assert not any(one.chunked_loss for stage in fallback_stages(trial, exact, asked) for one in stage.choices)
+
+
+def test_a_loss_in_chunks_is_as_asked_where_it_takes_none():
+    trial = replace(TRIAL, cannot_chunk=None, chunks_for_free=True)
+    asked = execution_asked(trial, ExecutionSettings())
+    assert asked.chunked_loss is True
+    assert all(
+        one.chunked_loss for stage in fallback_stages(trial, ExecutionSettings(), asked) for one in stage.choices
+    )
+    kept = ExecutionSettings(chunked_loss=False)
+    assert execution_asked(trial, kept).chunked_loss is False
+    stages = fallback_stages(trial, kept, execution_asked(trial, kept))
+    assert not any(one.chunked_loss for stage in stages for one in stage.choices)
+    assert execution_asked(TRIAL, ExecutionSettings()).chunked_loss is None
+
+
 @pytest.mark.parametrize(
     "execution, word",
     [
+        (ExecutionSettings(chunked_loss=True), "not over the words"),
         (ExecutionSettings(offload_optimizer=True), "too slow"),
         (ExecutionSettings(checkpointing=True), "no layers"),
         (ExecutionSettings(optimizer_impl=OptimizerImpl.FOREACH), "fused"),

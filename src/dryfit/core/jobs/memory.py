@@ -134,6 +134,7 @@ class ExecutionChoice(Settings):
 
     Attributes:
         eval_batch: Rows validated at once; None: as ``execution.eval_batch`` says, else :func:`eval_rows`.
+        chunked_loss: Whether a loss of tokens is computed in chunks of them; None: it cannot be.
         tp: Tensor-parallel ranks that the planner chose; None: as ``execution.tp`` says, and 1 if that is "auto".
     """
 
@@ -141,6 +142,7 @@ class ExecutionChoice(Settings):
     accumulation: int = Field(ge=1)
     eval_batch: int | None = Field(default=None, ge=1)
     checkpointing: bool = False
+    chunked_loss: bool | None = None
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
     tp: int | None = Field(default=None, ge=2)

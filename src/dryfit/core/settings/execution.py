@@ -121,6 +121,11 @@ class ExecutionSettings(Settings):
     checkpointing: bool | None = Field(
         default=None, description="recompute activations in backward; unset: where the trial does not fit otherwise"
     )
+    chunked_loss: bool | None = Field(
+        default=None,
+        description="causal-lm: compute the loss from the scores of some tokens at a time; unset: wherever that costs "
+        "no time, and in fp16 where the trial does not fit otherwise",
+    )
     reentrant: bool = Field(default=False, description="checkpointing by reentrant autograd, as older code does it")
     optimizer_impl: OptimizerImpl = Field(
         default=OptimizerImpl.AUTO, description="auto (the fastest there is), fused, foreach or plain"
@@ -191,6 +196,8 @@ class ExecutionPlan(Settings):
     accumulation: int = Field(ge=1)
     eval_batch: int | None = Field(default=None, ge=1)
     checkpointing: bool = False
+    chunked_loss: bool | None = None
+    """None: the trial's process decides, as the planner does where nothing is set."""
     reentrant: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
@@ -247,6 +254,7 @@ def plan_execution(
         accumulation=-(-effective_batch // micro_batch),
         eval_batch=execution.eval_batch,
         checkpointing=bool(execution.checkpointing),
+        chunked_loss=execution.chunked_loss,
         reentrant=execution.reentrant,
         optimizer_impl=execution.optimizer_impl,
         offload_optimizer=bool(execution.offload_optimizer),

@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dryfit.core.errors import ConfigError
+from dryfit.core.errors import ConfigError, DryfitError
 from dryfit.core.jobs.plan import PlanRequest, StudyTokens
 from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.task_facts import facts_of
+from dryfit.core.wire import canonical_json
 from dryfit.memory.planning.estimate import Lengths
 from dryfit.memory.planning.fallbacks import PlannedTrial
 from dryfit.meta.loading.catalogue import planning_config
@@ -14,10 +16,13 @@ from dryfit.meta.loading.configs import most_tokens
 from dryfit.meta.loading.pretrained import cannot_checkpoint
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import Fold, study_folds
+from dryfit.tasks.lm.decoder_tail import FOREIGN
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
+from dryfit.train.chunked_loss import SEVERAL_PROCESSES, cannot_chunk_loss, costs_time
 from dryfit.train.optim.optimizer import cannot_offload, implementations
+from dryfit.train.rehearsal.subjects import whole_model
 
 
 @dataclass(slots=True)
@@ -25,6 +30,7 @@ class PlannedTrials:
     """The trials of a request; those with the same model and length share their rows' lengths."""
 
     request: PlanRequest
+    _whole_losses: dict[str, str | None] = field(default_factory=dict[str, str | None])
     _lengths: dict[tuple[str, int, str], Lengths] = field(default_factory=dict[tuple[str, int, str], Lengths])
 
     def of(self, subject: PlanSubject, execution: ExecutionSettings) -> PlannedTrial:
@@ -43,9 +49,26 @@ class PlannedTrials:
             optimizer_impls=implementations(settings.optim.name, self.request.device.kind),
             cannot_checkpoint=_cannot_checkpoint(task, execution),
             cannot_offload=cannot_offload(settings.optim, self.request.device.kind, processes=execution.processes),
+            cannot_chunk=self._cannot_chunk(subject, execution),
+            chunks_for_free=not costs_time(settings.train.precision),
             lora_rank=subject.lora.r if subject.lora is not None else None,
             measured_rows=task.measured_rows,
         )
+
+    def _cannot_chunk(self, subject: PlanSubject, execution: ExecutionSettings) -> str | None:
+        """Why a subject's loss cannot be computed in chunks; of each model and its adapters asked once."""
+        if execution.processes > 1:
+            return SEVERAL_PROCESSES
+        if not facts_of(subject.task).decoder:
+            return "its loss is not over the words of a vocabulary"
+        key = canonical_json([one and one.model_dump(mode="json") for one in (subject.settings.model, subject.lora)])
+        if key not in self._whole_losses:
+            try:
+                model, task = whole_model(subject)
+                self._whole_losses[key] = cannot_chunk_loss(task, model)
+            except (DryfitError, *FOREIGN) as error:  # why it cannot be planned, its trace will say
+                self._whole_losses[key] = f"its model cannot be built to plan it ({type(error).__name__})"
+        return self._whole_losses[key]
 
     def _lengths_of(self, subject: PlanSubject, task: Task) -> Lengths:
         tokens, max_length = self.request.tokens, subject.settings.train.max_length

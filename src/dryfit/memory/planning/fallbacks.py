@@ -1,9 +1,9 @@
 """The fallbacks of the fit ladder: how else a trial can be run, in which order, and what each changes.
 
-As asked; activation checkpointing; smaller micro-batches, each without and with it, the faster first; another
-implementation of the optimizer; its state in host memory. Each of them, as asked too, is also tried with smaller
-validation batches where validation is what does not fit, before the next: that costs training nothing. The effective
-batch never changes. What would change the experiment is a :class:`SettingChange`, which is only suggested.
+As asked; activation checkpointing; a loss in chunks; smaller micro-batches, each without and with both, the faster
+first; another implementation of the optimizer; its state in host memory. Each of them, as asked too, is also tried with
+smaller validation batches where validation is what does not fit, before the next: that costs training nothing. The
+effective batch never changes. What would change the experiment is a :class:`SettingChange`, which is only suggested.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from dryfit.memory.planning.estimate import Lengths
 
 # Rough factors on the time of a step, for ordering and for people; nothing is decided by their third digit.
 _CHECKPOINTING_TIME = 1.3
+_CHUNKED_LOSS_TIME = 1.03
 _HALVING_TIME = 1.05
 _SMALL_HALVING_TIME = 1.1
 _SMALL_MICRO_TOKENS = 4096
@@ -61,6 +62,8 @@ class PlannedTrial:
         optimizer_impls: Implementations of its optimizer on the device; the one that ``auto`` takes is first.
         measured_rows: Gives the rows that answers are generated for at once by those of a validation batch; 0: none.
         cannot_checkpoint: Why the model cannot recompute activations; None where it can.
+        cannot_chunk: Why its loss cannot be computed in chunks of tokens; None where it can.
+        chunks_for_free: Whether a loss in chunks costs no time: it is then as asked where nothing is set.
         cannot_offload: Why the optimizer's state cannot be in host memory; None where it can.
         lora_rank: Rank of its adapters; None without.
     """
@@ -70,6 +73,8 @@ class PlannedTrial:
     optimizer_impls: tuple[OptimizerImpl, ...]
     cannot_checkpoint: str | None = None
     cannot_offload: str | None = None
+    cannot_chunk: str | None = "its loss is not over the words of a vocabulary"
+    chunks_for_free: bool = False
     lora_rank: int | None = None
     measured_rows: Callable[[int], int] = lambda _: 0
 
@@ -95,6 +100,7 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
     for wanted, key, reason in (
         (execution.checkpointing, "checkpointing", trial.cannot_checkpoint),
         (execution.offload_optimizer, "offload_optimizer", trial.cannot_offload),
+        (execution.chunked_loss, "chunked_loss", trial.cannot_chunk),
     ):
         if wanted and reason:
             raise ConfigError(
@@ -115,10 +121,17 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
             checkpointing=bool(execution.checkpointing),
             optimizer_impl=impl,
             offload_optimizer=bool(execution.offload_optimizer),
+            chunked_loss=_chunked(trial, execution),
         ),
         min(execution.micro_batch or trial.effective_batch, trial.effective_batch),
         trial.effective_batch,
     )
+
+
+def _chunked(trial: PlannedTrial, execution: ExecutionSettings) -> bool | None:
+    if execution.chunked_loss is not None:
+        return execution.chunked_loss
+    return trial.chunks_for_free if trial.cannot_chunk is None else None
 
 
 def fallback_stages(
@@ -129,14 +142,18 @@ def fallback_stages(
     may_checkpoint = execution.checkpointing is None and trial.cannot_checkpoint is None
     micros = list(halvings(asked.micro_batch)) if may_round and execution.micro_batch is None else [asked.micro_batch]
     checkpointing = (False, True) if may_checkpoint else (asked.checkpointing,)
+    may_chunk = may_round and execution.chunked_loss is None and trial.cannot_chunk is None
+    chunked = (False, True) if may_chunk and not asked.chunked_loss else (asked.chunked_loss,)
     grid = [
-        with_micro_batch(asked, micro, trial.effective_batch).model_copy(update={"checkpointing": recompute})
-        for micro, recompute in product(micros, checkpointing)
+        with_micro_batch(asked, micro, trial.effective_batch).model_copy(
+            update={"checkpointing": recompute, "chunked_loss": in_chunks}
+        )
+        for micro, recompute, in_chunks in product(micros, checkpointing, chunked)
     ]
     # First those that leave every number as it is, then the faster ones.
     grid.sort(key=lambda choice: (effect(choice, asked) is not Effect.EXACT, time_factor(choice, asked, trial)))
     smallest = grid[0].model_copy(update=grid[-1].model_dump(include={"micro_batch", "accumulation"}))
-    smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1]})
+    smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1], "chunked_loss": chunked[-1]})
     impls = trial.optimizer_impls if may_round and execution.optimizer_impl is OptimizerImpl.AUTO else ()
     by_impl = [
         [choice.model_copy(update={"optimizer_impl": impl}) for choice in dict.fromkeys((asked, smallest))]
@@ -181,7 +198,8 @@ def with_micro_batch(choice: ExecutionChoice, micro_batch: int, effective_batch:
 
 def effect(choice: ExecutionChoice, asked: ExecutionChoice) -> Effect:
     """Return what running a trial by ``choice`` instead of ``asked`` does to its numbers."""
-    same_steps = choice.micro_batch == asked.micro_batch and choice.optimizer_impl is asked.optimizer_impl
+    rounding = {"micro_batch", "optimizer_impl", "chunked_loss"}
+    same_steps = choice.model_dump(include=rounding) == asked.model_dump(include=rounding)
     return Effect.EXACT if same_steps and choice.eval_rows == asked.eval_rows else Effect.NUMERICS
 
 
@@ -190,6 +208,8 @@ def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: PlannedT
     factor = 1.0
     if choice.checkpointing and not asked.checkpointing:
         factor *= _CHECKPOINTING_TIME
+    if choice.chunked_loss and not asked.chunked_loss:
+        factor *= _CHUNKED_LOSS_TIME
     if choice.offload_optimizer and not asked.offload_optimizer:
         factor *= _OFFLOAD_TIME
     if choice.optimizer_impl is not asked.optimizer_impl:
@@ -210,6 +230,8 @@ def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
         words.append(f"validation batch {asked.eval_rows} -> {choice.eval_rows}")
     if choice.checkpointing != asked.checkpointing:
         words.append("activation checkpointing")
+    if choice.chunked_loss and not asked.chunked_loss:
+        words.append("loss in chunks")
     if choice.optimizer_impl is not asked.optimizer_impl:
         words.append(f"{choice.optimizer_impl.value} optimizer")
     if choice.offload_optimizer != asked.offload_optimizer:
@@ -253,5 +275,6 @@ def is_below(choice: ExecutionChoice, other: ExecutionChoice) -> bool:
         and choice.micro_batch <= other.micro_batch
         and choice.eval_rows <= other.eval_rows
         and choice.checkpointing >= other.checkpointing
+        and bool(choice.chunked_loss) >= bool(other.chunked_loss)
         and choice.offload_optimizer >= other.offload_optimizer
     )

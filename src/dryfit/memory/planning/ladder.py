@@ -105,7 +105,9 @@ def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:
 def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
     """Return how a trial uses memory when it runs by a choice."""
     return Work(
-        variant=Variant(choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer),
+        variant=Variant(
+            choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer, bool(choice.chunked_loss)
+        ),
         effective_batch=trial.effective_batch,
         micro_batch=choice.micro_batch,
         evaluation_rows=choice.eval_rows,
@@ -181,7 +183,7 @@ class _Climb:
         choices = stage.choices[:1] if stage.is_brief and chosen is not None else stage.choices
         if every_fallback:
             # Sorted, because a tracer rebuilds its model where checkpointing changes.
-            for choice in sorted(choices, key=lambda choice: choice.checkpointing):
+            for choice in sorted(choices, key=lambda choice: (choice.checkpointing, bool(choice.chunked_loss))):
                 self._try(choice, stage)
         for choice in choices:
             if chosen is not None:

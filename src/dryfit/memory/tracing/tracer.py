@@ -14,6 +14,7 @@ class Variant:
     checkpointing: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
+    chunked_loss: bool = False
 
 
 class Tracer(Protocol):

@@ -171,7 +171,7 @@ def with_more_ranks(answer: PlanAnswer, ranks: int) -> PlanAnswer:
     assert answer.execution is not None  # it fits
     choices = [choice for choice in (answer.execution, *answer.fallbacks) if not choice.offload_optimizer]
     smallest = (choices or [answer.execution])[-1]
-    last = smallest.model_copy(update={"tp": ranks, "offload_optimizer": False})
+    last = smallest.model_copy(update={"tp": ranks, "offload_optimizer": False, "chunked_loss": None})
     return answer.model_copy(update={"fallbacks": (*answer.fallbacks, last)})
 
 

@@ -211,5 +211,6 @@ def _choice_text(cell: PlannedCell) -> str:
     parts += [f"{choice.micro_batch} x {choice.accumulation}"] if choice.accumulation > 1 else []
     parts += [f"val {choice.eval_batch}"] if choice.eval_batch is not None else []
     parts += ["ckpt"] if choice.checkpointing else []
+    parts += ["chunked"] if choice.chunked_loss and cell.answer.verdict is not VerdictKind.FITS else []
     parts += ["offload"] if choice.offload_optimizer else []
     return ", ".join(parts) or "fits"

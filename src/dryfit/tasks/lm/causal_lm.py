@@ -6,6 +6,7 @@ rows of a split.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -23,6 +24,8 @@ from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.meta.loading.pretrained import Kind
 from dryfit.tasks.base import Batch, MakeBase, Outputs, TaskContext, TaskModel
 from dryfit.tasks.encoder import EncoderTask
+from dryfit.tasks.lm.chunked_loss import chunk_tokens, chunked_losses
+from dryfit.tasks.lm.decoder_tail import hidden_states, scores_of
 from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, matches, rehearse, sampled
 from dryfit.tasks.lm.lm_batch import IGNORED, INPUTS, PADDED, entries, labelled
 from dryfit.tasks.lm.packing_check import check_packing
@@ -65,22 +68,45 @@ class CausalLm(TaskModel):
         return self.decoder if self.has_adapters else None
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Score the vocabulary after each token.
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Score the vocabulary after each token; given labels, compute losses without the scores of all tokens.
 
         Args:
             input_ids: (B, L).
             attention_mask: (B, L), 1 for tokens, 0 for padding.
             position_ids: (B, L), of sequences with several examples: each begins at 0, and so does the padding.
                 transformers then keeps examples from seeing each other, if no mask is given.
+            labels: (B, L), each token's own: it is the one before that is to predict it.
+            weights: (B, L), of labels.
 
         Returns:
-            (B, L, V).
+            (B, L, V). Given labels, twice (B, L), the losses of what follows each token: weighted, to be summed for
+            gradients (:func:`~dryfit.tasks.lm.chunked_loss.chunked_losses`); and without weights and gradients.
         """
-        if position_ids is None:
-            return self.decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-        return self.decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+        inputs = {"attention_mask": attention_mask} if position_ids is None else {"position_ids": position_ids}
+        if labels is None:
+            return self.decoder(input_ids=input_ids, **inputs, use_cache=False).logits
+        base = self.base()
+        hidden_BLH = hidden_states(self.decoder, base, input_ids=input_ids, **inputs)
+        weighted_N, losses_N = chunked_losses(
+            hidden_BLH.flatten(0, 1),
+            _following(labels, IGNORED),
+            None if weights is None else _following(weights, 0),
+            partial(scores_of, self.decoder, base),
+            chunk=chunk_tokens(base.config.get_text_config().vocab_size),
+        )
+        return weighted_N.view(labels.shape), losses_N.view(labels.shape)
+
+
+def _following(values_BL: torch.Tensor, last: int) -> torch.Tensor:
+    """Return what stands behind each token, flat. So labels are shifted: a shifted view of scores would be copied."""
+    return F.pad(values_BL[:, 1:], (0, 1), value=last).flatten()
 
 
 @final
@@ -89,16 +115,19 @@ class CausalLmTask(EncoderTask):
 
     Args:
         context: Settings, rows and tokens.
-        token_loss: Sums the losses of tokens.
+        token_loss: Sums the losses of tokens, where the model gives scores.
+        in_chunks: Whether the model gives losses, from the scores of some tokens at a time.
     """
 
     kind: ClassVar[Kind] = Kind.CAUSAL_LM
-    inputs: ClassVar[tuple[str, ...]] = INPUTS
     padded: ClassVar[tuple[str, ...]] = PADDED
 
-    def __init__(self, context: TaskContext, token_loss: TokenLoss = whole_token_loss) -> None:
+    def __init__(
+        self, context: TaskContext, token_loss: TokenLoss = whole_token_loss, *, in_chunks: bool = False
+    ) -> None:
         super().__init__(context)
         self._token_loss = token_loss
+        self._in_chunks = in_chunks
         self._lm = context.settings.lm
         self._lora = context.settings.lora
         self._mix = self._lm.mix if self._lm.format == "both" else None
@@ -106,6 +135,15 @@ class CausalLmTask(EncoderTask):
     def with_token_loss(self, token_loss: TokenLoss) -> "CausalLmTask":
         """Return the task with another sum of token losses; see :class:`~dryfit.tasks.lm.token_loss.OverTokens`."""
         return CausalLmTask(self.context, token_loss)
+
+    def with_loss_in_chunks(self) -> "CausalLmTask":
+        """Return the task with its loss computed from the scores of some tokens at a time."""
+        return CausalLmTask(self.context, self._token_loss, in_chunks=True)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  # here it depends
+        """Entries of a batch that the model takes."""
+        return (*INPUTS, "labels", "weights") if self._in_chunks else INPUTS
 
     @property
     def required(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]  # here it depends
@@ -202,14 +240,11 @@ class CausalLmTask(EncoderTask):
         return learned_BL.sum()
 
     def loss_sum(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
-        """Return the loss summed over tokens, in fp32 or better.
-
-        Labels are shifted and not scores: a shifted view of scores would be copied.
-        """
-        assert isinstance(outputs, torch.Tensor)
-        next_N = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).flatten()
-        weights_N = F.pad(batch["weights"][:, 1:], (0, 1)).flatten() if "weights" in batch else None
-        return self._token_loss(outputs.flatten(0, 1), next_N, weights_N)
+        """Return the loss summed over tokens, in fp32 or better."""
+        if not isinstance(outputs, torch.Tensor):
+            return outputs[0].sum()
+        weights_N = _following(batch["weights"], 0) if "weights" in batch else None
+        return self._token_loss(outputs.flatten(0, 1), _following(batch["labels"], IGNORED), weights_N)
 
     def keep(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
         """Keep for each row the summed loss and the number of its answers' tokens; all tokens weigh the same.
@@ -217,8 +252,11 @@ class CausalLmTask(EncoderTask):
         So the loss compares trials with other weights of the parts, or that learn prompts too. It is computed row by
         row, since the scores of many are large.
         """
-        assert isinstance(outputs, torch.Tensor)
         answers_BL = batch.get("answers", batch["labels"])
+        if not isinstance(outputs, torch.Tensor):  # losses of labels, among which are all answers
+            counts_BL = answers_BL[:, 1:] != IGNORED
+            lost_B = outputs[1][:, :-1].masked_fill(~counts_BL, 0).sum(dim=1)
+            return torch.stack([lost_B, counts_BL.sum(dim=1).to(lost_B.dtype)], dim=1)
         rows: list[torch.Tensor] = []
         for scores_LV, answers_L in zip(outputs, answers_BL, strict=True):
             next_L = answers_L[1:]

@@ -125,7 +125,12 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
     """
     torch.manual_seed(0)
     train, execution = case.subject.settings.train, case.execution
-    parts = step_parts(case.subject, checkpointing=execution.checkpointing, reentrant=case.reentrant)
+    parts = step_parts(
+        case.subject,
+        checkpointing=execution.checkpointing,
+        reentrant=case.reentrant,
+        chunked_loss=bool(execution.chunked_loss),
+    )
     meter.phase(StepPhase.LOAD)
     with meter.part("load"):
         fill(parts.model, device)

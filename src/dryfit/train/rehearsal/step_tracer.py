@@ -53,7 +53,7 @@ class StepTracer:
         self._reentrant = reentrant
         self._plan = plan
         self._fakes: FakeDevice | None = None
-        self._stages: dict[bool, _Stage] = {}
+        self._stages: dict[tuple[bool, bool], _Stage] = {}
 
     @property
     def key(self) -> str:
@@ -85,7 +85,7 @@ class StepTracer:
             self._fakes = FakeDevice(self._spec.kind, capability=self._spec.capability)
         try:
             with self._fakes.active(), no_collection():
-                return self._stage(variant.checkpointing).trace(kind, variant, shape)
+                return self._stage(variant).trace(kind, variant, shape)
         except _FOREIGN as error:
             raise TraceError(
                 f"tracing the training step of {self._subject.settings.model.name}",
@@ -100,15 +100,22 @@ class StepTracer:
             TraceError: The model's code cannot be traced.
         """
         self.trace(SegmentKind.MICRO_FIRST, variant, shape)
-        return self._stages[variant.checkpointing].sent
+        return self._stage(variant).sent
 
-    def _stage(self, checkpointing: bool) -> "_Stage":
-        if checkpointing not in self._stages:
+    def _stage(self, variant: Variant) -> "_Stage":
+        built = variant.checkpointing, variant.chunked_loss
+        if built not in self._stages:
             ranks = CountedRanks(AbsentRanks(0, self._plan.degree if self._plan is not None else 1))
             layout = OneProcess() if self._plan is None else TensorParallel(self._plan, ranks)
-            parts = step_parts(self._subject, checkpointing=checkpointing, reentrant=self._reentrant, layout=layout)
-            self._stages[checkpointing] = _Stage(parts, self._spec.kind, ranks)
-        return self._stages[checkpointing]
+            parts = step_parts(
+                self._subject,
+                checkpointing=variant.checkpointing,
+                reentrant=self._reentrant,
+                chunked_loss=variant.chunked_loss,
+                layout=layout,
+            )
+            self._stages[built] = _Stage(parts, self._spec.kind, ranks)
+        return self._stages[built]
 
 
 # What a model's own code may raise when it meets a tensor without values.

@@ -20,6 +20,7 @@ from dryfit.parallel.layout.tensor_parallel import TensorParallel
 from dryfit.tasks.base import MakeBase, Task, TaskContext, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.registry import make_task
+from dryfit.train.chunked_loss import loss_in_chunks
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer
 
@@ -70,7 +71,12 @@ def whole_model(subject: PlanSubject) -> tuple[TaskModel, Task]:
 
 
 def step_parts(
-    subject: PlanSubject, *, checkpointing: bool, reentrant: bool, layout: OneProcess | TensorParallel | None = None
+    subject: PlanSubject,
+    *,
+    checkpointing: bool,
+    reentrant: bool,
+    chunked_loss: bool = False,
+    layout: OneProcess | TensorParallel | None = None,
 ) -> StepParts:
     """Build the parts of a subject's step, without memory or reading weights.
 
@@ -78,6 +84,7 @@ def step_parts(
         subject: What is trained.
         checkpointing: Whether activations are recomputed.
         reentrant: Whether by reentrant autograd.
+        chunked_loss: Whether the loss is computed in chunks of tokens.
         layout: Says which part of the model this rank holds; None: all of it.
 
     Raises:
@@ -86,6 +93,8 @@ def step_parts(
     """
     settings = subject.settings
     model, task = whole_model(subject)
+    if chunked_loss and not isinstance(layout, TensorParallel):
+        task = loss_in_chunks(task, model)
     if checkpointing:
         for part in model.pretrained().values():
             enable_checkpointing(part, reentrant=reentrant)

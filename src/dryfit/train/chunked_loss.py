@@ -1,0 +1,74 @@
+"""Whether a trial's loss is computed in chunks of tokens, and the task that does so."""
+
+from typing import Final
+
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.execution import ExecutionPlan
+from dryfit.tasks.base import Task, TaskModel
+from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
+from dryfit.tasks.lm.decoder_tail import cannot_chunk, scores_differ
+
+SEVERAL_PROCESSES: Final = "several processes train it: each has a part of the scores, or of the weights"
+
+
+def costs_time(precision: Precision) -> bool:
+    """Whether a loss in chunks takes longer than the whole: in fp16 scores are computed twice."""
+    return precision is Precision.FP16
+
+
+def cannot_chunk_loss(task: Task, model: TaskModel, *, processes: int = 1) -> str | None:
+    """Why a trial's loss cannot be computed in chunks of tokens; None where it can.
+
+    Args:
+        task: The trial's.
+        model: Its whole model, with its adapters, on any device; no weight is read.
+        processes: How many train it together.
+    """
+    if not isinstance(task, CausalLmTask) or not isinstance(model, CausalLm):
+        return "its loss is not over the words of a vocabulary"
+    return SEVERAL_PROCESSES if processes > 1 else cannot_chunk(model.decoder, model.base())
+
+
+def loss_in_chunks(task: Task, model: TaskModel) -> Task:
+    """Return the task with its loss in chunks.
+
+    Raises:
+        ConfigError: The model's scores cannot be computed so.
+    """
+    reason = cannot_chunk_loss(task, model)
+    if reason is not None:
+        raise _refused(reason)
+    assert isinstance(task, CausalLmTask)
+    return task.with_loss_in_chunks()
+
+
+def as_planned(task: Task, model: TaskModel, plan: ExecutionPlan, precision: Precision) -> Task:
+    """Return the task with its loss in chunks where the plan says so; where it is silent, if that costs no time.
+
+    Args:
+        task: The trial's.
+        model: Its model, with its weights.
+        plan: How the trial runs.
+        precision: Number format of its forward pass.
+
+    Raises:
+        ConfigError: The plan asks for chunks, and the model's scores cannot be computed so.
+    """
+    if plan.chunked_loss is False or (plan.chunked_loss is None and costs_time(precision)):
+        return task
+    reason = cannot_chunk_loss(task, model, processes=plan.processes)
+    if reason is None:
+        assert isinstance(model, CausalLm)
+        reason = scores_differ(model.decoder, model.base())
+    if reason is None:
+        return loss_in_chunks(task, model)
+    if plan.chunked_loss:
+        raise _refused(reason)
+    return task
+
+
+def _refused(reason: str) -> ConfigError:
+    return ConfigError(
+        "checking execution.chunked_loss = true", reason, allowed="execution.chunked_loss = false for this trial"
+    )
