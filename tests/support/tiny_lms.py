@@ -24,6 +24,7 @@ OWN: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "gpt2": {},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 12},
+    "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4},
     "mamba": {"state_size": 4, "expand": 2, "conv_kernel": 4},
 }
 

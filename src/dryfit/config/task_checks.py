@@ -8,10 +8,9 @@ from dryfit.config.problems import Problem
 from dryfit.config.schema import PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.settings.choices import FUNCTION_TASK, Direction, Metric
-from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.task_facts import BUILT_IN, OWN_TABLE, OWN_VERSION, facts_of, reads, task_word
-from dryfit.core.settings.weight_formats import base_format
+from dryfit.core.settings.weight_formats import PRECISIONS_WITH, base_format
 
 _ELSEWHERE: Final = {
     "study.metric": "name what the function returns in objective.goals",
@@ -139,18 +138,21 @@ def decoder_problems(config: StudyConfig) -> list[Problem]:
 
 def _base(config: StudyConfig) -> list[Problem]:
     lora, precision = config.lora, config.train.precision
-    if not lora.r and "lora.r" not in config.space:
+    searched = {"lora.base", "lora.compute", "train.precision"} & config.space.keys()
+    if (not lora.r and "lora.r" not in config.space) or searched:
         return []
-    base, found = base_format(lora, config.train), f'is "{lora.base}"'
-    if base.cuda_only and config.execution.device == DeviceKind.CPU:
-        allowed = f"{base.name} on CUDA only"
-        return [Problem(("lora", "base"), f"{found}, and execution.device is cpu", allowed, 'use "bf16"')]
-    searched = {"lora.base", "train.precision"} & config.space.keys()
-    if base.loses_gradients(precision) and not searched:
-        found += f", and train.precision is {precision}: gradients would pass through fp16 without a scale"
-        allowed = 'train.precision = "fp16" or "bf16" with it'
-        return [Problem(("lora", "base"), found, allowed, "or leave it out: the base then has that format")]
-    return []
+    base = base_format(lora, config.train)
+    if base.quantised and config.execution.processes > 1:
+        found = f'is "{base.name}", of which a process cannot read its slice'
+        return [
+            Problem(("lora", "base"), found, "another base, or one device: leave execution.tp and execution.dp out")
+        ]
+    if not (problem := base.problem(precision)):
+        return []
+    found = f'is "{base.name}", and {problem}'
+    return [
+        Problem(("lora", "base"), found, PRECISIONS_WITH[base.name], "or leave it out: the base then has that format")
+    ]
 
 
 def _answers(config: StudyConfig) -> list[Problem]:

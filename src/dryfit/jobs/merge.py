@@ -19,7 +19,8 @@ from dryfit.tasks.saved.saved_model import copy_tokenizer, load
 def merge(body: MergeRequest, channel: ChildChannel) -> MergeResult:
     """Merge a saved model's adapters into its base, in fp32, and save it in the format its base had.
 
-    Where the base was quantised, the weights of its files are taken, in the format it computed in.
+    Where the base was quantised, they are merged into the matrices that its layers computed with, as in training, and
+    saved in the format it computed in.
 
     Raises:
         LoadError: The folder is not one that dryfit saved, or the base is no longer where it was.

@@ -99,8 +99,8 @@ def saved_bytes(task: Task) -> int:
     def make(
         source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
     ) -> PreTrainedModel:
-        del part, frozen
-        return empty_stack(source, kind, RegularizationSettings())
+        del part
+        return empty_stack(source, kind, RegularizationSettings(), frozen)
 
     trained = [parameter for parameter in task.model(make).parameters() if parameter.requires_grad]
     return sum(parameter.numel() * parameter.element_size() for parameter in trained)

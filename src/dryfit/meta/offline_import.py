@@ -1,33 +1,82 @@
-"""Import a library as it is installed, without the kernels that it would fetch from a hub."""
+"""Import bitsandbytes as it is installed, without the kernels that it would fetch from a hub, whoever imports it."""
 
 import logging
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
+_PACKAGE = "bitsandbytes"
 _FETCHER = "kernels"
 _COMPLAINS = "bitsandbytes.backends.cpu.ops"
 
 
 def import_offline(name: str) -> ModuleType:
-    """Import a module; a kernel that it asks a hub for while it is imported is as if it were not there.
-
-    bitsandbytes asks the package ``kernels`` for one on a CPU with bfloat16 instructions, and complains where it gets
-    none (``bitsandbytes/backends/cpu/ops.py``): it keeps that to itself.
+    """Import a module after :func:`keep_offline`.
 
     Raises:
         ImportError: It is not installed, or cannot be imported.
     """
-    if name in sys.modules:
-        return import_module(name)
+    keep_offline()
+    return import_module(name)
+
+
+def keep_offline() -> None:
+    """Let a kernel that bitsandbytes asks a hub for while it is imported be as if it were not there.
+
+    It asks the package ``kernels`` for one on a CPU with bfloat16 instructions, and complains where it gets none
+    (``bitsandbytes/backends/cpu/ops.py``): it keeps that to itself. transformers and PEFT import it unasked.
+    """
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
     log = logging.getLogger(_COMPLAINS)
     level, fetcher = log.level, sys.modules.get(_FETCHER)
     log.setLevel(logging.ERROR)
     sys.modules[_FETCHER] = None  # pyright: ignore[reportArgumentType]  # so an import of it fails
     try:
-        return import_module(name)
+        yield
     finally:
         log.setLevel(level)
         del sys.modules[_FETCHER]
         if fetcher is not None:
             sys.modules[_FETCHER] = fetcher
+
+
+class _Finder(MetaPathFinder):
+    """Finds the package where it is, with another loader around its own."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the package's spec, or None for any other module."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == _PACKAGE else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads the package as its own loader does, but offline."""
+
+    def __init__(self, inner: Loader) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the module, empty."""
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the package's code."""
+        with _offline():
+            self._inner.exec_module(module)

@@ -126,7 +126,7 @@ def _pretrained(regularization: RegularizationSettings, device: str) -> MakeBase
         source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
     ) -> PreTrainedModel:
         del part
-        model = empty_stack(source, kind, regularization)
+        model = empty_stack(source, kind, regularization, frozen)
         fill_frozen(model, source, kind, frozen, LoadOptions(torch.device(device)))
         return model
 

@@ -27,7 +27,11 @@ def test_what_is_legal() -> None:
     check()
     check("lora.base=fp16", "train.precision=bf16")
     check("lora.r=0")
-    check("lora.base=int8", "train.precision=bf16", "execution.device=cuda")
+    check("lora.base=int8", "train.precision=bf16")
+    check("lora.base=int8", "lora.compute=fp16", "train.precision=fp16")
+    check("lora.base=nf4", "lora.double_quant=true", "lora.compute=bf16")
+    check("lora.base=nf4")
+    check('space.lora.base=["nf4","bf16"]', "train.precision=bf16")
     check("data.num_labels=3", "lm.answers=a,b,c", "study.metric=exact_match")
     check("data.multi_label=true", "lm.format=evidence")
     check(
@@ -39,7 +43,13 @@ def test_what_is_legal() -> None:
     ("overrides", "found"),
     [
         (["lora.base=fp16"], "gradients would pass through fp16 without a scale"),
-        (["lora.base=int8", "train.precision=bf16", "execution.device=cpu"], "int8 on CUDA only"),
+        (["lora.base=int8"], "LLM.int8() computes in 16 bits"),
+        (["lora.base=int8", "train.precision=bf16", "lora.compute=fp32"], "LLM.int8() computes in 16 bits"),
+        (["lora.base=nf4", "train.precision=bf16", "lora.compute=fp16"], "without a scale"),
+        (["lora.double_quant=true"], "lora.base nf4"),
+        (["lora.base=bf16", "lora.compute=bf16"], "lora.base nf4 or int8"),
+        (["lora.base=nf4", "execution.tp=2"], "execution.tp and execution.dp"),
+        (["lora.base=nf4", "execution.dp=2"], "execution.tp and execution.dp"),
         (["lora.r=0", "lora.alpha=4.0"], "lora.r of 1 or more"),
         (["data.num_labels=3"], "a different word for each label"),
         (["lm.answers=yes,yes"], "a different word for each label"),

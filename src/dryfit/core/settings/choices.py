@@ -70,6 +70,9 @@ class BaseFormat(StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     INT8 = "int8"
+    """Eight bits a weight, by LLM.int8()."""
+    NF4 = "nf4"
+    """Four bits a weight, by QLoRA's normal float."""
 
 
 class Weighting(StrEnum):

@@ -256,7 +256,13 @@ class LoraSettings(Settings):
     )
     base: BaseFormat | None = Field(
         default=None,
-        description="number format of the frozen weights: fp32, fp16, bf16, or int8 (CUDA and the extra 8bit only); "
+        description="number format of the frozen weights: fp32, fp16, bf16, or of their linear layers nf4 or int8 "
+        "(the extra 8bit); unset: that of train.precision",
+    )
+    double_quant: bool = Field(default=False, description="nf4: the scales of the weights are quantised too")
+    compute: Precision | None = Field(
+        default=None,
+        description="nf4, int8: what layers compute in, and the number format of all that is not quantised; "
         "unset: that of train.precision",
     )
 

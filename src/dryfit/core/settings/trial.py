@@ -8,7 +8,7 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
@@ -56,9 +56,15 @@ class TrialConfig(Settings):
         identified by its fingerprint at creation, which the ledger has.
         """
         # A newer key that is not set must not change the fingerprints of older trials.
-        later = {"folds"} if self.data.folds == 1 else set[str]()
-        text = self.model_dump_json(exclude={"number": True, "params": True, "data": later})
+        lora = _at_default(self.settings.lora, "double_quant", "compute")
+        later: dict[str, Any] = {"data": _at_default(self.data, "folds"), "settings": {"lora": lora}}
+        text = self.model_dump_json(exclude={"number": True, "params": True, **later})
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _at_default(table: BaseModel, *keys: str) -> set[str]:
+    """Return those keys of a table that have their default."""
+    return {key for key in keys if getattr(table, key) == type(table).model_fields[key].default}
 
 
 class Outcome(StrEnum):

@@ -1,10 +1,10 @@
 """Formats of frozen weights, a row each: how many bits, what layers compute in, what each needs and allows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from dryfit.core.errors import ConfigError, TraceError
+from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import BaseFormat, Precision
 from dryfit.core.settings.tables import LoraSettings, TrainSettings
 
@@ -19,22 +19,24 @@ class WeightFormat:
         compute: Number format that layers compute in. All that is not quantised is stored in it, and so are all weights
             of a merged model.
         quantised: Whether linear layers hold integers and scales. Norms, embeddings and the output layer never do.
-        cuda_only: Whether it needs a CUDA device.
-        planned: Whether memory can be planned with it.
-        sharded: Whether a process can read its slice of such weights.
+        double_quant: Whether the scales are quantised too.
     """
 
     name: BaseFormat
     bits: int
     compute: Precision
     quantised: bool = False
-    cuda_only: bool = False
-    planned: bool = True
-    sharded: bool = True
+    double_quant: bool = False
 
-    def loses_gradients(self, precision: Precision) -> bool:
-        """Whether gradients would pass through fp16 without a loss scale, and vanish."""
-        return self.compute is Precision.FP16 and precision is Precision.FP32
+    def problem(self, precision: Precision) -> str:
+        """Return why it cannot be trained with a precision; empty where it can."""
+        if self.name is BaseFormat.INT8 and self.compute is Precision.FP32:
+            return "its layers would compute in fp32, and LLM.int8() computes in 16 bits"
+        # Half-precision layers outside autocast: their gradients have no scale, whatever the others compute in.
+        unscaled = (Precision.FP32, Precision.BF16) if self.quantised else (Precision.FP32,)
+        if self.compute is Precision.FP16 and precision in unscaled:
+            return f"train.precision is {precision}: gradients would pass through fp16 without a scale, and vanish"
+        return ""
 
 
 WEIGHT_FORMATS: Final = MappingProxyType(
@@ -44,44 +46,44 @@ WEIGHT_FORMATS: Final = MappingProxyType(
             WeightFormat(BaseFormat.FP32, 32, Precision.FP32),
             WeightFormat(BaseFormat.FP16, 16, Precision.FP16),
             WeightFormat(BaseFormat.BF16, 16, Precision.BF16),
-            WeightFormat(
-                BaseFormat.INT8, 8, Precision.FP16, quantised=True, cuda_only=True, planned=False, sharded=False
-            ),
+            WeightFormat(BaseFormat.INT8, 8, Precision.FP16, quantised=True),
+            WeightFormat(BaseFormat.NF4, 4, Precision.BF16, quantised=True),
         )
     }
 )
-"""Every format by its name."""
+"""Every format by its name; a quantised one computes in what :func:`base_format` says."""
+
+PRECISIONS_WITH: Final = MappingProxyType(
+    {
+        BaseFormat.FP16: 'train.precision = "fp16" or "bf16" with it',
+        BaseFormat.INT8: 'train.precision and lora.compute "bf16", or both "fp16"',
+        BaseFormat.NF4: 'lora.compute = "bf16" or "fp32", or "fp16" with train.precision = "fp16"',
+    }
+)
+"""What is allowed beside the formats that do not go with every precision."""
 
 
 def base_format(lora: LoraSettings, train: TrainSettings) -> WeightFormat:
-    """Return the format of the weights under adapters: unset, that of ``train.precision``."""
-    return WEIGHT_FORMATS[lora.base or BaseFormat(train.precision)]
+    """Return the format of the weights under adapters; unset, it and what layers compute in follow the training."""
+    row = WEIGHT_FORMATS[lora.base or BaseFormat(train.precision)]
+    if not row.quantised:
+        return row
+    return replace(row, compute=lora.compute or train.precision, double_quant=lora.double_quant)
 
 
 def check_precision(base: WeightFormat, precision: Precision) -> None:
-    """Refuse frozen weights that compute in fp16 without mixed precision.
+    """Refuse frozen weights that cannot be trained with a precision.
 
     Raises:
         ConfigError: The combination is refused.
     """
-    if base.loses_gradients(precision):
+    if problem := base.problem(precision):
         raise ConfigError(
             f'checking lora.base = "{base.name}"',
-            f"train.precision is {precision}: gradients would pass through fp16 without a scale, and vanish",
-            allowed='train.precision = "fp16" or "bf16" with it',
+            problem,
+            allowed=PRECISIONS_WITH[base.name],
             hint="or leave lora.base out: the base then has the format of train.precision",
         )
-
-
-def check_planned(base: WeightFormat) -> None:
-    """Refuse a format with which memory cannot be planned.
-
-    Raises:
-        TraceError: It is one.
-    """
-    if not base.planned:
-        allowed = _listed([row.name for row in WEIGHT_FORMATS.values() if row.planned])
-        raise TraceError("planning frozen weights", f'lora.base is "{base.name}"', allowed)
 
 
 def check_sharded(base: WeightFormat) -> None:
@@ -90,14 +92,11 @@ def check_sharded(base: WeightFormat) -> None:
     Raises:
         ConfigError: It is one.
     """
-    if not base.sharded:
+    if base.quantised:
+        names = [row.name for row in WEIGHT_FORMATS.values() if not row.quantised]
         raise ConfigError(
             "sharding a trial's model over processes",
             f'lora.base is "{base.name}"',
-            allowed=_listed([row.name for row in WEIGHT_FORMATS.values() if row.sharded]),
+            allowed=f"{', '.join(names[:-1])} or {names[-1]}",
             hint="leave execution.tp and execution.dp out",
         )
-
-
-def _listed(names: list[BaseFormat]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -19,6 +19,7 @@ from dryfit.meta.files.source import FolderSource, ModelSource
 from dryfit.meta.loading.filling import fill
 from dryfit.meta.loading.matching import LoadOptions, memory_of, targets
 from dryfit.meta.loading.model_files import check_entries
+from dryfit.meta.offline_import import keep_offline
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
@@ -203,6 +204,7 @@ def _put_on(model: nn.Module, config: Any, *, seed: int = 0) -> nn.Module:
 
 def _peft() -> Any:
     try:
+        keep_offline()  # PEFT imports bitsandbytes where it is installed
         import peft
     except ImportError as error:
         raise MachineError(

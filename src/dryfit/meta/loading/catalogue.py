@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from dryfit.core.errors import ConfigError
 from dryfit.meta.files.source import FolderSource, ModelSource, local_folder
-from dryfit.meta.loading.configs import load_config
+from dryfit.meta.loading.configs import read_config
 
 _ALLOWED = "`minilm`, a folder with a config.json, a hub id in the local cache, or a name in the catalogue"
 
@@ -64,7 +64,7 @@ def planning_config(source: ModelSource) -> PreTrainedConfig:
 
     Raises:
         ConfigError: None of them has it.
-        LoadError: A folder, or the cache, has a config that transformers does not know, or of a quantised model.
+        LoadError: A folder, or the cache, has a config that transformers does not know.
     """
     try:
         folder = local_folder(source)
@@ -72,16 +72,16 @@ def planning_config(source: ModelSource) -> PreTrainedConfig:
     except (OSError, HFValidationError) as error:  # it is too long for a path, or breaks the hub's rules
         raise _not_found(source, "it is neither a folder nor a hub id") from error
     if folder is not None:
-        return load_config(source)
+        return read_config(source)
     if isinstance(cached, str):
-        return load_config(FolderSource(cached.removesuffix("config.json"), trust_remote_code=source.trust_remote_code))
+        return read_config(FolderSource(cached.removesuffix("config.json"), trust_remote_code=source.trust_remote_code))
     config = catalogue_config(source.name) if source.revision is None else None
     if config is not None:
         return config
     if is_offline_mode():
         raise _not_found(source, "neither the cache nor the catalogue has it, and HF_HUB_OFFLINE is set")
     try:
-        return load_config(source)
+        return read_config(source)
     except (OSError, ValueError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise _not_found(source, f"neither the cache nor the catalogue has it, and the hub says: {reason}") from error

@@ -1,5 +1,6 @@
 """Read configs and tokenizers of pretrained models."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.text.words import first_line
+from dryfit.core.settings.choices import BaseFormat
+from dryfit.core.settings.weight_formats import WeightFormat
+from dryfit.core.text.words import brief, first_line
 from dryfit.meta.files.source import ModelSource, local_folder, model_folder
 from dryfit.meta.loading.model_files import CONFIG_FILE, TOKENIZER_FILE, UNFIT, check_layers, read_model_json
 from dryfit.meta.loading.sentencepiece_model import check_algorithm, check_packages, sentencepiece_file
@@ -29,11 +32,26 @@ _ATTENTION_DROPOUTS = (
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm"})
 
 
-def load_config(source: ModelSource) -> PreTrainedConfig:
+def load_config(source: ModelSource, frozen: WeightFormat | None = None) -> PreTrainedConfig:
     """Read a model's config.
 
+    Args:
+        source: Where it is.
+        frozen: The format that its weights shall have under adapters; None: they are trained, or looked at.
+
     Raises:
-        LoadError: The folder holds no config that transformers knows, or it is of a quantised model.
+        LoadError: The folder holds no config that transformers knows, or it is of a model that is quantised otherwise.
+    """
+    config = read_config(source)
+    check_stored_format(config, source, frozen)
+    return config
+
+
+def read_config(source: ModelSource) -> PreTrainedConfig:
+    """Read a model's config, whatever the format of its weights.
+
+    Raises:
+        LoadError: The folder holds no config that transformers knows.
     """
     folder = local_folder(source)
     where = str(folder or source.name)
@@ -51,14 +69,48 @@ def load_config(source: ModelSource) -> PreTrainedConfig:
         ) from error
     if folder is None:
         _check_files(model_folder(source), source)
-    if getattr(config, "quantization_config", None) is not None:
-        raise LoadError(
-            f"reading the config of {where}",
-            "its weights are quantised (quantization_config)",
-            allowed="weights in fp32, fp16 or bf16",
-            hint="take the model it was made of",
-        )
     return config
+
+
+def is_quantised(config: PreTrainedConfig) -> bool:
+    """Whether a config is of a checkpoint that holds quantised weights."""
+    return getattr(config, "quantization_config", None) is not None
+
+
+def check_stored_format(config: PreTrainedConfig, source: ModelSource, frozen: WeightFormat | None) -> None:
+    """Refuse a quantised checkpoint where weights in that very format are not wanted.
+
+    Raises:
+        LoadError: It is one.
+    """
+    if not is_quantised(config):
+        return
+    stored: Any = config.quantization_config
+    stored = stored if isinstance(stored, dict) else stored.to_dict()
+    doing, hint = f"reading the config of {local_folder(source) or source.name}", "take the model it was made of"
+    name = _stored_name(stored)
+    if name is None:
+        method = brief(stored.get("quant_method"), 40)
+        found = f"its weights are quantised (quantization_config of {method})"
+        allowed = "weights in fp32, fp16 or bf16, or those that bitsandbytes quantised to nf4 or int8"
+        raise LoadError(doing, found, allowed, hint)
+    double_quant = name is BaseFormat.NF4 and bool(stored.get("bnb_4bit_use_double_quant"))
+    if frozen is None or (frozen.name, frozen.double_quant) != (name, double_quant):
+        words = f'lora.base = "{name}"' + (
+            f", lora.double_quant = {str(double_quant).lower()}" * (name is BaseFormat.NF4)
+        )
+        found = f"its weights are quantised to {name}" + (" with double quantisation" * double_quant)
+        raise LoadError(doing, found, f"adapters beside them: {words}", hint)
+
+
+def _stored_name(stored: Mapping[str, Any]) -> BaseFormat | None:
+    """Return the format that a ``quantization_config`` names; None for one that is not read here."""
+    if stored.get("quant_method", "bitsandbytes") != "bitsandbytes":
+        return None
+    if stored.get("load_in_8bit"):
+        return BaseFormat.INT8
+    is_nf4 = stored.get("bnb_4bit_quant_type") == "nf4" and stored.get("bnb_4bit_quant_storage", "uint8") == "uint8"
+    return BaseFormat.NF4 if stored.get("load_in_4bit") and is_nf4 else None
 
 
 def _check_files(folder: Path, source: ModelSource) -> None:

@@ -25,6 +25,7 @@ from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.private_names import require
 from dryfit.core.settings.tables import RegularizationSettings
+from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.core.text.words import first_line
 from dryfit.meta.construction.construction import build
 from dryfit.meta.files.checkpoint_files import open_checkpoint
@@ -186,14 +187,22 @@ def fill_pretrained(model: PreTrainedModel, source: ModelSource, kind: Kind, opt
     return report
 
 
-def empty_stack(source: ModelSource, kind: Kind, regularization: RegularizationSettings) -> PreTrainedModel:
+def empty_stack(
+    source: ModelSource, kind: Kind, regularization: RegularizationSettings, frozen: WeightFormat | None = None
+) -> PreTrainedModel:
     """Return a pretrained encoder or decoder without memory, in eval mode, with the dropouts that are set.
+
+    Args:
+        source: Where its config is.
+        kind: Its head.
+        regularization: The dropouts.
+        frozen: The format that its weights will have under adapters; None: they are trained.
 
     Raises:
         LoadError: The folder holds no config that transformers knows.
         ConfigError: The architecture has no such dropout, or is an encoder-decoder.
     """
-    config = pretrained_config(source, kind)
+    config = pretrained_config(source, kind, frozen)
     set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
     return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code)).eval()
 
@@ -215,14 +224,14 @@ STACKS = {Kind.ENCODER: "an encoder", Kind.CAUSAL_LM: "a decoder"}
 """The models that are trained, in words: encoders and decoders, no model of both."""
 
 
-def pretrained_config(source: ModelSource, kind: Kind) -> PreTrainedConfig:
+def pretrained_config(source: ModelSource, kind: Kind, frozen: WeightFormat | None = None) -> PreTrainedConfig:
     """Read the config of an encoder or of a decoder.
 
     Raises:
         LoadError: The folder holds no config that transformers knows.
         ConfigError: The model is both.
     """
-    return one_stack(load_config(source), source, allowed=STACKS[kind])
+    return one_stack(load_config(source, frozen), source, allowed=STACKS[kind])
 
 
 def one_stack(config: PreTrainedConfig, source: ModelSource, *, allowed: str) -> PreTrainedConfig:

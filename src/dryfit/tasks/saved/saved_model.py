@@ -74,7 +74,8 @@ def load(
             a trial's folder gives its encoder with its head, any other the bare encoder.
         device: Where to put it.
         dtype: Type of the weights; None: fp32, or for weights that were frozen beside adapters, the type they had then.
-            Tables that are not trained (rotary frequencies) keep theirs, and adapters are in fp32.
+            Quantised ones become the matrices that their layers compute with. Tables that are not trained (rotary
+            frequencies) keep their type, and adapters are in fp32.
         attach: Folder of a PEFT adapter to put on it.
         trust: Run code that comes with the model, and that of a task of your own.
         missing: Patterns of weights the files may lack, for a head that is to be trained: ``["classifier.*"]``. They
@@ -233,8 +234,8 @@ def trained_model(
         if base is None:
             config = load_config(FolderSource(str(folder / part), trust_remote_code=trust))
             return build(lambda: make_model(config, kind, trust_remote_code=trust))
-        if dtype is not None:
-            return load_pretrained(base, kind, device=device, dtype=dtype)[0]
-        return load_frozen(base, kind, frozen, device=device)
+        if dtype is None or (frozen is not None and frozen.quantised):
+            return load_frozen(base, kind, frozen, device=device, as_matrices=dtype)
+        return load_pretrained(base, kind, device=device, dtype=dtype)[0]
 
     return make_task(read.task, read.context).model(make)

@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
 from dryfit.core.settings.weight_formats import WeightFormat
+from dryfit.memory.tracing import quantised_kernels
 from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.catalogue import planning_config
-from dryfit.meta.loading.configs import set_dropouts
+from dryfit.meta.loading.configs import check_stored_format, set_dropouts
 from dryfit.meta.loading.frozen_weights import empty_frozen
 from dryfit.meta.loading.pretrained import STACKS, Kind, make_model, one_stack
 from dryfit.parallel.layout.layout import OneProcess
@@ -112,8 +113,14 @@ def _planned(regularization: RegularizationSettings) -> MakeBase:
     ) -> PreTrainedModel:
         del part
         config = one_stack(planning_config(source), source, allowed=STACKS[kind])
+        check_stored_format(config, source, frozen)
         set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
         model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
-        return model if frozen is None else empty_frozen(model, frozen)
+        if frozen is None:
+            return model
+        empty_frozen(model, frozen)
+        if frozen.quantised:
+            quantised_kernels.install()
+        return model
 
     return make

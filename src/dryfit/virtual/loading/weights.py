@@ -3,6 +3,7 @@
 Libraries are changed when the script imports them, so that nothing is imported that it does not import.
 """
 
+from dryfit.memory.tracing import quantised_kernels
 from dryfit.virtual.import_hooks import when_imported
 from dryfit.virtual.loading import (
     adapters,
@@ -10,7 +11,6 @@ from dryfit.virtual.loading import (
     checkpoint_files,
     initialisers,
     pretrained,
-    quantised_kernels,
     tensor_classes,
 )
 from dryfit.virtual.loading.tensor_classes import Make
@@ -27,6 +27,6 @@ def install(make: Make) -> None:
     tensor_classes.install(make)
     checkpoint_files.install(make)
     when_imported("transformers.modeling_utils", lambda module: pretrained.install(module, make))
-    when_imported("bitsandbytes", quantised_kernels.install)
+    when_imported("bitsandbytes", lambda _: quantised_kernels.install())
     when_imported("peft.peft_model", lambda module: adapters.install_peft(module, make))
     when_imported("timm", adapters.install_timm)

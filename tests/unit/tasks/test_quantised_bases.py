@@ -1,0 +1,287 @@
+"""Quantised bases: equal to transformers' own, loaded strictly, planned to the byte, and with the right gradients."""
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import quantised
+import tiny_lms
+from dryfit.core.errors import ConfigError, LoadError, MachineError
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Precision
+from dryfit.core.settings.execution import PlanSubject
+from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrainSettings, TrialSettings
+from dryfit.core.settings.weight_formats import WEIGHT_FORMATS, WeightFormat, check_sharded
+from dryfit.meta.loading import quantised_layers
+from dryfit.meta.loading.frozen_weights import load_frozen
+from dryfit.meta.loading.pretrained import Kind
+from dryfit.tasks.lm.causal_lm import CausalLm
+from dryfit.train.model import enable_checkpointing
+from dryfit.train.optim.step import backward_batch
+from dryfit.train.rehearsal.subjects import step_parts
+from parts import need_package
+from quantised import FORMATS, INT8, NF4, NF4_TWICE
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:bitsandbytes", "ignore::DeprecationWarning:bitsandbytes")
+ARCHITECTURES = ("gpt2", "llama", "mistral", "qwen2")
+LAYER = "model.layers.1.mlp.up_proj"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _package() -> None:
+    need_package("bitsandbytes")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("bases")
+    return {name: tiny_lms.causal_lm(root / name, name) for name in ARCHITECTURES}
+
+
+def ours(folder: Path, base: WeightFormat, **how: Any) -> Any:
+    return load_frozen(ModelSettings(name=str(folder)), Kind.CAUSAL_LM, base, device="cpu", **how)
+
+
+def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return weights, buffers and scales, as bitsandbytes writes them."""
+    return dict(model.state_dict())
+
+
+def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    found, wanted = tensors(one), tensors(other)
+    assert {name: tensor.dtype for name, tensor in found.items()} == {name: one.dtype for name, one in wanted.items()}
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_base_has_the_numbers_that_transformers_gives_it(
+    folders: dict[str, Path], architecture: str, name: str
+) -> None:
+    base = FORMATS[name]
+    mine, plain = ours(folders[architecture], base), quantised.by_transformers(folders[architecture], base)
+    assert any(key.endswith((".SCB", ".absmax")) for key in tensors(plain))
+    assert_same(mine, plain)
+    ids = quantised.batch()["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(mine(input_ids=ids).logits, plain(input_ids=ids).logits)
+    layers = sum(type(one).__name__ in ("Linear4bit", "Linear8bitLt") for one in plain.modules())
+    assert f"{layers} weights quantised from float32" in mine.load_report.notes
+    assert set(mine.load_report.from_file) == {key for key, _ in mine.named_parameters()}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_checkpoint_that_was_quantised_before_is_loaded_strictly(
+    folders: dict[str, Path], tmp_path: Path, architecture: str, name: str
+) -> None:
+    base, plain = FORMATS[name], quantised.by_transformers(folders[architecture], FORMATS[name])
+    plain.save_pretrained(tmp_path)
+    again = quantised.by_transformers(tmp_path, base)
+    mine = ours(tmp_path, base)
+    assert_same(mine, again)
+    assert set(mine.load_report.from_file) == {key for key, _ in mine.named_parameters()}
+    assert not mine.load_report.random
+    assert any("were quantised in the file" in note for note in mine.load_report.notes)
+    ids = quantised.batch()["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(mine(input_ids=ids).logits, again(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("base", [INT8, NF4, NF4_TWICE], ids=["int8", "nf4", "nf4 twice"])
+def test_the_matrices_of_a_base_are_those_that_it_computes_with(folders: dict[str, Path], base: WeightFormat) -> None:
+    layer = ours(folders["llama"], base).get_submodule(LAYER)
+    matrix = ours(folders["llama"], base, as_matrices=torch.float64).get_submodule(LAYER)
+    assert type(matrix) is torch.nn.Linear and matrix.weight.dtype == torch.float64
+    # In fp32 the layer and its matrix multiply the same numbers.
+    one = torch.eye(layer.in_features)
+    found = layer.train()(one.requires_grad_()).detach().T.double()
+    tolerance = 2.0**-7 if base.compute is Precision.BF16 else 1e-6
+    torch.testing.assert_close(found, matrix.weight.detach(), rtol=tolerance, atol=1e-3 if base is INT8 else 1e-6)
+
+
+def _trained(folder: Path, lora: LoraSettings, how: str, *, validated: bool) -> tuple[Any, Any]:
+    task, model, _ = quantised.loaded(folder, lora, precision=Precision.FP32)
+    if how != "none":
+        enable_checkpointing(model.base(), reentrant=how == "reentrant")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(generator=torch.Generator().manual_seed(1))
+        if validated:
+            ids = quantised.batch()["input_ids"]
+            model.eval()(ids, torch.ones_like(ids))
+    model.train()
+    return task, model
+
+
+def _gradients(task: Any, model: CausalLm) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    backward_batch(
+        model, quantised.batch(), task, micro_batch=2, backward=lambda loss: loss.backward(), autocast=nullcontext
+    )
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("how", ["none", "reentrant", "not reentrant"])
+@pytest.mark.parametrize("double_quant", [False, True])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_gradients_are_those_over_the_matrices_before_and_after_a_validation(
+    folders: dict[str, Path], tmp_path: Path, architecture: str, double_quant: bool, how: str
+) -> None:
+    folder, matrices = folders[architecture], tmp_path / "matrices"
+    base = WeightFormat(BaseFormat.NF4, 4, Precision.FP32, quantised=True, double_quant=double_quant)
+    shutil.copytree(folder, matrices)
+    ours(folder, base, as_matrices=torch.float32).save_pretrained(matrices)
+    wanted = _gradients(*_trained(matrices, LoraSettings(r=4, dropout=0.0, base=BaseFormat.FP32), how, validated=False))
+    lora = LoraSettings(r=4, dropout=0.0, base=BaseFormat.NF4, double_quant=double_quant)
+    for validated in (False, True):
+        found = _gradients(*_trained(folder, lora, how, validated=validated))
+        assert found.keys() == wanted.keys() and all(one.abs().max() > 1e-6 for one in wanted.values())
+        for name, gradient in found.items():
+            scale = float(wanted[name].abs().max())
+            torch.testing.assert_close(gradient, wanted[name], rtol=1e-5, atol=1e-5 * scale, msg=name)
+
+
+def _planned(folder: Path, base: WeightFormat) -> torch.nn.Module:
+    lora = LoraSettings(r=4, base=base.name, double_quant=base.double_quant, compute=base.compute)
+    settings = TrialSettings(
+        model=ModelSettings(name=str(folder)), train=TrainSettings(precision=base.compute), lora=lora
+    )
+    subject = PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=lora)
+    return step_parts(subject, checkpointing=False, reentrant=False).model
+
+
+def _bytes(model: Any) -> int:
+    """Return the bytes of a base: parameters, buffers, and scales wherever bitsandbytes keeps them."""
+    held: dict[int, int] = {}
+    for part in model.modules():
+        weight, state = getattr(part, "weight", None), getattr(part, "quant_state", None)
+        scales = [getattr(weight, "SCB", None), getattr(weight, "CB", None)]
+        if state is not None:
+            scales += [state.absmax, state.code, state.offset]
+            scales += [state.state2.absmax, state.state2.code] if state.nested else []
+        for one in (*part.parameters(recurse=False), *part.buffers(recurse=False), *scales):
+            if one is not None:
+                held[one.untyped_storage().data_ptr() or id(one)] = one.untyped_storage().nbytes()
+    return sum(held.values())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["nf4", "nf4 twice", "nf4 half", "int8 half"])
+def test_planned_weights_are_those_of_the_real_module_to_the_byte(
+    folders: dict[str, Path], architecture: str, name: str
+) -> None:
+    planned: Any = _planned(folders[architecture], FORMATS[name])
+    wanted = _bytes(ours(folders[architecture], FORMATS[name]))
+    held = {id(one): one.nbytes for key, one in planned.named_parameters() if "lora_" not in key}
+    assert sum((held | {id(one): one.nbytes for one in planned.buffers()}).values()) == wanted
+
+
+def _damage(folder: Path, target: Path, change: Any) -> Path:
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    change(weights)
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def _state(weights: dict[str, torch.Tensor], **changes: Any) -> None:
+    key = f"{LAYER}.weight.quant_state.bitsandbytes__nf4"
+    text = json.loads(bytes(weights[key].tolist())) | changes
+    weights[key] = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda w: w.pop(f"{LAYER}.weight.absmax"), "missing"),
+        (lambda w: w.pop(f"{LAYER}.weight.quant_state.bitsandbytes__nf4"), r"missing|\[0\]"),
+        (lambda w: w.update({f"{LAYER}.weight": w[f"{LAYER}.weight"][:-1].clone()}), "in the file, not"),
+        (lambda w: w.update({f"{LAYER}.weight.absmax": w[f"{LAYER}.weight.absmax"].float()}), "uint8"),
+        (lambda w: w.update({"model.layers.1.mlp.strange.absmax": torch.zeros(3)}), "strange"),
+        (lambda w: _state(w, shape=[7, 7]), "shape"),
+        (lambda w: _state(w, quant_type="fp4"), "fp4"),
+        (lambda w: _state(w, dtype="load"), "type"),
+        (lambda w: _state(w, nested_offset="nan"), "nested_offset"),
+        (lambda w: _state(w, further=1), "damaged"),
+        (
+            lambda w: w.update(
+                {f"{LAYER}.weight.quant_state.bitsandbytes__nf4": torch.full((90,), 91, dtype=torch.uint8)}
+            ),
+            "damaged",
+        ),
+    ],
+    ids=[
+        "no scales",
+        "no state",
+        "short",
+        "other scales",
+        "stray",
+        "shape",
+        "fp4",
+        "dtype",
+        "nan",
+        "further",
+        "brackets",
+    ],
+)
+def test_a_damaged_quantised_checkpoint_is_refused_in_words(
+    folders: dict[str, Path], tmp_path: Path, change: Any, told: str
+) -> None:
+    quantised.by_transformers(folders["llama"], NF4_TWICE).save_pretrained(tmp_path / "whole")
+    with pytest.raises(LoadError, match=told):
+        ours(_damage(tmp_path / "whole", tmp_path / "damaged", change), NF4_TWICE)
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "told"),
+    [
+        (NF4_TWICE, NF4, "double quantisation"),
+        (NF4, INT8, 'lora.base = "nf4"'),
+        (INT8, WEIGHT_FORMATS[BaseFormat.BF16], 'lora.base = "int8"'),
+        (NF4, None, 'lora.base = "nf4"'),
+    ],
+    ids=["twice", "int8", "bf16", "trained"],
+)
+def test_a_checkpoint_that_is_quantised_otherwise_is_refused_in_words(
+    folders: dict[str, Path], tmp_path: Path, stored: WeightFormat, wanted: WeightFormat | None, told: str
+) -> None:
+    quantised.by_transformers(folders["llama"], stored).save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match=told):
+        load_frozen(ModelSettings(name=str(tmp_path)), Kind.CAUSAL_LM, wanted, device="cpu")
+
+
+def test_a_base_without_a_weight_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    broken = _damage(folders["qwen2"], tmp_path / "broken", lambda w: w.pop(f"{LAYER}.weight"))
+    with pytest.raises(LoadError, match=rf"missing \({LAYER}.weight\)"):
+        ours(broken, NF4)
+
+
+def test_weights_of_no_linear_layer_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    folder = tiny_lms.causal_lm(tmp_path, "mixtral")
+    (folder / "model.safetensors").write_bytes(b"never read")
+    with pytest.raises(ConfigError, match=r"no linear layer.*experts"):
+        ours(folder, NF4)
+
+
+def test_a_missing_package_or_backend_is_told_before_anything_is_read(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ModelSettings(name=str(folders["llama"]))
+    with pytest.raises(MachineError, match="cannot quantise on xpu"):
+        load_frozen(source, Kind.CAUSAL_LM, NF4, device="xpu")
+    monkeypatch.setattr(quantised_layers, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match="bitsandbytes is not installed"):
+        ours(folders["llama"], INT8)
+
+
+@pytest.mark.parametrize("base", [NF4, INT8], ids=["nf4", "int8"])
+def test_processes_do_not_share_a_quantised_base(base: WeightFormat) -> None:
+    with pytest.raises(ConfigError, match=r"fp32, fp16 or bf16"):
+        check_sharded(base)
