@@ -57,6 +57,8 @@ OTHER: dict[str, Any] = {
     "multitask.criteria_weight": 0.25,
     "lora.alpha": 5.0,
     "lm.format": "both",
+    "lora.double_quant": True,
+    "lora.compute": "fp16",
     "lm.criteria_prompt": "{text}?",
     "lm.evidence_prompt": "{text}?",
     "lm.answers": "a,b",

@@ -182,7 +182,7 @@ def test_the_network_is_asked_last(monkeypatch):
         asked.append(source.name)
         raise OSError("We couldn't connect\n  to the hub")
 
-    monkeypatch.setattr(catalogue, "load_config", load)
+    monkeypatch.setattr(catalogue, "read_config", load)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     assert planning_config(FolderSource("gpt2")).n_layer == 12
     assert asked == []

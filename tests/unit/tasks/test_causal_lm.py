@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from transformers import AutoModelForCausalLM
 import tiny_lms
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import BaseFormat, Precision
-from dryfit.core.settings.tables import DataSettings, LmSettings, TrialSettings
-from dryfit.core.settings.weight_formats import WEIGHT_FORMATS, check_precision
+from dryfit.core.settings.tables import DataSettings, LmSettings, LoraSettings, TrainSettings, TrialSettings
+from dryfit.core.settings.weight_formats import WEIGHT_FORMATS, base_format, check_precision
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
 from dryfit.tasks.lm.packing_check import check_packing
@@ -265,13 +266,24 @@ def test_batches_have_the_entries_that_are_planned(decoder: Callable[..., Causal
         assert all(values.element_size() == 8 for values in batch.values())  # planned as int64
 
 
-@pytest.mark.parametrize(
-    ("base", "allowed"), [(one, one not in (BaseFormat.FP16, BaseFormat.INT8)) for one in BaseFormat]
-)
-def test_a_base_in_fp16_needs_a_scale(base: BaseFormat, allowed: bool) -> None:
-    for precision in Precision:
-        if allowed or precision is not Precision.FP32:
-            check_precision(WEIGHT_FORMATS[base], precision)
+REFUSED = {
+    (BaseFormat.FP16, None, Precision.FP32): "without a scale",
+    (BaseFormat.NF4, Precision.FP16, Precision.FP32): "without a scale",
+    (BaseFormat.NF4, Precision.FP16, Precision.BF16): "without a scale",
+    (BaseFormat.INT8, Precision.FP16, Precision.FP32): "without a scale",
+    (BaseFormat.INT8, Precision.FP16, Precision.BF16): "without a scale",
+    (BaseFormat.INT8, None, Precision.FP32): "in 16 bits",
+    **{(BaseFormat.INT8, Precision.FP32, precision): "in 16 bits" for precision in Precision},
+}
+
+
+@pytest.mark.parametrize("base", BaseFormat)
+def test_a_base_in_fp16_needs_a_scale_and_one_in_8_bits_computes_in_16(base: BaseFormat) -> None:
+    for compute, precision in product((None, *Precision) if WEIGHT_FORMATS[base].quantised else (None,), Precision):
+        format_ = base_format(LoraSettings(base=base, compute=compute), TrainSettings(precision=precision))
+        told = REFUSED.get((base, compute, precision))
+        if told is None:
+            check_precision(format_, precision)
         else:
-            with pytest.raises(ConfigError, match="without a scale"):
-                check_precision(WEIGHT_FORMATS[base], precision)
+            with pytest.raises(ConfigError, match=told):
+                check_precision(format_, precision)

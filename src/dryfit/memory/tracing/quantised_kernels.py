@@ -42,17 +42,15 @@ def _four_bit(
     absmax: torch.Tensor,
     blocksize: int,
     quant_type: str,
-    bias: torch.Tensor | None = None,
-    absmax_8bit: torch.Tensor | None = None,
-    absmax_code: torch.Tensor | None = None,
-    absmax_offset: torch.Tensor | None = None,
+    *rest: torch.Tensor | None,
 ) -> torch.Tensor:
+    bias, packed, _, offset = (*rest, None, None, None, None)[:4]
     if input_.numel() <= _FEW_TOKENS * input_.shape[-1]:
         return input_.new_empty((*input_.shape[:-1], shape[0]))
     scales = absmax
-    if absmax_8bit is not None and absmax_offset is not None:
-        scales = torch.empty_like(absmax_8bit, dtype=torch.float32)
-        scales = scales + absmax_offset
+    if packed is not None and offset is not None:
+        scales = torch.empty_like(packed, dtype=torch.float32)
+        scales = scales + offset
     matrix = torch.ops.bitsandbytes.dequantize_4bit.default(weight, scales, blocksize, quant_type, shape, input_.dtype)
     return torch.nn.functional.linear(input_, matrix, bias)
 

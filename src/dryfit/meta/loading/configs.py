@@ -48,10 +48,10 @@ def load_config(source: ModelSource, frozen: WeightFormat | None = None) -> PreT
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
-    """Read a model's config, whatever the format of its weights.
+    """Read a model's config, whatever the format of its weights, if any that can be read.
 
     Raises:
-        LoadError: The folder holds no config that transformers knows.
+        LoadError: The folder holds no config that transformers knows, or its weights are in a format that is not read.
     """
     folder = local_folder(source)
     where = str(folder or source.name)
@@ -69,6 +69,8 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
         ) from error
     if folder is None:
         _check_files(model_folder(source), source)
+    if is_quantised(config) and _format_of(_stored(config)) is None:
+        check_stored_format(config, source, None)
     return config
 
 
@@ -85,25 +87,29 @@ def check_stored_format(config: PreTrainedConfig, source: ModelSource, frozen: W
     """
     if not is_quantised(config):
         return
-    stored: Any = config.quantization_config
-    stored = stored if isinstance(stored, dict) else stored.to_dict()
+    stored = _stored(config)
+    name = _format_of(stored)
+    double_quant = name is BaseFormat.NF4 and bool(stored.get("bnb_4bit_use_double_quant"))
+    if name is not None and frozen is not None and (frozen.name, frozen.double_quant) == (name, double_quant):
+        return
     doing, hint = f"reading the config of {local_folder(source) or source.name}", "take the model it was made of"
-    name = _stored_name(stored)
     if name is None:
-        method = brief(stored.get("quant_method"), 40)
-        found = f"its weights are quantised (quantization_config of {method})"
+        found = f"its weights are quantised (quantization_config of {brief(stored.get('quant_method'), 40)})"
         allowed = "weights in fp32, fp16 or bf16, or those that bitsandbytes quantised to nf4 or int8"
         raise LoadError(doing, found, allowed, hint)
-    double_quant = name is BaseFormat.NF4 and bool(stored.get("bnb_4bit_use_double_quant"))
-    if frozen is None or (frozen.name, frozen.double_quant) != (name, double_quant):
-        words = f'lora.base = "{name}"' + (
-            f", lora.double_quant = {str(double_quant).lower()}" * (name is BaseFormat.NF4)
-        )
-        found = f"its weights are quantised to {name}" + (" with double quantisation" * double_quant)
-        raise LoadError(doing, found, f"adapters beside them: {words}", hint)
+    words = f'lora.base = "{name}"'
+    if name is BaseFormat.NF4:
+        words += f", lora.double_quant = {str(double_quant).lower()}"
+    found = f"its weights are quantised to {name}" + (" with double quantisation" * double_quant)
+    raise LoadError(doing, found, f"adapters beside them: {words}", hint)
 
 
-def _stored_name(stored: Mapping[str, Any]) -> BaseFormat | None:
+def _stored(config: PreTrainedConfig) -> dict[str, Any]:
+    stored: Any = getattr(config, "quantization_config", None)
+    return stored if isinstance(stored, dict) else stored.to_dict()
+
+
+def _format_of(stored: Mapping[str, Any]) -> BaseFormat | None:
     """Return the format that a ``quantization_config`` names; None for one that is not read here."""
     if stored.get("quant_method", "bitsandbytes") != "bitsandbytes":
         return None

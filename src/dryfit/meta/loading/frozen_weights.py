@@ -7,7 +7,6 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -30,6 +29,7 @@ from dryfit.meta.private_apis.torch_modes import without_dispatch_modes
 
 DTYPES: Final = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 """Torch's type of each precision."""
+_CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INTEGERS: Final = ("int8", "uint8")
 
 Layers: TypeAlias = dict[str, nn.Linear | Conv1D]
@@ -173,7 +173,7 @@ def _refuse_others(model: PreTrainedModel, base: WeightFormat) -> None:
     others = [
         f"{name}.{key}" if name else key
         for name, part in model.named_modules()
-        if not isinstance(part, _ConvNd)
+        if not isinstance(part, _CONVOLUTIONS)
         for key, weight in part.named_parameters(recurse=False)
         if weight.ndim > 2
     ]

@@ -28,8 +28,8 @@ _INT8_OUTLIER: Final = 6.0
 """Features that reach this are multiplied in 16 bits: the threshold of LLM.int8(), and of transformers."""
 _BLOCK: Final = 64
 _SCALE_BLOCK: Final = 256
-_SAYS_EACH_TIME: Final = "bitsandbytes.autograd._functions"
-"""Its logger says at each product that LLM.int8() casts inputs in bf16 to fp16."""
+_SAYS_EACH_TIME: Final = "bitsandbytes.autograd"
+"""A logger below it says at each product that LLM.int8() casts inputs in bf16 to fp16."""
 _NF4_STATE: Final = "quant_state.bitsandbytes__nf4"
 
 
@@ -291,20 +291,14 @@ def _classes() -> _Classes:
             return super().forward(x)
 
         def _state(self) -> Any:
-            make, nested = bnb.functional.QuantState, None
+            nested, offset = None, None
             if self.double_quant:
-                nested = make(
-                    self.nested_absmax, code=self.nested_quant_map, blocksize=_SCALE_BLOCK, dtype=torch.float32
-                )
-            return make(
-                self.absmax,
-                torch.Size((self.out_features, self.in_features)),
-                self.quant_map,
-                _BLOCK,
-                "nf4",
-                self.compute,
-                self.nested_offset if nested is not None else None,
-                nested,
+                how = {"blocksize": _SCALE_BLOCK, "dtype": torch.float32}
+                nested = bnb.functional.QuantState(self.nested_absmax, code=self.nested_quant_map, **how)
+                offset = self.nested_offset
+            shape = torch.Size((self.out_features, self.in_features))
+            return bnb.functional.QuantState(
+                self.absmax, shape, self.quant_map, _BLOCK, "nf4", self.compute, offset=offset, state2=nested
             )
 
     return _Classes(PackedInt8, PackedNf4)
