@@ -8,12 +8,16 @@ import pytest
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.memory.planning.timeline import peak_bytes
+from dryfit.memory.tracing.events import SegmentKind, Shape
+from dryfit.memory.tracing.tracer import Variant
 from dryfit.meta.loading.catalogue import catalogue_config, catalogue_entries
 from dryfit.meta.loading.pretrained import Kind, stored_kind
 from dryfit.study.loop.child_jobs import run_alone
+from dryfit.train.rehearsal.step_tracer import StepTracer
 from dryfit.train.rehearsal.subjects import step_parts
 from published import PUBLISHED
 
@@ -135,3 +139,18 @@ def test_models_with_an_encoder_and_a_decoder_are_refused(name: str, task: Built
 def test_such_a_model_is_no_unknown_verdict_but_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="t5 is an encoder-decoder"):
         answers(["google-t5/t5-small"], BuiltInTask.CRITERIA, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's business
+def test_a_step_of_a_7b_model_takes_less_than_half_without_all_scores() -> None:
+    """2 x 2048 tokens in fp16 with adapters of rank 128 and checkpointing, beside the weights."""
+    tables = {"model": {"name": "Qwen/Qwen2.5-7B"}, "train": {"batch_size": 2, "max_length": 2048, "precision": "fp16"}}
+    settings = TrialSettings.model_validate_json(json.dumps(tables))
+    lora = LoraSettings(r=128, alpha=256.0, base=BaseFormat.FP16)
+    tracer = StepTracer(PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=lora), HUGE)
+    whole, chunked = (
+        peak_bytes(tracer.trace(SegmentKind.MICRO_FIRST, Variant(True, chunked_loss=in_chunks), Shape(2, 2048))) / 2**30
+        for in_chunks in (False, True)
+    )
+    assert whole == pytest.approx(7.79, abs=0.05) and chunked == pytest.approx(3.20, abs=0.05)

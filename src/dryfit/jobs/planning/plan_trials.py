@@ -63,6 +63,8 @@ class PlannedTrials:
         """Why a subject's loss cannot be computed in chunks; of each model and its adapters asked once."""
         if execution.processes > 1:
             return SEVERAL_PROCESSES
+        if execution.chunked_loss is False:
+            return None  # it will not be, whatever the answer
         if not facts_of(subject.task).decoder:
             return "its loss is not over the words of a vocabulary"
         key = canonical_json([one and one.model_dump(mode="json") for one in (subject.settings.model, subject.lora)])
