@@ -23,10 +23,10 @@ def fp32_bytes(*sizes: tuple[int, ...]) -> int:
     return sum(-(-4 * number // BLOCK_BYTES) * BLOCK_BYTES for number in numbers)
 
 
-@pytest.fixture(scope="module")
-def facts() -> dict[str, Any]:
+def found(program: Path) -> dict[str, Any]:
+    """What a program prints, in a fresh process in which a warning is an error."""
     done = subprocess.run(
-        [sys.executable, str(FACTS)],
+        [sys.executable, "-W", "error::UserWarning", str(program)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -35,6 +35,16 @@ def facts() -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    return found(FACTS)
+
+
+@pytest.fixture(scope="module")
+def layers() -> dict[str, Any]:
+    return found(FACTS.with_name("unusual_layers.py"))
 
 
 def test_the_device_is_there(facts: dict[str, Any]) -> None:
@@ -107,3 +117,33 @@ def test_free_memory_is_what_context_and_allocator_leave(facts: dict[str, Any]) 
     free, total = facts["free"]
     assert total == GIB
     assert 0 < free < total - 550 * MIB
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_recurrent_layers_run_on_padded_and_packed_sequences(layers: dict[str, Any], kind: str) -> None:
+    lengths = [10, 7, 7, 2]
+    assert layers[kind] == [["cuda:0"], [4, 10, 128], [sum(lengths), 128], [4, 10, 128], lengths]
+    assert any("cuDNN" in what for what in layers["unknown"])
+
+
+def test_a_gru_keeps_its_states_and_what_its_backward_pass_needs(layers: dict[str, Any]) -> None:
+    rows, length, hidden = 4, 10, 64
+    numbers = length * rows * hidden * (1 + 5 + 1)  # each state, the workspace of its cell, and all states as one
+    assert numbers * 4 <= layers["states"] <= numbers * 4 * 2
+
+
+def test_lazy_layers_get_their_shapes_on_the_device_as_the_same_objects(layers: dict[str, Any]) -> None:
+    assert layers["lazy"] == layers["on the device"] == [["cuda:0"]]
+    assert layers["lazy shapes"] == [[8, 3, 3, 3], [8], [8], [8], [3, 8 * 6 * 6], [3]]
+    assert layers["lazy types"] == ["torch.float16 FakeTensor", "torch.int64 FakeTensor"]
+    assert layers["same objects"]
+
+
+@pytest.mark.parametrize("way", ["matrix_exp", "cayley", "householder"])
+def test_orthogonal_parametrisations_of_a_layer_on_the_device(layers: dict[str, Any], way: str) -> None:
+    assert layers[way] == [["cuda:0"]]
+    assert "aten.geqrf.default: scratch memory of its kernel; its outputs are counted" in layers["unknown"]
+
+
+def test_a_real_tensor_whose_data_are_set_to_one_of_the_device_is_there_itself(layers: dict[str, Any]) -> None:
+    assert layers["set"] == ["cuda:0", "cuda:0", True, "kept"]

@@ -17,14 +17,17 @@ from torch import nn
 
 from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, StandIns
 from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode, active_fake_mode
-from dryfit.meta.private_apis.torch_modes import tree_iter
+from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
 from dryfit.meta.private_apis.torch_recording import running_node_number
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.known_values import carry, remember, value_of
+from dryfit.virtual.loading import recurrent
 from dryfit.virtual.places import Places, runs_in
 from dryfit.virtual.recorder import ScriptRecorder
 
 _aten = torch.ops.aten
+_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
+"""Of a subclass of tensors that leaves operators as they are."""
 _CPU = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
 _MANY_ELEMENTS = 1 << 14
@@ -78,7 +81,7 @@ class VirtualDispatch(ScriptRecorder):
         for one in types:
             if issubclass(one, FakeTensor):
                 has_fake = True
-            elif one is not torch.Tensor and one is not nn.Parameter:
+            elif one.__torch_dispatch__ is not _NO_DISPATCH:
                 return NotImplemented  # a wrapper (DTensor, ...): its local operators come back here
         if has_fake and self._is_foreign(args):
             return func(*args, **kwargs)
@@ -169,6 +172,8 @@ class VirtualDispatch(ScriptRecorder):
         try:
             out = self.fakes.dispatch(func, types, given, options)
         except ASKS_FOR_VALUES as error:
+            if func is recurrent.PACKS and (lengths := value_of(args[1])) is not None:
+                return recurrent.packed(args, lengths)
             known = self._computed(func, args, kwargs)
             if known is not None:
                 return known
@@ -178,10 +183,23 @@ class VirtualDispatch(ScriptRecorder):
                 self.on_unknown(f"{func}: its size depends on values; the largest was taken")
             with self.fakes:
                 out = self._stand_ins.answer(func, args, error)
+        except NotImplementedError:  # torch has no fake of it, and so asked for the device itself
+            if schema_of(func).is_mutable or not _is_on_cuda(args, kwargs.get("device")):
+                raise
+            out = self._as_on_the_host(func, types, given, options)
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
             if isinstance(leaf, FakeTensor):
                 leaf.constant = None
         return out
+
+    def _as_on_the_host(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operator gives by the shapes of the CPU's kernel, which torch runs on zeros."""
+        device = next(one.device for one in tree_iter(args) if isinstance(one, FakeTensor) and one.is_cuda)
+        self.on_unknown(f"{func}: scratch memory of its kernel; its outputs are counted")
+        options = {**kwargs, "device": _CPU} if kwargs.get("device") is not None else kwargs
+        with self.fakes:
+            made = self.fakes.dispatch(func, types, _moved(args, _CPU), _moved(options, _CPU))
+            return _moved(made, device)
 
     def _in_place_of(self, argument: Any) -> Any:
         """Return a fake in the place of a real tensor: with one, the fake mode would compute on its values."""
@@ -251,6 +269,15 @@ class VirtualDispatch(ScriptRecorder):
                     if isinstance(one, FakeTensor):
                         return one.fake_mode is not self.fakes
         return False
+
+
+def _moved(given: Any, device: torch.device) -> Any:
+    """Return new fakes of the same shapes on a device, in the fake mode that is active."""
+
+    def moved(one: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device=device)
+
+    return tree_map_only(torch.Tensor, moved, given)
 
 
 def _is_on_cuda(args: Any, device: torch.device | None) -> bool:

@@ -16,10 +16,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
+from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
 from dryfit.virtual.known_values import remember, value_of
+from dryfit.virtual.loading import late_tensors, recurrent
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
 _TORCH_GENERATOR = torch.Generator
@@ -27,7 +29,15 @@ _READS_MEMORY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
 
 
 class VirtualFunctions(TorchFunctionMode):
-    """Makes tensors from data on the CPU and moves them; reads fakes as known values or zeros."""
+    """Makes tensors from data on the CPU and moves them; reads fakes as known values or zeros.
+
+    Args:
+        on_unknown: Called with a text where something runs that nobody knows without a device.
+    """
+
+    def __init__(self, on_unknown: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_unknown = on_unknown
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
@@ -44,6 +54,10 @@ class VirtualFunctions(TorchFunctionMode):
             device = kwargs.pop("device", args[0].device)
             made = torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs})
             return made.to(device)
+        elif func in recurrent.LAYERS and isinstance(args[0], FakeTensor) and args[0].is_cuda:
+            self._on_unknown(recurrent.UNKNOWN)
+        elif func == SET_DATA and type(args[0]) is torch.Tensor and isinstance(args[1], FakeTensor):
+            return late_tensors.set_data(*args)
         elif func in _READS_MEMORY and isinstance(args[0], FakeTensor):
             return func(_real(args[0]), *args[1:], **kwargs)
         return func(*args, **kwargs)
@@ -88,10 +102,12 @@ def install(dispatch: VirtualDispatch) -> None:
             for module in self.children():
                 apply_to(module, fn)
         for key, parameter in parameters_of(self).items():
-            if parameter is not None and not _move(parameter, fn, dispatch):
+            if parameter is None or late_tensors.moved(parameter, fn):
+                continue
+            if not _move(parameter, fn, dispatch):
                 parameters_of(self)[key] = nn.Parameter(fn(parameter.detach()), parameter.requires_grad)
         for key, buffer in buffers_of(self).items():
-            if buffer is not None:
+            if buffer is not None and not late_tensors.moved(buffer, fn):
                 buffers_of(self)[key] = fn(buffer)
         return self
 
@@ -99,6 +115,8 @@ def install(dispatch: VirtualDispatch) -> None:
         setattr(torch.autograd, name, _backward(getattr(torch.autograd, name), dispatch))
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]
     replace_apply(apply)
+    late_tensors.install()
+    recurrent.install()
     FakeTensor.tolist = _to_list
     FakeTensor.__deepcopy__ = _deep_copy
     FakeTensor.__format__ = _format

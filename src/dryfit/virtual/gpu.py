@@ -97,7 +97,7 @@ class VirtualGpu:
     def _modes(self) -> Iterator[None]:
         """Let one thread's tensors be on the virtual GPU, inside the block."""
         torch.autograd.set_multithreading_enabled(False)
-        with self.dispatch, functions.VirtualFunctions():
+        with self.dispatch, functions.VirtualFunctions(self.note_unknown):
             yield
 
     def _forked(self) -> None:

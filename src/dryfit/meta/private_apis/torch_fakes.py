@@ -29,6 +29,11 @@ NAMES: Final = (
             "UnsupportedOperatorException": "knowing which operator has no shapes",
         }.items()
     ),
+    PrivateName(
+        "torch._subclasses.fake_tensor.FakeTensorConverter.tensor_memo",
+        "letting a real tensor become a fake: one to which a weak reference leads cannot take another's place",
+        "torch.utils.swap_tensors takes tensors with weak references",
+    ),
     PrivateName("torch._C._get_dispatch_mode", "knowing that torch itself computes shapes", _FAKES_BELOW),
     PrivateName("torch._C._TorchDispatchModeKey", "the same", _FAKES_BELOW),
 )
@@ -37,6 +42,13 @@ NAMES: Final = (
 def active_fake_mode() -> FakeTensorMode | None:
     """Return the fake mode that is active below all other modes, ours or another's."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # pyright: ignore
+
+
+def forget(fake: FakeTensor) -> None:
+    """Let the mode that made a fake have no reference to it."""
+    memo = fake.fake_mode.fake_tensor_converter.tensor_memo
+    for key in [key for key, known in memo.items() if known is fake]:
+        del memo[key]
 
 
 def _misbehaves() -> str:

@@ -36,6 +36,7 @@ ARGUMENTS: Final = {
     "_assert_async": "self",
     "_assert_tensor_metadata": "a",
     "_amp_update_scale_": "self growth_tracker found_inf",
+    "_pack_padded_sequence": "input lengths batch_first",
 }
 """The first arguments of each operator, in order: dryfit gives and reads them by their places."""
 
@@ -53,6 +54,7 @@ NAMES: Final = (
     PrivateName("torch.ops.aten._assert_async.default", _TRACED, _IN_TRACES),
     PrivateName("torch.ops.aten._assert_tensor_metadata.default", _TRACED, _IN_TRACES),
     PrivateName("torch.ops.aten._amp_update_scale_.default", "knowing that fp16's loss scale stays", _IN_TRACES),
+    PrivateName("torch.ops.aten._pack_padded_sequence.default", "packing sequences of known lengths", _IN_TRACES),
 )
 
 
