@@ -21,7 +21,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench gpu gpu-memory clean
-.PHONY: attack engines wheel-test versions mutants map
+.PHONY: attack engines wheel-test versions mutants map cards
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -82,6 +82,9 @@ versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each 
 
 map: $(STAMP) ## write the map of all modules into ARCHITECTURE.md
 	$(BIN)/python scripts/module_map.py
+
+cards: $(STAMP) ## plan which model fits which card, and write the table into docs/cards.md; half an hour
+	$(TEST_ENV) $(BIN)/python scripts/card_table.py
 
 mutants: $(STAMP) ## change five modules a little, 8 times each: what the night's tests notice, the daily ones must
 	$(TEST_ENV) $(BIN)/python scripts/mutants.py

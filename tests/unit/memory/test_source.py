@@ -9,7 +9,7 @@ from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, with_fragmentation
 from dryfit.memory.planning.interpolate import in_canonical_order
-from dryfit.memory.planning.segment_source import SegmentSource, compact, relevant
+from dryfit.memory.planning.segment_source import SegmentSource, compact
 from dryfit.memory.planning.timeline import end_bytes
 from dryfit.memory.planning.trace_store import TraceStore
 from dryfit.memory.tracing.events import SegmentKind, Shape
@@ -89,25 +89,17 @@ def test_another_subject_has_traces_of_its_own(tmp_path):
     assert other.traced == 1
 
 
-def test_a_loss_in_chunks_has_segments_of_its_own():
-    whole, chunked = Variant(), Variant(chunked_loss=True, optimizer_impl=OptimizerImpl.PLAIN)
-    own = {kind for kind in SegmentKind if relevant(kind, chunked).chunked_loss}
-    assert own == {FIRST, SegmentKind.MICRO_NEXT, SegmentKind.MICRO_HOST, SegmentKind.EVALUATE}
-    assert relevant(SegmentKind.MEASURE, chunked) == relevant(SegmentKind.MEASURE, whole)
-    assert relevant(SegmentKind.UPDATE, chunked) == Variant(optimizer_impl=OptimizerImpl.PLAIN)
-
-
 def test_what_a_kind_does_not_depend_on_is_not_traced_twice():
     source = SegmentSource(ToyTracer())
     plain, other = Variant(), Variant(checkpointing=True, offload_optimizer=True)
     for variant in (plain, other):
         for kind in SegmentKind:
             source.segment(kind, variant, Shape(4, 64) if kind.has_shape else None)
-    # Checkpointing doubles the three kinds of micro-batches, the state's place the two updates.
-    assert source.traced == len(SegmentKind) + 5
+    # Checkpointing doubles the two micro-batches, the state's place the two updates.
+    assert source.traced == len(SegmentKind) + 4
     for kind in SegmentKind:
         source.segment(kind, Variant(optimizer_impl=OptimizerImpl.PLAIN), Shape(4, 64) if kind.has_shape else None)
-    assert source.traced == len(SegmentKind) + 7
+    assert source.traced == len(SegmentKind) + 6
 
 
 def test_another_optimizer_only_traces_updates():

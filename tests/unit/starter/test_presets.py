@@ -39,7 +39,7 @@ NOT_SEARCHED = {
 
 
 def test_every_preset_is_legal_for_all_it_is_for() -> None:
-    assert preset_names() == tuple(sorted([*TRAINABLE, "lora-7b-24gb"]))
+    assert preset_names() == tuple(sorted([*TRAINABLE, "lora-7b-24gb", "qlora-7b-12gb", "qlora-7b-24gb"]))
     for name in preset_names():
         config = load(name).config
         assert config.study.name == name
@@ -146,6 +146,15 @@ def test_the_seven_billion_preset() -> None:
     assert config.execution.checkpointing is True
     with pytest.raises(ConfigError, match="gradients would pass through fp16 without a scale"):
         load("lora-7b-24gb", Use.TRAIN, (*DATA, "train.precision=fp32"))
+
+
+@pytest.mark.parametrize(("name", "rows", "length"), [("qlora-7b-12gb", 1, 2048), ("qlora-7b-24gb", 4, 4096)])
+def test_the_presets_in_four_bits(name: str, rows: int, length: int) -> None:
+    config = load(name, Use.TRAIN, DATA).config
+    assert (config.study.task, config.model.name) == (BuiltInTask.CAUSAL_LM, "Qwen/Qwen2.5-7B")
+    assert (config.lora.r, config.lora.base, config.lora.double_quant) == (64, BaseFormat.NF4, True)
+    assert (config.train.batch_size, config.train.max_length, config.train.precision) == (16, length, "bf16")
+    assert (config.execution.micro_batch, config.execution.checkpointing) == (rows, True)
 
 
 def test_an_unknown_preset_is_told_the_nearest() -> None:

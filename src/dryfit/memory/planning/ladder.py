@@ -106,11 +106,7 @@ def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
     """Return how a trial uses memory when it runs by a choice."""
     return Work(
         variant=Variant(
-            checkpointing=choice.checkpointing,
-            optimizer_impl=choice.optimizer_impl,
-            offload_optimizer=choice.offload_optimizer,
-            chunked_loss=bool(choice.chunked_loss),
-            offload_activations=choice.offload_activations,
+            choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer, bool(choice.chunked_loss)
         ),
         effective_batch=trial.effective_batch,
         micro_batch=choice.micro_batch,

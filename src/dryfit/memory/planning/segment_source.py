@@ -7,23 +7,22 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from dryfit.core.jobs.memory import MemoryPlan
-from dryfit.core.settings.execution import OptimizerImpl
 from dryfit.memory.planning.interpolate import FitPlan, SegmentFit, fit, plan_fits, regime
 from dryfit.memory.planning.trace_store import TraceStore
 from dryfit.memory.tracing.events import Label, Segment, SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Tracer, Variant
 
-_MICRO = (SegmentKind.MICRO_FIRST, SegmentKind.MICRO_NEXT, SegmentKind.MICRO_HOST)
+_MICRO = (SegmentKind.MICRO_FIRST, SegmentKind.MICRO_NEXT)
 _UPDATE = (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE)
 
 
 def relevant(kind: SegmentKind, variant: Variant) -> Variant:
     """Return the variant without choices that do not change a kind of segment, so that fewer are traced."""
     if kind in _MICRO:
-        return replace(variant, optimizer_impl=OptimizerImpl.AUTO, offload_optimizer=False)
+        return Variant(checkpointing=variant.checkpointing)
     if kind in _UPDATE:
-        return Variant(optimizer_impl=variant.optimizer_impl, offload_optimizer=variant.offload_optimizer)
-    return Variant(chunked_loss=variant.chunked_loss and kind is SegmentKind.EVALUATE)
+        return replace(variant, checkpointing=False)
+    return Variant()
 
 
 def compact(segment: Segment, tables: dict[tuple[Label, ...], tuple[Label, ...]]) -> Segment:
