@@ -19,6 +19,7 @@ from dryfit.train.rehearsal.observing import fill
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal
 from dryfit.train.rehearsal.step_tracer import StepTracer
 from dryfit.train.rehearsal.subjects import step_parts
+from parts import need_package
 from profiled import peak_bytes, profiled_peak_bytes
 
 SHAPE = Shape(rows=8, length=128)
@@ -178,6 +179,17 @@ def test_checkpointed_steps_take_what_the_trace_says(tmp_path: Path, architectur
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_adapters_take_what_the_trace_says(tmp_path: Path, architecture: str, precision: str) -> None:
     assert abs(difference(decoder(tmp_path, architecture, precision))) <= 0.001
+
+
+@pytest.mark.slow
+@PEFT_ASKS
+@pytest.mark.parametrize("base", [BaseFormat.NF4, BaseFormat.INT8])
+def test_adapters_on_a_quantised_base_take_what_the_trace_says(tmp_path: Path, base: BaseFormat) -> None:
+    need_package("bitsandbytes")
+    asked = decoder(tmp_path, "qwen2", "bf16")
+    lora = LoraSettings(r=8, alpha=16.0, base=base, double_quant=base is BaseFormat.NF4)
+    # On the CPU a product dequantises out of a trace's sight: for a moment, and little beside 1 024 tokens.
+    assert abs(difference(asked.model_copy(update={"lora": lora}))) <= 0.005
 
 
 @pytest.mark.slow

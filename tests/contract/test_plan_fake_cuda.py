@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import fake_cuda_facts
 import tiny
+import tiny_lms
 import warm
+from parts import need_package
 
 MIB = 2**20
 Fact = Callable[..., Any]
@@ -84,6 +88,25 @@ def test_a_run_put_together_from_segments_is_the_run(
 def test_what_cannot_be_traced_is_named(fact: Fact, kind: str, says: tuple[str, ...]) -> None:
     message = fact("refused", kind)
     assert all(word in message for word in says), message
+
+
+def test_the_matrix_of_each_product_with_a_quantised_base_is_counted(fact: Fact, tmp_path: Path) -> None:
+    need_package("bitsandbytes")
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_lms.config_alone(tmp_path)))
+    layers = {name: one for name, one in model.named_modules() if type(one) is nn.Linear and name != "lm_head"}
+    matrices = {name: 2 * one.weight.numel() for name, one in layers.items()}  # bf16
+    # What the frozen embeddings feed needs no gradient of its input.
+    later = {
+        name: size
+        for name, size in matrices.items()
+        if not name.startswith("model.layers.0.self_attn") or "o_proj" in name
+    }
+    found = fact("quantised", tmp_path, "nf4")
+    for phase, wanted in (("forward", matrices), ("backward", later)):
+        assert sorted(size for op, size in found[phase] if "dequantize_4bit" in op) == sorted(wanted.values()), phase
+    tokens = fake_cuda_facts.SHAPE.rows * fake_cuda_facts.SHAPE.length
+    integers = [size for op, size in fact("quantised", tmp_path, "int8")["forward"] if "int8_linear_matmul" in op]
+    assert sorted(integers) == sorted(4 * tokens * one.out_features for one in layers.values())
 
 
 @pytest.mark.slow

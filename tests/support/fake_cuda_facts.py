@@ -17,7 +17,7 @@ from torch import nn
 
 from dryfit.core.errors import TraceError
 from dryfit.core.jobs.memory import StepPhase
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.choices import BaseFormat, BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl, PlanSubject
 from dryfit.core.settings.tables import LoraSettings, TrialSettings
 from dryfit.memory.planning.timeline import compose
@@ -150,6 +150,19 @@ def large(model: str, rows: str, length: str, precision: str, lora: str) -> Any:
         "peak_bytes": event.bytes_,
         "rss_bytes": most_resident_bytes(),
     }
+
+
+def quantised(model: str, base: str) -> Any:
+    """What products with a quantised base allocate on the way, by phase: operator and bytes, in order."""
+    lora = LoraSettings(r=4, base=BaseFormat(base), double_quant=base == "nf4")
+    asked = subject(model, lora=True, train={"precision": "bf16"}).model_copy(update={"lora": lora})
+    micro = tracing.StepTracer(asked, AMPERE).trace(SegmentKind.MICRO_FIRST, Variant(), SHAPE)
+    made: dict[str, list[tuple[str, int]]] = {}
+    for delta, label in zip(micro.deltas, micro.labels, strict=True):
+        facts = micro.label_table[label]
+        if delta > 0 and facts.op.startswith("bitsandbytes"):
+            made.setdefault(facts.phase, []).append((facts.op, delta))
+    return made
 
 
 def most_resident_bytes() -> int:

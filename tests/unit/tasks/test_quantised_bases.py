@@ -1,7 +1,10 @@
 """Quantised bases: equal to transformers' own, loaded strictly, planned to the byte, and with the right gradients."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -285,3 +288,50 @@ def test_a_missing_package_or_backend_is_told_before_anything_is_read(
 def test_processes_do_not_share_a_quantised_base(base: WeightFormat) -> None:
     with pytest.raises(ConfigError, match=r"fp32, fp16 or bf16"):
         check_sharded(base)
+
+
+PEAK = """
+import gc, re, sys, threading, time, torch
+from pathlib import Path
+from dryfit.core.settings.choices import BaseFormat, Precision
+from dryfit.core.settings.tables import ModelSettings
+from dryfit.core.settings.weight_formats import WeightFormat
+from dryfit.meta.loading.frozen_weights import load_frozen
+from dryfit.meta.loading.pretrained import Kind
+torch.set_num_threads(1)
+
+def own_bytes():
+    return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+base = WeightFormat(BaseFormat.NF4, 4, Precision.FP32, quantised=True)
+load = lambda folder: load_frozen(ModelSettings(name=folder), Kind.CAUSAL_LM, base, device="cpu")
+load(sys.argv[1])  # imports, and what they keep
+gc.collect()
+before, most, done = own_bytes(), [0], []
+def watch():
+    while not done:
+        most[0] = max(most[0], own_bytes())
+        time.sleep(0.0005)
+thread = threading.Thread(target=watch)
+thread.start()
+model = load(sys.argv[2])
+done.append(True)
+thread.join()
+print(most[0] - before, own_bytes() - before)
+"""
+
+
+@pytest.mark.slow
+def test_host_memory_holds_one_whole_matrix_beyond_the_quantised_model(tmp_path: Path) -> None:
+    small = tiny_lms.causal_lm(tmp_path / "small")
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "num_key_value_heads": 4}
+    large = tiny_lms.causal_lm(tmp_path / "large", sizes=sizes)  # about 350 MB, its matrices 17 MB
+    # So that malloc gives matrices of this size back at once, as it does with those above 32 MiB.
+    given_back = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", PEAK, str(small), str(large)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=given_back)
+    most, held = map(int, done.stdout.split())
+    assert 40e6 < held < 70e6
+    matrix = 4 * 1024 * 4096
+    # Beside it what bitsandbytes takes while it quantises one on a CPU, more than four times as much; all have 21.
+    assert most < held + 7 * matrix, (most, held)
