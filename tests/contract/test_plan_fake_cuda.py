@@ -62,6 +62,18 @@ def test_attention_takes_the_kernel_of_the_device_and_its_backward_works(fact: F
         assert node.startswith(f"ScaledDotProduct{expected}" if expected else "ToCopy"), (name, node)
 
 
+def test_inputs_of_layers_leave_the_device_and_are_counted_on_the_host(fact: Fact, tmp_path: Path) -> None:
+    layers, hidden = 6, 64
+    found = fact("offloaded", tiny.model(tmp_path, hidden_size=hidden, num_hidden_layers=layers))
+    rows, length = fake_cuda_facts.SHAPE.rows, fake_cuda_facts.SHAPE.length
+    inputs_bytes = rows * length * hidden * 4  # the output of a layer's norm is fp32 under autocast
+    assert found["host"].count(inputs_bytes) == layers
+    assert found["left on the host"] == 0
+    assert found["kept again"] == found["kept"]
+    moved_bytes = found["kept"] - found["moved"]
+    assert layers * inputs_bytes <= moved_bytes <= sum(found["host"])
+
+
 @pytest.mark.parametrize(
     ("precision", "checkpointing", "optimizer"),
     [

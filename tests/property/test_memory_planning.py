@@ -28,6 +28,7 @@ trials = st.builds(
     optimizer_impls=st.sampled_from([IMPLS, IMPLS[:1]]),
     cannot_checkpoint=st.sampled_from([None, "it cannot"]),
     cannot_offload=st.sampled_from([None, "it cannot"]),
+    cannot_offload_activations=st.sampled_from([None, "it cannot"]),
     lora_rank=st.sampled_from([None, 8]),
 )
 executions = st.builds(
@@ -35,6 +36,7 @@ executions = st.builds(
     micro_batch=st.none() | st.integers(1, 50),
     eval_batch=st.none() | st.integers(1, 100),
     checkpointing=st.sampled_from([None, False]),
+    offload_activations=st.sampled_from([None, False]),
     offload_optimizer=st.sampled_from([None, False]),
     allow=st.sampled_from(["exact", "numerics"]),
     memory_limit=st.sampled_from([None, "900MiB"]),
@@ -78,6 +80,9 @@ def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_
         assert wish.eval_batch is None or execution.eval_batch == wish.eval_batch
         assert wish.checkpointing is None or execution.checkpointing == wish.checkpointing
         assert wish.offload_optimizer is None or execution.offload_optimizer == wish.offload_optimizer
+        assert wish.offload_activations is None or execution.offload_activations == wish.offload_activations
+        assert execution.checkpointing or not execution.offload_activations
+        assert not (trial.cannot_offload_activations and execution.offload_activations)
         assert not (trial.cannot_checkpoint and execution.checkpointing)
         assert not (trial.cannot_offload and execution.offload_optimizer)
     assert all(fallback.execution is None for fallback in found.ladder if fallback.effect is Effect.SEMANTICS)

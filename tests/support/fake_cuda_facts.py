@@ -117,6 +117,21 @@ def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
     return {phase.value: size for phase, size in peaks.items()}
 
 
+def offloaded(model: str) -> Any:
+    """Sizes of what layers are recomputed from in host memory, and what the device holds as backward begins."""
+    tracer = tracing.StepTracer(subject(model, train={"precision": "bf16"}), AMPERE)
+    found: dict[str, Any] = {}
+    for name, moved in (("kept", False), ("moved", True), ("kept again", False)):
+        variant = Variant(checkpointing=True, offload_activations=moved)
+        micro = tracer.trace(SegmentKind.MICRO_FIRST, variant, SHAPE)
+        phases = [micro.label_table[label].phase for label in micro.labels]
+        found[name] = sum(micro.deltas[: phases.index(StepPhase.BACKWARD)])
+    host = tracer.trace(SegmentKind.MICRO_HOST, Variant(checkpointing=True, offload_activations=True), SHAPE)
+    found["host"] = [delta for delta in host.deltas if delta > 0]
+    found["left on the host"] = sum(host.deltas)
+    return found
+
+
 def refused(kind: str) -> Any:
     """How a model that cannot be traced is refused."""
 

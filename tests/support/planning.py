@@ -97,6 +97,11 @@ class ToyTracer:
                 made.take(8 * shape.rows * shape.length, MemoryCategory.INPUTS, "", "input:ids")
             case SegmentKind.MICRO_FIRST | SegmentKind.MICRO_NEXT:
                 self._micro(made, variant, shape, first=kind is SegmentKind.MICRO_FIRST)
+            case SegmentKind.MICRO_HOST:
+                whole = self.activation * shape.rows * shape.length
+                inputs = [made.take(whole // 4, MemoryCategory.ACTIVATIONS) for _ in range(self.layers)]
+                for block in inputs:
+                    made.free(block)
             case SegmentKind.UPDATE_FIRST | SegmentKind.UPDATE:
                 self._update(made, variant, first=kind is SegmentKind.UPDATE_FIRST)
             case SegmentKind.EVALUATE:
@@ -127,13 +132,18 @@ class ToyTracer:
         kept = []
         for layer in range(self.layers):
             size_bytes = whole // 4 if variant.checkpointing else whole
-            kept.append(made.take(size_bytes, MemoryCategory.ACTIVATIONS, f"layer.{layer}.linear"))
+            inputs = made.take(size_bytes, MemoryCategory.ACTIVATIONS, f"layer.{layer}.linear")
+            kept.append(inputs)
             if self.extra_rows and shape.rows >= self.extra_rows:
                 made.free(made.take(512, MemoryCategory.TEMPORARIES))
             made.free(self._scores(made, shape, layer))
+            if variant.offload_activations:
+                made.free(inputs)
         made.phase = StepPhase.BACKWARD
         made.gemm()
         for layer in reversed(range(self.layers)):
+            if variant.offload_activations:
+                kept[layer] = made.take(whole // 4, MemoryCategory.ACTIVATIONS, f"layer.{layer}.linear")
             again = [whole] * variant.checkpointing
             again = [made.take(size, MemoryCategory.ACTIVATIONS, f"layer.{layer}.linear") for size in again]
             scores = self._scores(made, shape, layer)

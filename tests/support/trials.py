@@ -148,6 +148,7 @@ class Trial:
             accumulation=-(-batch // rows),
             eval_batch=micro.get("eval_batch"),
             checkpointing=micro.get("checkpointing", False),
+            offload_activations=micro.get("offload_activations", False),
             reentrant=micro.get("reentrant", False),
             optimizer_impl=OptimizerImpl(micro.get("optimizer_impl", "auto")),
             offload_optimizer=micro.get("offload_optimizer", False),

@@ -57,6 +57,7 @@ def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
             execution.optimizer_impl,
             execution.offload_optimizer,
             bool(execution.chunked_loss),
+            execution.offload_activations,
         ),
         effective_batch=train.batch_size,
         micro_batch=execution.micro_batch,

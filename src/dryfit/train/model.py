@@ -26,6 +26,7 @@ from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.tokens.token_set import Tokens
+from dryfit.train.activation_offload import cannot_offload_activations, offload_layer_inputs
 from dryfit.train.batches import epoch_size
 from dryfit.train.chunked_loss import as_planned
 from dryfit.train.data import trial_task
@@ -103,9 +104,19 @@ def device_of(plan: ExecutionPlan) -> str:
 
 
 def _recompute(model: TaskModel, plan: ExecutionPlan) -> None:
+    reason = cannot_offload_activations(plan.device, processes=plan.processes) if plan.offload_activations else None
+    if reason is not None:
+        raise ConfigError(
+            "checking execution.offload_activations = true",
+            reason,
+            allowed="true with a CUDA device and one process a trial",
+            hint="leave it unset: it is then chosen where it helps",
+        )
     if plan.checkpointing:
         for part in model.pretrained().values():
             enable_checkpointing(part, reentrant=plan.reentrant)
+    if plan.offload_activations:
+        offload_layer_inputs(model)
 
 
 def build_model(request: TrainRequest, task: Task) -> TaskModel:

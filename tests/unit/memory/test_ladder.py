@@ -231,6 +231,46 @@ def test_state_in_host_memory_is_the_last_resort():
     )
 
 
+def test_inputs_of_layers_come_to_the_host_after_smaller_micro_batches_and_change_no_number():
+    trial = replace(TRIAL, cannot_offload_activations=None)
+    recomputed = planned(8192, trial, ExecutionSettings(checkpointing=True, allow="exact")).memory
+    found = planned(recomputed.required_bytes // MIB - 100, trial, ExecutionSettings(allow="exact"))
+    assert found.execution == choice(16, True, offload_activations=True)
+    fallback = found.ladder[-1]
+    assert (fallback.change, fallback.effect) == (
+        "activation checkpointing + inputs of layers in host memory",
+        Effect.EXACT,
+    )
+    assert fallback.time_factor == pytest.approx(1.3 * 1.15, abs=1e-3)
+    # 200 MiB for each of four layers; torch gives page-locked memory in powers of two.
+    assert found.memory.host_bytes == 4 * 256 * MIB
+    smallest = planned(1000, trial).ladder[-1]
+    assert smallest.execution == choice(1, True, offload_activations=True)
+    kept = ExecutionSettings(allow="exact", offload_activations=False)
+    assert planned(recomputed.required_bytes // MIB - 100, trial, kept).verdict is VerdictKind.REFUSED
+
+
+def test_inputs_of_layers_are_moved_only_where_layers_are_recomputed():
+    trial = replace(TRIAL, cannot_offload_activations=None)
+    wish = ExecutionSettings(offload_activations=True)
+    assert planned(8192, trial, wish).execution == choice(16, True, offload_activations=True)
+    assert all(fallback.execution.offload_activations for fallback in planned(1000, trial, wish).ladder)
+    with pytest.raises(ConfigError, match="has no layers"):
+        planned(8192, replace(trial, cannot_checkpoint="it has no layers"), wish)
+    with pytest.raises(ConfigError, match="host memory already"):
+        planned(8192, TRIAL, wish)
+    with pytest.raises(ValueError, match="offload_activations is true and checkpointing false"):
+        ExecutionSettings(offload_activations=True, checkpointing=False)
+
+
+def test_lengths_of_other_powers_of_two_have_pinned_memory_of_their_own():
+    trial = replace(TRIAL, cannot_offload_activations=None, lengths=Lengths.of(512, [128] * 50 + [512]))
+    wish = ExecutionSettings(offload_activations=True)
+    found = planned(8192, trial, wish).memory
+    shorter = {64: 4, 128: 4}[64] * 64 * MIB  # 50 MiB a layer at 128 tokens
+    assert found.host_bytes == 4 * 256 * MIB + shorter
+
+
 def test_fallbacks_only_take_memory_away():
     found = planned(2200)
     assert found.execution == choice(4)

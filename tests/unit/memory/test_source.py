@@ -95,11 +95,11 @@ def test_what_a_kind_does_not_depend_on_is_not_traced_twice():
     for variant in (plain, other):
         for kind in SegmentKind:
             source.segment(kind, variant, Shape(4, 64) if kind.has_shape else None)
-    # Checkpointing doubles the two micro-batches, the state's place the two updates.
-    assert source.traced == len(SegmentKind) + 4
+    # Checkpointing doubles the three kinds of micro-batches, the state's place the two updates.
+    assert source.traced == len(SegmentKind) + 5
     for kind in SegmentKind:
         source.segment(kind, Variant(optimizer_impl=OptimizerImpl.PLAIN), Shape(4, 64) if kind.has_shape else None)
-    assert source.traced == len(SegmentKind) + 6
+    assert source.traced == len(SegmentKind) + 7
 
 
 def test_another_optimizer_only_traces_updates():

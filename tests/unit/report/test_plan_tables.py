@@ -182,6 +182,8 @@ def test_other_headlines() -> None:
     assert choice_text(chosen) == "micro-batch 4 x 4, checkpointing, plain optimizer, optimizer state on the host"
     assert choice_text(ExecutionChoice(micro_batch=4, accumulation=1)) == "micro-batch 4 x 1"
     fewer = ExecutionChoice(micro_batch=4, accumulation=1, eval_batch=2)
+    moved = ExecutionChoice(micro_batch=4, accumulation=1, checkpointing=True, offload_activations=True)
+    assert choice_text(moved) == "micro-batch 4 x 1, checkpointing, inputs of layers on the host"
     assert choice_text(fewer) == "micro-batch 4 x 1, validation batch 2"
     fits = headline(answer(VerdictKind.FITS_WITH, plan=memory(20), execution=chosen))
     assert fits.startswith("plan fits with micro-batch 4 x 4, ")

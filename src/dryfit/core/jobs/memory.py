@@ -143,6 +143,7 @@ class ExecutionChoice(Settings):
     eval_batch: int | None = Field(default=None, ge=1)
     checkpointing: bool = False
     chunked_loss: bool | None = None
+    offload_activations: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
     tp: int | None = Field(default=None, ge=2)
@@ -151,6 +152,11 @@ class ExecutionChoice(Settings):
     def eval_rows(self) -> int:
         """Rows validated at once."""
         return eval_rows(self.micro_batch, self.eval_batch)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether something of the trial is kept in host memory."""
+        return self.offload_optimizer or self.offload_activations
 
     def with_eval_rows_at_most(self, rows: int) -> "ExecutionChoice":
         """Return the choice with no more than so many rows validated at once."""

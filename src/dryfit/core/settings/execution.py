@@ -126,6 +126,11 @@ class ExecutionSettings(Settings):
         description="causal-lm: compute the loss from the scores of some tokens at a time; unset: wherever that costs "
         "no time, and in fp16 where the trial does not fit otherwise",
     )
+    offload_activations: bool | None = Field(
+        default=None,
+        description="what checkpointed layers are recomputed from in host memory (CUDA); unset: where smaller "
+        "micro-batches with checkpointing do not make it fit",
+    )
     reentrant: bool = Field(default=False, description="checkpointing by reentrant autograd, as older code does it")
     optimizer_impl: OptimizerImpl = Field(
         default=OptimizerImpl.AUTO, description="auto (the fastest there is), fused, foreach or plain"
@@ -169,6 +174,19 @@ class ExecutionSettings(Settings):
             raise ValueError("tp and dp are both over 1: a trial is cut over processes or divided among them, not both")
         return self
 
+    @model_validator(mode="after")
+    def _offloads_what_is_recomputed(self) -> "ExecutionSettings":
+        if self.offload_activations and self.checkpointing is False:
+            raise ValueError(
+                "offload_activations is true and checkpointing false: only what is recomputed from is moved"
+            )
+        return self
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are to be recomputed whatever else is done."""
+        return bool(self.checkpointing or self.offload_activations)
+
     @property
     def ranks(self) -> int:
         """Tensor-parallel ranks of every trial; 1 if each trial's plan decides them."""
@@ -198,6 +216,7 @@ class ExecutionPlan(Settings):
     checkpointing: bool = False
     chunked_loss: bool | None = None
     """None: the trial's process decides, as the planner does where nothing is set."""
+    offload_activations: bool = False
     reentrant: bool = False
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
@@ -253,8 +272,9 @@ def plan_execution(
         micro_batch=micro_batch,
         accumulation=-(-effective_batch // micro_batch),
         eval_batch=execution.eval_batch,
-        checkpointing=bool(execution.checkpointing),
+        checkpointing=execution.recomputes,
         chunked_loss=execution.chunked_loss,
+        offload_activations=bool(execution.offload_activations),
         reentrant=execution.reentrant,
         optimizer_impl=execution.optimizer_impl,
         offload_optimizer=bool(execution.offload_optimizer),

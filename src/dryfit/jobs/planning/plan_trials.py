@@ -20,6 +20,7 @@ from dryfit.tasks.lm.decoder_tail import FOREIGN
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
+from dryfit.train.activation_offload import cannot_offload_activations
 from dryfit.train.chunked_loss import SEVERAL_PROCESSES, cannot_chunk_loss, costs_time
 from dryfit.train.optim.optimizer import cannot_offload, implementations
 from dryfit.train.rehearsal.subjects import whole_model
@@ -51,6 +52,9 @@ class PlannedTrials:
             cannot_offload=cannot_offload(settings.optim, self.request.device.kind, processes=execution.processes),
             cannot_chunk=self._cannot_chunk(subject, execution),
             chunks_for_free=not costs_time(settings.train.precision),
+            cannot_offload_activations=cannot_offload_activations(
+                self.request.device.kind, processes=execution.processes
+            ),
             lora_rank=subject.lora.r if subject.lora is not None else None,
             measured_rows=task.measured_rows,
         )

@@ -5,6 +5,7 @@ first makes the optimizer's state), a validation, a third step in what the valid
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -235,6 +236,28 @@ def _categories(run: Timeline, at: int, allocated_bytes: int, device: Device) ->
 
 
 def _host_bytes(source: SegmentSource, work: Work) -> int:
+    """Page-locked host memory of what is offloaded."""
+    inputs_bytes = _layer_inputs_bytes(source, work) if work.variant.offload_activations else 0
+    return inputs_bytes + _optimizer_bytes(source, work)
+
+
+def _layer_inputs_bytes(source: SegmentSource, work: Work) -> int:
+    """Inputs of the layers of the largest micro-batch.
+
+    torch gives page-locked memory in powers of two and keeps it (``CachingHostAllocatorImpl::allocate`` in
+    ATen/core/CachingHostAllocator.h), so batches of other lengths have some of their own: of each power.
+    """
+    sizes_bytes: dict[int, int] = {}
+    for length in work.lengths.spread:
+        shape = Shape(_micro_rows(work)[0], length)
+        inputs = source.segment(SegmentKind.MICRO_HOST, work.variant, shape)
+        counts = Counter(1 << (delta - 1).bit_length() for delta in inputs.deltas if delta > 0)
+        for size_bytes, count in counts.items():
+            sizes_bytes[size_bytes] = max(sizes_bytes.get(size_bytes, 0), size_bytes * count)
+    return sum(sizes_bytes.values())
+
+
+def _optimizer_bytes(source: SegmentSource, work: Work) -> int:
     """Host memory of an offloaded optimizer: its state, and a copy of each trained weight and of its gradient."""
     if not work.variant.offload_optimizer:
         return 0

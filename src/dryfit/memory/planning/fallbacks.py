@@ -1,9 +1,10 @@
 """The fallbacks of the fit ladder: how else a trial can be run, in which order, and what each changes.
 
 As asked; activation checkpointing; a loss in chunks; smaller micro-batches, each without and with both, the faster
-first; another implementation of the optimizer; its state in host memory. Each of them, as asked too, is also tried with
-smaller validation batches where validation is what does not fit, before the next: that costs training nothing. The
-effective batch never changes. What would change the experiment is a :class:`SettingChange`, which is only suggested.
+first; with checkpointing, the inputs of layers in host memory; another implementation of the optimizer; its state in
+host memory. Each of them, as asked too, is also tried with smaller validation batches where validation is what does not
+fit, before the next: that costs training nothing. The effective batch never changes. What would change the experiment
+is a :class:`SettingChange`, which is only suggested.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ _SMALL_MICRO_TOKENS = 4096
 _PLAIN_TIME = 1.1
 _FOREACH_TIME = 1.02
 _OFFLOAD_TIME = 1.5
+_OFFLOAD_ACTIVATIONS_TIME = 1.15
 
 
 class ChangeKind(StrEnum):
@@ -65,6 +67,7 @@ class PlannedTrial:
         cannot_chunk: Why its loss cannot be computed in chunks of tokens; None where it can.
         chunks_for_free: Whether a loss in chunks costs no time: it is then as asked where nothing is set.
         cannot_offload: Why the optimizer's state cannot be in host memory; None where it can.
+        cannot_offload_activations: Why what layers are recomputed from cannot be in host memory; None where it can.
         lora_rank: Rank of its adapters; None without.
     """
 
@@ -75,6 +78,7 @@ class PlannedTrial:
     cannot_offload: str | None = None
     cannot_chunk: str | None = "its loss is not over the words of a vocabulary"
     chunks_for_free: bool = False
+    cannot_offload_activations: str | None = "on the CPU they lie in host memory already"
     lora_rank: int | None = None
     measured_rows: Callable[[int], int] = lambda _: 0
 
@@ -99,6 +103,8 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
     """
     for wanted, key, reason in (
         (execution.checkpointing, "checkpointing", trial.cannot_checkpoint),
+        (execution.offload_activations, "offload_activations", trial.cannot_checkpoint),
+        (execution.offload_activations, "offload_activations", trial.cannot_offload_activations),
         (execution.offload_optimizer, "offload_optimizer", trial.cannot_offload),
         (execution.chunked_loss, "chunked_loss", trial.cannot_chunk),
     ):
@@ -118,7 +124,8 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
             micro_batch=1,
             accumulation=1,
             eval_batch=execution.eval_batch,
-            checkpointing=bool(execution.checkpointing),
+            checkpointing=execution.recomputes,
+            offload_activations=bool(execution.offload_activations),
             optimizer_impl=impl,
             offload_optimizer=bool(execution.offload_optimizer),
             chunked_loss=_chunked(trial, execution),
@@ -139,7 +146,7 @@ def fallback_stages(
 ) -> tuple[FallbackStage, ...]:
     """Return the choices that may be tried after ``asked``, in order."""
     may_round = execution.allow == "numerics"
-    may_checkpoint = execution.checkpointing is None and trial.cannot_checkpoint is None
+    may_checkpoint = execution.checkpointing is None and trial.cannot_checkpoint is None and not asked.checkpointing
     micros = list(halvings(asked.micro_batch)) if may_round and execution.micro_batch is None else [asked.micro_batch]
     checkpointing = (False, True) if may_checkpoint else (asked.checkpointing,)
     may_chunk = may_round and execution.chunked_loss is None and trial.cannot_chunk is None
@@ -160,10 +167,15 @@ def fallback_stages(
         for impl in impls
         if impl is not asked.optimizer_impl
     ]
+    may_move_inputs = execution.offload_activations is None and trial.cannot_offload_activations is None
+    recomputed = [choice for choice in grid if choice.checkpointing] if may_move_inputs else []
+    inputs_on_host = [choice.model_copy(update={"offload_activations": True}) for choice in recomputed]
     may_offload = execution.offload_optimizer is None and trial.cannot_offload is None
-    on_host = [choice.model_copy(update={"offload_optimizer": True}) for choice in grid] if may_offload else []
+    moved = (*grid, *inputs_on_host) if may_offload else ()
+    on_host = [choice.model_copy(update={"offload_optimizer": True}) for choice in moved]
     stages = (
         FallbackStage(tuple(choice for choice in grid if choice != asked)),
+        FallbackStage(tuple(inputs_on_host), is_brief=True),
         *(FallbackStage(tuple(choices), is_brief=True) for choices in by_impl),
         FallbackStage(tuple(on_host), is_brief=True),
     )
@@ -210,6 +222,8 @@ def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: PlannedT
         factor *= _CHECKPOINTING_TIME
     if choice.chunked_loss and not asked.chunked_loss:
         factor *= _CHUNKED_LOSS_TIME
+    if choice.offload_activations and not asked.offload_activations:
+        factor *= _OFFLOAD_ACTIVATIONS_TIME
     if choice.offload_optimizer and not asked.offload_optimizer:
         factor *= _OFFLOAD_TIME
     if choice.optimizer_impl is not asked.optimizer_impl:
@@ -232,6 +246,8 @@ def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
         words.append("activation checkpointing")
     if choice.chunked_loss and not asked.chunked_loss:
         words.append("loss in chunks")
+    if choice.offload_activations != asked.offload_activations:
+        words.append("inputs of layers in host memory")
     if choice.optimizer_impl is not asked.optimizer_impl:
         words.append(f"{choice.optimizer_impl.value} optimizer")
     if choice.offload_optimizer != asked.offload_optimizer:
@@ -276,5 +292,6 @@ def is_below(choice: ExecutionChoice, other: ExecutionChoice) -> bool:
         and choice.eval_rows <= other.eval_rows
         and choice.checkpointing >= other.checkpointing
         and bool(choice.chunked_loss) >= bool(other.chunked_loss)
+        and choice.offload_activations >= other.offload_activations
         and choice.offload_optimizer >= other.offload_optimizer
     )

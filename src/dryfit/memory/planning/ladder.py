@@ -106,7 +106,11 @@ def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
     """Return how a trial uses memory when it runs by a choice."""
     return Work(
         variant=Variant(
-            choice.checkpointing, choice.optimizer_impl, choice.offload_optimizer, bool(choice.chunked_loss)
+            checkpointing=choice.checkpointing,
+            optimizer_impl=choice.optimizer_impl,
+            offload_optimizer=choice.offload_optimizer,
+            chunked_loss=bool(choice.chunked_loss),
+            offload_activations=choice.offload_activations,
         ),
         effective_batch=trial.effective_batch,
         micro_batch=choice.micro_batch,

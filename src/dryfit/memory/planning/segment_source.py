@@ -12,16 +12,16 @@ from dryfit.memory.planning.trace_store import TraceStore
 from dryfit.memory.tracing.events import Label, Segment, SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Tracer, Variant
 
-_MICRO = (SegmentKind.MICRO_FIRST, SegmentKind.MICRO_NEXT)
+_MICRO = (SegmentKind.MICRO_FIRST, SegmentKind.MICRO_NEXT, SegmentKind.MICRO_HOST)
 _UPDATE = (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE)
 
 
 def relevant(kind: SegmentKind, variant: Variant) -> Variant:
     """Return the variant without choices that do not change a kind of segment, so that fewer are traced."""
     if kind in _MICRO:
-        return Variant(checkpointing=variant.checkpointing)
+        return Variant(checkpointing=variant.checkpointing, offload_activations=variant.offload_activations)
     if kind in _UPDATE:
-        return replace(variant, checkpointing=False)
+        return replace(variant, checkpointing=False, offload_activations=False)
     return Variant()
 
 

@@ -188,7 +188,13 @@ def _identity(
             place = ("fit", *astuple(at), length)
         case None:
             place = ()
-    choices = (variant.checkpointing, variant.optimizer_impl.value, variant.offload_optimizer, variant.chunked_loss)
+    choices = (
+        variant.checkpointing,
+        variant.optimizer_impl.value,
+        variant.offload_optimizer,
+        variant.chunked_loss,
+        variant.offload_activations,
+    )
     return canonical_json([key, kind.value, choices, place])
 
 

@@ -8,6 +8,8 @@ A training run is put together from *segments* that are traced once each and may
           measure                                              answers that a validation generates
           save                                                 a checkpoint
 
+Beside them, ``micro_host`` is what a micro-batch keeps in host memory where its activations are offloaded.
+
 A storage that lives beyond its segment has a name, the same in every segment: ``weight:encoder.x``,
 ``gradient:encoder.x``, ``optimizer:encoder.x:exp_avg``, ``input:input_ids``.
 """
@@ -30,6 +32,8 @@ class SegmentKind(StrEnum):
     """Forward and backward of a micro-batch where no gradient exists yet."""
     MICRO_NEXT = "micro_next"
     """The same where gradients are added to those of an earlier micro-batch."""
+    MICRO_HOST = "micro_host"
+    """Host memory of a micro-batch with offloaded activations; no part of a run on the device."""
     UPDATE_FIRST = "update_first"
     """Clipping, the optimizer's first step, which makes its state, and the end of all gradients."""
     UPDATE = "update"

@@ -15,6 +15,7 @@ class Variant:
     optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
     offload_optimizer: bool = False
     chunked_loss: bool = False
+    offload_activations: bool = False
 
 
 class Tracer(Protocol):

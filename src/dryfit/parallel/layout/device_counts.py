@@ -169,9 +169,10 @@ def with_tried_ranks(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_byte
 def with_more_ranks(answer: PlanAnswer, ranks: int) -> PlanAnswer:
     """Add more ranks to an answer that fits, as its last fallback: the smallest of its choices, sharded."""
     assert answer.execution is not None  # it fits
-    choices = [choice for choice in (answer.execution, *answer.fallbacks) if not choice.offload_optimizer]
+    choices = [choice for choice in (answer.execution, *answer.fallbacks) if not choice.offloads]
     smallest = (choices or [answer.execution])[-1]
-    last = smallest.model_copy(update={"tp": ranks, "offload_optimizer": False, "chunked_loss": None})
+    alone_only = {"offload_optimizer": False, "offload_activations": False, "chunked_loss": None}
+    last = smallest.model_copy(update={"tp": ranks, **alone_only})
     return answer.model_copy(update={"fallbacks": (*answer.fallbacks, last)})
 
 
@@ -226,10 +227,10 @@ def _first_that_fits(
 
 
 def _smallest(answer: PlanAnswer, asked: ExecutionChoice) -> ExecutionChoice:
-    """Return the tried choice that needs least; optimizer state in host memory is for a single process only."""
+    """Return the tried choice that needs least; what is kept in host memory is for a single process only."""
     own = [
         (fallback.required_bytes, fallback.execution)
         for fallback in answer.ladder
-        if fallback.execution is not None and fallback.devices == 1 and not fallback.execution.offload_optimizer
+        if fallback.execution is not None and fallback.devices == 1 and not fallback.execution.offloads
     ]
     return min([(required_as_asked(answer), asked), *own], key=lambda one: one[0])[1]

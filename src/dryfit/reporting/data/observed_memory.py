@@ -73,6 +73,7 @@ def choice_text(choice: ExecutionChoice) -> str:
     words += [f"validation batch {choice.eval_batch}"] if choice.eval_batch is not None else []
     words += ["checkpointing"] if choice.checkpointing else []
     words += ["loss in chunks"] if choice.chunked_loss else []
+    words += ["inputs of layers on the host"] if choice.offload_activations else []
     words += [f"{choice.optimizer_impl} optimizer"] if choice.optimizer_impl is not OptimizerImpl.AUTO else []
     words += ["optimizer state on the host"] if choice.offload_optimizer else []
     return ", ".join(words)

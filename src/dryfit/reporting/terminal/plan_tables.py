@@ -198,7 +198,7 @@ def _mildness(cell: PlannedCell) -> tuple[bool, int, bool, int]:
     return (
         cell.answer.verdict is not VerdictKind.FITS,
         cell.answer.devices,
-        choice is not None and choice.offload_optimizer,
+        choice is not None and choice.offloads,
         (choice.accumulation if choice is not None else 1) * 2 + cell.checkpointing,
     )
 
@@ -212,5 +212,6 @@ def _choice_text(cell: PlannedCell) -> str:
     parts += [f"val {choice.eval_batch}"] if choice.eval_batch is not None else []
     parts += ["ckpt"] if choice.checkpointing else []
     parts += ["chunked"] if choice.chunked_loss and cell.answer.verdict is not VerdictKind.FITS else []
+    parts += ["act offload"] if choice.offload_activations else []
     parts += ["offload"] if choice.offload_optimizer else []
     return ", ".join(parts) or "fits"

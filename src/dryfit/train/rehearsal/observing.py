@@ -31,6 +31,7 @@ from dryfit.meta.private_apis.torch_cuda import (
     visible_devices,
 )
 from dryfit.tasks.base import Batch, Task
+from dryfit.train.activation_offload import offload_layer_inputs
 from dryfit.train.device import ALLOCATOR_TEXTS
 from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal, no_collection
@@ -131,6 +132,8 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
         reentrant=case.reentrant,
         chunked_loss=bool(execution.chunked_loss),
     )
+    if execution.offload_activations:
+        offload_layer_inputs(parts.model)
     meter.phase(StepPhase.LOAD)
     with meter.part("load"):
         fill(parts.model, device)

@@ -1,6 +1,7 @@
 """Trace a trial's training step on tensors that take no memory."""
 
 import traceback
+from contextlib import ExitStack
 from functools import cached_property
 from typing import final
 
@@ -8,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from dryfit.core.errors import InternalError, TraceError
+from dryfit.core.errors import ConfigError, InternalError, TraceError
 from dryfit.core.jobs.memory import MemoryCategory, StepPhase
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.memory_key import any_shape, memory_key
@@ -26,6 +27,7 @@ from dryfit.parallel.layout.layout import OneProcess
 from dryfit.parallel.layout.tensor_parallel import TensorParallel
 from dryfit.parallel.ranks.collectives import AbsentRanks
 from dryfit.parallel.ranks.counted import CountedRanks
+from dryfit.train.activation_offload import offload_layer_inputs
 from dryfit.train.optim.optimizer import OptimizerPlan
 from dryfit.train.rehearsal.step_rehearsal import Rehearsal, no_collection
 from dryfit.train.rehearsal.subjects import StepParts, step_parts, subject_task
@@ -140,6 +142,7 @@ class _Stage:
     def __init__(self, parts: StepParts, device: DeviceKind, ranks: CountedRanks) -> None:
         self._model = parts.model
         self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA)
+        self._host = StorageRecorder("cpu", kernels=False)
         self._stand_ins = StandIns()
         self._ranks = ranks
         self.sent = Sent()
@@ -158,6 +161,17 @@ class _Stage:
         if plan != self._rehearsal.plan:
             self._forget_state()
             self._rehearsal.plan = plan
+        with ExitStack() as offloaded:
+            if variant.offload_activations:
+                try:
+                    handles = offload_layer_inputs(self._model)
+                except ConfigError as error:  # this fallback is none of the model's; others are
+                    raise TraceError(error.doing, error.found) from error
+                for handle in handles:
+                    offloaded.callback(handle.remove)
+            return self._traced(kind, shape)
+
+    def _traced(self, kind: SegmentKind, shape: Shape | None) -> Segment:
         with self._stand_ins, self._recorder, self._recorder.watching(self._model):
             match kind, shape:
                 case SegmentKind.BATCH, Shape():
@@ -168,6 +182,8 @@ class _Stage:
                 case SegmentKind.MICRO_NEXT, Shape():
                     self._make_gradients()
                     return self._micro(shape)
+                case SegmentKind.MICRO_HOST, Shape():
+                    return self._micro_host(shape)
                 case SegmentKind.UPDATE_FIRST, None:
                     self._forget_state()
                     return self._update()
@@ -218,6 +234,20 @@ class _Stage:
             for name, gradient in graded:
                 self._recorder.name(gradient, f"gradient:{name}", MemoryCategory.GRADIENTS)
         self._trained = tuple(name for name, _ in graded)
+        return record.result
+
+    def _micro_host(self, shape: Shape) -> Segment:
+        """Record the host tensors of a micro-batch; its gradients are forgotten."""
+        batch = self._rehearsal.batch(shape)
+        self._forget_gradients()
+
+        def phase(began: StepPhase) -> None:
+            self._phase(began)
+            self._host.phase = began
+
+        with self._host, self._host.segment() as record:
+            self._rehearsal.micro(batch, phase)
+        self._forget_gradients()
         return record.result
 
     def _update(self) -> Segment:
