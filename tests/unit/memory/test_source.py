@@ -9,7 +9,7 @@ from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, with_fragmentation
 from dryfit.memory.planning.interpolate import in_canonical_order
-from dryfit.memory.planning.segment_source import SegmentSource, compact
+from dryfit.memory.planning.segment_source import SegmentSource, compact, relevant
 from dryfit.memory.planning.timeline import end_bytes
 from dryfit.memory.planning.trace_store import TraceStore
 from dryfit.memory.tracing.events import SegmentKind, Shape
@@ -87,6 +87,14 @@ def test_another_subject_has_traces_of_its_own(tmp_path):
     other = SegmentSource(ToyTracer(key="other"), store)
     other.segment(FIRST, Variant(), Shape(4, 64))
     assert other.traced == 1
+
+
+def test_a_loss_in_chunks_has_segments_of_its_own():
+    whole, chunked = Variant(), Variant(chunked_loss=True, optimizer_impl=OptimizerImpl.PLAIN)
+    own = {kind for kind in SegmentKind if relevant(kind, chunked).chunked_loss}
+    assert own == {FIRST, SegmentKind.MICRO_NEXT, SegmentKind.MICRO_HOST, SegmentKind.EVALUATE}
+    assert relevant(SegmentKind.MEASURE, chunked) == relevant(SegmentKind.MEASURE, whole)
+    assert relevant(SegmentKind.UPDATE, chunked) == Variant(optimizer_impl=OptimizerImpl.PLAIN)
 
 
 def test_what_a_kind_does_not_depend_on_is_not_traced_twice():

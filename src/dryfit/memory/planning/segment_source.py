@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from dryfit.core.jobs.memory import MemoryPlan
+from dryfit.core.settings.execution import OptimizerImpl
 from dryfit.memory.planning.interpolate import FitPlan, SegmentFit, fit, plan_fits, regime
 from dryfit.memory.planning.trace_store import TraceStore
 from dryfit.memory.tracing.events import Label, Segment, SegmentKind, Shape
@@ -19,10 +20,10 @@ _UPDATE = (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE)
 def relevant(kind: SegmentKind, variant: Variant) -> Variant:
     """Return the variant without choices that do not change a kind of segment, so that fewer are traced."""
     if kind in _MICRO:
-        return Variant(checkpointing=variant.checkpointing, offload_activations=variant.offload_activations)
+        return replace(variant, optimizer_impl=OptimizerImpl.AUTO, offload_optimizer=False)
     if kind in _UPDATE:
-        return replace(variant, checkpointing=False, offload_activations=False)
-    return Variant()
+        return Variant(optimizer_impl=variant.optimizer_impl, offload_optimizer=variant.offload_optimizer)
+    return Variant(chunked_loss=variant.chunked_loss and kind is SegmentKind.EVALUATE)
 
 
 def compact(segment: Segment, tables: dict[tuple[Label, ...], tuple[Label, ...]]) -> Segment:
