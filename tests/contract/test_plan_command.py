@@ -86,6 +86,7 @@ def test_one_object_without_a_study_file() -> None:
         "accumulation": 1,
         "eval_batch": None,
         "checkpointing": False,
+        "chunked_loss": None,
         "offload_activations": False,
         "optimizer_impl": "auto",
         "offload_optimizer": False,
