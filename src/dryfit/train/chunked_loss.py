@@ -6,8 +6,9 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import ExecutionPlan
 from dryfit.tasks.base import Task, TaskModel
-from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
+from dryfit.tasks.lm.causal_lm import CausalLm
 from dryfit.tasks.lm.decoder_tail import cannot_chunk, scores_differ
+from dryfit.tasks.lm.token_loss import over_tokens
 
 SEVERAL_PROCESSES: Final = "several processes train it: each has a part of the scores, or of the weights"
 
@@ -25,7 +26,7 @@ def cannot_chunk_loss(task: Task, model: TaskModel, *, processes: int = 1) -> st
         model: Its whole model, with its adapters, on any device; no weight is read.
         processes: How many train it together.
     """
-    if not isinstance(task, CausalLmTask) or not isinstance(model, CausalLm):
+    if over_tokens(task) is None or not isinstance(model, CausalLm):
         return "its loss is not over the words of a vocabulary"
     return SEVERAL_PROCESSES if processes > 1 else cannot_chunk(model.decoder, model.base())
 
@@ -36,11 +37,10 @@ def loss_in_chunks(task: Task, model: TaskModel) -> Task:
     Raises:
         ConfigError: The model's scores cannot be computed so.
     """
-    reason = cannot_chunk_loss(task, model)
-    if reason is not None:
-        raise _refused(reason)
-    assert isinstance(task, CausalLmTask)
-    return task.with_loss_in_chunks()
+    reason, over = cannot_chunk_loss(task, model), over_tokens(task)
+    if reason is not None or over is None:
+        raise _refused(reason or "its loss is not a sum over tokens")
+    return over.with_loss_in_chunks()
 
 
 def as_planned(task: Task, model: TaskModel, plan: ExecutionPlan, precision: Precision) -> Task:

@@ -36,6 +36,10 @@ class OverTokens(Protocol):
         """Return the task with another way to compute the sum."""
         ...
 
+    def with_loss_in_chunks(self) -> Task:
+        """Return the task with its loss computed from the scores of some tokens at a time."""
+        ...
+
 
 def over_tokens(task: Task) -> OverTokens | None:
     """Return the task as one that needs such sums only; None: it may need all scores.
