@@ -169,6 +169,8 @@ def test_predictions_are_what_the_model_writes(done: trials.Trial, tmp_path: Pat
 LORA = {"r": 6, "alpha": 5.0, "dropout": 0.5, "targets": "q_proj,v_proj", "base": "bf16"}
 KEYS: dict[str, tuple[Any, dict[str, Any]]] = {
     **{f"lora.{key}": (value, {}) for key, value in LORA.items()},
+    "lora.double_quant": (True, {"base": "nf4"}),
+    "lora.compute": ("bf16", {"base": "nf4"}),
     "lm.format": ("evidence", {}),
     "lm.criteria_prompt": ("{text}? ", {}),
     "lm.evidence_prompt": ("{text}! ", {}),
@@ -218,8 +220,11 @@ def test_every_key_changes_training_or_what_is_measured(
     value, how = KEYS[key]
     table, _, name = key.partition(".")
     base = {"lm": LM, "lora": {"r": 4, "dropout": 0.1}}[table]
-    chats = "chat" in how
-    found = _seen(tmp_path, chatting if chats else model, **{table: {**base, name: value}})
+    chats, own = "chat" in how, {key: value for key, value in how.items() if key != "chat"}
+    found = _seen(tmp_path, chatting if chats else model, **{table: {**base, **own, name: value}})
+    if own:
+        assert found != _seen(tmp_path / "usual", model, **{table: {**base, **own}}), key
+        return
     if key == "lm.max_new_tokens":  # the answers may all be wrong either way: what is written is compared
         assert _answer(tmp_path / "best", 1) != _answer(tmp_path / "best", 9)
         return

@@ -102,6 +102,16 @@ def test_what_cannot_be_traced_is_named(fact: Fact, kind: str, says: tuple[str, 
     assert all(word in message for word in says), message
 
 
+@pytest.mark.parametrize(("name", "bytes_"), [("paged_adamw", 4), ("paged_adamw8bit", 1)])
+def test_the_moments_of_large_weights_are_paged_to_the_host(fact: Fact, tmp_path: Path, name: str, bytes_: int) -> None:
+    folder = tiny.model(tmp_path, vocab_size=5000)  # the embeddings are large, and nothing else is
+    config = AutoConfig.from_pretrained(folder)
+    embedded = config.vocab_size * config.hidden_size
+    found, whole = fact("paged", folder, name), fact("paged", folder, name.removeprefix("paged_"))
+    assert found["host"] == 2 * bytes_ * embedded and whole["host"] == 0
+    assert found["device"] == whole["device"] - found["host"]
+
+
 def test_the_matrix_of_each_product_with_a_quantised_base_is_counted(fact: Fact, tmp_path: Path) -> None:
     need_package("bitsandbytes")
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_lms.config_alone(tmp_path)))

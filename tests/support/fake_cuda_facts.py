@@ -180,6 +180,18 @@ def quantised(model: str, base: str) -> Any:
     return made
 
 
+def paged(model: str, optimizer: str) -> Any:
+    """Bytes of an optimizer's moments on the device and on the host."""
+    asked = subject(model, lora=False, optim={"name": optimizer})
+    tracer = tracing.StepTracer(asked, AMPERE)
+    first = tracer.trace(SegmentKind.UPDATE_FIRST, Variant(), None)
+    host = tracer.trace(SegmentKind.UPDATE_HOST, Variant(), None)
+    sizes = {block: delta for block, delta in zip(first.blocks, first.deltas, strict=True) if delta > 0}
+    moments = [name for name in first.names.values() if name.startswith("optimizer:") and not name.endswith(":step")]
+    held = sum(sizes[block] for block, name in first.names.items() if name in moments)
+    return {"device": held, "host": sum(host.deltas)}
+
+
 def most_resident_bytes() -> int:
     """The most this program had in memory; ``getrusage`` would count what its parent had before it became this one."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))

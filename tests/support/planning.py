@@ -102,6 +102,10 @@ class ToyTracer:
                 inputs = [made.take(whole // 4, MemoryCategory.ACTIVATIONS) for _ in range(self.layers)]
                 for block in inputs:
                     made.free(block)
+            case SegmentKind.UPDATE_HOST:
+                made.free(made.take(77, MemoryCategory.TEMPORARIES))
+                for layer in range(self.layers):
+                    made.take(2 * self.weight, MemoryCategory.OPTIMIZER, "", f"optimizer:layer.{layer}")
             case SegmentKind.UPDATE_FIRST | SegmentKind.UPDATE:
                 self._update(made, variant, first=kind is SegmentKind.UPDATE_FIRST)
             case SegmentKind.EVALUATE:

@@ -127,6 +127,11 @@ def test_state_in_host_memory_is_counted_there():
     assert there.peak_allocated_bytes == here.peak_allocated_bytes - 16 * MIB
 
 
+def test_state_that_is_paged_counts_as_host_memory():
+    there, here = planned(replace(WORK, has_pages=True)), planned()
+    assert there.host_bytes == 16 * MIB and here.host_bytes == 0
+
+
 def test_the_longest_batch_of_the_data_counts_where_lengths_are_known():
     lengths = Lengths.of(512, [30, 100, 61])
     assert (lengths.longest, lengths.candidates) == (100, (100,))

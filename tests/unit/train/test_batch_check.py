@@ -45,9 +45,9 @@ def test_a_good_model_walks_every_batch_and_does_a_step(tmp_path: Path) -> None:
     assert found.failures == ()
     assert {(walk.split, walk.max_length): (walk.rows, walk.batches) for walk in found.walks} == {
         ("train", 16): (40, 5),
-        ("validation", 16): (20, 1),
+        ("validation", 16): (20, 2),
         ("train", 32): (40, 5),
-        ("validation", 32): (20, 1),
+        ("validation", 32): (20, 2),
     }
     assert max(walk.longest for walk in found.walks if walk.max_length == 16) == 16
     step = found.step

@@ -1,14 +1,19 @@
 """Stand-ins hold the bytes that the real optimizers hold."""
 
+import io
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dryfit.core.settings.execution import OptimizerImpl
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.execution import DeviceKind, OptimizerImpl
 from dryfit.core.settings.tables import OptimSettings
-from dryfit.train.optim.optimizer import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
-from dryfit.train.rehearsal.optimizer_stand_ins import ModelledOptimizer, adamw8bit_state
+from dryfit.train.optim.optimizer import IMPLEMENTATIONS, OptimizerPlan, cannot_offload, check_optimizer, make_optimizer
+from dryfit.train.optim.paged import paged_adamw
+from dryfit.train.rehearsal.optimizer_stand_ins import ModelledOptimizer, adamw8bit_state, paged_state
 from parts import need_package
 
 
@@ -60,6 +65,70 @@ def test_eight_bit_state_is_the_librarys() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("bits", "bytes_"), [(32, 4), (8, 1)])
+def test_paged_state_of_large_tensors_is_on_the_host(bits: int, bytes_: int) -> None:
+    with FakeTensorMode():
+        large, small = (nn.Parameter(torch.empty(size, device="cuda")) for size in (100_000, 99_999))
+        for parameter, device in ((large, "cpu"), (small, "cuda")):
+            state = paged_state(parameter, bits=bits)
+            for name in ("state1", "state2"):
+                assert (state[name].device.type, state[name].nbytes) == (device, bytes_ * parameter.numel())
+            scales = {name: one for name, one in state.items() if name.startswith("absmax")}
+            assert len(scales) == (2 if bits == 8 else 0)
+            assert {one.device.type for one in scales.values()} <= {"cuda"}
+
+
+@pytest.mark.filterwarnings("ignore")  # its import warns of what it does itself, and it pages nothing on a CPU
+@pytest.mark.parametrize("bits", [32, 8])
+def test_paged_state_is_the_librarys_and_is_paged_again_after_a_resumption(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_package("bitsandbytes")
+    cls = paged_adamw(bits)
+    # As of a machine with CUDA, but for where the memory is.
+    paged: list[tuple[int, torch.dtype]] = []
+
+    def buffer(self: object, parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        paged.append((parameter.numel(), dtype))
+        return torch.zeros_like(parameter, dtype=dtype)
+
+    monkeypatch.setattr(cls, "get_state_buffer", buffer)
+
+    def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> torch.Tensor:
+        for seed in range(steps):
+            torch.manual_seed(seed)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+    model = model_with_gradients()
+    optimizer = cls(model.parameters(), lr=1e-2)
+    stepped(model, optimizer, 2)
+    modelled = ModelledOptimizer([{"params": list(model.parameters()), "lr": 1.0}], partial(paged_state, bits=bits))
+    modelled.step()
+    assert held(optimizer) == held(modelled)
+    again = model_with_gradients()
+    again.load_state_dict(model.state_dict())
+    resumed = cls(again.parameters(), lr=1e-2)
+    written = io.BytesIO()
+    torch.save(optimizer.state_dict(), written)
+    written.seek(0)
+    paged.clear()
+    resumed.load_state_dict(torch.load(written, weights_only=True))
+    sizes = sorted(2 * [one.numel() for one in again.parameters()])
+    assert sorted(size for size, _ in paged) == sizes
+    assert torch.equal(stepped(again, resumed, 3), stepped(model, optimizer, 3))
+
+
+def test_a_paged_optimizer_needs_cuda() -> None:
+    for name in ("paged_adamw", "paged_adamw8bit"):
+        with pytest.raises(ConfigError, match="memory that CUDA moves"):
+            check_optimizer(OptimSettings(name=name), OptimizerPlan(), DeviceKind.CPU)
+        check_optimizer(OptimSettings(name=name), OptimizerPlan(), DeviceKind.CUDA)
+        assert "by itself" in (cannot_offload(OptimSettings(name=name), DeviceKind.CUDA) or "")
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fused_sgd_holds_what_torchs_does(momentum: float) -> None:
     found = []
@@ -74,7 +143,13 @@ def test_fused_sgd_holds_what_torchs_does(momentum: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "impl"), [(name, impl) for name, has in IMPLEMENTATIONS.items() for impl in (OptimizerImpl.AUTO, *has)]
+    ("name", "impl"),
+    [
+        (name, impl)
+        for name, has in IMPLEMENTATIONS.items()
+        if not name.startswith("paged")  # they need CUDA
+        for impl in (OptimizerImpl.AUTO, *has)
+    ],
 )
 def test_every_optimizer_steps_without_data(name: str, impl: OptimizerImpl) -> None:
     with FakeTensorMode():

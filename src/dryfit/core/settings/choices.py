@@ -1,7 +1,7 @@
 """Enumerations of a study file's choices. Standard library only: the command line's help imports them at once."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 
 class BuiltInTask(StrEnum):
@@ -61,6 +61,12 @@ class Precision(StrEnum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+OptimizerName: TypeAlias = Literal[
+    "adamw", "adafactor", "sgd", "lion", "adamw8bit", "radam", "nadam", "paged_adamw", "paged_adamw8bit"
+]
+"""Optimizers of a trial."""
 
 
 class BaseFormat(StrEnum):

@@ -27,7 +27,7 @@ class Needs:
         return self.words or f"{self.switch} {' or '.join(map(str, self.values))}"
 
 
-_ADAPTIVE: Final = ("adamw", "adamw8bit", "radam", "nadam")
+_ADAPTIVE: Final = ("adamw", "adamw8bit", "radam", "nadam", "paged_adamw", "paged_adamw8bit")
 _HIDDEN_LAYERS: Final = tuple(range(1, 9))
 _RANKS: Final = tuple(range(1, 4097))
 _ASKS: Final = ("instruction", "criteria", "evidence", "both")

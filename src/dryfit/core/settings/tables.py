@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dryfit.core.settings.choices import BaseFormat, Direction, Fusion, Precision, Weighting
+from dryfit.core.settings.choices import BaseFormat, Direction, Fusion, OptimizerName, Precision, Weighting
 
 PACKAGED_MODEL: Final = "minilm"
 """Name of the encoder in the extra ``demo``."""
@@ -107,21 +107,22 @@ class TrainSettings(Settings):
 class OptimSettings(Settings):
     """``[optim]``: the optimizer."""
 
-    name: Literal["adamw", "adafactor", "sgd", "lion", "adamw8bit", "radam", "nadam"] = Field(
-        default="adamw", description="optimizer; lion and adamw8bit (8-bit state) need the extras lion and 8bit"
+    name: OptimizerName = Field(
+        default="adamw",
+        description="optimizer; lion, and adamw8bit and paged ones (CUDA moves their state), need extras lion, 8bit",
     )
     lr: Positive = Field(default=5e-5, le=10, description="peak learning rate")
     weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
         default=0.01, description="not applied to norms and biases"
     )
     beta1: Fraction = Field(
-        default=0.9, description="adamw, adamw8bit, radam, nadam, lion: decay of the first moment; sgd: momentum"
+        default=0.9, description="AdamW of any kind, radam, nadam, lion: decay of the first moment; sgd: momentum"
     )
     beta2: Fraction = Field(
         default=0.999,
-        description="adamw, adamw8bit, radam, nadam: decay of the second moment; lion: of the only one (usually 0.99)",
+        description="AdamW of any kind, radam, nadam: decay of the second moment; lion: of the only one (usually 0.99)",
     )
-    eps: Positive = Field(default=1e-8, le=1, description="adamw, adamw8bit, radam, nadam: added to the denominator")
+    eps: Positive = Field(default=1e-8, le=1, description="AdamW of any kind, radam, nadam: added to the denominator")
     layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="learning rate factor per encoder layer, from the head down; 1: none"
     )

@@ -22,7 +22,7 @@ from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.train.activation_offload import cannot_offload_activations
 from dryfit.train.chunked_loss import SEVERAL_PROCESSES, cannot_chunk_loss, costs_time
-from dryfit.train.optim.optimizer import cannot_offload, implementations
+from dryfit.train.optim.optimizer import cannot_offload, has_pages, implementations
 from dryfit.train.rehearsal.subjects import whole_model
 
 
@@ -57,6 +57,7 @@ class PlannedTrials:
             ),
             lora_rank=subject.lora.r if subject.lora is not None else None,
             measured_rows=task.measured_rows,
+            has_pages=has_pages(settings.optim),
         )
 
     def _cannot_chunk(self, subject: PlanSubject, execution: ExecutionSettings) -> str | None:

@@ -84,6 +84,7 @@ class Work:
     Attributes:
         evaluation_rows: Rows of a validation batch.
         measured_rows: Rows that a validation works on at once beyond that, to generate answers; 0: it does not.
+        has_pages: Whether the optimizer's state is moved between host and device as it is needed.
     """
 
     variant: Variant
@@ -92,6 +93,7 @@ class Work:
     evaluation_rows: int
     lengths: Lengths
     measured_rows: int = 0
+    has_pages: bool = False
 
 
 def estimate(source: SegmentSource, work: Work, device: Device) -> MemoryPlan:
@@ -236,9 +238,12 @@ def _categories(run: Timeline, at: int, allocated_bytes: int, device: Device) ->
 
 
 def _host_bytes(source: SegmentSource, work: Work) -> int:
-    """Page-locked host memory of what is offloaded."""
+    """Page-locked host memory of what is offloaded, and what is paged."""
     inputs_bytes = _layer_inputs_bytes(source, work) if work.variant.offload_activations else 0
-    return inputs_bytes + _optimizer_bytes(source, work)
+    paged_bytes = 0
+    if work.has_pages:
+        paged_bytes = end_bytes(source.segment(SegmentKind.UPDATE_HOST, work.variant), "optimizer:")
+    return inputs_bytes + paged_bytes + _optimizer_bytes(source, work)
 
 
 def _layer_inputs_bytes(source: SegmentSource, work: Work) -> int:

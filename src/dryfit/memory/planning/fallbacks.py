@@ -69,6 +69,7 @@ class PlannedTrial:
         cannot_offload: Why the optimizer's state cannot be in host memory; None where it can.
         cannot_offload_activations: Why what layers are recomputed from cannot be in host memory; None where it can.
         lora_rank: Rank of its adapters; None without.
+        has_pages: Whether its optimizer's state is moved between host and device as it is needed.
     """
 
     effective_batch: int
@@ -81,6 +82,7 @@ class PlannedTrial:
     cannot_offload_activations: str | None = "on the CPU they lie in host memory already"
     lora_rank: int | None = None
     measured_rows: Callable[[int], int] = lambda _: 0
+    has_pages: bool = False
 
 
 @dataclass(frozen=True, slots=True)

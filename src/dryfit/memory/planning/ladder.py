@@ -117,6 +117,7 @@ def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
         evaluation_rows=choice.eval_rows,
         lengths=trial.lengths,
         measured_rows=trial.measured_rows(choice.eval_rows),
+        has_pages=trial.has_pages,
     )
 
 

@@ -14,7 +14,7 @@ from dryfit.memory.tracing.events import Label, Segment, SegmentKind, Shape
 from dryfit.memory.tracing.tracer import Tracer, Variant
 
 _MICRO = (SegmentKind.MICRO_FIRST, SegmentKind.MICRO_NEXT, SegmentKind.MICRO_HOST)
-_UPDATE = (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE)
+_UPDATE = (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE, SegmentKind.UPDATE_HOST)
 
 
 def relevant(kind: SegmentKind, variant: Variant) -> Variant:

@@ -38,6 +38,8 @@ class SegmentKind(StrEnum):
     """Clipping, the optimizer's first step, which makes its state, and the end of all gradients."""
     UPDATE = "update"
     """Every later one."""
+    UPDATE_HOST = "update_host"
+    """Host memory of a paged optimizer's state; no part of a run on the device."""
     EVALUATE = "evaluate"
     """A validation batch."""
     MEASURE = "measure"
@@ -48,7 +50,8 @@ class SegmentKind(StrEnum):
     @property
     def has_shape(self) -> bool:
         """Whether it depends on the rows and lengths of a batch."""
-        return self not in (SegmentKind.LOAD, SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE, SegmentKind.SAVE)
+        updates = (SegmentKind.UPDATE_FIRST, SegmentKind.UPDATE, SegmentKind.UPDATE_HOST)
+        return self not in (SegmentKind.LOAD, *updates, SegmentKind.SAVE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _GENERATIONS = 3
 An earlier attempt's go as soon as the control process hears of a new one (`attempt_files.drop_superseded`).
 """
 
-_STATE_PER_WEIGHT = {"sgd": 1, "lion": 1, "adafactor": 1, "adamw8bit": 1}
+_STATE_PER_WEIGHT = {"sgd": 1, "lion": 1, "adafactor": 1, "adamw8bit": 1, "paged_adamw8bit": 1}
 _STATE_PER_WEIGHT_ELSE = 2
 """Bytes of optimizer state at most for each byte of fp32 weights; two moments unless listed."""
 

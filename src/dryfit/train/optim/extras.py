@@ -16,12 +16,14 @@ def pytorch_optimizer() -> ModuleType:
 
 
 def bitsandbytes() -> ModuleType:
-    """The library with 8-bit AdamW.
+    """The library with 8-bit and paged AdamW.
 
     Raises:
         MachineError: It is not installed.
     """
-    return _extra("bitsandbytes", used_by='optim.name = "adamw8bit"', needs="bitsandbytes >= 0.50", extra="8bit")
+    return _extra(
+        "bitsandbytes", used_by='optim.name = "adamw8bit", or a paged one', needs="bitsandbytes >= 0.50", extra="8bit"
+    )
 
 
 def _extra(module: str, *, used_by: str, needs: str, extra: str) -> ModuleType:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -19,12 +20,14 @@ from dryfit.core.settings.tables import OptimSettings, SchedSettings, TrialSetti
 from dryfit.tasks.heads import encoder_parts
 from dryfit.train.optim.extras import bitsandbytes, pytorch_optimizer
 from dryfit.train.optim.offload import HostOptimizer
+from dryfit.train.optim.paged import paged_adamw
 from dryfit.train.rehearsal.optimizer_stand_ins import (
     ModelledOptimizer,
     StateOf,
     adamw8bit_state,
     momentum_state,
     no_state,
+    paged_state,
 )
 
 _TORCH_HAS = (OptimizerImpl.FUSED, OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)
@@ -36,8 +39,12 @@ IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
     "nadam": (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN),
     "adafactor": (OptimizerImpl.PLAIN,),
     "adamw8bit": (OptimizerImpl.FUSED,),
+    "paged_adamw": (OptimizerImpl.FUSED,),
+    "paged_adamw8bit": (OptimizerImpl.FUSED,),
 }
 """What each optimizer has, the fastest first."""
+_PAGED_BITS: Final = {"paged_adamw": 32, "paged_adamw8bit": 8}
+"""Bits of a moment of those whose state CUDA moves between host and device."""
 _NOT_SHARDED: Final = (("sgd", OptimizerImpl.FUSED),)
 """torch 2.13: aten::_fused_sgd_ has no sharding strategy for DTensors."""
 
@@ -165,8 +172,14 @@ def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKin
     """Refuse an implementation that an optimizer does not have.
 
     Raises:
-        ConfigError: It is not implemented so, or its state cannot lie in host memory.
+        ConfigError: It is not implemented so, or its state cannot lie in host memory, or not be paged on this device.
     """
+    if has_pages(optim) and device is not DeviceKind.CUDA:
+        raise ConfigError(
+            f'checking optim.name = "{optim.name}"',
+            f"its state is memory that CUDA moves between host and device, and the device is {device}",
+            allowed="a CUDA device, or adamw, adamw8bit ...",
+        )
     has = _has(optim.name, sharded=plan.sharded)
     if plan.impl is not OptimizerImpl.AUTO and plan.impl not in has:
         raise ConfigError(
@@ -179,7 +192,7 @@ def check_optimizer(optim: OptimSettings, plan: OptimizerPlan, device: DeviceKin
         raise ConfigError(
             "checking execution.offload_optimizer = true",
             reason,
-            allowed="true with a CUDA device and any optimizer but adamw8bit",
+            allowed="true with a CUDA device and any optimizer but adamw8bit and the paged ones",
             hint="leave it unset: it is then chosen where it helps",
         )
 
@@ -192,7 +205,12 @@ def cannot_offload(optim: OptimSettings, device: DeviceKind, *, processes: int =
         return "on the CPU it lies in host memory already"
     if optim.name == "adamw8bit":
         return "adamw8bit keeps its state in 8 bits on the device"
-    return None
+    return f"{optim.name} moves its state to host memory by itself" if has_pages(optim) else None
+
+
+def has_pages(optim: OptimSettings) -> bool:
+    """Whether an optimizer's state is in memory that CUDA moves between host and device as it is needed."""
+    return optim.name in _PAGED_BITS
 
 
 def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
@@ -219,6 +237,8 @@ def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: Optimiz
             return pytorch_optimizer().Lion(groups, lr=optim.lr, betas=betas, foreach=impl is OptimizerImpl.FOREACH)
         case "adamw8bit":
             return bitsandbytes().optim.AdamW8bit(groups, lr=optim.lr, betas=betas, eps=optim.eps)
+        case "paged_adamw" | "paged_adamw8bit":
+            return paged_adamw(_PAGED_BITS[optim.name])(groups, lr=optim.lr, betas=betas, eps=optim.eps)
 
 
 def _rectified(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
@@ -242,6 +262,8 @@ def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> S
         return no_state
     if optim.name == "adamw8bit":
         return adamw8bit_state
+    if has_pages(optim):
+        return partial(paged_state, bits=_PAGED_BITS[optim.name])
     # torch 2.13: aten::_fused_sgd_ has no kernel for meta tensors.
     if optim.name == "sgd" and _chosen(optim.name, plan.impl, device) is OptimizerImpl.FUSED:
         return momentum_state if optim.beta1 > 0 else no_state

@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 # bitsandbytes 0.50: Optimizer2State.init_state.
 _BLOCK_ELEMENTS = 256
 _LEAST_8BIT_ELEMENTS = 4096
+# bitsandbytes 0.50: Optimizer8bit.get_state_buffer.
+_LEAST_PAGED_ELEMENTS = 100_000
 
 State = dict[str, torch.Tensor]
 StateOf = Callable[[nn.Parameter], State]
@@ -50,6 +52,23 @@ def adamw8bit_state(parameter: nn.Parameter) -> State:
         name: torch.zeros((blocks,), dtype=torch.float32, device=parameter.device) for name in ("absmax1", "absmax2")
     }
     return moments | scales
+
+
+def paged_state(parameter: nn.Parameter, *, bits: int) -> State:
+    """Return the state of bitsandbytes' paged AdamW: moments of large tensors in host memory, the rest on the device.
+
+    Args:
+        parameter: Whose state it is.
+        bits: Of a moment, 32 or 8.
+    """
+    state = adamw8bit_state(parameter)
+    if bits == 32:
+        state = {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
+    if parameter.numel() < _LEAST_PAGED_ELEMENTS:
+        return state
+    # What is paged is as large on the device while it is worked on, but CUDA takes it back: it counts as host memory.
+    on_host = {name: torch.zeros(parameter.shape, dtype=state[name].dtype) for name in ("state1", "state2")}
+    return state | on_host
 
 
 def momentum_state(parameter: nn.Parameter) -> State:

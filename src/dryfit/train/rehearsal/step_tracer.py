@@ -187,6 +187,8 @@ class _Stage:
                 case SegmentKind.UPDATE_FIRST, None:
                     self._forget_state()
                     return self._update()
+                case SegmentKind.UPDATE_HOST, None:
+                    return self._update_host()
                 case SegmentKind.UPDATE, None:
                     if not self._has_state:
                         self._update()
@@ -254,8 +256,18 @@ class _Stage:
         self._make_gradients()
         with self._recorder.segment() as record:
             self._rehearsal.update(self._phase)
-            self._name_state()
+            self._name_state(self._recorder)
         self._has_state = True
+        return record.result
+
+    def _update_host(self) -> Segment:
+        """Record the host tensors that an optimizer's first step makes and keeps."""
+        self._make_gradients()
+        self._forget_state()
+        with self._host, self._host.segment() as record:
+            self._rehearsal.update(self._phase)
+            self._name_state(self._host)
+        self._forget_state()
         return record.result
 
     def _evaluate(self, shape: Shape) -> Segment:
@@ -298,7 +310,7 @@ class _Stage:
         self._rehearsal.optimizer = None
         self._has_state = False
 
-    def _name_state(self) -> None:
+    def _name_state(self, recorder: StorageRecorder) -> None:
         optimizer = self._rehearsal.optimizer
         if optimizer is None:
             return
@@ -307,4 +319,4 @@ class _Stage:
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     name = f"optimizer:{names[id(parameter)]}:{key}"
-                    self._recorder.name(value, name, MemoryCategory.OPTIMIZER)
+                    recorder.name(value, name, MemoryCategory.OPTIMIZER)
