@@ -75,8 +75,9 @@ mean over its windows; `s / C` is spread over these tokens alone.
 `adamw`, `radam` (Liu et al. 2020, arXiv:1908.03265), `nadam` (Dozat 2016) and `sgd` are torch's, `adafactor`
 (Shazeer and Stern 2018, arXiv:1804.04235) is transformers' with its own step sizes off, `lion` (Chen et al. 2023,
 arXiv:2302.06675) comes from the extra `lion`, `adamw8bit` and the paged ones (Dettmers et al. 2023, arXiv:2305.14314)
-from the extra `8bit`. Weight decay is decoupled in all of them but `sgd`, and not applied to norms and biases. `layer_decay` and `freeze_layers` need layers that have weights of
-their own: ALBERT's are shared, and both are refused there.
+from the extra `8bit`. Weight decay is decoupled in all of them but `sgd`, and not applied to norms and biases.
+`layer_decay` and `freeze_layers` need layers that have weights of their own: ALBERT's are shared, and both are
+refused there.
 
 ## Schedules
 
