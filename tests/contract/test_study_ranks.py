@@ -51,6 +51,7 @@ mirror = "none"
 [execution]
 threads = 1
 micro_batch = 8
+eval_batch = 8
 checkpointing = false
 optimizer_impl = "fused"
 memory_limit = "{limit_bytes}B"
