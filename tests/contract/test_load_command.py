@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import dryfit
 import tiny
 from dryfit.core.errors import ConfigError, LoadError
-from study_runs import command, run_here
+from study_runs import command, run_here, write_study
 
 
 @pytest.fixture
@@ -57,6 +58,61 @@ def test_an_unhealthy_folder_is_told_in_rows(folder: Path) -> None:
     assert ["names undone", "38 x module."] in rows
     assert ["filled", "36 of 37 tensors"] in rows
     assert done.stdout.splitlines()[-1] == "not healthy: 1 missing"
+
+
+_KERNEL = "someone/evil-kernel"
+_CODE = "code from elsewhere would be fetched and run"
+_TRUST = "trust_remote_code = true runs what the model asks for: read it first"
+_OWN = {"auto_map": {"AutoConfig": "someone/evil--own.Own", "AutoModel": "own.Own"}, "model_type": "unheard-of"}
+_GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4, "tokenizer": "someone/evil"}}
+_REMOTE = [
+    ({"_attn_implementation": _KERNEL}, f", config.json: _attn_implementation is '{_KERNEL}': {_CODE}", _TRUST),
+    ({"attn_implementation": _KERNEL}, f", config.json: attn_implementation is '{_KERNEL}': {_CODE}", _TRUST),
+    ({"_experts_implementation": _KERNEL}, f", config.json: _experts_implementation is '{_KERNEL}': {_CODE}", _TRUST),
+    (_OWN, f", config.json: auto_map.AutoConfig is 'someone/evil--own.Own': {_CODE}", _TRUST),
+    (_GPTQ, ": its weights are quantised (quantization_config of 'gptq')", "take the model it was made of"),
+    (
+        {"quantization_config": "evil"},
+        ", config.json: quantization_config is 'evil'",
+        "an object, or a model without it",
+    ),
+]
+
+
+def _changed(folder: Path, values: dict[str, Any]) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | values), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("values", "found", "follows"),
+    [_REMOTE[3], *(pytest.param(*case, marks=pytest.mark.slow) for case in (*_REMOTE[:3], *_REMOTE[4:]))],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_key_that_asks_for_code_from_elsewhere_is_refused_in_words(
+    folder: Path, values: dict[str, Any], found: str, follows: str
+) -> None:
+    _changed(folder, values)
+    done = run_here("load", "--check", folder)
+    assert done.returncode == 1, done.stderr
+    assert f"reading the config of {folder}{found}    [LOAD]\n" in done.stdout
+    assert follows in done.stdout and "http" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("plan", "--device", "24GiB"), ("tune",)], ids=["plan", "tune"])
+def test_a_study_of_such_a_model_is_refused_in_the_same_words(tmp_path: Path, words: tuple[str, ...]) -> None:
+    study = write_study(tmp_path, trials=1)
+    for values, found, follows in (_REMOTE[0], _REMOTE[3], _REMOTE[4]):
+        good = (tmp_path / "model/config.json").read_bytes()
+        _changed(tmp_path / "model", values)
+        command, *options = words
+        done = run_here(command, study, *options)
+        assert done.returncode == 2, done.stderr
+        assert f"error: reading the config of {tmp_path / 'model'}{found}    [LOAD]\n" in done.stderr
+        assert follows in done.stderr
+        (tmp_path / "model/config.json").write_bytes(good)
+    assert not (tmp_path / "trials").exists()
 
 
 def test_a_damaged_file_is_named(folder: Path) -> None:

@@ -3,6 +3,7 @@ the libraries read the cache's place when they are imported."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ import json, sys
 import trials
 from pathlib import Path
 from dryfit.core.errors import DryfitError
+from dryfit.meta.files.source import FolderSource
+from dryfit.meta.loading.configs import load_config
 
 def run(folder, encoder, **model):
     trial = trials.small(Path(folder), encoder=encoder, model=model)
@@ -34,6 +37,10 @@ try:
     found["untrusted"] = "ran"
 except DryfitError as error:
     found["untrusted"] = error.code + ": " + error.allowed
+try:
+    load_config(FolderSource("someone/own"))
+except DryfitError as error:
+    found["untrusted of the hub"] = str(error)
 found["trusted"] = run(folder + "/trusted", own, trust_remote_code=True)
 from dryfit.tasks.saved.saved_model import load
 found["loaded"] = type(load(folder + "/trusted/best", trust=True).encoder).__name__
@@ -50,6 +57,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
         tiny.model(repo / "snapshots" / commit, seed=seed)
         (repo / "refs" / name).write_text(commit)
     own = tiny.own_code(tiny.model(home / "own"))
+    kept = repo.with_name("models--someone--own")
+    shutil.copytree(own, kept / "snapshots" / COMMITS["main"])
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(COMMITS["main"])
     environment = os.environ | {
         "HF_HOME": str(home),
         "HF_HUB_OFFLINE": "1",
@@ -76,6 +87,8 @@ def test_revision_chooses_the_weights_and_the_commit_is_recorded(found: dict) ->
 
 def test_code_that_comes_with_a_model_runs_only_where_trusted(found: dict) -> None:
     assert found["untrusted"].startswith("LOAD: ")
-    assert "trust_remote_code = true" in found["untrusted"]
+    assert found["untrusted"] == "LOAD: a model without it"
+    refused = "reading the config of someone/own, config.json: auto_map.AutoConfig is 'own_code.OwnConfig': code from"
+    assert refused in found["untrusted of the hub"]
     assert found["trusted"][1] > 0
     assert found["loaded"] == "OwnModel"

@@ -5,14 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.settings.choices import BaseFormat
 from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.core.text.words import brief, first_line
 from dryfit.meta.files.source import ModelSource, local_folder, model_folder
-from dryfit.meta.loading.model_files import CONFIG_FILE, TOKENIZER_FILE, UNFIT, check_layers, read_model_json
+from dryfit.meta.loading.model_files import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    UNFIT,
+    check_layers,
+    read_model_json,
+    untrusted,
+)
 from dryfit.meta.loading.sentencepiece_model import check_algorithm, check_packages, sentencepiece_file
 
 # Each architecture names its dropouts in its own way; the first row whose names the config knows is used.
@@ -60,6 +67,8 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(where, **_how(source, folder))
     except (OSError, *UNFIT, StrictDataclassError) as error:
+        if isinstance(error, ValueError):
+            _check_own_code(source)
         if folder is None:  # the hub's own errors tell a network fault from a wrong name
             raise
         raise LoadError(
@@ -125,6 +134,20 @@ def _check_files(folder: Path, source: ModelSource) -> None:
         check_layers(read_model_json(path, trust=source.trust_remote_code), folder)
     if (path := folder / TOKENIZER_FILE).is_file():
         read_model_json(path, trust=source.trust_remote_code)
+
+
+def _check_own_code(source: ModelSource) -> None:
+    """Say it in our words where transformers refused a config for code of its own that is not trusted.
+
+    One whose architecture transformers knows is read without that code.
+    """
+    if source.trust_remote_code:
+        return
+    document = read_model_json(model_folder(source) / CONFIG_FILE, trust=False)
+    mapped, known = document.get("auto_map"), document.get("model_type") in tuple(CONFIG_MAPPING)
+    if isinstance(mapped, dict) and "AutoConfig" in mapped and not known:
+        where = local_folder(source) or source.name
+        raise untrusted(f"reading the config of {where}, {CONFIG_FILE}", "auto_map.AutoConfig", mapped["AutoConfig"])
 
 
 def _how(source: ModelSource, folder: Path | None) -> dict[str, Any]:

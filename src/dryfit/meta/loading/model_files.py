@@ -32,6 +32,8 @@ _BUILT_IN: Final = frozenset(
 )
 """Implementations that transformers has itself; it looks for any other name on the hub, and runs what it finds."""
 
+_WITHOUT: Final = "a model without it"
+
 _MAY_BE_NONE: Final = frozenset({"encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"})
 """Layers of a half that some models are without."""
 
@@ -93,17 +95,25 @@ def check_entries(document: Mapping[str, Any], path: Path, *, trust: bool) -> No
     doing = f"reading the config of {path.parent}, {path.name}"
     for place, key, value in _entries(document):
         if not trust and _asks_for_code(key, value):
-            raise LoadError(
-                doing,
-                f"{place} is {brief(value, 80)}: code from elsewhere would be fetched and run",
-                f"one of {', '.join(sorted(_BUILT_IN))}" if _IMPLEMENTATION.fullmatch(key) else "a model without it",
-                "trust_remote_code = true runs what the model asks for: read it first",
-            )
+            allowed = f"one of {', '.join(sorted(_BUILT_IN))}" if _IMPLEMENTATION.fullmatch(key) else _WITHOUT
+            raise untrusted(doing, place, value, allowed)
+        if key == "quantization_config" and not (value is None or isinstance(value, dict)):
+            raise LoadError(doing, f"{place} is {brief(value, 80)}", "an object, or a model without it")
         if key in _EXPERTS and not _is_size(value, 0, _MOST_EXPERTS):
             raise LoadError(doing, f"{place} is {brief(value, 80)}", f"an integer from 0 to {_MOST_EXPERTS}")
         least = 0 if key in _MAY_BE_NONE else 1
         if key in _SIZES and not _is_size(value, least):
             raise LoadError(doing, f"{place} is {brief(value, 80)}", f"an integer from {least} to {_MOST_SIZE}")
+
+
+def untrusted(doing: str, place: str, value: object, allowed: str = _WITHOUT) -> LoadError:
+    """Return the error for an entry that would make a library fetch or run code that is not trusted."""
+    return LoadError(
+        doing,
+        f"{place} is {brief(value, 80)}: code from elsewhere would be fetched and run",
+        allowed,
+        "trust_remote_code = true runs what the model asks for: read it first",
+    )
 
 
 def check_layers(document: Mapping[str, Any], folder: Path) -> None:
@@ -156,7 +166,7 @@ def _entries(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _asks_for_code(key: str, value: Any) -> bool:
-    """Whether an entry makes a library fetch or run code; ``auto_map`` does not, as transformers asks for trust."""
+    """Whether an entry makes a library fetch or run code; of ``auto_map`` transformers itself asks for trust."""
     if _IMPLEMENTATION.fullmatch(key):
         named = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else [value]
         return any(name is not None and not _is_built_in(name) for name in named)
