@@ -18,7 +18,8 @@ from dryfit.core.jobs.train import (
     TinyLmRequest,
     TrainRequest,
 )
-from dryfit.core.settings.tables import DataSettings, JointSettings, ModelSettings, ObjectiveSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.tables import DataSettings, JointSettings, ModelSettings
 from dryfit.core.text.secrets import forget_secrets
 from dryfit.core.wire import Started
 from dryfit.runtime.children.environment import leave_secrets

@@ -128,6 +128,10 @@ _METRICS = {
     Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none; 0 where one was always found",
     Metric.NULL_RECALL: "of the rows that have no span, the share where none was found; NaN where all have one",
     Metric.TOKEN_F1_HAS: "`token_f1` of the rows that have a true span; NaN where there is none",
+    Metric.SPAN_BALANCED: (
+        "the mean of `token_f1_has` and `null_recall`, so that rows with and without a span count alike; where one of "
+        "them is NaN, the other"
+    ),
     Metric.COMBINED: "the mean of `f1_macro` and `token_f1`",
 }
 

@@ -70,6 +70,8 @@ def explain(error: ValidationError, document: Mapping[str, Any]) -> list[Problem
     problems: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
         path = _own_path(detail["loc"])
+        if detail["type"] == "default_factory_not_called":
+            continue  # a default that follows from another key, and that one has a problem of its own
         if len(problems) == MOST_PROBLEMS:
             break
         if path in problems:

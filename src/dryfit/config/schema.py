@@ -9,8 +9,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from dryfit.core.settings.choices import DEFAULT_TASK, Direction, Metric
 from dryfit.core.settings.execution import ExecutionSettings
 from dryfit.core.settings.functions import NAME_PATTERN
-from dryfit.core.settings.tables import DataSettings, ObjectiveSettings, Settings, TrialSettings
-from dryfit.core.settings.task_facts import MetricName, TaskName
+from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
+from dryfit.core.settings.task_facts import MetricName, TaskName, default_metric
 from dryfit.core.settings.trial import Goal
 
 Value = bool | int | float | str
@@ -58,8 +59,9 @@ class StudySettings(Settings):
     trials: int = Field(default=20, ge=1, le=1_000_000, description="total of complete + pruned + failed trials")
     seed: int = Field(default=0, ge=0, lt=2**31, description="seed of everything")
     metric: MetricName = Field(
-        default=Metric.F1_MACRO,
-        description="what is optimised, on the validation rows; a task of your own has names of its own",
+        default_factory=lambda before: default_metric(before.get("task", DEFAULT_TASK)),
+        description="what is optimised, on the validation rows; unset: f1_macro, of evidence span_balanced, of share "
+        "and joint combined, of causal-lm loss. A task of your own has names of its own",
     )
     direction: Direction | None = Field(default=None, description="maximize or minimize; unset: what the metric wants")
     also: tuple[MetricName, ...] = Field(

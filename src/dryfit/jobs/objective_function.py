@@ -9,7 +9,7 @@ from types import ModuleType
 
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.settings.functions import FunctionName
-from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.user_code import Search
 
 _SCRIPT_MODULE = "__mp_main__"

@@ -7,10 +7,13 @@ import pytest
 from dryfit.config.checks import Use
 from dryfit.config.load import load_study_file, load_study_text
 from dryfit.core.errors import ConfigError
+from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.task_facts import default_metric, facts_of
 
 DATA = '[data]\ntrain = "a.jsonl"\nvalidation = "b.jsonl"\n'
 PLANNED = [
-    ('[study]\ntask = "causal-lm"\n', "study.metric is f1_macro, and study.task is causal-lm"),
+    ('[study]\ntask = "causal-lm"\nmetric = "f1_macro"\n', "study.metric is f1_macro, and study.task is causal-lm"),
     ("", "has no train"),
 ]
 NEVER = [
@@ -20,6 +23,26 @@ NEVER = [
     ('[execution]\nmemory_limit = "0GiB"\n', "execution.memory_limit is '0GiB'"),
     ("[data]\nsplit_seed = 3\n", "only with data.file"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("task", "metric"),
+    [
+        ("criteria", "maximize f1_macro"),
+        ("evidence", "maximize span_balanced"),
+        ("share", "maximize combined"),
+        ("joint", "maximize combined"),
+        ("causal-lm", "minimize loss"),
+    ],
+)
+def test_a_study_without_a_metric_has_its_tasks_first(task: str, metric: str) -> None:
+    goals = load_study_text(f'[study]\ntask = "{task}"\n{DATA}', Path("x.toml")).config.goals
+    assert [f"{goal.direction} {goal.name}" for goal in goals] == [metric]
+    assert default_metric(BuiltInTask(task)) == facts_of(BuiltInTask(task)).metrics(DataSettings())[0]
+
+
+def test_of_code_of_the_users_own_the_default_is_what_it_was() -> None:
+    assert default_metric("mine:Task") == default_metric(BuiltInTask.OBJECTIVE) == "f1_macro"
 
 
 @pytest.mark.parametrize(("text", "said"), PLANNED)

@@ -22,7 +22,7 @@ from dryfit.core.jobs.train import (
     StopReason,
     TrainResult,
 )
-from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.wire import ErrorParts, Wire
 
 NAMES = (

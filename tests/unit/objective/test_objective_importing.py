@@ -12,7 +12,7 @@ import pytest
 import objectives
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.settings.functions import FunctionName
-from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.jobs.objective import seed_libraries
 from dryfit.jobs.objective_function import check_callable, import_function
 

@@ -156,6 +156,16 @@ def test_what_makes_values_incomparable(tables: dict[str, Any], data: str, said:
     assert len(change.reasons) == 1 and said in change.reasons[0]
 
 
+def test_a_goal_that_was_a_default_earlier_is_not_mistaken_for_todays() -> None:
+    """Of share and joint the default was f1_macro once: the ledger has the goal itself."""
+    today = config(study={"task": "share"})
+    earlier = config(study={"task": "share", "metric": "f1_macro"})
+    change = compare(basis(earlier), basis(today))
+    assert (change.verdict, change.comparable) == (FORKS, False)
+    assert change.reasons == ("the study's goal was to maximize f1_macro, is now to maximize combined",)
+    assert compare(basis(earlier), basis(earlier)).verdict is SAME
+
+
 def test_another_task_and_another_function() -> None:
     change = compare(basis(config()), called({"x": [1]}))
     assert (change.verdict, change.comparable) == (FORKS, False)

@@ -30,7 +30,7 @@ def test_a_new_folder_holds_a_study_that_loads(tmp_path):
 def test_a_study_of_evidence_sets_what_its_task_reads(tmp_path):
     init_folder(tmp_path, task=BuiltInTask.EVIDENCE, sizes=SMALL)
     config = load_study_file(tmp_path).config
-    assert (config.study.task, config.study.metric) == ("evidence", "token_f1")
+    assert (config.study.task, config.study.metric) == ("evidence", "span_balanced")
     text = (tmp_path / "study.toml").read_text("utf-8")
     tables = tomllib.loads(text)
     assert not {"num_labels", "pooling"} & (tables["data"].keys() | tables["head"].keys())

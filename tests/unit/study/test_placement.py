@@ -10,7 +10,8 @@ import instant
 from dryfit.core.failure import Action, AttemptTerms, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import ObjectiveRequest, TrainRequest
-from dryfit.core.settings.tables import ObjectiveSettings, TrainSettings, TrialSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.tables import TrainSettings, TrialSettings
 from dryfit.core.settings.trial import Outcome, TrialConfig
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildSpec
 from dryfit.store.events import FailureFacts

@@ -16,9 +16,10 @@ from dryfit.tasks.spans.evidence import EvidenceTask
 from dryfit.tasks.spans.span_answers import NULL_THRESHOLD, SpanAnswers
 from dryfit.tasks.spans.span_decoding import Decoded
 from dryfit.tasks.tokens.token_set import CLASSES
+from dryfit.tasks.tokens.windows import Ragged, Windows
 
 ROWS = 120
-MEANS = (Metric.TOKEN_F1, Metric.EXACT_MATCH, Metric.SPAN_IOU)
+MEANS = (Metric.SPAN_BALANCED, Metric.TOKEN_F1, Metric.EXACT_MATCH, Metric.SPAN_IOU)
 
 
 def answers(seed: int, metric: str | None) -> SpanAnswers:
@@ -34,6 +35,19 @@ def answers(seed: int, metric: str | None) -> SpanAnswers:
     zeros_R = np.zeros(ROWS)
     decoded = Decoded(found_R2[:, None, :], zeros_R[:, None], zeros_R, differences_R, differences_R)
     return SpanAnswers(decoded, windows, SpanSettings(), None if metric is None else Metric(metric))
+
+
+def mostly_with_evidence(said: SpanAnswers) -> SpanAnswers:
+    """The same answers where four of five rows without evidence have some after all: none is then rarely right."""
+    counts = said.windows.golds.counts_R.tolist()
+    spans_of_rows = list(said.windows.golds.spans_N2.numpy())
+    golds: list[np.ndarray] = []
+    for row, count in enumerate(counts):
+        taken = [spans_of_rows.pop(0) for _ in range(count)] or ([(0, 5)] if row % 5 else [])
+        golds.append(np.array(taken, dtype=np.int32).reshape(-1, 2))
+    ragged = Ragged.of(golds)
+    extra = {**said.windows.tokens.extra, "golds": ragged.spans_N2, "gold_counts": ragged.counts_R}
+    return replace(said, windows=Windows(replace(said.windows.tokens, extra=extra)))
 
 
 def value(said: SpanAnswers, metric: str, threshold: float) -> float:
@@ -55,6 +69,21 @@ def test_no_threshold_is_better_by_the_metric_it_is_chosen_by(metric: Metric) ->
             by_other = value(said, metric, answers(seed, other).fit()[NULL_THRESHOLD])
             won += by_other < value(said, metric, fitted) - 1e-9
     assert won, "whichever metric it is chosen by, it is the same one"
+
+
+def test_the_balanced_threshold_is_the_best_of_all_and_not_that_of_the_words() -> None:
+    differ = 0
+    for seed in range(6):
+        said = mostly_with_evidence(answers(seed, Metric.SPAN_BALANCED))
+        fitted = said.fit()[NULL_THRESHOLD]
+        edges = np.sort(said.decoded.differences_R)
+        every = [edges[0] - 1, *((edges[1:] + edges[:-1]) / 2), edges[-1] + 1]
+        best = max(value(said, "span_balanced", one) for one in every)
+        assert value(said, "span_balanced", fitted) == pytest.approx(best, abs=1e-12)
+        found = said.metrics({NULL_THRESHOLD: fitted})
+        assert found["span_balanced"] == pytest.approx((found["token_f1_has"] + found["null_recall"]) / 2, abs=1e-12)
+        differ += replace(said, metric=Metric.TOKEN_F1).fit() != said.fit()
+    assert differ, "whichever metric it is chosen by, it is the same one"
 
 
 @pytest.mark.parametrize("metric", [None, *metrics_of_both(DataSettings())])

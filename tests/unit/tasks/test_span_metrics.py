@@ -52,7 +52,7 @@ def test_exact_match_and_f1_are_squads() -> None:
     assert metrics["token_f1"] == pytest.approx(scores.f1_R.mean())
     assert metrics["exact_match"] == pytest.approx(scores.exact_R.mean())
     assert 0.2 < metrics["exact_match"] < 0.9
-    assert metrics["token_f1_has"] == metrics["token_f1"]
+    assert metrics["token_f1_has"] == metrics["token_f1"] == pytest.approx(metrics["span_balanced"])
     assert math.isnan(metrics["null_recall"])
     assert metrics["null_precision"] == 0.0
 
@@ -71,6 +71,7 @@ def test_all_metrics_by_hand() -> None:
     assert scores.exact_R.tolist() == [0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
     assert metrics == pytest.approx(
         {
+            "span_balanced": (2.5 / 4 + 2 / 3) / 2,
             "token_f1": sum(f1) / 7,
             "exact_match": 3 / 7,
             "span_iou": sum(iou) / 7,
@@ -99,4 +100,4 @@ def test_rows_do_not_reach_into_each_other() -> None:
     assert metrics["token_f1"] == metrics["exact_match"] == metrics["null_recall"] == metrics["null_precision"] == 1.0
     _, metrics = scored(["a b", "c d"], [[], []], [(2, 3), (0, 3)])
     assert math.isnan(metrics["token_f1_has"])
-    assert (metrics["null_recall"], metrics["token_f1"]) == (0.0, 0.0)
+    assert (metrics["null_recall"], metrics["token_f1"], metrics["span_balanced"]) == (0.0, 0.0, 0.0)

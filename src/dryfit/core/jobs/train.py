@@ -7,7 +7,8 @@ from pydantic import Field
 
 from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionPlan
-from dryfit.core.settings.tables import DataSettings, ModelSettings, ObjectiveSettings, TrialSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.tables import DataSettings, ModelSettings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName, TaskName
 from dryfit.core.settings.trial import FoldScore, Scalar, TrialConfig
 from dryfit.core.wire import Wire

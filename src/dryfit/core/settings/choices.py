@@ -45,6 +45,7 @@ class Metric(StrEnum):
     NULL_PRECISION = "null_precision"
     NULL_RECALL = "null_recall"
     TOKEN_F1_HAS = "token_f1_has"
+    SPAN_BALANCED = "span_balanced"
     COMBINED = "combined"
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dryfit.core.settings.choices import BaseFormat, Direction, Fusion, OptimizerName, Precision, Weighting
+from dryfit.core.settings.choices import BaseFormat, Fusion, OptimizerName, Precision, Weighting
 
 PACKAGED_MODEL: Final = "minilm"
 """Name of the encoder in the extra ``demo``."""
@@ -343,34 +343,6 @@ class OwnSettings(Settings):
         return self
 
 
-class ObjectiveSettings(Settings):
-    """``[objective]``: a function of your own, for the task ``objective``."""
-
-    function: str = Field(
-        pattern=r"^[^:]+:[\w.]+$",
-        description="what is called for each trial: `package.module:function`, or `file.py:function`",
-    )
-    goals: tuple[str, ...] = Field(
-        default=("value",), min_length=1, description="names of the numbers it returns, in their order"
-    )
-    directions: tuple[Direction, ...] | None = Field(
-        default=None, description="a direction for each of the goals; unset: all are minimized"
-    )
-    paths: tuple[str, ...] = Field(
-        default=(".",),
-        description="folders it is imported from, beside installed packages; unset: this file's, and the current one",
-    )
-    version: int = Field(
-        default=1, ge=0, description="another number: earlier values do not compare, and a new generation begins"
-    )
-    preload: tuple[str, ...] = Field(
-        default=(), description="installed modules that are imported once, before any trial: what it needs and is slow"
-    )
-    secrets: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = Field(
-        default=(), description="names of environment variables with secrets that it reads; no trial has any other"
-    )
-
-
 class TrialSettings(Settings):
     """All tables that decide what is learned; any of their keys may be searched."""
 
@@ -397,4 +369,6 @@ class TrialSettings(Settings):
         """Whether a key, by its dotted name, differs from its default."""
         table, _, name = key.partition(".")
         settings: Settings = getattr(self, table)
-        return getattr(settings, name) != type(settings).model_fields[name].default
+        field = type(settings).model_fields[name]
+        default = field.get_default(call_default_factory=True, validated_data=dict(settings))
+        return getattr(settings, name) != default

@@ -45,6 +45,7 @@ _OF_CLASSES: Final = (
     Metric.LOSS,
 )
 _OF_SPANS: Final = (
+    Metric.SPAN_BALANCED,
     Metric.TOKEN_F1,
     Metric.EXACT_MATCH,
     Metric.SPAN_IOU,
@@ -231,6 +232,11 @@ _OWN: Final = TaskFacts(
 def facts_of(task: TaskName) -> TaskFacts:
     """Return a task's row; all tasks of the user's own have the same."""
     return BUILT_IN[task] if isinstance(task, BuiltInTask) else _OWN
+
+
+def default_metric(task: TaskName) -> MetricName:
+    """Return the metric of a study file that names none: the task's first; of a user's own code the first of all."""
+    return next(iter(facts_of(task).metrics(DataSettings())), Metric.F1_MACRO)
 
 
 def metric_of(name: str) -> MetricName:

@@ -18,14 +18,8 @@ from pydantic import BaseModel
 from dryfit.core.errors import MachineError
 from dryfit.core.jobs.job import JobRequest
 from dryfit.core.jobs.train import ImportRequest, MergeRequest, ObjectiveRequest, PredictRequest, RowsRequest
-from dryfit.core.settings.tables import (
-    HUB_PREFIX,
-    PACKAGED_MODEL,
-    DataSettings,
-    JointSettings,
-    ModelSettings,
-    ObjectiveSettings,
-)
+from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL, DataSettings, JointSettings, ModelSettings
 from dryfit.core.text.secrets import HUB_TOKENS, forget_secrets, public_environment
 from dryfit.core.wire import MARKER_VARIABLE
 

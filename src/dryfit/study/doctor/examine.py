@@ -14,7 +14,7 @@ from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, Pr
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.sharding.device_groups import visible_devices
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few

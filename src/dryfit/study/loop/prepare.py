@@ -5,7 +5,7 @@ Where trials call a function of the user's own, an IMPORT child imports it inste
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
-from dryfit.core.settings.tables import ObjectiveSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.runtime.machine.node import Nodes, first_node
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout

@@ -11,7 +11,8 @@ from dryfit.core.failure import AttemptTerms
 from dryfit.core.jobs.memory import ExecutionChoice
 from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, TrainRequest
 from dryfit.core.settings.execution import PlanSubject, adapters, plan_execution
-from dryfit.core.settings.tables import ModelSettings, ObjectiveSettings, TrialSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.tables import ModelSettings, TrialSettings
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Scalar, TrialConfig
 from dryfit.core.sharding.device_groups import node_of, visible_devices

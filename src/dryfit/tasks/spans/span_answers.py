@@ -13,7 +13,7 @@ from dryfit.core.settings.tables import SpanSettings
 from dryfit.core.settings.task_facts import MetricName
 from dryfit.tasks.rows.checked_rows import Readable
 from dryfit.tasks.spans.span_decoding import Decoded, fit_threshold, rows_without
-from dryfit.tasks.spans.span_metrics import row_scores, span_metrics
+from dryfit.tasks.spans.span_metrics import row_scores, row_weights, span_metrics
 from dryfit.tasks.tokens.windows import Windows
 
 NULL_THRESHOLD: Final = "null_threshold"
@@ -40,15 +40,18 @@ class SpanAnswers:
     def fit(self) -> Mapping[str, float]:
         """Return the null threshold that is best by the study's metric, with ``null_policy = "calibrated"``.
 
-        For metrics other than means over all rows (``exact_match``, ``span_iou``) it is the best by ``token_f1``: most
-        of them do not depend on the threshold, and the best by ``null_recall``, ``null_precision`` or ``token_f1_has``
-        alone would answer nearly all rows with none, or nearly none.
+        For metrics other than means over all rows (``exact_match``, ``span_iou``, ``span_balanced``, whose rows have
+        weights) it is the best by ``token_f1``: most of them do not depend on the threshold, and the best by
+        ``null_recall``, ``null_precision`` or ``token_f1_has`` alone would answer nearly all rows with none, or nearly
+        none.
         """
         if self.settings.null_policy != "calibrated":
             return {}
         spans_R2 = self.decoded.spans_RK2[:, 0]
+        golds = self.windows.golds
+        weights_R = row_weights(self.metric, golds)
         with_span, without = (
-            row_scores(answers_R2, self.windows.golds, self.windows.words).by(self.metric)
+            row_scores(answers_R2, golds, self.windows.words).by(self.metric) * weights_R
             for answers_R2 in (spans_R2, np.zeros_like(spans_R2))
         )
         return {NULL_THRESHOLD: fit_threshold(self.decoded.differences_R, with_span, without)}

@@ -45,6 +45,24 @@ class RowScores:
                 return self.f1_R
 
 
+def row_weights(metric: MetricName | None, golds: Ragged) -> Floats:
+    """Return the weight of each row in the mean that a metric is; they add up to the number of rows.
+
+    All are 1 but for ``span_balanced``, of which the rows with evidence are one half and those without the other;
+    where there are only rows of one kind, they are the whole.
+
+    Args:
+        metric: Its name; None: ``token_f1``.
+        golds: Gold spans of each row.
+    """
+    has_R = golds.counts_R.numpy() > 0
+    weights_R = np.ones(len(has_R))
+    if metric == Metric.SPAN_BALANCED and 0 < has_R.sum() < len(has_R):
+        weights_R[has_R] = len(has_R) / (2 * has_R.sum())
+        weights_R[~has_R] = len(has_R) / (2 * (~has_R).sum())
+    return weights_R
+
+
 def row_scores(answers_R2: Ints, golds: Ragged, words: Ragged) -> RowScores:
     """Score one answer of each row.
 
@@ -81,7 +99,7 @@ def span_metrics(answers_R2: Ints, golds: Ragged, words: Ragged) -> dict[str, fl
     """Return the metrics of a split's answers.
 
     ``null_precision`` is 0 where no row is answered with none; ``null_recall`` is undefined (NaN) where every row has
-    evidence, ``token_f1_has`` where none has.
+    evidence, ``token_f1_has`` where none has, and ``span_balanced``, their mean, is then the other one.
 
     Args:
         answers_R2: Characters of each answer; (0, 0) for none.
@@ -96,7 +114,9 @@ def span_metrics(answers_R2: Ints, golds: Ragged, words: Ragged) -> dict[str, fl
         average="binary",
         zero_division=0,
     )
+    weights_R = row_weights(Metric.SPAN_BALANCED, golds)
     return {
+        "span_balanced": float((scores.f1_R * weights_R).mean()),
         "token_f1": float(scores.f1_R.mean()),
         "exact_match": float(scores.exact_R.mean()),
         "span_iou": float(scores.iou_R.mean()),

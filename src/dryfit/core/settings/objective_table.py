@@ -1,0 +1,36 @@
+"""The table of a study file that names a user's own function, for the task ``objective``."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.tables import Settings
+
+
+class ObjectiveSettings(Settings):
+    """``[objective]``: a function of your own, for the task ``objective``."""
+
+    function: str = Field(
+        pattern=r"^[^:]+:[\w.]+$",
+        description="what is called for each trial: `package.module:function`, or `file.py:function`",
+    )
+    goals: tuple[str, ...] = Field(
+        default=("value",), min_length=1, description="names of the numbers it returns, in their order"
+    )
+    directions: tuple[Direction, ...] | None = Field(
+        default=None, description="a direction for each of the goals; unset: all are minimized"
+    )
+    paths: tuple[str, ...] = Field(
+        default=(".",),
+        description="folders it is imported from, beside installed packages; unset: this file's, and the current one",
+    )
+    version: int = Field(
+        default=1, ge=0, description="another number: earlier values do not compare, and a new generation begins"
+    )
+    preload: tuple[str, ...] = Field(
+        default=(), description="installed modules that are imported once, before any trial: what it needs and is slow"
+    )
+    secrets: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = Field(
+        default=(), description="names of environment variables with secrets that it reads; no trial has any other"
+    )
