@@ -59,3 +59,10 @@ def test_a_loss_over_parts_of_a_vocabulary_is_that_of_all_of_it(two: Found):
     for rank in two:
         assert max(rank["losses"]["loss"], rank["losses"]["gradients"]) < 1e-12
         assert rank["losses"]["said"] == two[0]["losses"]["said"]
+
+
+def test_a_loss_in_chunks_over_the_ranks_is_that_of_all_scores_of_the_whole_model(two: Found):
+    for rank in two:
+        for name, off in rank["chunks"].items():
+            assert off.pop("stay") == ("whole head" not in name), name
+            assert max(off.values()) < 1e-12, (name, off)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+import rank_chunks
 import rank_groups
 import shard_plans as made
 from dryfit.core.errors import ShardError
@@ -245,9 +246,15 @@ def losses(ranks: ProcessRanks, folder: Path) -> Facts:
     }
 
 
+def chunks(ranks: ProcessRanks, folder: Path) -> Facts:
+    """A loss in chunks of tokens over the ranks, of several models."""
+    return {name: rank_chunks.of_model(name, ranks) for name in rank_chunks.MODELS}
+
+
 CASES: dict[str, Callable[[ProcessRanks, Path], Facts]] = {
     "equality": equality,
     "dropout": dropout,
     "refusals": refusals,
     "losses": losses,
+    "chunks": chunks,
 }

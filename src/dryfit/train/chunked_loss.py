@@ -7,10 +7,10 @@ from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import ExecutionPlan
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.lm.causal_lm import CausalLm
-from dryfit.tasks.lm.decoder_tail import cannot_chunk, scores_differ
+from dryfit.tasks.lm.decoder_tail import cannot_chunk, head_alone, scores_differ
 from dryfit.tasks.lm.token_loss import over_tokens
 
-SEVERAL_PROCESSES: Final = "several processes train it: each has a part of the scores, or of the weights"
+PARTS_OF_WEIGHTS: Final = "with execution.dp over 1 each process holds a part of the weights between two passes"
 
 
 def costs_time(precision: Precision) -> bool:
@@ -18,17 +18,23 @@ def costs_time(precision: Precision) -> bool:
     return precision is Precision.FP16
 
 
-def cannot_chunk_loss(task: Task, model: TaskModel, *, processes: int = 1) -> str | None:
+def cannot_chunk_loss(task: Task, model: TaskModel, *, tp: int = 1, dp: int = 1) -> str | None:
     """Why a trial's loss cannot be computed in chunks of tokens; None where it can.
 
     Args:
         task: The trial's.
-        model: Its whole model, with its adapters, on any device; no weight is read.
-        processes: How many train it together.
+        model: Its model, with its adapters, on any device, whole or a rank's; no weight is read.
+        tp: Ranks that share its tensors.
+        dp: Processes that share its rows.
     """
     if over_tokens(task) is None or not isinstance(model, CausalLm):
         return "its loss is not over the words of a vocabulary"
-    return SEVERAL_PROCESSES if processes > 1 else cannot_chunk(model.decoder, model.base())
+    if dp > 1:
+        return PARTS_OF_WEIGHTS
+    if tp > 1 and not head_alone(model.base()):
+        # Gradients of other parts may be summed over the ranks by hooks, which would run for a chunk and once more.
+        return "with execution.tp over 1 nothing but the head may stand between the layers and the scores"
+    return cannot_chunk(model.decoder, model.base())
 
 
 def loss_in_chunks(task: Task, model: TaskModel) -> Task:
@@ -57,7 +63,7 @@ def as_planned(task: Task, model: TaskModel, plan: ExecutionPlan, precision: Pre
     """
     if plan.chunked_loss is False or (plan.chunked_loss is None and costs_time(precision)):
         return task
-    reason = cannot_chunk_loss(task, model, processes=plan.processes)
+    reason = cannot_chunk_loss(task, model, tp=plan.tp, dp=plan.dp)
     if reason is None:
         assert isinstance(model, CausalLm)
         reason = scores_differ(model.decoder, model.base())

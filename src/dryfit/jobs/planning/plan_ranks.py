@@ -73,7 +73,9 @@ def _with_more_ranks(
     for degree in degrees:
         if degree > taken:
             with suppress(ConfigError, TraceError):
-                check_sharded(subject.settings, planner.execution_on(degree))
+                execution = planner.execution_on(degree)
+                check_sharded(subject.settings, execution)
                 planner.traces.shards.plan(subject, degree)
-                return device_counts.with_more_ranks(answer, degree)
+                may_chunk = planner.trials.of(subject, execution).cannot_chunk is None
+                return device_counts.with_more_ranks(answer, degree, may_chunk=may_chunk)
     return answer

@@ -21,7 +21,7 @@ from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.train.activation_offload import cannot_offload_activations
-from dryfit.train.chunked_loss import SEVERAL_PROCESSES, cannot_chunk_loss, costs_time
+from dryfit.train.chunked_loss import cannot_chunk_loss, costs_time
 from dryfit.train.optim.optimizer import cannot_offload, has_pages, implementations
 from dryfit.train.rehearsal.subjects import whole_model
 
@@ -62,17 +62,17 @@ class PlannedTrials:
 
     def _cannot_chunk(self, subject: PlanSubject, execution: ExecutionSettings) -> str | None:
         """Why a subject's loss cannot be computed in chunks; of each model and its adapters asked once."""
-        if execution.processes > 1:
-            return SEVERAL_PROCESSES
         if execution.chunked_loss is False:
             return None  # it will not be, whatever the answer
         if not facts_of(subject.task).decoder:
             return "its loss is not over the words of a vocabulary"
-        key = canonical_json([one and one.model_dump(mode="json") for one in (subject.settings.model, subject.lora)])
+        several = {"tp": execution.ranks, "dp": execution.dp}
+        asked = [one and one.model_dump(mode="json") for one in (subject.settings.model, subject.lora)]
+        key = canonical_json([*asked, *(many > 1 for many in several.values())])
         if key not in self._whole_losses:
             try:
                 model, task = whole_model(subject)
-                self._whole_losses[key] = cannot_chunk_loss(task, model)
+                self._whole_losses[key] = cannot_chunk_loss(task, model, **several)
             except (DryfitError, *FOREIGN) as error:  # why it cannot be planned, its trace will say
                 self._whole_losses[key] = f"its model cannot be built to plan it ({type(error).__name__})"
         return self._whole_losses[key]

@@ -166,12 +166,20 @@ def with_tried_ranks(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_byte
     return one.model_copy(update={"ladder": (*one.ladder, *found)})
 
 
-def with_more_ranks(answer: PlanAnswer, ranks: int) -> PlanAnswer:
-    """Add more ranks to an answer that fits, as its last fallback: the smallest of its choices, sharded."""
+def with_more_ranks(answer: PlanAnswer, ranks: int, *, may_chunk: bool) -> PlanAnswer:
+    """Add more ranks to an answer that fits, as its last fallback: the smallest of its choices, sharded.
+
+    Args:
+        answer: It fits.
+        ranks: How many.
+        may_chunk: Whether so many can compute the loss in chunks of tokens.
+    """
     assert answer.execution is not None  # it fits
     choices = [choice for choice in (answer.execution, *answer.fallbacks) if not choice.offloads]
     smallest = (choices or [answer.execution])[-1]
-    alone_only = {"offload_optimizer": False, "offload_activations": False, "chunked_loss": None}
+    alone_only: dict[str, bool | None] = {"offload_optimizer": False, "offload_activations": False}
+    if not may_chunk:
+        alone_only["chunked_loss"] = None
     last = smallest.model_copy(update={"tp": ranks, **alone_only})
     return answer.model_copy(update={"fallbacks": (*answer.fallbacks, last)})
 

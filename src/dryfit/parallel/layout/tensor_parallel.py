@@ -1,5 +1,6 @@
 """Tensor parallelism: a rank's shard of a trial's model, trained with the other ranks' and saved whole."""
 
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -18,7 +19,9 @@ from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.gathering import gather
 from dryfit.parallel.ranks.norms import gradient_norm
 from dryfit.parallel.ranks.sharded_scores import ShardedScores
+from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
 from dryfit.tasks.base import Task, TaskModel
+from dryfit.tasks.lm.chunked_loss import LossesInChunks
 
 
 class TensorParallel:
@@ -44,7 +47,10 @@ class TensorParallel:
 
     def connect(self, model: TaskModel) -> None:
         """Make the ranks' models compute together; called once it is known which parameters are trained."""
-        connect(model, self.plan, self.ranks, ShardedScores.in_calls_of(model))
+        scores = ShardedScores.in_calls_of(model)
+        connect(model, self.plan, self.ranks, scores)
+        if self.plan.scores is not None and isinstance(model, LossesInChunks):
+            model.chunk_losses = partial(VocabularyLoss(self.ranks, self.plan.vocabulary).of_chunk, scores)
 
     def task_here(self, task: Task) -> Task:
         """Return the task with its loss computed over the ranks where scores stay sharded."""

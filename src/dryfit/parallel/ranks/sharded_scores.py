@@ -4,6 +4,8 @@ A head that is sharded by words gives each rank the scores of some words, and it
 computed over the ranks (:mod:`dryfit.parallel.ranks.vocabulary_loss`) does not need the gathered scores.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +21,15 @@ class ShardedScores:
     """
 
     stay: bool = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Let them stay sharded in a part of a call that is run by itself."""
+        before, self.stay = self.stay, True
+        try:
+            yield
+        finally:
+            self.stay = before
 
     @classmethod
     def in_calls_of(cls, module: nn.Module) -> Self:

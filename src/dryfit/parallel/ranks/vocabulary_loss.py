@@ -4,10 +4,11 @@ Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Langua
 2019, section 3. There the largest score, the sum of exponentials and the target's score are three collectives, one
 after another; here each rank makes its sum relative to its own largest score, and one collective gathers all three.
 
-Dimension suffixes: ``N`` tokens, ``V`` words of a rank's shard of the vocabulary, ``R`` ranks, ``K`` numbers a token
-that each rank sends.
+Dimension suffixes: ``N`` tokens, ``V`` words of a rank's shard of the vocabulary, ``H`` features, ``R`` ranks, ``K``
+numbers a token that each rank sends.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from dryfit.core.errors import ShardError
 from dryfit.parallel.ranks.collectives import Ranks
+from dryfit.parallel.ranks.sharded_scores import ShardedScores
 
 NUMBERS: Final = 3
 """Numbers a token that each rank sends: its largest score, its sum of exponentials, its score of the target."""
@@ -75,6 +77,25 @@ class VocabularyLoss:
                 hint="scores that were put together have a loss without the other ranks",
             )
         return _CrossEntropy.apply(scores, targets, begin, ignored, self.ranks)
+
+    def of_chunk(
+        self,
+        switch: ShardedScores,
+        scores: Callable[[torch.Tensor], torch.Tensor],
+        features: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return each token's loss, (N,), from what gives scores of tokens; a chunk is also computed in backward.
+
+        Args:
+            switch: Keeps the scores sharded.
+            scores: Gives those of this rank's words, (N, V), from features.
+            features: (N, H).
+            targets: As in :meth:`__call__`.
+        """
+        with switch.kept():
+            scores_NV = scores(features)
+        return self.of_tokens(scores_NV, targets)
 
 
 class _CrossEntropy(Function):

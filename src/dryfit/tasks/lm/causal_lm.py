@@ -24,7 +24,7 @@ from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.meta.loading.pretrained import Kind
 from dryfit.tasks.base import Batch, MakeBase, Outputs, TaskContext, TaskModel
 from dryfit.tasks.encoder import EncoderTask
-from dryfit.tasks.lm.chunked_loss import chunk_tokens, chunked_losses
+from dryfit.tasks.lm.chunked_loss import ChunkLosses, chunk_tokens, chunked_losses, over_all_words
 from dryfit.tasks.lm.decoder_tail import hidden_states, scores_of
 from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, matches, rehearse, sampled
 from dryfit.tasks.lm.lm_batch import IGNORED, INPUTS, PADDED, entries, labelled
@@ -46,11 +46,15 @@ class CausalLm(TaskModel):
 
     Args:
         decoder: A causal language model, or PEFT's model around one.
+
+    Attributes:
+        chunk_losses: How the losses of some tokens are computed, given labels.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.decoder = decoder
+        self.chunk_losses: ChunkLosses = over_all_words
         self.drawn = _ADAPTERS if self.has_adapters else ()  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
@@ -100,6 +104,7 @@ class CausalLm(TaskModel):
             None if weights is None else _following(weights, 0),
             partial(scores_of, self.decoder, base),
             chunk=chunk_tokens(base.config.get_text_config().vocab_size),
+            losses_of=self.chunk_losses,
         )
         return weighted_N.view(labels.shape), losses_N.view(labels.shape)
 
@@ -134,7 +139,7 @@ class CausalLmTask(EncoderTask):
 
     def with_token_loss(self, token_loss: TokenLoss) -> "CausalLmTask":
         """Return the task with another sum of token losses; see :class:`~dryfit.tasks.lm.token_loss.OverTokens`."""
-        return CausalLmTask(self.context, token_loss)
+        return CausalLmTask(self.context, token_loss, in_chunks=self._in_chunks)
 
     def with_loss_in_chunks(self) -> "CausalLmTask":
         """Return the task with its loss computed from the scores of some tokens at a time."""

@@ -9,7 +9,8 @@ Dimension suffixes: ``N`` tokens, ``C`` tokens of a chunk, ``H`` features, ``V``
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
@@ -20,6 +21,9 @@ from dryfit.tasks.lm.lm_batch import IGNORED
 
 Scores = Callable[[torch.Tensor], torch.Tensor]
 """Gives the scores of some tokens, (C, V), from their features, (C, H)."""
+
+ChunkLosses = Callable[[Scores, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Gives each token's loss, (C,), in fp32 or better, from what gives scores, features (C, H) and targets (C,)."""
 
 CHUNK_SCORES: Final = 2**26
 """Scores of a chunk, at most: 256 MiB in fp32, of which a chunk takes about four copies at a time."""
@@ -33,6 +37,20 @@ def chunk_tokens(words: int) -> int:
     return max(_STEP, CHUNK_SCORES // max(words, 1) // _STEP * _STEP)
 
 
+@runtime_checkable
+class LossesInChunks(Protocol):
+    """A model that computes losses in chunks of tokens, and can be told how those of a chunk are computed."""
+
+    chunk_losses: ChunkLosses
+
+
+def over_all_words(scores: Scores, features_CH: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+    """Return each token's loss from scores of the whole vocabulary; see :data:`ChunkLosses`."""
+    scores_CV = scores(features_CH)
+    scores_CV = scores_CV.to(torch.promote_types(scores_CV.dtype, torch.float32))
+    return F.cross_entropy(scores_CV, targets_C, ignore_index=IGNORED, reduction="none")
+
+
 def chunked_losses(
     hidden_NH: torch.Tensor,
     targets_N: torch.Tensor,
@@ -40,6 +58,7 @@ def chunked_losses(
     scores: Scores,
     *,
     chunk: int,
+    losses_of: ChunkLosses = over_all_words,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each token's weighted loss, to be summed, and its loss without a weight or gradient.
 
@@ -54,11 +73,12 @@ def chunked_losses(
         weights_N: (N,), of each token; None: all weigh the same.
         scores: Each token's from its own features alone, without random numbers.
         chunk: Tokens at once.
+        losses_of: Computes the losses of a chunk; with parts of the vocabulary on several ranks, over these.
 
     Returns:
         Twice (N,), in fp32 or better, 0 for tokens that are not learned.
     """
-    work = _Work(scores, targets_N.split(chunk), _around(hidden_NH))
+    work = _Work(partial(losses_of, scores), targets_N.split(chunk), _around(hidden_NH))
     if not torch.is_grad_enabled():
         losses_N = torch.cat([work.losses(one, part) for part, one in enumerate(hidden_NH.split(chunk))])
         return losses_N if weights_N is None else losses_N * weights_N.to(losses_N.dtype), losses_N
@@ -90,7 +110,7 @@ def chunked_losses(
 class _Work:
     """The computation of one chunk's losses, the same in both passes."""
 
-    scores: Scores
+    losses_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     targets: Sequence[torch.Tensor]
     autocast: tuple[str, torch.dtype] | None
 
@@ -103,9 +123,7 @@ class _Work:
         return nullcontext() if self.autocast is None else torch.autocast(self.autocast[0], self.autocast[1])
 
     def losses(self, rows_CH: torch.Tensor, part: int) -> torch.Tensor:
-        scores_CV = self.scores(rows_CH)
-        scores_CV = scores_CV.to(torch.promote_types(scores_CV.dtype, torch.float32))
-        return F.cross_entropy(scores_CV, self.targets[part], ignore_index=IGNORED, reduction="none")
+        return self.losses_of(rows_CH, self.targets[part])
 
 
 class _Sums:

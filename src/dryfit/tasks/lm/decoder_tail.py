@@ -26,7 +26,6 @@ FOREIGN: Final = (
 )
 """What a model's own code may raise where it asks for more than its stack's features."""
 
-
 _TRIED: Final = 5
 """Tokens that a model is tried with."""
 
@@ -99,9 +98,7 @@ def cannot_chunk(decoder: nn.Module, model: PreTrainedModel) -> str | None:
     stack = model.base_model
     if stack is model:
         return f"{name} has no part that is called its base model"
-    inside = set(stack.modules())
-    outside = [one for one in model.modules() if one not in inside]
-    if any(isinstance(one, nn.Dropout) and one.p for one in outside):
+    if any(isinstance(one, nn.Dropout) and one.p for one in _outside(model)):
         return f"the head of {name} has dropout"
     features_CH = _features(model)
     try:
@@ -112,6 +109,15 @@ def cannot_chunk(decoder: nn.Module, model: PreTrainedModel) -> str | None:
     if scores_CV.ndim != 2 or len(scores_CV) != len(features_CH):
         return f"{name} gives scores {tuple(scores_CV.shape)} for {len(features_CH)} tokens"
     return None
+
+
+def head_alone(model: PreTrainedModel) -> bool:
+    """Whether a model has no parameters outside its stack but those of its head, which has no adapter."""
+    own = {id(one) for one in model.base_model.parameters()}
+    head = model.get_output_embeddings()
+    if head is not None:
+        own |= {id(one) for one in head.parameters(recurse=False)}
+    return all(id(one) in own for part in _outside(model) for one in part.parameters(recurse=False))
 
 
 def scores_differ(decoder: nn.Module, model: PreTrainedModel) -> str | None:
@@ -139,6 +145,12 @@ def scores_differ(decoder: nn.Module, model: PreTrainedModel) -> str | None:
     if not moved <= _CLOSE * size:
         return f"the scores of {name} depend on those beside them: they change by {moved:.2g} of {size:.2g}"
     return None
+
+
+def _outside(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the parts of a model that are not in its stack."""
+    inside = set(model.base_model.modules())
+    return [one for one in model.modules() if one not in inside]
 
 
 def _features(model: PreTrainedModel) -> torch.Tensor:

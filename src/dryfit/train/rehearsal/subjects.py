@@ -21,7 +21,7 @@ from dryfit.parallel.layout.tensor_parallel import TensorParallel
 from dryfit.tasks.base import MakeBase, Task, TaskContext, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.registry import make_task
-from dryfit.train.chunked_loss import loss_in_chunks
+from dryfit.train.chunked_loss import cannot_chunk_loss, loss_in_chunks
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer
 
@@ -94,7 +94,8 @@ def step_parts(
     """
     settings = subject.settings
     model, task = whole_model(subject)
-    if chunked_loss and not isinstance(layout, TensorParallel):
+    tp = layout.plan.degree if isinstance(layout, TensorParallel) else 1
+    if chunked_loss and (tp == 1 or cannot_chunk_loss(task, model, tp=tp) is None):
         task = loss_in_chunks(task, model)
     if checkpointing:
         for part in model.pretrained().values():
