@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from study_runs import (
     DEADLINE_S,
     ends,
     fold,
+    kill_now,
     marked_processes,
     resume_to_end,
     run,
+    run_here,
     start,
     tune_to_end,
     wait_for,
@@ -108,6 +111,70 @@ def test_a_study_whose_folder_is_renamed_ends_and_goes_on_in_its_new_place(
     monkeypatch.setenv("STEP_PAUSE_S", "0")
     resume_to_end(moved)
     assert ends(moved) == ends(undisturbed)
+
+
+def older_copy(folder: Path, process: subprocess.Popen[str]) -> bytes:
+    """The ledger in the middle of the second trial, whose process runs on."""
+    begun = len(fold(folder).open_trials[0].reports)
+    older = (folder / "ledger.jsonl").read_bytes()
+    assert wait_for(lambda: any(len(trial.reports) >= begun + 2 for trial in fold(folder).open_trials), process)
+    return older
+
+
+@pytest.mark.parametrize("way", ["the newer one is put back", "the trials are moved away"])
+def test_an_older_ledger_that_was_put_back_is_refused_and_changes_nothing(
+    way: str, study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = begin(study)
+    older = older_copy(study, process)
+    process.communicate(timeout=DEADLINE_S)
+    ledger = study / "ledger.jsonl"
+    newer = ledger.read_bytes()
+    ledger.write_bytes(older)
+    monkeypatch.setenv("STEP_PAUSE_S", "0")
+    before = {path: path.lstat().st_mtime_ns for path in (study / "trials").rglob("*")}
+    for command in ("tune", "resume"):
+        done = run_here(command, study, "--quiet")
+        assert done.returncode == 2 and "its ledger is older than its folder" in done.stderr, done.stderr
+        assert f"does not know all attempts in {study / 'trials/0002'}" in done.stderr
+    assert ledger.read_bytes() == older
+    assert {path: path.lstat().st_mtime_ns for path in (study / "trials").rglob("*")} == before
+    if way == "the newer one is put back":
+        ledger.write_bytes(newer)
+    else:
+        (study / "trials/0002").rename(study / "elsewhere")
+    resume_to_end(study)
+    assert ends(study) == ends(undisturbed)
+
+
+def test_reports_that_a_put_back_ledger_lacks_are_taken_from_the_attempt_that_made_them(
+    study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = begin(study)
+    older = older_copy(study, process)
+    kill_now(process)
+    (study / "ledger.jsonl").write_bytes(older)
+    monkeypatch.setenv("STEP_PAUSE_S", "0")
+    resume_to_end(study)
+    assert ends(study) == ends(undisturbed)
+
+
+def test_reports_that_a_stopped_control_process_never_heard_are_not_lost(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its child goes on without verdicts, and writes checkpoints ahead of the ledger."""
+    monkeypatch.setenv("STEP_PAUSE_S", "0.2")
+    study = write_stepwise(tmp_path / "study", runtime="verdict_timeout_s = 0.1")
+    process = begin(study)
+    (trial,) = fold(study).open_trials
+    process.send_signal(signal.SIGSTOP)
+    known = {point.step for point in fold(study).open_trials[0].reports}
+    messages = study / f"trials/{trial.number:04d}/attempt-1/messages.jsonl"
+    assert wait_for(lambda: messages.read_bytes().count(b'"checkpointed"') > max(known) + 1)
+    kill_now(process)
+    monkeypatch.setenv("STEP_PAUSE_S", "0")
+    resume_to_end(study)
+    assert ends(study) == ends(undisturbed)
 
 
 @pytest.mark.parametrize("what", ["lock", "lock and ledger"])

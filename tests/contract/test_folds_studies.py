@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,21 @@ def test_one_model_comes_of_them(study: tuple[Path, dict[int, list[str]]], tmp_p
     assert "Trained on 22 rows" in card
     assert f"in the mean over 3 folds of train and validation was {22 / 24:.6f}" in card
     assert "on average the best of the trial's folds" in card
+
+
+@pytest.mark.slow
+def test_a_fold_that_stops_early_leaves_out_numbers_of_reports(
+    study: tuple[Path, dict[int, list[str]]], tmp_path: Path
+) -> None:
+    """Both epochs are alike, so a fold of four stops after two; its last report has the number of a fourth."""
+    folder = tmp_path / "study"
+    shutil.copytree(study[0], folder, ignore=shutil.ignore_patterns("ledger.jsonl", "trials", "optuna.journal"))
+    done = run("tune", folder, "--trials", "2", "--set", "train.epochs=4", "--set", "train.early_stopping=1")
+    assert done.returncode == 0, done.stderr
+    for trial in fold(folder).trials:
+        assert [point.n for point in trial.reports] == [0, 3, 4, 7, 8, 11]
+        assert list(trial.verdicts) == [0, 3, 4, 7, 8, 11]
+        assert trial.outcome is Outcome.COMPLETE
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Functions of the user's own, searched in real processes: every way to end, and all a study file can do."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -275,8 +276,14 @@ def test_the_folder_of_another_studys_trial_is_not_taken_over(tmp_path: Path) ->
     file = study_file(tmp_path, 'function = "objectives:waits"\n', trials=1)
     layout = interrupted(tmp_path / "study", file)
     layout.ledger.unlink()
-    done = run("tune", file, "--quiet", "--dir", layout.folder, "--set", "study.seed=77")
-    assert done.returncode != 0
+    words = ("tune", file, "--quiet", "--dir", layout.folder, "--set", "study.seed=77")
+    done = run_here(*words)
+    assert done.returncode == ExitStatus.CANNOT_RUN
+    assert (
+        f"its ledger is older than its folder: it does not know all attempts in {layout.trial(0).folder}" in done.stderr
+    )
+    shutil.rmtree(layout.trial(0).attempt(1))
+    assert run(*words).returncode != 0
     trial = fold(layout.folder).trials[0]
     assert trial.outcome is Outcome.FAILED and len(trial.attempts) == 1
     assert ".dryfit-trial.json in it is of a trial with fingerprint" in trial.reason

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from dryfit.core.errors import LedgerError
+from dryfit.core.errors import InternalError, LedgerError
 from dryfit.core.regular_files import is_at, open_regular, reading
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import sync_path
@@ -154,6 +154,7 @@ class Ledger:
         Raises:
             OSError: It could not be written; the ledger is as it was before.
             LedgerError: As :meth:`check`.
+            InternalError: The event does not follow those before it; the ledger is as it was before.
         """
         self.check()
         placed = event.model_copy(update={"seq": self._next, "at": self._clock()})
@@ -170,9 +171,13 @@ class Ledger:
         if os.fstat(self._fd).st_size != self._size + len(line):  # changed between the check and the write
             self._take_back(line)
             self.check()
+        try:
+            self._apply(placed)
+        except LedgerError as error:  # nobody could read the ledger any more
+            self._truncate()
+            raise InternalError(f"writing {self._path}", f"{event.type}: {error.found}") from error
         self._size += len(line)
         self._next += 1
-        self._apply(placed)
         return placed
 
     def check(self) -> None:

@@ -62,7 +62,7 @@ def trial_of(
     """Return the trial that an event is about.
 
     Raises:
-        LedgerError: There is none, or it has finished.
+        LedgerError: There is none, it has finished, or what the event says of it does not follow what was said before.
     """
     if not 0 <= event.number < len(trials):
         raise wrong_reference(event, f"no trial {event.number} was asked for")
@@ -71,7 +71,9 @@ def trial_of(
         raise wrong_reference(event, f"trial {event.number} has finished before")
     if isinstance(event, AttemptPlaced) and event.attempt != len(trial.attempts) + 1:
         raise wrong_reference(event, f"attempt {event.attempt} comes where {len(trial.attempts) + 1} belongs")
-    if isinstance(event, VerdictGiven) and not 0 <= event.n < len(trial.reports):
+    if isinstance(event, ReportMade) and event.point.n <= (last := trial.reports[-1].n if trial.reports else -1):
+        raise wrong_reference(event, f"report {event.point.n} of trial {event.number} comes after report {last}")
+    if isinstance(event, VerdictGiven) and all(point.n != event.n for point in reversed(trial.reports)):
         raise wrong_reference(event, f"trial {event.number} has no report {event.n}")
     return trial
 

@@ -319,6 +319,11 @@ class TrialState:
         return self.value if known else None
 
     @property
+    def best_step(self) -> int | None:
+        """Optimizer steps done at its best report; None where it has none, or folds."""
+        return next((point.step for point in self.reports if point.n == self.best), None)
+
+    @property
     def last_value(self) -> float | None:
         """The value of the last report; None without reports."""
         return self.reports[-1].value if self.reports else None

@@ -11,12 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import LedgerError, StudyBusyError
+from dryfit.core.errors import InternalError, LedgerError, StudyBusyError
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.trial import MetricPoint
-from dryfit.store.events import EVENT, Event, GenerationBegan, ReportMade, SessionClosed, StudyCreated, TrialAsked
+from dryfit.core.settings.trial import MetricPoint, Outcome
+from dryfit.store.events import (
+    EVENT,
+    Event,
+    GenerationBegan,
+    ReportMade,
+    SessionClosed,
+    StudyCreated,
+    TrialAsked,
+    TrialFinished,
+)
 from dryfit.store.ledger import Ledger, LedgerTail, read_ledger
 from dryfit.store.lock import StudyLock, lock_owner
+from dryfit.store.replay import StudyState
 
 CREATED = StudyCreated(
     id="abc",
@@ -101,6 +111,19 @@ def test_damage_inside_is_an_error_with_its_line(tmp_path: Path, line: bytes, sa
     with pytest.raises(LedgerError, match=said) as caught:
         read_ledger(path)
     assert "line 2" in caught.value.doing
+
+
+def test_an_event_that_does_not_follow_those_before_it_is_no_part_of_the_ledger(tmp_path: Path) -> None:
+    path, state = tmp_path / "ledger.jsonl", StudyState()
+    ledger = Ledger(path, apply=state.apply)
+    ledger.append(CREATED)
+    before = path.read_bytes()
+    with pytest.raises(InternalError, match="no trial 0 was asked for"):
+        ledger.append(TrialFinished(number=0, outcome=Outcome.FAILED))
+    assert path.read_bytes() == before
+    ledger.append(TrialAsked(number=0, params={}, internal={}, distributions={}, seed=1, fingerprint="f"))
+    ledger.close()
+    assert [event.seq for event in read_ledger(path)] == [0, 1]
 
 
 def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

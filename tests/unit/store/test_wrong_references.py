@@ -70,7 +70,8 @@ def sound(state: StudyState) -> None:
     assert sum(state.counts.values()) <= len(state.trials)
     for trial in state.trials:
         assert trial.outcome in (None, *Outcome)
-        assert all(0 <= n < len(trial.reports) for n in trial.verdicts)
+        numbers = [point.n for point in trial.reports]
+        assert numbers == sorted({*numbers}) and {*trial.verdicts} <= {*numbers}
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,7 @@ def test_a_changed_ledger_is_read_or_refused_with_its_line(
         ("trial_finished", with_key("number", -1), "no trial -1"),
         ("attempt_placed", with_key("attempt", 7), "attempt 7 comes where 1 belongs"),
         ("attempt_ended", doubled, "has ended before"),
+        ("report", doubled, "comes after report"),
         ("verdict", with_key("n", 10**12), "has no report"),
         ("trial_asked", dropped, "no trial 0 was asked for"),
         ("trial_asked", doubled, "belongs"),

@@ -268,6 +268,6 @@ def _end_text(trial: TrialState) -> str:
     text = str(trial.outcome or "open")
     if trial.values is not None:
         text += f", value {values_text(trial)}"
-    if trial.best is not None and trial.best < len(trial.reports):
-        text += f" at step {trial.reports[trial.best].step}"
+    if trial.best_step is not None:
+        text += f" at step {trial.best_step}"
     return text + (f" ({trial.reason})" if trial.reason else "")

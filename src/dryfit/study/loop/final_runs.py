@@ -120,10 +120,10 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
         last_step = max(1, round(mean([fold.best_step for fold in trial.folds])))
         schedule_steps = max(last_step, round(mean([fold.schedule_steps for fold in trial.folds])))
     elif with_validation:
-        if trial.best is None:
+        last_step = trial.best_step
+        if last_step is None:
             allowed = "with --with-validation: a trial that has a best validation, whose step is the last one"
             raise ConfigError(doing, "it has none", allowed, "train it without --with-validation, or another one")
-        last_step = trial.reports[trial.best].step
     return FinalRun(trial, trial.seed if seed is None else seed, last_step, save, schedule_steps)
 
 

@@ -67,8 +67,7 @@ class AttemptFinalizer:
                     self.follow(trial, end_of(trial), last.failure.action, 0.0)
             elif last is not None:
                 child = RunningAttempt(trial.number, last.number, last.place, Need(trial.number))
-                if result is not None:
-                    self.messages.catch_up(child)
+                self.messages.catch_up(child)
                 self.on_exit(child, result, Evidence(server_lost=result is None))
         forget_what_is_not_needed(self.study.layout, self.study.state, keep=self.study.config.runtime.keep)
 

@@ -83,7 +83,7 @@ class MessageHandler:
                     observer.on_message(number, message)
 
     def catch_up(self, child: RunningAttempt) -> None:
-        """Take in the reports of a process that ended while no control process ran.
+        """Take in the reports of a process that ended while no control process heard it.
 
         Each gets its verdict all the same, as the pruner builds on earlier verdicts; trials of an earlier generation
         get none.

@@ -35,6 +35,7 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, each_event
 from dryfit.store.lock import StudyLock
 from dryfit.store.replay import StudyState
+from dryfit.store.unknown_attempts import demand_known_attempts
 from dryfit.study.loop.generations import basis_now, next_generation, recorded
 from dryfit.study.loop.listeners import listeners
 from dryfit.study.loop.next_step import End
@@ -186,6 +187,7 @@ def _open(
     clock = steady_clock()
     ledger = Ledger(layout.ledger, apply=state.apply, clock=clock)
     stack.push(closing(ledger.close))
+    demand_known_attempts(state, layout)
     study = state.created or _created(config, space, layout)
     missing = recorded(state, layout)
     if state.created is None:
