@@ -25,7 +25,6 @@ SEARCH = "dryfit.search.private_apis"
 
 # Texts that look like private names. A key is "module:text".
 TEXTS = {
-    "dryfit.study.loop.observers:sys._current_frames": "a documented function of Python itself",
     "dryfit.meta.construction.tape:_dryfit_birth": "an attribute of ours on another library's object",
     "dryfit.parallel.ranks.apply:_dryfit_cut": "an attribute of ours on another library's object",
     "dryfit.parallel.proof.narrow_config:_token_id": "how names of settings end",

@@ -9,6 +9,7 @@ from typing import Final
 DOCUMENTED: Final = {
     "os._exit": "documented: how a forked child ends without the parent's clean-up",
     "os._Environ": "the type of os.environ, which typing needs and nothing public names",
+    "sys._current_frames": "documented",
     "sys._getframe": "documented",
     "_fields": "documented attribute of named tuples",
     "_make": "documented class method of named tuples",

@@ -64,7 +64,7 @@ def main() -> None:
                 facts["errors"].append([type(error).__name__, str(error)])
         facts["after_error"] = torch.cuda.memory_allocated() == kept
 
-        # A backward pass without room goes on to its end, and takes nothing any more.
+        # A backward pass ends where there is no room, in Python's functions and in torch's own.
         class TakesTooMuch(torch.autograd.Function):
             """A function whose gradient needs, three times, more than there is."""
 
@@ -79,12 +79,15 @@ def main() -> None:
                 return gradient
 
         given = torch.zeros(8, device="cuda", requires_grad=True)
+        table = torch.empty(70, 2**20, device="cuda", requires_grad=True)
         before = len(gpu.out_of_memory)
-        try:
-            TakesTooMuch.apply(given).sum().backward()
-        except torch.OutOfMemoryError:
-            facts["within_backward"] = len(gpu.out_of_memory) - before
-        given = None
+        facts["within_backward"] = []
+        for loss in (TakesTooMuch.apply(given).sum(), torch.nn.functional.embedding(sizes, table).sum()):
+            try:
+                loss.backward()
+            except torch.OutOfMemoryError:
+                facts["within_backward"].append(len(gpu.out_of_memory) - before)
+        given = table = loss = None
         facts["after_backward"] = torch.cuda.memory_allocated() == kept
 
         # Peaks are reset, caches emptied, copies take their own memory.

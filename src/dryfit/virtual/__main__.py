@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 from dryfit.core.errors import DryfitError
@@ -18,17 +19,24 @@ def main() -> None:
     request = RehearsalRequest.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if request.parent_pid is not None:
         die_with_parent(request.parent_pid)
+    one_answer = threading.Lock()
+
+    def finish(answer: RehearsalAnswer) -> None:
+        one_answer.acquire()  # for good
+        with unmuted():
+            write_model(Path(request.answer_file), answer)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # what the script left (threads, workers, hooks of torch) must not decide how this ends
+
     try:
-        answer = rehearse(request)
+        rehearse(request, finish)
     except DryfitError as error:
-        answer = RehearsalAnswer(
-            verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=request.device, reasons=(str(error),)
+        finish(
+            RehearsalAnswer(
+                verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=request.device, reasons=(str(error),)
+            )
         )
-    with unmuted():
-        write_model(Path(request.answer_file), answer)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # what the script left (threads, workers, hooks of torch) must not decide how this ends
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ class LiveAllocations(OpenSegment):
         peaks: Since the script last reset them.
         allocated: Allocated bytes after each event.
         reserved: Reserved bytes after each event.
-        suspended: Whether nothing more is allocated: after an out-of-memory error that is not raised yet.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class LiveAllocations(OpenSegment):
         self.peaks = Peaks()
         self.allocated: list[int] = []
         self.reserved: list[int] = []
-        self.suspended = False
+        self._is_closed = False
         self._address_of: dict[int, int] = {}
         self._workspace_bytes = workspace_bytes
         self._with_workspace: set[bool] = set()
@@ -69,9 +68,9 @@ class LiveAllocations(OpenSegment):
             NoRoomError: The allocator cannot serve it; nothing has changed then.
         """
         allocator = self.allocator
+        if self._is_closed:
+            return
         if delta > 0:
-            if self.suspended:
-                return
             if not self.blocks:
                 allocator.configure(self._settings())
             address = allocator.malloc(delta)
@@ -93,11 +92,15 @@ class LiveAllocations(OpenSegment):
     def multiplies(self, phase: StepPhase) -> None:
         """Take cuBLAS's workspace at the first matrix product of a thread; backward passes run in one of their own."""
         backward = phase is StepPhase.BACKWARD
-        if self._workspace_bytes and not self.suspended and backward not in self._with_workspace:
+        if self._workspace_bytes and backward not in self._with_workspace:
             label = self.label(Label(phase, MemoryCategory.WORKSPACES, "", WORKSPACE_OP))
             self.add(self._next_workspace, self._workspace_bytes, label)
             self._next_workspace -= 1
             self._with_workspace.add(backward)
+
+    def close(self) -> None:
+        """Take nothing more, so that another thread may look at what there is."""
+        self._is_closed = True
 
     def reset_peaks(self) -> None:
         """Begin new peaks from what is held now."""

@@ -18,7 +18,6 @@ from torch import nn
 from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, StandIns
 from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode, active_fake_mode
 from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
-from dryfit.meta.private_apis.torch_recording import running_node_number
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.known_values import carry, remember, value_of
 from dryfit.virtual.loading import recurrent
@@ -64,7 +63,6 @@ class VirtualDispatch(ScriptRecorder):
         self._devices = devices
         self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
         self._stand_ins = StandIns()
-        self._failure: torch.OutOfMemoryError | None = None
         self.on_no_room: Any = None
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
         self.on_unknown: Any = lambda _what: None
@@ -137,34 +135,11 @@ class VirtualDispatch(ScriptRecorder):
         try:
             self.note(func, args, out)
         except NoRoomError as error:
-            self._no_room(error)
+            raise self.on_no_room(error) from None
         carry(func, args, kwargs, out)
         for listener in self.listeners:
             listener(func, args, kwargs, out)
         return out
-
-    def _no_room(self, error: NoRoomError) -> None:
-        """Raise the script's error: at once, or at the end of the backward pass that runs.
-
-        An exception of Python on its way through the C++ of a backward pass can end the process. From it on, nothing
-        is allocated any more: a device would have stopped there.
-        """
-        if running_node_number() is None:
-            raise self.on_no_room(error) from None
-        self._failure = self.on_no_room(error)
-        self.allocations.suspended = True
-
-    def backward_ends(self) -> None:
-        """Raise what a backward pass had no room for, once it has ended.
-
-        Raises:
-            torch.OutOfMemoryError: It had no room.
-        """
-        if self._failure is not None and running_node_number() is None:
-            failures = [self._failure]
-            self._failure = None
-            self.allocations.suspended = False
-            raise failures.pop()  # no name of this frame keeps it, and with it the tensors of the frames on its way
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         given = tuple(self._in_place_of(one) for one in args)

@@ -124,16 +124,13 @@ def install(dispatch: VirtualDispatch) -> None:
 
 
 def _backward(run: Callable[..., Any], dispatch: VirtualDispatch) -> Callable[..., Any]:
-    """Return a backward pass after which an out-of-memory error within it is raised."""
+    """Return a backward pass whose frees are counted to it."""
 
-    def run_to_its_end(*args: Any, **kwargs: Any) -> Any:
-        try:
-            with dispatch.backward_pass():
-                return run(*args, **kwargs)
-        finally:
-            dispatch.backward_ends()
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with dispatch.backward_pass():
+            return run(*args, **kwargs)
 
-    return run_to_its_end
+    return counted
 
 
 def run_compiled_eagerly(note: Callable[[str], None]) -> None:

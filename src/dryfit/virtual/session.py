@@ -1,21 +1,27 @@
 """Run a user's script on a virtual GPU, and say what it took."""
 
-import resource
-import signal
+import logging
+import os
+import sys
+import threading
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import sleep  # the script may replace the module's
 from typing import Any
 
 import torch
 
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, RehearsalRequest, ScriptEnd
+from dryfit.core.process import peak_rss_bytes
 from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.meta.offline_import import import_offline
+from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.virtual.gpu import VirtualGpu
 from dryfit.virtual.script.absent_ranks import AbsentGroup
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
@@ -26,94 +32,102 @@ from dryfit.virtual.summary import StepMark, summarize
 from dryfit.virtual.work import WorkCounter
 from dryfit.virtual.writes import muting
 
+Finish = Callable[[RehearsalAnswer], None]
+"""Takes an answer and ends the process."""
+_SETTLED_S = 0.1
+"""After so long nothing is being recorded any more."""
 
-def rehearse(request: RehearsalRequest) -> RehearsalAnswer:
+
+def rehearse(request: RehearsalRequest, finish: Finish) -> None:
     """Run the script of a request in this process, which belongs to it from now on.
+
+    Args:
+        finish: Called with the answer, from any thread; it ends the process.
 
     Raises:
         TraceError: This build of torch cannot do it, or a real device is visible.
     """
-    began_s = time.monotonic()
-    calibrations = read_calibrations(Path(request.calibration_dir)) if request.calibration_dir else ()
-    constants = device_constants(request.device, torch.__version__, calibrations)
-    run = _Run(
-        request,
-        VirtualGpu(
-            request.device,
-            ranks=request.ranks,
-            unlimited=request.unlimited,
-            constants=constants,
-        ),
-    )
     with suppress(ImportError):  # before torch says that there is a device: it would look for CUDA's libraries
         import_offline("bitsandbytes")
-    arguments = ArgumentWatch(request.overrides)
-    arguments.install()
+    run = _Run(request, finish)
+    run.arguments.install()
     with run.gpu.active():
         run.install()
         end, failure = run.run()
         run.gpu.dispatch.categorize()
-    answer = run.answer(end, failure)
-    run.muting.clear()
-    return answer.model_copy(
-        update={
-            "confidence": constants.confidence,
-            "training_arguments": arguments.seen,
-            "rehearsal_s": time.monotonic() - began_s,
-            "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        }
-    )
+    run.finish(end, failure)
 
 
 class _Run:
     """One script on one device."""
 
-    def __init__(self, request: RehearsalRequest, gpu: VirtualGpu) -> None:
+    def __init__(self, request: RehearsalRequest, finish: Finish) -> None:
+        self.began_s = time.monotonic()
         self.request = request
-        self.gpu = gpu
+        calibrations = read_calibrations(Path(request.calibration_dir)) if request.calibration_dir else ()
+        constants = device_constants(request.device, torch.__version__, calibrations)
+        self.gpu = VirtualGpu(request.device, ranks=request.ranks, unlimited=request.unlimited, constants=constants)
+        self.arguments = ArgumentWatch(request.overrides)
         self.marks: list[StepMark] = []
-        allocator = gpu.allocations.allocator
+        self.late: list[str] = []
+        """What was not seen because time was up."""
+        allocator = self.gpu.allocations.allocator
         self.work = WorkCounter()
         self.shortening = Shortening(
             request.steps,
             worst_batch=request.worst_batch,
             on_step_end=self._step_ended,
+            on_ignored=lambda: self.finish(ScriptEnd.STOPPED, ""),
             allocated_bytes=lambda: allocator.allocated_bytes,
             work=self.work,
         )
         self.ranks = AbsentGroup(request.ranks)
         self.sent: dict[str, int] = {}
+        self._give = finish
 
     def install(self) -> None:
         """Change this process for good, once the virtual GPU is active."""
+        logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # the script's error says it
         self.muting = muting.install(Path(self.request.scratch_dir), self.gpu.dispatch.empty)
         self.shortening.install()
         self.gpu.dispatch.listeners.append(self._count)
-        signal.signal(signal.SIGALRM, self._too_late)
-        signal.setitimer(signal.ITIMER_REAL, self.request.timeout_s)
+        threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
         if self.request.ranks > 1:
             self.ranks.install()
             self.gpu.dispatch.listeners.append(self.ranks.note)
 
     def run(self) -> tuple[ScriptEnd, str]:
         """Run the script; return how it ended, with the traceback of a failure."""
+        pid, error = os.getpid(), None
         try:
             add_working_folder(self.request)
             self.gpu.places.own.add(own_file(self.request))
             started(self.request)()
-        except RehearsalDone:
-            return (ScriptEnd.STOPPED if self.marks else ScriptEnd.NO_STEP), ""
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                return ScriptEnd.FAILED, f"the script ended with exit status {error.code}"
-        except torch.OutOfMemoryError as error:
-            self._uncaught()
-            return ScriptEnd.OUT_OF_MEMORY, _traceback(error)
-        except BaseException as error:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
-            if isinstance(error, StopIteration) and self.shortening.done:
+        except BaseException as raised:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
+            error = raised
+        if os.getpid() != pid:  # a process that the script has forked ends as it would without us
+            raise error or SystemExit
+        match error:
+            case RehearsalDone():
                 return ScriptEnd.STOPPED, ""
-            return ScriptEnd.FAILED, _traceback(error)
-        return (ScriptEnd.FINISHED if self.marks else ScriptEnd.NO_STEP), ""
+            case SystemExit() if error.code not in (None, 0):
+                return ScriptEnd.FAILED, f"the script ended with exit status {error.code}"
+            case torch.OutOfMemoryError():
+                last = self.gpu.out_of_memory[-1]
+                self.gpu.out_of_memory[-1] = last.model_copy(update={"caught": False})
+                return ScriptEnd.OUT_OF_MEMORY, _traceback(error)
+            case StopIteration() if self.shortening.done:
+                return ScriptEnd.STOPPED, ""
+            case None | SystemExit():
+                return (ScriptEnd.FINISHED if self.marks else ScriptEnd.NO_STEP), ""
+            case _:
+                return ScriptEnd.FAILED, _traceback(error)
+
+    def finish(self, end: ScriptEnd, failure: str) -> None:
+        """End the process with the answer of a run that has ended."""
+        answer = self.answer(end, failure)
+        self.muting.clear()
+        self._give(answer)
 
     def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
         """Return the answer of a run that has ended."""
@@ -129,6 +143,8 @@ class _Run:
             enough_bytes=gpu.room_bytes if went_through else None,
         )
         verdict, shortfall, reasons = _verdict(gpu, memory, end)
+        if self.late and verdict is not VerdictKind.REFUSED and not self.shortening.done:
+            verdict, reasons = VerdictKind.UNKNOWN, tuple(self.late)
         return RehearsalAnswer(
             verdict=verdict,
             end=end,
@@ -141,11 +157,15 @@ class _Run:
             sent=self.sent if request.ranks > 1 else None,
             worst_batch=self.shortening.largest_batch,
             unknown=tuple(gpu.unknown.values()),
-            notes=(*gpu.notes, *self.shortening.notes),
+            notes=(*gpu.notes, *self.shortening.notes, *self.late),
             muted=tuple(self.muting.muted),
             reasons=reasons,
+            training_arguments=self.arguments.seen,
             traceback=failure,
+            confidence=gpu.constants.confidence,
             torch=torch.__version__,
+            rehearsal_s=time.monotonic() - self.began_s,
+            host_peak_bytes=peak_rss_bytes(),
         )
 
     def _step_ended(self, number: int) -> None:
@@ -154,18 +174,26 @@ class _Run:
         self.work.step_ends()
         self.sent, self.ranks.sent = dict(self.ranks.sent), defaultdict(int)
 
-    def _too_late(self, _signal: int, _frame: object) -> None:
+    def _watch(self, main_thread: int) -> None:
+        """End a script that takes too long, whatever it does with signals and exceptions."""
+        limit_s = self.request.timeout_s
+        sleep(limit_s)
         if not self.marks:
-            raise RehearsalDone
+            self.late.append(f"no optimizer took a step within {limit_s:g} s")
+            here = traceback.StackSummary.extract(traceback.walk_stack(sys._current_frames()[main_thread]))
+            here.reverse()
+            stack = "".join(_from_script(here).format())
+            self.finish(ScriptEnd.NO_STEP, f"When time was up, the script was here (most recent call last):\n{stack}")
+        sleep(limit_s)
+        self.gpu.allocations.close()
+        sleep(_SETTLED_S)
+        self.late.append(f"the script was ended after {2 * limit_s:g} s, in or after step {len(self.marks)}")
+        self.finish(ScriptEnd.STOPPED, "")
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Count an operator's work, if it is a part of training."""
         if not self.shortening.evaluating:
             self.work.note(func, args, kwargs, out)
-
-    def _uncaught(self) -> None:
-        last = self.gpu.out_of_memory[-1]
-        self.gpu.out_of_memory[-1] = last.model_copy(update={"caught": False})
 
 
 def _verdict(
@@ -194,7 +222,13 @@ def _verdict(
 def _traceback(error: BaseException) -> str:
     """Return a traceback that begins at the script."""
     frames = traceback.TracebackException.from_exception(error)
-    ours = str(Path(__file__).parents[1])
-    while len(frames.stack) > 1 and (frames.stack[0].filename.startswith(ours) or "runpy" in frames.stack[0].filename):
-        del frames.stack[0]
+    _from_script(frames.stack)
     return "".join(frames.format())
+
+
+def _from_script(stack: traceback.StackSummary) -> traceback.StackSummary:
+    """Leave out the frames before the script's, in place."""
+    ours = str(Path(__file__).parents[1])
+    while len(stack) > 1 and (stack[0].filename.startswith(ours) or "runpy" in stack[0].filename):
+        del stack[0]
+    return stack

@@ -4,15 +4,13 @@
 the accelerator is CUDA, and autocast switches itself off. On a CUDA build without a visible device only the last two
 are missing. Both are answered here by replacing what torch asks:
 
-* a device guard for CUDA: torch lets Python register one for PrivateUse1; its entry in c10's table of guards is
-  copied to CUDA's place;
+* a device guard for CUDA: the one that does nothing, which torch itself puts in the place of one that counts no device;
 * two questions of autograd to the object of CUDA hooks ("is CUDA built", "does device i have a context"), through a
   private copy of its table of virtual functions (Itanium ABI, so Linux and macOS; tested on Linux x86-64 only);
 * the availability gates of autocast.
 
 All of it is private to torch and changes the process for good: use it in a child that does nothing else;
-:func:`why_not` tries it with a small training step. A Python exception inside a backward
-pass over such tensors can end the process: the parent must expect that.
+:func:`why_not` tries it with a small training step.
 
 To be removed when torch can fake a device that is absent (pytorch issues 113441 and 122081 ask for parts of it).
 """
@@ -30,18 +28,16 @@ import torch.cuda.amp.common
 from dryfit.core.errors import TraceError
 from dryfit.core.private_names import TESTED, require
 from dryfit.memory.tracing.attention import route_attention
-from dryfit.meta.private_apis.torch_cuda import CUDA_HOOKS, GUARD_TABLE, accelerator, cuda_device_type
+from dryfit.meta.private_apis.torch_cuda import CUDA_HOOKS, GUARD_TABLE, set_idle_guard
 from dryfit.meta.private_apis.torch_fakes import FAKES, FakeTensorMode
 from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.meta.private_apis.torch_recording import RECORDING
 
-_CUDA, _PRIVATE_USE_1 = 1, 20
+_CUDA, _LAZY = 1, 17
 _IS_BUILT, _HAS_PRIMARY_CONTEXT = 2, 4
 _TABLE_SLOTS = 64
 _HEADER_SLOTS = 2
 _DOING = "preparing fake CUDA tensors"
-# Patched for the life of the process: torch keeps raw pointers to these.
-_KEPT: list[Any] = []
 
 
 class FakeDevice:
@@ -105,19 +101,17 @@ def _has_bf16(including_emulation: bool = True) -> bool:
 
 
 def _register_cuda_guard(c10: ctypes.CDLL) -> None:
-    """Give CUDA the device guard that torch lets Python register for PrivateUse1."""
-    acc = accelerator()
+    """Give CUDA the device guard that torch gives it where CUDA's own counts no device, as that of lazy tensors does.
 
-    class CudaGuard(acc.DeviceGuard):
-        def type_(self) -> Any:
-            return cuda_device_type()
-
-    guard = CudaGuard()
-    acc.register_python_privateuseone_device_guard(guard)
-    table = (ctypes.c_void_p * (_PRIVATE_USE_1 + 1)).in_dll(c10, GUARD_TABLE)
-    if table[_CUDA] is None:
-        table[_CUDA] = table[_PRIVATE_USE_1]
-    _KEPT.append(guard)
+    A guard that is written in Python ends the process where a Python exception leaves a backward pass.
+    """
+    table = (ctypes.c_void_p * (_LAZY + 1)).in_dll(c10, GUARD_TABLE)
+    if table[_CUDA] is not None:
+        return
+    table[_CUDA] = table[_LAZY]
+    set_idle_guard()
+    if table[_CUDA] == table[_LAZY]:
+        raise ValueError("torch put no guard in the place of CUDA's")
 
 
 def _patch_hooks(hooks_of: Any) -> None:

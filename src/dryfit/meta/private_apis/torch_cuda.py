@@ -11,8 +11,7 @@ _PLAIN: Final = "torch can fake a device that is absent (pytorch issues 113441 a
 _HISTORY: Final = "torch.cuda.memory has it without an underscore; its documentation describes it as it is"
 
 FAKED: Final = (
-    PrivateName("torch._C._acc", "a device guard for CUDA on a build without it", _PLAIN),
-    PrivateName("torch._C._autograd.DeviceType", "the same", _PLAIN),
+    PrivateName("torch._C._ensureCUDADeviceGuardSet", "a device guard for CUDA on a build without it", _PLAIN),
 )
 SET: Final = (
     PrivateName(
@@ -39,19 +38,14 @@ READ: Final = (
 NAMES: Final = (*FAKED, *SET, *READ)
 
 GUARD_TABLE: Final = "_ZN3c104impl26device_guard_impl_registryE"
-"""Symbol of c10's table of device guards; needed as long as ``torch._C._acc`` is."""
+"""Symbol of c10's table of device guards; needed as long as :func:`set_idle_guard` is."""
 CUDA_HOOKS: Final = "_ZN2at6detail12getCUDAHooksEv"
 """Symbol of the function that gives torch's CUDA hooks; needed as long as :data:`GUARD_TABLE`."""
 
 
-def accelerator() -> Any:
-    """Return torch's module for registering a device in Python."""
-    return torch._C._acc  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def cuda_device_type() -> Any:
-    """Return torch's C++ device type of CUDA."""
-    return torch._C._autograd.DeviceType.CUDA  # pyright: ignore[reportAttributeAccessIssue]
+def set_idle_guard() -> None:
+    """Give CUDA a guard that does nothing, if the one that it has counts no device."""
+    torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def set_allocator(settings: str) -> None:

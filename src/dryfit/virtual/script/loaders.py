@@ -24,7 +24,7 @@ from dryfit.core.jobs.rehearsal import LargestBatch
 from dryfit.core.text.units import gib
 from dryfit.virtual.import_hooks import when_imported
 from dryfit.virtual.script.largest_batch import Found, find_largest
-from dryfit.virtual.script.optimizer_steps import OptimizerSteps, RehearsalDone
+from dryfit.virtual.script.optimizer_steps import OptimizerSteps
 
 EVALUATION_BATCHES = 4
 """Batches after which an evaluation is ended."""
@@ -76,7 +76,7 @@ class LoaderWatch:
         if self._steps.done:
             # A loader around the one that was cut may have kept a batch: its step belongs to the natural end.
             if self._winding_down_from is None or self._steps.number > 2 * self._winding_down_from:
-                raise RehearsalDone
+                self._steps.end_script()
         elif self._last is not None and not self._last.evaluates:
             self._last.trains = True
             self._training.add(self._last.loader)
@@ -129,7 +129,7 @@ class LoaderWatch:
         def iterate(loader: Any) -> Iterator[Any]:
             again = self._steps.done and loader in self._training and torch.is_grad_enabled()
             if again and not self._drawing.depth:
-                raise RehearsalDone
+                self._steps.end_script()
             loader.pin_memory = False
             found = self._look(loader) if cls is DataLoader else None
             with self._drawing.nested():

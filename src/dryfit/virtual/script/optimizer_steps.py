@@ -9,14 +9,15 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch.optim.optimizer as optimizers
 from torch.optim import Optimizer
 
 PATIENCE = 4
-"""Times the steps asked for after which an optimizer that takes none, or few, is waited for no longer."""
+"""Times the steps asked for after which an optimizer that takes none, or few, is waited for no longer; and times that
+a script is ended before it is not asked any more."""
 
 
 class RehearsalDone(BaseException):
@@ -30,16 +31,25 @@ class OptimizerSteps:
         wanted: Steps that are enough.
         on_start: Called with a step's number before its first optimizer begins.
         on_end: Called with a step's number after its first optimizer has ended.
+        on_ignored: Called where a script catches its end, and goes on.
 
     Attributes:
         number: Steps that have ended.
     """
 
-    def __init__(self, wanted: int, on_start: Callable[[int], None], on_end: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        wanted: int,
+        on_start: Callable[[int], None],
+        on_end: Callable[[int], None],
+        on_ignored: Callable[[], None] = lambda: None,
+    ) -> None:
         self.number = 0
         self._wanted = wanted
         self._on_start = on_start
         self._on_end = on_end
+        self._on_ignored = on_ignored
+        self._times_ended = 0
         self._made: WeakSet[Optimizer] = WeakSet()
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._done = False
@@ -76,6 +86,17 @@ class OptimizerSteps:
         Optimizer.__init__ = initialise  # pyright: ignore[reportAttributeAccessIssue]
         optimizers.register_optimizer_step_pre_hook(begins)
         optimizers.register_optimizer_step_post_hook(ends)
+
+    def end_script(self) -> NoReturn:
+        """End the script.
+
+        Raises:
+            RehearsalDone: Always.
+        """
+        self._times_ended += 1
+        if self._times_ended > PATIENCE:
+            self._on_ignored()
+        raise RehearsalDone
 
     @property
     def done(self) -> bool:

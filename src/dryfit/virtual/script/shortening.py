@@ -22,6 +22,7 @@ class Shortening:
         worst_batch: Whether to look for the largest batch and train on it first.
         on_step_start: Called with a step's number, from 1, as its optimizer begins.
         on_step_end: Called with it as its optimizer has ended.
+        on_ignored: Called where a script that was ended goes on.
         allocated_bytes: Says what is allocated on the device, to learn what an evaluation keeps of each batch.
         work: Counts the work of micro-batches that are left out, too.
     """
@@ -33,10 +34,11 @@ class Shortening:
         worst_batch: bool = True,
         on_step_start: Callable[[int], None] = _nothing,
         on_step_end: Callable[[int], None] = _nothing,
+        on_ignored: Callable[[], None] = lambda: None,
         allocated_bytes: Callable[[], int] = lambda: 0,
         work: WorkCounter | None = None,
     ) -> None:
-        self._steps = OptimizerSteps(steps, on_step_start, on_step_end)
+        self._steps = OptimizerSteps(steps, on_step_start, on_step_end, on_ignored)
         self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, allocated_bytes=allocated_bytes)
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
 

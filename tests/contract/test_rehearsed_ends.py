@@ -1,0 +1,76 @@
+"""Scripts that will not end, or end more than once: an answer comes, in time, and it is the script's."""
+
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.rehearsal import RehearsalAnswer, ScriptEnd
+from rehearsed import rehearse
+
+pytestmark = pytest.mark.slow
+
+LOOP = """
+import os, signal, sys, time
+import torch
+from torch import nn
+
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+def step():
+    model(torch.randn(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+"""
+WAIT = "while True:\n    try:\n        time.sleep(1000)  # here\n    except BaseException:\n        print('no')\n"
+
+
+def ran(folder: Path, code: str, timeout_s: float = 600) -> RehearsalAnswer:
+    script = folder / "script.py"
+    script.write_text(LOOP + code, encoding="utf-8")
+    return rehearse(folder, str(script), timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))", "signal.alarm(0)", "time.sleep = lambda _: 1"],
+    ids=["blocks signals", "takes back alarms", "replaces sleep"],
+)
+def test_without_a_step_it_is_ended_in_time_and_says_where_it_was(tmp_path: Path, first: str) -> None:
+    answer = ran(tmp_path, f"{first}\n{WAIT}", timeout_s=4)
+    assert answer.end is ScriptEnd.NO_STEP and not answer.ran
+    assert answer.reasons == ("no optimizer took a step within 4 s",)
+    assert f"{tmp_path}/script.py" in answer.traceback
+    assert "dryfit/virtual" not in answer.traceback
+    assert answer.rehearsal_s < 30
+
+
+def test_one_that_catches_its_end_is_ended_all_the_same(tmp_path: Path) -> None:
+    answer = ran(tmp_path, "while True:\n    try:\n        step()\n    except:\n        pass\n")
+    assert (answer.end, answer.verdict) == (ScriptEnd.STOPPED, VerdictKind.FITS), answer.traceback
+    assert answer.memory is not None and [step.number for step in answer.memory.steps] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("steps", "verdict"), [(1, VerdictKind.UNKNOWN), (3, VerdictKind.FITS)])
+def test_one_that_waits_after_its_steps_is_ended_with_what_was_seen(
+    tmp_path: Path, steps: int, verdict: VerdictKind
+) -> None:
+    answer = ran(tmp_path, f"for _ in range({steps}):\n    step()\n{WAIT}", timeout_s=15)
+    assert (answer.end, answer.verdict) == (ScriptEnd.STOPPED, verdict), answer.traceback
+    assert answer.memory is not None and len(answer.memory.steps) == steps
+    assert any("ended after 30 s" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize(
+    "ends", ["sys.exit(5)", "raise ValueError", "pass\nelse:\n    os.waitpid(child, 0)\n    step()"]
+)
+def test_a_process_that_it_forks_ends_as_ever(tmp_path: Path, ends: str) -> None:
+    code = f"child = os.fork()\nif child == 0:\n    {ends}\n"
+    after = "os.waitpid(child, 0)\nstep()\n" if "else" not in ends else ""
+    answer = ran(tmp_path, code + after)
+    assert (answer.end, answer.verdict) == (ScriptEnd.FINISHED, VerdictKind.FITS), answer.traceback
+    assert answer.memory is not None and len(answer.memory.steps) == 1
