@@ -17,7 +17,7 @@ from dryfit.core.settings.task_facts import reads
 from dryfit.search.space.fields import searchable_keys
 from dryfit.train import trainer as loop
 from parts import need_package
-from settings_act import CLASS_HEAD, COMMON, ELSEWHERE, FOCAL, Case, Pairs, Tables
+from settings_act import CLASS_HEAD, COMMON, DECIDES, ELSEWHERE, FOCAL, Case, Pairs, Tables
 
 SEVERAL: Tables = {"data": {"multi_label": True}}
 CASES: dict[str, Case] = {
@@ -125,7 +125,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, model: Path, watched: list[S
 
 def test_every_key_that_can_be_searched_has_a_case() -> None:
     keys = {key for key in searchable_keys() if reads(BuiltInTask.CRITERIA, key)}
-    assert keys == CASES.keys() | ELSEWHERE
+    assert keys == CASES.keys() | ELSEWHERE | DECIDES
 
 
 @pytest.mark.every(2)

@@ -14,7 +14,7 @@ from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
 from dryfit.search.space.fields import searchable_keys
 from dryfit.tasks.joint.share import ShareTask
-from settings_act import CLASS_HEAD, COMMON, DECODING, ELSEWHERE, OTHER, WINDOWS, Case, Pairs, Tables
+from settings_act import CLASS_HEAD, COMMON, DECIDES, DECODING, ELSEWHERE, OTHER, WINDOWS, Case, Pairs, Tables
 
 BASE: Tables = {"train": {"epochs": 1, "max_length": 40}, "span": {"doc_stride": 6}}
 Learned = list[tuple[int, float]]
@@ -39,7 +39,7 @@ LONG = [
 
 
 def test_every_key_that_the_tasks_read_has_a_case() -> None:
-    of_both = OF_BOTH.keys() | OF_PARTS.keys() | DECODING.keys() | ELSEWHERE
+    of_both = OF_BOTH.keys() | OF_PARTS.keys() | DECODING.keys() | ELSEWHERE | DECIDES
     assert {key for key in searchable_keys() if reads(BuiltInTask.SHARE, key)} == of_both
     assert {key for key in searchable_keys() if reads(BuiltInTask.JOINT, key)} == of_both | OF_JOINT.keys()
 

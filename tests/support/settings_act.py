@@ -85,6 +85,9 @@ DECODING: dict[str, tuple[dict[str, Any], Any]] = {
 }
 """Of spans, with other settings of ``[span]``: no training is needed to see them act."""
 
+DECIDES = {"head.threshold"}
+"""Scores become classes by it, after training: tests/contract/test_class_threshold_trials.py."""
+
 ELSEWHERE = {"model.revision", "model.trust_remote_code"}
 """They only act on models of the hub, or with code of their own: tests/contract/test_train_remote_models.py."""
 

@@ -34,6 +34,17 @@ two classes are two scores. With `data.multi_label = true` a row has any number 
 and a class counts as found at a probability of one half. Every class must have training rows; with `multi_label` it
 must also be absent in some.
 
+`head.threshold = "calibrated"` finds a class above a probability that is fitted on the validation rows instead: of
+two classes that of class 1, by `study.metric` where it depends on the decision (`f1_macro`, `f1`, `accuracy`,
+`balanced_accuracy`, `mcc`), else by `f1_macro`; with `multi_label` one for each class, by the F1 of that class,
+whatever the metric: together they are the best by `f1_macro`, and not always by `accuracy`, for which a row must be
+right in all classes. More than two classes of which a row has one are refused. Every cut between two rows is tried,
+and one half; of equally good ones the nearest to one half is taken. It is kept with the weights and decides
+validation, test, `dryfit predict`, and for an ensemble what the mean of its members says. Probabilities, and so
+`loss`, `auroc` and `ece`, do not depend on it. As any choice by validation it makes validation look a little better
+than it is. A model that is trained with validation gets the threshold of its trial's best weights, and one half,
+with a word, where they are gone.
+
 ## Pooling
 
 `cls` takes the vector of the classification token, `mean` and `max` go over the tokens of a row, padding left out.
@@ -115,8 +126,8 @@ _METRICS = {
         "rows have and some have not; NaN where there is none"
     ),
     Metric.ECE: (
-        "expected calibration error, 15 bins of equal width, l1 (Guo et al. 2017, arXiv:1706.04599): of the guess's "
-        "probability; with `multi_label` of each class's presence, over all (row, class) pairs"
+        "expected calibration error, 15 bins of equal width, l1 (Guo et al. 2017, arXiv:1706.04599): of the "
+        "likeliest class's probability; with `multi_label` of each class's presence, over all (row, class) pairs"
     ),
     Metric.LOSS: (
         "plain cross entropy (binary with `multi_label`), whatever the training loss: trials compare by it; of "

@@ -110,6 +110,13 @@ def _classes(config: StudyConfig) -> list[Problem]:
         found = f"weighs class 1 against class 0, and data.num_labels is {data.num_labels}"
         hint = 'balance more classes with loss.class_balance = "weighted" or "effective"'
         problems.append(Problem(path, found, "alpha with two classes, or with data.multi_label = true", hint))
+    cases = config.space.get("head.threshold", ())
+    searched = any("calibrated" in (case.choices or ()) for case in cases)
+    if data.num_labels > 2 and (searched or (config.head.threshold == "calibrated" and not cases)):
+        path = ("space", "head.threshold") if searched else ("head", "threshold")
+        found = f"is calibrated, which decides between two classes, and data.num_labels is {data.num_labels}"
+        hint = "leave it fixed: the likeliest class"
+        problems.append(Problem(path, found, "calibrated with two classes, or with data.multi_label = true", hint))
     return problems
 
 

@@ -9,7 +9,7 @@ import torch
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError
 from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason, TrainRequest, TrainResult
-from dryfit.core.settings.task_facts import facts_of, task_word
+from dryfit.core.settings.task_facts import facts_of, reads, task_word
 from dryfit.core.settings.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
@@ -87,9 +87,13 @@ def _chosen_before(body: FinalRequest, channel: ChildChannel) -> dict[str, float
     for folder in map(Path, body.chosen_dirs):
         if (folder / DRYFIT_FILE).is_file():
             return read_model_input(folder).fitted
-    config = body.training.config
+    config, lacks = body.training.config, list[str]()
     if facts_of(config.task).spans and config.settings.span.null_policy == "calibrated":
-        text = f"no model of trial {config.number} has a threshold of null that was fitted on validation: it is 0"
+        lacks.append("threshold of null that was fitted on validation: it is 0")
+    if reads(config.task, "head.threshold") and config.settings.head.threshold == "calibrated":
+        lacks.append("threshold of classes that was fitted on validation: it is 0.5")
+    for what in lacks:
+        text = f"no model of trial {config.number} has a {what}"
         channel.send(Note(text=f"{text}. Train the trial once without --with-validation before, and its own is taken"))
     return {}
 

@@ -9,16 +9,15 @@ from typing import final
 
 import torch
 
-from dryfit.core.settings.task_facts import metrics_of_classes
+from dryfit.core.settings.task_facts import MetricName, metrics_of_classes
 from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
+from dryfit.tasks.class_threshold import check_two, decided, fit_thresholds
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import ScoreLoss, make_loss
 from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
 from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
 from dryfit.tasks.tokens.token_set import TokenSet, class_labels
-
-_TRUE_FROM = 0.5
 
 
 @final
@@ -29,12 +28,14 @@ class CriteriaTask(EncoderTask):
         context: Settings, rows and tokens.
 
     Raises:
-        ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
+        ConfigError: ``loss.alpha`` or a fitted threshold is asked for and there are more than two classes, of which a
+            row has one.
     """
 
     def __init__(self, context: TaskContext) -> None:
         super().__init__(context)
         self._loss = class_loss(context)
+        check_threshold(context)
 
     @property
     def num_outputs(self) -> int:
@@ -72,6 +73,10 @@ class CriteriaTask(EncoderTask):
         assert isinstance(outputs, torch.Tensor)
         return self._loss.loss_sum(outputs, batch)
 
+    def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
+        """Return the thresholds that are best by the study's metric, with ``head.threshold = "calibrated"``."""
+        return self._answers(kept, tokens).fit()
+
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
         """Return every metric that such classes have."""
         return self._answers(kept, tokens).metrics(fitted)
@@ -80,7 +85,7 @@ class CriteriaTask(EncoderTask):
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """Yield each row's class, or with ``multi_label`` its classes, and every class's probability."""
-        return self._answers(kept, tokens).predictions(rows, {})
+        return self._answers(kept, tokens).predictions(rows, self.context.fitted)
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
         """Return None: the mean is one of rows."""
@@ -93,7 +98,7 @@ class CriteriaTask(EncoderTask):
         return self._answers(scores_RC, outputs[0].tokens)
 
     def _answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> "ClassAnswers":
-        return ClassAnswers(scores_RC, tokens.labels_R, self.context.data.multi_label)
+        return class_answers(scores_RC, tokens.labels_R, self.context)
 
 
 @final
@@ -105,29 +110,66 @@ class ClassAnswers:
         scores_RC: Scores before softmax or sigmoid, on the CPU.
         labels: Classes, (R,), or (R, C) with ``multi_label``: 1 where a row has a class.
         multi_label: Each class is decided for itself.
+        calibrated: By fitted thresholds; otherwise the likeliest class, or those of at least one half.
+        metric: The study's metric, by which thresholds are fitted; None: by ``f1_macro``.
     """
 
     scores_RC: torch.Tensor
     labels: torch.Tensor
     multi_label: bool
+    calibrated: bool = False
+    metric: MetricName | None = None
 
     def fit(self) -> Mapping[str, float]:
-        """Choose nothing."""
-        return {}
+        """Return the best thresholds; nothing where none are asked for."""
+        if not self.calibrated:
+            return {}
+        return fit_thresholds(self.scores_RC, self.labels, self.metric, multi_label=self.multi_label)
+
+    def decided(self, fitted: Mapping[str, float]) -> torch.Tensor:
+        """Return each row's class, (R,), int64; with ``multi_label`` whether it has each class, (R, C), bool."""
+        return decided(self.scores_RC, fitted, multi_label=self.multi_label, calibrated=self.calibrated)
 
     def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
         """Return every metric that such classes have."""
-        del fitted
-        return (multi_label_metrics if self.multi_label else one_class_metrics)(self.scores_RC, self.labels)
+        measure = multi_label_metrics if self.multi_label else one_class_metrics
+        return measure(self.scores_RC, self.labels, self.decided(fitted))
 
     def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
-        """Yield the likeliest class, or with ``multi_label`` those of at least one half; probabilities in fp64."""
-        del rows, fitted
+        """Yield the class, or with ``multi_label`` the classes; probabilities in fp64."""
+        del rows
         scores_RC = self.scores_RC.double()
         p_RC = scores_RC.sigmoid() if self.multi_label else scores_RC.softmax(dim=-1)
-        for p_C in p_RC.tolist():
-            has = [index for index, p in enumerate(p_C) if p >= _TRUE_FROM]
-            yield {"label": has if self.multi_label else p_C.index(max(p_C)), "probabilities": p_C}
+        for p_C, said in zip(p_RC.tolist(), self.decided(fitted).tolist(), strict=True):
+            has = [index for index, found in enumerate(said) if found] if self.multi_label else said
+            yield {"label": has, "probabilities": p_C}
+
+
+def class_answers(scores_RC: torch.Tensor, labels: torch.Tensor, context: TaskContext) -> ClassAnswers:
+    """Return the classes of rows, decided as the settings ask.
+
+    Args:
+        scores_RC: Scores before softmax or sigmoid, on the CPU.
+        labels: As of :class:`ClassAnswers`.
+        context: The settings.
+    """
+    return ClassAnswers(
+        scores_RC,
+        labels,
+        multi_label=context.data.multi_label,
+        calibrated=context.settings.head.threshold == "calibrated",
+        metric=context.metric,
+    )
+
+
+def check_threshold(context: TaskContext) -> None:
+    """Refuse a fitted threshold where a row has one of more than two classes.
+
+    Raises:
+        ConfigError: It has.
+    """
+    if context.settings.head.threshold == "calibrated":
+        check_two(context.data.num_labels, multi_label=context.data.multi_label)
 
 
 def class_loss(context: TaskContext) -> ScoreLoss:

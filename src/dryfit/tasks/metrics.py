@@ -22,24 +22,28 @@ _BINS = 15
 Values = dict[Metric, Any]
 
 
-def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[str, float]:
+def one_class_metrics(
+    outputs_RC: torch.Tensor, labels_R: torch.Tensor, guess_R: torch.Tensor | None = None
+) -> dict[str, float]:
     """Return the metrics where each row has one class.
 
-    ``loss`` is the plain cross entropy whatever the training loss, so that trials can be compared by it.
+    ``loss`` is the plain cross entropy whatever the training loss, so that trials can be compared by it. It does not
+    depend on the guesses, nor do ``auroc`` and ``ece``.
 
     Args:
         outputs_RC: Scores before softmax, fp32, on the CPU.
         labels_R: The classes.
+        guess_R: The classes that are guessed; None: the likeliest.
     """
     classes = outputs_RC.shape[1]
-    truth_R = labels_R.numpy()
-    guess_R = outputs_RC.argmax(dim=-1).numpy()
-    _, recall_C, f1_C, support_C = _counted(truth_R, guess_R, classes)
+    likeliest_R = outputs_RC.argmax(dim=-1)
+    truth_R, said_R = labels_R.numpy(), (likeliest_R if guess_R is None else guess_R).numpy()
+    _, recall_C, f1_C, support_C = _counted(truth_R, said_R, classes)
     values: Values = {
         Metric.F1_MACRO: f1_C.mean(),
-        Metric.ACCURACY: sklearn_metrics().accuracy_score(truth_R, guess_R),
+        Metric.ACCURACY: sklearn_metrics().accuracy_score(truth_R, said_R),
         Metric.BALANCED_ACCURACY: recall_C[support_C > 0].mean(),
-        Metric.MCC: sklearn_metrics().matthews_corrcoef(truth_R, guess_R),
+        Metric.MCC: sklearn_metrics().matthews_corrcoef(truth_R, said_R),
         Metric.AUROC: math.nan,
         Metric.ECE: math.nan,
         Metric.LOSS: F.cross_entropy(outputs_RC, labels_R).item(),
@@ -51,21 +55,25 @@ def one_class_metrics(outputs_RC: torch.Tensor, labels_R: torch.Tensor) -> dict[
         # Of two classes one says all: the other's ranking is the same, turned round.
         asked = range(1, 2) if classes == 2 else range(classes)
         values[Metric.AUROC] = _auroc(p_RC, F.one_hot(labels_R, classes), asked)
-        values[Metric.ECE] = calibration_error(p_RC.amax(dim=-1).float().numpy(), truth_R == guess_R)
+        values[Metric.ECE] = calibration_error(p_RC.amax(dim=-1).float().numpy(), truth_R == likeliest_R.numpy())
     return _plain(values)
 
 
-def multi_label_metrics(outputs_RC: torch.Tensor, labels_RC: torch.Tensor) -> dict[str, float]:
-    """Return the metrics where each class is decided for itself, at a probability of one half.
+def multi_label_metrics(
+    outputs_RC: torch.Tensor, labels_RC: torch.Tensor, found_RC: torch.Tensor | None = None
+) -> dict[str, float]:
+    """Return the metrics where each class is decided for itself.
 
     Args:
         outputs_RC: Scores before the sigmoid, fp32, on the CPU.
         labels_RC: 1 where a row has a class, else 0.
+        found_RC: Whether a class is found, bool; None: at a probability of one half.
     """
     classes = outputs_RC.shape[1]
     # One more class that nobody has: scikit-learn takes a single column for something else.
     truth_RC = np.pad(labels_RC.numpy(), ((0, 0), (0, 1)))
-    guess_RC = np.pad((outputs_RC > 0).numpy().astype(truth_RC.dtype), ((0, 0), (0, 1)))
+    found_RC = outputs_RC >= 0 if found_RC is None else found_RC
+    guess_RC = np.pad(found_RC.numpy().astype(truth_RC.dtype), ((0, 0), (0, 1)))
     _, _, f1_C, _ = _counted(truth_RC, guess_RC, classes)
     values: Values = {
         Metric.F1_MACRO: f1_C.mean(),

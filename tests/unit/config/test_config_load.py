@@ -221,6 +221,16 @@ def test_a_missing_or_unreadable_file(tmp_path):
         ('multi_label = true\n[study]\nmetric = "mcc"\n', DATA, "study.metric is mcc, and data.multi_label is true"),
         ('multi_label = true\n[study]\nalso = ["f1"]\n', DATA, "study.also is f1, and data.multi_label is true"),
         ('num_labels = 3\n[loss]\nname = "focal"\nalpha = 0.3\n', DATA, "loss.alpha weighs class 1 against class 0"),
+        (
+            'num_labels = 3\n[head]\nthreshold = "calibrated"\n',
+            DATA,
+            "head.threshold is calibrated, which decides between",
+        ),
+        (
+            'num_labels = 3\n[space]\n"head.threshold" = ["fixed", "calibrated"]\n',
+            DATA,
+            "head.threshold is calibrated, which decides between two classes, and data.num_labels is 3",
+        ),
         ("[loss]\nalpha = 0.3\n", DATA, "loss.alpha is 0.3, but loss.name = cross_entropy does not read it"),
         ("[loss]\neffective_beta = 0.9\n", DATA, "but loss.class_balance = none does not read it"),
         ("[sched]\ncycles = 3\n", DATA, "sched.cycles is 3, but sched.name = linear does not read it"),

@@ -46,6 +46,7 @@ OTHER: dict[str, Any] = {
     "sched.warmup_ratio": 0.5,
     "sched.cycles": 5,
     "sched.power": 3.0,
+    "head.threshold": "calibrated",
     "loss.gamma": 5.0,
     "loss.effective_beta": 0.5,
     "span.max_answer_len": 5,

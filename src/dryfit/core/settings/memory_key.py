@@ -19,6 +19,7 @@ IRRELEVANT: Final = frozenset(
         "sched.warmup_ratio",
         "sched.cycles",
         "sched.power",
+        "head.threshold",
         "loss.gamma",
         "loss.effective_beta",
         "span.max_answer_len",

@@ -154,6 +154,11 @@ class HeadSettings(Settings):
     hidden: int = Field(default=128, ge=1, le=65536, description="width of those layers")
     activation: Literal["gelu", "relu", "tanh", "silu"] = Field(default="gelu", description="their activation")
     dropout: Fraction = Field(default=0.1, description="dropout before each linear layer of the head")
+    threshold: Literal["fixed", "calibrated"] = Field(
+        default="fixed",
+        description="when a class is found: fixed (the likeliest; with multi_label at one half), or at a probability "
+        "fitted on validation (two classes, or multi_label)",
+    )
 
 
 class LossSettings(Settings):

@@ -156,7 +156,7 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         implementation="dryfit.tasks.spans.evidence:EvidenceTask",
         spans=True,
         tables=frozenset({"head", "loss", "span"}),
-        unread=frozenset({"head.pooling", "loss.alpha", "loss.class_balance", "loss.effective_beta"})
+        unread=frozenset({"head.pooling", "head.threshold", "loss.alpha", "loss.class_balance", "loss.effective_beta"})
         | {"data.label", "data.num_labels", "data.multi_label"},
         metrics=metrics_of_spans,
         mean=_MEAN_OF_SPANS,
@@ -224,6 +224,7 @@ TASK_MODULES: Final = tuple(
 _OWN: Final = TaskFacts(
     own=True,
     tables=TASK_TABLES,  # its class says which of them it reads
+    unread=frozenset({"head.threshold"}),  # its class decides itself
     no_mean="it is not known what a mean of your task's outputs would be: train one model with --trial best",
     pipeline=None,
 )

@@ -20,7 +20,7 @@ from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import metrics_of_both
 from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
-from dryfit.tasks.classification import ClassAnswers, class_loss
+from dryfit.tasks.classification import ClassAnswers, check_threshold, class_answers, class_loss
 from dryfit.tasks.heads import HeadSpec
 from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
@@ -38,7 +38,8 @@ class ClassAndSpanTask(EvidenceTask):
         context: Settings, rows and tokens.
 
     Raises:
-        ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
+        ConfigError: ``loss.alpha`` or a fitted threshold is asked for and there are more than two classes, of which a
+            row has one.
     """
 
     required: ClassVar[frozenset[str]] = frozenset({"label", "evidence"})
@@ -47,6 +48,7 @@ class ClassAndSpanTask(EvidenceTask):
         super().__init__(context)
         settings = context.settings
         self._loss = TwoLosses(settings.multitask, class_loss(context), settings.loss)
+        check_threshold(context)
 
     @property
     def num_outputs(self) -> int:
@@ -148,8 +150,9 @@ class ClassAndSpanTask(EvidenceTask):
         return torch.cat([outputs[0].float(), super().keep(outputs[1], batch)], dim=1)
 
     def fit(self, kept: torch.Tensor, tokens: TokenSet) -> Mapping[str, float]:
-        """Fit what spans need."""
-        return super().fit(kept[:, self.num_outputs :], tokens)
+        """Return the thresholds of classes and that of null, as far as they are fitted."""
+        spans = super().fit(kept[:, self.num_outputs :], tokens)
+        return {**spans, **self._class_answers(self._scores(kept, tokens), tokens).fit()}
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of classes and of spans, by row; ``combined`` and ``loss`` are the mean of both.
@@ -165,7 +168,7 @@ class ClassAndSpanTask(EvidenceTask):
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
         """Yield each row's prediction of a class together with that of a span."""
-        classes = self._class_answers(self._scores(kept.float(), tokens), tokens).predictions(rows, {})
+        classes = self._class_answers(self._scores(kept.float(), tokens), tokens).predictions(rows, self.context.fitted)
         spans = super().predictions(kept[:, self.num_outputs :], tokens, rows)
         yield from ({**of_class, **of_span} for of_class, of_span in zip(classes, spans, strict=True))
 
@@ -186,7 +189,7 @@ class ClassAndSpanTask(EvidenceTask):
         return row_means(kept[:, : self.num_outputs], Windows(tokens).rows_W, tokens.sources)
 
     def _class_answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> ClassAnswers:
-        return ClassAnswers(scores_RC, row_labels(tokens), self.context.data.multi_label)
+        return class_answers(scores_RC, row_labels(tokens), self.context)
 
 
 @final
@@ -198,8 +201,8 @@ class ClassAndSpanAnswers:
     spans: SpanAnswers
 
     def fit(self) -> Mapping[str, float]:
-        """Fit what spans need."""
-        return self.spans.fit()
+        """Fit what classes and spans need."""
+        return {**self.spans.fit(), **self.classes.fit()}
 
     def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of one model without ``loss``, half of which is one of that model's windows."""
