@@ -62,7 +62,7 @@ def test_one_that_waits_after_its_steps_is_ended_with_what_was_seen(
     answer = ran(tmp_path, f"for _ in range({steps}):\n    step()\n{WAIT}", timeout_s=15)
     assert (answer.end, answer.verdict) == (ScriptEnd.STOPPED, verdict), answer.traceback
     assert answer.memory is not None and len(answer.memory.steps) == steps
-    assert any("ended after 30 s" in note for note in answer.notes)
+    assert any(f"ended after 30 s, with {steps} of 3 steps" in text for text in (*answer.notes, *answer.reasons))
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,40 @@ def test_a_process_that_it_forks_ends_as_ever(tmp_path: Path, ends: str) -> None
     answer = ran(tmp_path, code + after)
     assert (answer.end, answer.verdict) == (ScriptEnd.FINISHED, VerdictKind.FITS), answer.traceback
     assert answer.memory is not None and len(answer.memory.steps) == 1
+
+
+KERNELS = {
+    "sparse": """
+out = nn.Embedding(1000, 64, sparse=True).cuda()(torch.arange(8).cuda())  # here
+out.sum().backward()
+""",
+    "custom": """
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+twice(torch.ones(3, device="cuda"))  # here
+""",
+    "registered": """
+mine = torch.library.Library("mine", "DEF")
+mine.define("thrice(Tensor x) -> Tensor")
+mine.impl("thrice", lambda x: x * 3, "CUDA")
+torch.ops.mine.thrice(torch.ones(3, device="cuda"))  # here
+""",
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_without_a_stand_in_is_named_with_its_line(tmp_path: Path, kernel: str) -> None:
+    answer = ran(tmp_path, f"step()\n{KERNELS[kernel]}\nstep()\n")
+    assert (answer.end, answer.verdict) == (ScriptEnd.STOPPED, VerdictKind.UNKNOWN), answer.traceback
+    assert "has no stand-in" in answer.reasons[0]
+    assert answer.unknown[-1].code.endswith("# here")
+    assert answer.ran and answer.memory is not None
+
+
+def test_one_that_asks_whether_a_kernel_is_there_goes_on_without_it(tmp_path: Path) -> None:
+    code = f"try:\n    exec({KERNELS['registered']!r})\nexcept RuntimeError:\n    step()\n"
+    answer = ran(tmp_path, code)
+    assert (answer.end, answer.verdict) == (ScriptEnd.FINISHED, VerdictKind.FITS), answer.traceback
+    assert answer.unknown

@@ -15,8 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from dryfit.core.errors import TraceError
 from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, StandIns
-from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode, active_fake_mode
+from dryfit.meta.private_apis.torch_fakes import (
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    active_fake_mode,
+)
 from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.known_values import carry, remember, value_of
@@ -44,6 +50,10 @@ _ALLOCATES = frozenset(
 )
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
 _SCALER = frozenset({"unscale_", "step"})
+
+
+class NoStandInError(NotImplementedError):
+    """Nobody knows what an operator gives or takes without a device."""
 
 
 class VirtualDispatch(ScriptRecorder):
@@ -131,7 +141,14 @@ class VirtualDispatch(ScriptRecorder):
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             value = value_of(args[1])
             return args[0].zero_() if value is None else args[0].copy_(value)
-        out = self._run(func, types, args, kwargs)
+        try:
+            out = self._run(func, types, args, kwargs)
+        except (RuntimeError, TraceError) as error:
+            if not _has_no_fake(error):
+                raise
+            raise self._no_stand_in(func) from error
+        if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
+            raise self._no_stand_in(func)
         try:
             self.note(func, args, out)
         except NoRoomError as error:
@@ -140,6 +157,10 @@ class VirtualDispatch(ScriptRecorder):
         for listener in self.listeners:
             listener(func, args, kwargs, out)
         return out
+
+    def _no_stand_in(self, func: Any) -> NoStandInError:
+        self.on_unknown(f"{func} cannot run without a device: it has no stand-in")
+        return NoStandInError(f"{func} has no stand-in")
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         given = tuple(self._in_place_of(one) for one in args)
@@ -244,6 +265,12 @@ class VirtualDispatch(ScriptRecorder):
                     if isinstance(one, FakeTensor):
                         return one.fake_mode is not self.fakes
         return False
+
+
+def _has_no_fake(error: Exception) -> bool:
+    """Whether an error says that an operator cannot run on fakes; of custom operators torch says it in words."""
+    kinds = (NotImplementedError, UnsupportedOperatorException, TraceError)
+    return isinstance(error, kinds) or "no fake impl registered" in str(error)
 
 
 def _moved(given: Any, device: torch.device) -> Any:

@@ -113,8 +113,8 @@ class VirtualGpu:
         return max(self.allocations.allocated, default=0)
 
     def note_unknown(self, what: str) -> None:
-        """Note that something was asked for that nobody knows without a device, with the running line."""
-        place = self.places.now()
+        """Note that something was asked for that nobody knows without a device, with its line."""
+        _, place = self.dispatch.place()
         line = place.line or place.source
         self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=code_of(place.source)))
 

@@ -22,6 +22,7 @@ from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.meta.offline_import import import_offline
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
+from dryfit.virtual.dispatch import NoStandInError
 from dryfit.virtual.gpu import VirtualGpu
 from dryfit.virtual.script.absent_ranks import AbsentGroup
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
@@ -69,8 +70,9 @@ class _Run:
         self.gpu = VirtualGpu(request.device, ranks=request.ranks, unlimited=request.unlimited, constants=constants)
         self.arguments = ArgumentWatch(request.overrides)
         self.marks: list[StepMark] = []
-        self.late: list[str] = []
-        """What was not seen because time was up."""
+        self.notes: list[str] = []
+        self.unseen: list[str] = []
+        """Why it is not known what the rest of the script takes."""
         allocator = self.gpu.allocations.allocator
         self.work = WorkCounter()
         self.shortening = Shortening(
@@ -118,6 +120,9 @@ class _Run:
                 return ScriptEnd.OUT_OF_MEMORY, _traceback(error)
             case StopIteration() if self.shortening.done:
                 return ScriptEnd.STOPPED, ""
+            case NoStandInError():
+                self.unseen.append(str(error))
+                return ScriptEnd.STOPPED, _traceback(error)
             case None | SystemExit():
                 return (ScriptEnd.FINISHED if self.marks else ScriptEnd.NO_STEP), ""
             case _:
@@ -143,8 +148,8 @@ class _Run:
             enough_bytes=gpu.room_bytes if went_through else None,
         )
         verdict, shortfall, reasons = _verdict(gpu, memory, end)
-        if self.late and verdict is not VerdictKind.REFUSED and not self.shortening.done:
-            verdict, reasons = VerdictKind.UNKNOWN, tuple(self.late)
+        if self.unseen and verdict is not VerdictKind.REFUSED:
+            verdict, reasons = VerdictKind.UNKNOWN, tuple(self.unseen)
         return RehearsalAnswer(
             verdict=verdict,
             end=end,
@@ -157,7 +162,7 @@ class _Run:
             sent=self.sent if request.ranks > 1 else None,
             worst_batch=self.shortening.largest_batch,
             unknown=tuple(gpu.unknown.values()),
-            notes=(*gpu.notes, *self.shortening.notes, *self.late),
+            notes=(*gpu.notes, *self.shortening.notes, *self.notes),
             muted=tuple(self.muting.muted),
             reasons=reasons,
             training_arguments=self.arguments.seen,
@@ -179,7 +184,7 @@ class _Run:
         limit_s = self.request.timeout_s
         sleep(limit_s)
         if not self.marks:
-            self.late.append(f"no optimizer took a step within {limit_s:g} s")
+            self.unseen.append(f"no optimizer took a step within {limit_s:g} s")
             here = traceback.StackSummary.extract(traceback.walk_stack(sys._current_frames()[main_thread]))
             here.reverse()
             stack = "".join(_from_script(here).format())
@@ -187,7 +192,8 @@ class _Run:
         sleep(limit_s)
         self.gpu.allocations.close()
         sleep(_SETTLED_S)
-        self.late.append(f"the script was ended after {2 * limit_s:g} s, in or after step {len(self.marks)}")
+        late = f"the script was ended after {2 * limit_s:g} s, with {len(self.marks)} of {self.request.steps} steps"
+        (self.notes if self.shortening.done else self.unseen).append(late)
         self.finish(ScriptEnd.STOPPED, "")
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
