@@ -47,7 +47,7 @@ _DEVICES = """\
 A name of the table below, in any spelling (`RTX 4090`, `NVIDIA A100-SXM4-80GB`); an amount of usable memory (`24GiB`),
 with a CUDA compute capability if it matters (`24GiB@8.9`; otherwise 8.0 is taken); or an amount of host memory
 (`cpu:16GiB`). Amounts from 64MiB to 1024TiB are taken. `a100` and `v100` were made with two memories, so the size must
-be named; `h100` is `h100-80`; `gh200` is the one with 96 GB.
+be named, and `rtx6000` is `quadro-rtx6000` or `rtx6000ada`; `h100` is `h100-80`; `gh200` is the one with 96 GB.
 
 Bytes are what PyTorch calls `total_memory`: what the driver leaves to programs. They are gathered from the "total
 capacity" in out-of-memory errors of public reports from Linux machines, the lowest of the common ones, and are exact to

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
 from dryfit.core.jobs.train import TinyLmRequest
-from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import write_text_atomic
@@ -18,7 +18,8 @@ from dryfit.reporting.data.story import trial_story
 from dryfit.reporting.data.story_view import TrialStory
 from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.reporting.terminal.watch import StudyFollower
-from dryfit.starter.template import DATA_FOLDER, MODEL_FOLDER, init_folder
+from dryfit.starter.preset import TASKS
+from dryfit.starter.template import DATA_FOLDER, MODEL_FOLDER, init_folder, starter_study
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import read_ledger
 from dryfit.store.lock import lock_owner
@@ -52,27 +53,35 @@ class TuneResult:
 
 
 def init(
-    folder: Path | str, *, task: BuiltInTask = DEFAULT_TASK, force: bool = False, preset: str | None = None
+    folder: Path | str,
+    *,
+    task: BuiltInTask | Literal["all"] | None = None,
+    force: bool = False,
+    preset: str | None = None,
 ) -> list[Path]:
     """Write a commented ``study.toml`` and a small synthetic data set into ``folder``.
 
     Args:
         folder: The target; made if absent.
-        task: What the model learns.
+        task: What the model learns; None: the preset's task, or classes. ``"all"``: a folder for each task below
+            ``folder``, named as the task, for :func:`tune_all`.
         force: Replace files that are there.
-        preset: A study file that comes with dryfit: ``smoke``, ``standard``, ``max``, ``supermax`` or ``evidence``;
-            None: the starter's own.
+        preset: A study file that comes with dryfit, as ``dryfit init --help`` lists them; None: the starter's own.
 
     Returns:
         The files written.
 
     Raises:
-        ConfigError: A file is already there, and ``force`` is not set; there is no such preset; or the task cannot be
-            trained yet.
+        ConfigError: A file is already there, and ``force`` is not set; there is no such preset, or it is for another
+            task; or the task is a function of your own. Nothing is written then.
     """
     target = Path(folder)
+    if task == "all":
+        for one in TASKS:
+            starter_study(target / one, task=one, force=force, preset=preset)
+        return [path for one in TASKS for path in init(target / one, task=one, force=force, preset=preset)]
     written = init_folder(target, task=task, force=force, preset=preset)
-    if not facts_of(task).decoder or preset is not None:
+    if task is None or not facts_of(task).decoder or preset is not None:
         return written
     model = (target / MODEL_FOLDER).absolute()
     source = (target / DATA_FOLDER / "train.jsonl").absolute()

@@ -62,7 +62,10 @@ for command in (
     studies.schema,
 ):
     settings = rehearse.CONTEXT if command is rehearse.rehearse else None
-    app.command("import" if command is importing.import_rows else None, context_settings=settings)(command)
+    epilog = studies.PRESET_LINES if command is studies.init else None
+    app.command("import" if command is importing.import_rows else None, context_settings=settings, epilog=epilog)(
+        command
+    )
 
 
 def main() -> None:

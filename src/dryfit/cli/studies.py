@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
 import typer
 
@@ -11,29 +11,54 @@ from dryfit.cli.doctor import examine
 from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
+from dryfit.core.settings.presets import PRESETS
 
 if TYPE_CHECKING:
     from dryfit.api import TuneResult
 
+_ALL: Final[Literal["all"]] = "all"
+_WIDEST: Final = max(map(len, PRESETS))
+PRESET_LINES: Final = "\b\n" + "\n".join(
+    ["Presets:", *(f"  {name:<{_WIDEST}}  {line}" for name, line in PRESETS.items())]
+)
+"""What comes after the help of ``init``, as it stands."""
+
+
+def _task_or_all(text: str) -> str:
+    """Return the name of a task, or of all."""
+    if text not in (*BuiltInTask, _ALL):
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join((*BuiltInTask, _ALL))}")
+    return text
+
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made when absent.")],
-    task: Annotated[BuiltInTask, typer.Option(help="What the model learns.")] = DEFAULT_TASK,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            parser=_task_or_all,
+            metavar=f"[{'|'.join((*BuiltInTask, _ALL))}]",
+            help=f"What the model learns; default: the preset's task, or {DEFAULT_TASK}. {_ALL}: a study of each.",
+        ),
+    ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="smoke, standard, max, supermax or evidence; default: a small study."),
+        typer.Option(metavar="NAME", help="One of the study files below; default: a small commented one."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Write a commented study.toml and a small synthetic data set."""
     import dryfit.api as api
-    from dryfit.core.settings.task_facts import facts_of
+    from dryfit.starter.template import MODEL_FOLDER, STUDY_FILE
 
-    for path in api.init(folder, task=task, force=force, preset=preset):
+    one = BuiltInTask(task) if task is not None and task != _ALL else None
+    written = api.init(folder, task=_ALL if task == _ALL else one, force=force, preset=preset)
+    for path in written:
         typer.echo(path)
-    if facts_of(task).decoder and preset is None:
+    if any(path.name == MODEL_FOLDER for path in written):
         typer.echo("the model is a toy: tiny, of random weights, with a tokenizer trained on these rows", err=True)
-    typer.echo(f"search with: dryfit tune {folder / 'study.toml'}", err=True)
+    studies = [path.parent if task == _ALL else path for path in written if path.name == STUDY_FILE]
+    typer.echo(f"search with: dryfit tune {' '.join(map(str, studies))}", err=True)
 
 
 def tune(

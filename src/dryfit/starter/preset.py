@@ -1,49 +1,105 @@
-"""Presets: study files that come with dryfit, by name."""
+"""Presets: study files that come with dryfit, by name.
+
+A preset of every task has two files: ``NAME.toml`` for models that read a text at once, of which a task's study has
+the keys that the task reads, and ``NAME.decoder.toml`` for those that write. Any other has one, and is for the task
+that this file names.
+"""
 
 import difflib
 import json
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Final
 
 from dryfit.core.errors import ConfigError
+from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
+from dryfit.core.settings.presets import PRESETS
+from dryfit.core.settings.task_facts import facts_of, reads
+
+TASKS: Final = tuple(task for task in BuiltInTask if not facts_of(task).calls_function)
+"""The tasks that a study file can be written of."""
 
 _FOLDER: Final = files("dryfit.starter") / "presets"
-_SUFFIX: Final = ".toml"
+_TABLE: Final = re.compile(r"\[(\w+)\]")
+_KEY: Final = re.compile(r'"?([\w.]+)"? = ')
 
 
-def preset_names() -> tuple[str, ...]:
-    """Return the names of all presets."""
-    names = (entry.name for entry in _FOLDER.iterdir())
-    return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
-
-
-def preset_text(name: str) -> str:
-    """Return the study file of a preset.
+def preset_tasks(name: str) -> tuple[BuiltInTask, ...]:
+    """Return the tasks that a preset is for; the first where none is named.
 
     Raises:
         ConfigError: There is no such preset.
     """
-    names = preset_names()
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"did you mean {near[0]}?" if near else ""
-        raise ConfigError("looking for a preset", f"there is no preset {name!r}", ", ".join(names), hint)
-    return (_FOLDER / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+        raise ConfigError("looking for a preset", f"there is no preset {name!r}", ", ".join(PRESETS), hint)
+    if _file(name, decoder=True).is_file():
+        return (DEFAULT_TASK, *(task for task in TASKS if task is not DEFAULT_TASK))
+    return (BuiltInTask(tomllib.loads(_file(name).read_text(encoding="utf-8"))["study"]["task"]),)
 
 
-def preset_study(name: str, study_name: str, data: Mapping[str, str]) -> str:
+def preset_text(name: str, task: BuiltInTask | None = None) -> str:
+    """Return the study file of a preset.
+
+    Args:
+        name: The preset.
+        task: What the model is to learn; None: the preset's task, or the first of its tasks.
+
+    Raises:
+        ConfigError: There is no such preset, or it is for another task.
+    """
+    tasks = preset_tasks(name)
+    if task is not None and task not in tasks:
+        raise ConfigError(
+            f"looking for the preset {name} of the task {task}",
+            f"{name} is for {' and '.join(tasks)}",
+            ", ".join(one for one in PRESETS if task in preset_tasks(one)) or "a study without a preset",
+            f"--task {tasks[0]}, or one of these presets",
+        )
+    task = task or tasks[0]
+    if len(tasks) == 1:
+        return _file(name).read_text(encoding="utf-8")
+    text = _file(name, decoder=facts_of(task).decoder).read_text(encoding="utf-8")
+    return re.sub(r'(?m)^task = ".*"$', f'task = "{task}"', "".join(_read_by(task, text.splitlines(keepends=True))))
+
+
+def preset_study(name: str, study_name: str, data: Mapping[str, str], task: BuiltInTask | None = None) -> str:
     """Return the study file of a preset with another study name and data files.
 
     Args:
         name: The preset.
         study_name: Name of the study.
         data: Keys of ``[data]`` that name files.
+        task: As in :func:`preset_text`.
 
     Raises:
-        ConfigError: There is no such preset.
+        ConfigError: There is no such preset, or it is for another task.
     """
-    text = preset_text(name)
+    text = preset_text(name, task)
     paths = "".join(f"{key} = {json.dumps(value)}\n" for key, value in data.items())
     named = text.replace(f'[study]\nname = "{name}"', f"[study]\nname = {json.dumps(study_name)}", 1)
     return named.replace("[data]\n", f"[data]\n{paths}", 1)
+
+
+def _file(name: str, *, decoder: bool = False) -> Traversable:
+    return _FOLDER / (f"{name}.decoder.toml" if decoder else f"{name}.toml")
+
+
+def _read_by(task: BuiltInTask, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a study file without tables and keys that a task does not read."""
+    table, keeps = "", True
+    for line in lines:
+        header, key = _TABLE.match(line), _KEY.match(line)
+        if header is not None:
+            table = header[1]
+            keeps = reads(task, table)
+        elif key is not None:  # its value may go on in the next lines
+            keeps = reads(task, key[1] if table == "space" else f"{table}.{key[1]}")
+        if keeps:
+            yield line
+        if not line.strip():
+            keeps = True

@@ -13,7 +13,7 @@ from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.task_facts import TaskFacts, facts_of, reads
 from dryfit.core.wire import write_text_atomic
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
-from dryfit.starter.preset import preset_study
+from dryfit.starter.preset import preset_study, preset_tasks
 
 STUDY_FILE: Final = "study.toml"
 DATA_FOLDER: Final = "data"
@@ -176,7 +176,7 @@ def _line(table: str, key: str, value: Written | _Off) -> list[str]:
 def init_folder(
     folder: Path,
     *,
-    task: BuiltInTask = DEFAULT_TASK,
+    task: BuiltInTask | None = None,
     sizes: SplitSizes = SplitSizes(),
     seed: int = 1,
     difficulty: float = DEFAULT_DIFFICULTY,
@@ -187,7 +187,7 @@ def init_folder(
 
     Args:
         folder: The target, made if absent. Its name becomes the study's.
-        task: What the model learns.
+        task: What the model learns; None: the preset's task, or classes.
         sizes: Rows of each split.
         seed: Seed of the data.
         difficulty: Difficulty of the data, from 0 to 1.
@@ -198,9 +198,23 @@ def init_folder(
         The files written, the study file first.
 
     Raises:
-        ConfigError: One of the files exists and ``force`` is not set, there is no such preset, or the task is a
-            function of the user's own.
+        ConfigError: As :func:`starter_study`; nothing is written then.
     """
+    text = starter_study(folder, task=task, force=force, preset=preset)
+    (folder / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
+    written = write_splits(folder / DATA_FOLDER, (sizes.train, sizes.validation, sizes.test), seed, difficulty)
+    write_text_atomic(folder / STUDY_FILE, text)
+    return [folder / STUDY_FILE, *written]
+
+
+def starter_study(folder: Path, *, task: BuiltInTask | None, force: bool, preset: str | None) -> str:
+    """Return the study file that :func:`init_folder` would write; nothing is written.
+
+    Raises:
+        ConfigError: One of the files exists and ``force`` is not set, there is no such preset, it is for another task,
+            or the task is a function of the user's own.
+    """
+    task = task or (DEFAULT_TASK if preset is None else preset_tasks(preset)[0])
     if facts_of(task).calls_function:
         raise ConfigError(
             f"writing a study to {folder}",
@@ -209,7 +223,7 @@ def init_folder(
             "call dryfit.tune(objective=..., space=...); docs/objective.md has an example",
         )
     name = _name(folder)
-    text = study_toml(task, name) if preset is None else f"{_HEAD}#\n{preset_study(preset, name, _DATA_FILES)}"
+    text = study_toml(task, name) if preset is None else f"{_HEAD}#\n{preset_study(preset, name, _DATA_FILES, task)}"
     targets = [folder / file for file in (STUDY_FILE, *_DATA_FILES.values())]
     toys = [folder / MODEL_FOLDER] if facts_of(task).decoder and preset is None else []
     for target in (*toys, *targets):
@@ -220,10 +234,7 @@ def init_folder(
                 "a new or an empty folder",
                 "another folder, or --force",
             )
-    (folder / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
-    written = write_splits(folder / DATA_FOLDER, (sizes.train, sizes.validation, sizes.test), seed, difficulty)
-    write_text_atomic(targets[0], text)
-    return [targets[0], *written]
+    return text
 
 
 def _name(folder: Path) -> str:

@@ -86,6 +86,9 @@ _RATES: dict[str, DeviceRates] = {
     "v100-32": DeviceRates(15.7, None, 125.0, 900, _VOLTA),
     "t4": DeviceRates(8.1, None, 65.0, 320, "NVIDIA T4 data sheet"),
     "rtx2080ti": DeviceRates(14.2, None, 56.9, 616, "NVIDIA Turing architecture white paper (Founders Edition)"),
+    "titan-rtx": DeviceRates(16.3, None, 130.5, 672, "NVIDIA TITAN RTX page"),
+    "quadro-rtx6000": DeviceRates(16.3, None, 130.5, 672, _TURING),
+    "quadro-rtx8000": DeviceRates(16.3, None, 130.5, 672, _TURING),
     # 28 SMs at 1.777 GHz: a GeForce GA10x SM does 256 fp32 and 512 half-precision operations a cycle.
     "rtx3060": DeviceRates(12.7, 12.7, 25.5, 360, f"{_GA10X} (per SM), NVIDIA's RTX 3060 page (SMs, clock)"),
     "rtx3080": DeviceRates(29.8, 29.8, 59.5, 760, _GA10X),

@@ -30,6 +30,9 @@ _GPUS: dict[str, tuple[float, tuple[int, int]]] = {
     "v100-32": (31.73, (7, 0)),
     "t4": (14.56, (7, 5)),
     "rtx2080ti": (10.57, (7, 5)),
+    "titan-rtx": (23.65, (7, 5)),
+    "quadro-rtx6000": (22.16, (7, 5)),  # with ECC, as in servers; without it 23.65
+    "quadro-rtx8000": (44.48, (7, 5)),  # with ECC, as in servers
     "rtx3060": (11.63, (8, 6)),
     "rtx3080": (9.64, (8, 6)),
     "rtx3090": (23.56, (8, 6)),
@@ -58,13 +61,14 @@ _GPUS: dict[str, tuple[float, tuple[int, int]]] = {
 }
 _ALIASES = {
     "h100": "h100-80",
+    "rtx8000": "quadro-rtx8000",
     "rtxa5000": "a5000",
     "rtxa6000": "a6000",
     "p10016": "p100",
     "gh200480": "gh200",  # the driver's name counts the host's half
     "gh20096": "gh200",
 }
-_SEVERAL = {"a100": ("a100-40", "a100-80"), "v100": ("v100-16", "v100-32")}
+_SEVERAL = {"a100": ("a100-40", "a100-80"), "v100": ("v100-16", "v100-32"), "rtx6000": ("quadro-rtx6000", "rtx6000ada")}
 _CAPABILITIES = frozenset(
     (major, minor)
     for major, minors in {5: "023", 6: "012", 7: "025", 8: "0679", 9: "0", 10: "013", 11: "0", 12: "01"}.items()
@@ -103,7 +107,7 @@ def parse_device(text: str) -> DeviceSpec:
     if spelling in _SEVERAL:
         raise ConfigError(
             _doing(text),
-            "it was made with different memories",
+            "there are several with different memories",
             " or ".join(_SEVERAL[spelling]),
             "name the one you mean",
         )
