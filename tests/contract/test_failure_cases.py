@@ -35,6 +35,7 @@ CASES: dict[FailureKind, tuple[str, ...]] = {
         STUDY + "test_a_full_disk_pauses_the_study",
         REAL + "test_a_disk_that_is_really_full_pauses_the_study_and_loses_nothing",
     ),
+    FailureKind.CHANGED: (SCRIPTED, "chaos/test_inputs_changed.py::test_a_function_that_is_edited_pauses_its_study"),
     FailureKind.CHECKPOINT_CORRUPT: (SCRIPTED,),
     FailureKind.OOM_NEIGHBOUR: (SCRIPTED,),
     FailureKind.OOM_DEVICE: (

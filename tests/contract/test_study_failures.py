@@ -69,6 +69,7 @@ EVERY = (
     Shows(K.DATA, fault(code="DATA"), (A.GIVE_UP,), end=End.BAD_DATA),
     Shows(K.NETWORK, fault("builtins.ConnectionError"), (*(A.RETRY,) * 3, A.GIVE_UP)),
     Shows(K.DISK_FULL, Evidence(exit_code=int(ChildStatus.DISK_FULL), disk_full=True), (A.PAUSE,), None, End.PAUSED),
+    Shows(K.CHANGED, fault(code="CHANGED"), (A.PAUSE,), None, End.PAUSED),
     Shows(K.CHECKPOINT_CORRUPT, fault("builtins.EOFError", trace=READING), (*(A.RETRY,) * 3, A.GIVE_UP)),
     Shows(K.OOM_NEIGHBOUR, NEIGHBOURS, (*(A.RETRY,) * 3, *(A.EXCLUSIVE,) * 5, A.GIVE_UP)),
     Shows(K.OOM_HOST, crash(9, oom_kills_rose=True), (A.LIGHTER, A.GIVE_UP)),

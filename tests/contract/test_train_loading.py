@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 import tiny
 import trials
-from dryfit.core.errors import LoadError
+from dryfit.core.errors import ChangedError, LoadError
 from dryfit.core.jobs.load_report import LoadReport, TensorOrigin
 from dryfit.core.jobs.train import StopReason
 from dryfit.meta.files.source import model_identity
@@ -99,6 +99,6 @@ def test_a_model_that_has_changed_since_the_session_began_is_refused(tmp_path: P
     now = model_identity(request.config.settings.model)
     for revisions in ({}, {"another": "folder-0"}, {name: now}):
         start_training(request.model_copy(update={"revisions": revisions}), ScriptedChannel(tmp_path))
-    with pytest.raises(LoadError, match="its files have changed since the study was started") as caught:
+    with pytest.raises(ChangedError, match="its files have changed since the study was started") as caught:
         start_training(request.model_copy(update={"revisions": {name: "folder-0"}}), ScriptedChannel(tmp_path))
     assert "dryfit resume" in caught.value.hint

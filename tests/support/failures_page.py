@@ -25,6 +25,7 @@ PASSES = STUDIES + "test_a_failure_that_passes"
 SUPERVISOR = "tests/contract/test_runtime_supervisor.py::"
 RUNTIME, STUDY = "tests/chaos/test_runtime_kills.py::", "tests/chaos/test_study_kills.py::"
 MIRROR = "tests/contract/test_mirror_failures.py::"
+CHANGES = "tests/chaos/test_inputs_changed.py::"
 RESUME = "tests/contract/test_train_resume.py::"
 
 
@@ -158,6 +159,13 @@ ENTRIES: dict[FailureKind, Entry] = {
         "Free some space, then `dryfit resume`. `runtime.keep` decides whose weights stay; `cache/` and `report/` of a "
         "study are safe to delete.",
         (FAULTS, STUDY + "test_a_full_disk_pauses_the_study", GOES_ON),
+    ),
+    FailureKind.CHANGED: Entry(
+        "The file of the user's function or task, the files of a model, or rows whose tokens are not cached any more, "
+        "were changed while the study ran: a trial would learn something else than those before it. The study stops; "
+        "no trial is lost by it.",
+        "Put back what was changed, then `dryfit resume`; or resume with it, which says that it has changed.",
+        (FAULTS, CHANGES + "test_a_function_that_is_edited_pauses_its_study", GOES_ON),
     ),
     FailureKind.CHECKPOINT_CORRUPT: Entry(
         "A checkpoint cannot be read. Checkpoints are written beside each other and hashed; a torn or damaged one "

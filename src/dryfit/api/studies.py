@@ -9,6 +9,7 @@ from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.api.objectives import Objective, objective_study
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
+from dryfit.core.failure import Action
 from dryfit.core.jobs.train import TinyLmRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import facts_of
@@ -42,7 +43,8 @@ class TuneResult:
         summary: The study in numbers.
         folder: Where everything lies.
         status: The exit status of the command.
-        advice: Where nothing fits the device: what came closest, and changes that would fit.
+        advice: Where nothing fits the device: what came closest, and changes that would fit. Where it was paused:
+            what has to be mended.
     """
 
     end: End
@@ -258,8 +260,27 @@ def result_of(session: SessionResult) -> TuneResult:
         summary=summarise(session.state),
         folder=session.layout.folder,
         status=exit_status(session.end, session.state),
-        advice=nothing_fits_text(session.state) if session.end is End.REFUSED else "",
+        advice=_advice(session),
     )
+
+
+def _advice(session: SessionResult) -> str:
+    match session.end:
+        case End.REFUSED:
+            return nothing_fits_text(session.state)
+        case End.PAUSED | End.BROKEN:
+            return session.why or _stopped_by(session.state)
+        case _:
+            return ""
+
+
+def _stopped_by(state: StudyState) -> str:
+    """Return the failure for whose sake a session has stopped; empty where it was none of a trial."""
+    for trial in state.open_trials:
+        failure = trial.attempts[-1].failure if trial.attempts else None
+        if failure is not None and failure.action in (Action.PAUSE, Action.STOP_STUDY):
+            return f"trial {trial.number}: {failure.kind}: {failure.sentence}"
+    return ""
 
 
 def exit_status(end: End, state: StudyState) -> ExitStatus:

@@ -163,6 +163,12 @@ class ObjectiveError(DryfitError):
     code = "OBJECTIVE"
 
 
+class ChangedError(DryfitError):
+    """Rows, a model or the user's own code are no longer what the study was started or resumed with."""
+
+    code = "CHANGED"
+
+
 class ChildError(DryfitError):
     """A child process that prepares trials failed for a reason that is not the user's data."""
 

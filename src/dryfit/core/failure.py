@@ -14,6 +14,7 @@ class FailureKind(StrEnum):
     DATA = "data"
     NETWORK = "network"
     DISK_FULL = "disk_full"
+    CHANGED = "changed"
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     OOM_NEIGHBOUR = "oom_neighbour"
     OOM_DEVICE = "oom_device"
@@ -199,6 +200,7 @@ PERMITTED: dict[FailureKind, Permission] = {
     FailureKind.DATA: _always(Action.GIVE_UP, blames_point=True),
     FailureKind.NETWORK: _times(Action.RETRY, 3, first_delay_s=5.0),
     FailureKind.DISK_FULL: _always(Action.PAUSE, counts=False),
+    FailureKind.CHANGED: _always(Action.PAUSE, counts=False),
     FailureKind.CHECKPOINT_CORRUPT: _times(Action.RETRY, 3, counts=False),
     FailureKind.OOM_NEIGHBOUR: Permission(
         (Stage(Action.RETRY, 3), Stage(Action.EXCLUSIVE, 5)), counts=False, first_delay_s=15.0

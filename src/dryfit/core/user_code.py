@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from dryfit.core.errors import ConfigError, DryfitError
+from dryfit.core.errors import ChangedError, ConfigError, DryfitError
 from dryfit.core.settings.functions import FunctionName
 
 
@@ -104,6 +104,25 @@ def source_hash(file: Path | None) -> str:
     """Return the hash of a source file; of no bytes if there is none."""
     source = file.read_bytes() if file is not None and file.is_file() else b""
     return hashlib.sha256(source).hexdigest()[:16]
+
+
+def demand_unchanged(file: str, known: str) -> None:
+    """Refuse to import the user's code where its file was edited since the session looked at it.
+
+    Args:
+        file: The file; empty: there is none.
+        known: Its hash at that time.
+
+    Raises:
+        ChangedError: The file is another one.
+    """
+    if file and source_hash(Path(file)) != known:
+        raise ChangedError(
+            f"importing {file} for a trial",
+            "it was edited since the study was started or resumed",
+            "the code that the trials before it have run",
+            "put it back; or keep it, and `dryfit resume` goes on with it and says so",
+        )
 
 
 def source_file(defined: object) -> Path | None:

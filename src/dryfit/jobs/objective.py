@@ -14,7 +14,7 @@ from typing import Any
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.jobs.train import ImportRequest, ImportResult, ObjectiveRequest, TrainResult
-from dryfit.core.user_code import source_file, source_hash
+from dryfit.core.user_code import demand_unchanged, source_file, source_hash
 from dryfit.core.wire import Phase
 from dryfit.jobs.objective_files import make_checkpoint_folder
 from dryfit.jobs.objective_function import import_function
@@ -39,14 +39,15 @@ def check(body: ImportRequest, channel: ChildChannel) -> ImportResult:
         function = import_function(body.objective)
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
         versions = {"python": platform.python_version(), **_versions(new | {"dryfit", *body.objective.preload})}
-    source = source_hash(source_file(function))
-    return ImportResult(source_hash=source, versions=versions)
+    file = source_file(function)
+    return ImportResult(source_file=str(file or ""), source_hash=source_hash(file), versions=versions)
 
 
 def run(body: ObjectiveRequest, channel: ChildChannel) -> TrainResult:
     """Call a study's function for one trial.
 
     Raises:
+        ChangedError: Its file was edited.
         ObjectiveError: It cannot be imported, or did not return one number for each goal.
         CheckpointError: What is to go on from belongs to another trial.
         NonFiniteError: One of them is NaN or infinite.
@@ -54,6 +55,7 @@ def run(body: ObjectiveRequest, channel: ChildChannel) -> TrainResult:
     _use_threads(body.threads)
     channel.send(Phase(name="load"))
     with _beating(channel):
+        demand_unchanged(body.own_file, body.own_hash)
         function = import_function(body.objective)
         make_checkpoint_folder(body)
         trial = Trial(body, channel)

@@ -25,7 +25,7 @@ from dryfit.meta.loading.pretrained import Kind, empty_stack, stack_bytes
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import checked_fold, study_folds
 from dryfit.tasks.metrics import check_metrics
-from dryfit.tasks.own import check_settings, own_source
+from dryfit.tasks.own import check_settings, own_file_of, own_source
 from dryfit.tasks.prepare import cache_tokens, checked_splits
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import VALIDATION, Row, fingerprint, label_counts
@@ -55,7 +55,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     folds = {fold: checked_fold(task, splits, fold) for fold in study_folds(body.data)}
     channel.beat()
     data_fingerprint = fingerprint(splits)
-    source = own_source(type(task))
+    own_file, source = own_file_of(type(task)), own_source(type(task))
     revisions = {task_word(body.task): source} if source else {}
     weights_bytes: dict[str, int] = {}
     remarks: list[str] = []
@@ -80,6 +80,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
         splits=facts,
         fold_rows=tuple(len(rows[VALIDATION]) for rows in folds.values()),
         revisions=revisions,
+        own_file=str(own_file or ""),
         weights_bytes=weights_bytes,
         device=device,
         device_count=count,

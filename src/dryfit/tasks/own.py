@@ -44,7 +44,13 @@ def own_class(name: str) -> Any:
 
 def own_source(made: type) -> str:
     """Return a hash of the file of a user's class; empty for dryfit's own."""
-    return "" if made.__module__.startswith("dryfit.") else source_hash(source_file(made))
+    file = own_file_of(made)
+    return "" if file is None else source_hash(file)
+
+
+def own_file_of(made: type) -> Path | None:
+    """Return the file of a user's class; None for dryfit's own."""
+    return None if made.__module__.startswith("dryfit.") else source_file(made)
 
 
 def saved_name(task: str, folder: Path, *, trust: bool) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dryfit.core.errors import ConfigError, DataError
+from dryfit.core.errors import ChangedError, ConfigError
 from dryfit.meta.files.source import model_identity
 from dryfit.meta.loading.configs import load_tokenizer, most_tokens
 from dryfit.meta.loading.pretrained import pretrained_config
@@ -36,7 +36,7 @@ def prepared_tokens(
         fold: Which rows are train and validation; None: those of the sources.
 
     Raises:
-        DataError: Tokens had to be made again, and the data has changed since the study was checked.
+        ChangedError: Tokens had to be made again, and the data has changed since the study was checked.
     """
     tokens = load_tokens(_folder(task, cache_dir, data_fingerprint, fold), only=only)
     if tokens is not None:
@@ -44,11 +44,11 @@ def prepared_tokens(
     splits = checked_splits(task)
     actual = fingerprint(splits)
     if actual != data_fingerprint:
-        raise DataError(
+        raise ChangedError(
             "preparing the data of a trial",
             f"the rows have changed: fingerprint {actual}",
-            allowed=f"the rows the study was started with: fingerprint {data_fingerprint}",
-            hint="restore the data files, or start another study",
+            allowed=f"the rows the study was started or resumed with: fingerprint {data_fingerprint}",
+            hint="put them back; or keep them, and `dryfit resume` begins another generation of trials",
         )
     splits = splits if fold is None else checked_fold(task, splits, fold)
     return cache_tokens(task, splits, cache_dir=cache_dir, data_fingerprint=actual, fold=fold)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import InternalError, LoadError
+from dryfit.core.errors import ChangedError, InternalError
 from dryfit.core.jobs.train import TrainRequest
+from dryfit.core.user_code import demand_unchanged
 from dryfit.core.wire import Note, Phase
 from dryfit.meta.files.source import local_folder, model_identity
 from dryfit.tasks.base import Task
@@ -44,6 +45,7 @@ def start_training(request: TrainRequest, channel: ChildChannel) -> Task:
             "starting a trial",
             f"the plan is for batches of {plan.effective_batch}, not of {config.settings.train.batch_size}",
         )
+    demand_unchanged(request.own_file, request.own_hash)
     task = trial_task(config)
     check_metrics(task, (config.metric, *config.also))
     check_effect(config)
@@ -57,12 +59,12 @@ def _check_models(task: Task, revisions: Mapping[str, str]) -> None:
     """Refuse a model folder that was changed since the session looked at it: trials on other weights do not compare.
 
     Raises:
-        LoadError: The content of a folder is not what it was.
+        ChangedError: The content of a folder is not what it was.
     """
     for model in task.sources().values():
         known = revisions.get(model.name)
         if known is not None and local_folder(model) is not None and model_identity(model) != known:
-            raise LoadError(
+            raise ChangedError(
                 f"loading the model {model.name} for a trial",
                 "its files have changed since the study was started or resumed",
                 "the model that the trials before it began from",

@@ -54,7 +54,7 @@ def in_file(**parts: object) -> str:
     [
         (in_file(train=IN_FILE), ChildResult(TRAINED)),
         (
-            in_file(imported={"v": 1, "source_hash": "ab", "versions": {"python": "3.11"}}),
+            in_file(imported={"v": 1, "source_file": "", "source_hash": "ab", "versions": {"python": "3.11"}}),
             ChildResult(ImportResult(source_hash="ab", versions={"python": "3.11"})),
         ),
         (

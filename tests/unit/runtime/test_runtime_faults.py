@@ -87,6 +87,7 @@ def stopped(by: StopReason) -> ChildResult:
         (Evidence(), FailureKind.KILLED),
         (fault(code="POISONED"), FailureKind.POISONED),
         (fault("dryfit.core.errors.PoisonedError", "builtins.OSError[ENOSPC]", code="POISONED"), FailureKind.POISONED),
+        (fault(code="CHANGED"), FailureKind.CHANGED),
         (fault(code="CORRUPT"), FailureKind.CHECKPOINT_CORRUPT),
         (fault(code="CHECKPOINT"), FailureKind.CONFIG),
         (reading_a_checkpoint("PytorchStreamReader failed reading zip archive"), FailureKind.CHECKPOINT_CORRUPT),

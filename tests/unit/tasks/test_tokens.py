@@ -7,7 +7,7 @@ import torch
 
 import tasks
 import tiny
-from dryfit.core.errors import ConfigError, DataError, LoadError
+from dryfit.core.errors import ChangedError, ConfigError, DataError, LoadError
 from dryfit.core.settings.tables import DataSettings, ModelSettings
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
@@ -114,7 +114,7 @@ def test_prepared_tokens_come_from_the_cache_or_are_made_again(tmp_path: Path) -
     again = prepared_tokens(tasks.reading(data, model, 17), **where, only=("train",))
     assert again.splits["train"].lengths_R.max() == 17
     tiny.write_jsonl(tmp_path / "train.jsonl", tiny.rows(40, seed=9))
-    with pytest.raises(DataError, match="the rows have changed"):
+    with pytest.raises(ChangedError, match="the rows have changed"):
         prepared_tokens(tasks.reading(data, model, 18), **where, only=("train",))
 
 

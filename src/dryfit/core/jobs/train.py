@@ -32,6 +32,7 @@ class ResolveResult(Wire):
     device: DeviceKind
     device_count: int
     versions: dict[str, str]
+    own_file: str = Field(default="", description="file of the user's own function or task, if the study has one")
     weights_bytes: dict[str, int] = Field(
         default_factory=dict[str, int], description="size of each encoder's saved weights, by model name"
     )
@@ -126,6 +127,8 @@ class TrainRequest(JobRequest[TrainResult]):
     revisions: dict[str, str] = Field(
         default={}, description="what identifies each model since the session began; others are taken as they are"
     )
+    own_file: str = Field(default="", description="file of the user's own task")
+    own_hash: str = Field(default="", description="its hash since the session began")
 
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""
@@ -289,10 +292,12 @@ class ImportResult(Wire):
     """The result of IMPORT. A function that cannot be imported is an error, not a result.
 
     Attributes:
-        source_hash: Hash of the file that defines the function.
+        source_file: The file that defines the function; empty if unknown.
+        source_hash: Its hash.
         versions: Versions of Python and of the packages that importing the function loaded.
     """
 
+    source_file: str = ""
     source_hash: str
     versions: dict[str, str]
 
@@ -318,6 +323,8 @@ class ObjectiveRequest(JobRequest[TrainResult]):
         checkpoint_dir: The attempt's own folder for what it needs to go on.
         kept_checkpoint_dir: What ended attempts left; the attempt begins with a copy of it.
         threads: CPU threads for numerical libraries.
+        own_file: The file that defines the function.
+        own_hash: Its hash since the session began.
     """
 
     job: Literal[Job.OBJECTIVE] = Job.OBJECTIVE
@@ -333,6 +340,8 @@ class ObjectiveRequest(JobRequest[TrainResult]):
     kept_checkpoint_dir: str
     verdict_timeout_s: float = Field(gt=0)
     threads: int = Field(ge=1)
+    own_file: str = ""
+    own_hash: str = ""
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None: no device")
     diagnostic: bool = Field(default=False, description="as in `TrainRequest`")
 

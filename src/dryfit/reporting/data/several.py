@@ -24,7 +24,7 @@ class StudyEntry(View):
     end: str = Field(description="why its session ended; error: it could not run; not_begun")
     worked_on: bool = Field(description="false: it was done before, or its turn did not come")
     error: str | None = Field(description="why it could not run")
-    advice: str = Field(description="where nothing fits the device: what would")
+    advice: str = Field(description="where nothing fits the device: what would; where it was paused: why")
     summary: StudySummary | None = Field(description="as `dryfit status --json` prints it; null: it has no ledger")
 
 

@@ -117,6 +117,7 @@ ROWS: tuple[FaultRow, ...] = (
     ),
     # Whatever else ends a planner: the trial's memory is unknown, and nothing is wrong with the trial itself.
     FaultRow(FailureKind.PLANNER, all_of(plans, has_fault), "planning its memory failed: {said}", "exception"),
+    FaultRow(FailureKind.CHANGED, code("CHANGED"), "{said}", "exception"),
     FaultRow(FailureKind.DATA, code("DATA"), "{said}", "exception"),
     FaultRow(FailureKind.CHECKPOINT_CORRUPT, code("CORRUPT"), "{said}", "exception"),
     FaultRow(

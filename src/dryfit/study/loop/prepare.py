@@ -57,6 +57,7 @@ def _import_function(
         data_fingerprint="",
         splits={},
         revisions={own.function: result.source_hash},
+        own_file=result.source_file,
         device=device,
         device_count=count,
         versions=result.versions,

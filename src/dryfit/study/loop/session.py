@@ -52,11 +52,16 @@ _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EE
 
 @dataclass(frozen=True, slots=True)
 class SessionResult:
-    """How a session ended, and the study as it is now."""
+    """How a session ended, and the study as it is now.
+
+    Attributes:
+        why: What the control process itself could not go on without; empty where it was something else.
+    """
 
     end: End
     state: StudyState
     layout: StudyLayout
+    why: str = ""
 
 
 def read_study(layout: StudyLayout) -> StudyState:
@@ -133,6 +138,7 @@ def run_session(
 
             stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake, signals, check))
             keepers = stack.enter_context(_mirror(work))
+        why = ""
         try:
             node = LocalNode(supervisor, devices, placed=around.placed)
             end = _work(work, node, stops, (*observers, *keepers))
@@ -141,9 +147,9 @@ def run_session(
             work.ledger.check()  # a folder that was moved or deleted is the reason for all that fails in it
             if not isinstance(error, OSError) or error.errno not in NO_ROOM:
                 raise
-            end = End.PAUSED
-            _note(observers, f"{_no_room(error)}, the study is paused: {error}")
-    return SessionResult(end, work.state, layout)
+            end, why = End.PAUSED, f"{_no_room(error)}, the study is paused: {error}"
+            _note(observers, why)
+    return SessionResult(end, work.state, layout, why)
 
 
 def _no_room(error: OSError) -> str:

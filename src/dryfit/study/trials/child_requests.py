@@ -13,7 +13,7 @@ from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, TrainReques
 from dryfit.core.settings.execution import PlanSubject, adapters, plan_execution
 from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.settings.tables import ModelSettings, TrialSettings
-from dryfit.core.settings.task_facts import facts_of
+from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import Scalar, TrialConfig
 from dryfit.core.sharding.device_groups import node_of, visible_devices
 from dryfit.runtime.children.child_spec import ChildSpec
@@ -117,7 +117,15 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
     if own is None:
         config = trial_config(study, trial.number, trial.params, trial.seed)
         body = train_request(study, config, paths, placement, fingerprint=trial.fingerprint or config.fingerprint)
-        body = body.model_copy(update={"fold_reports": trial.fold_reports, "revisions": study.resolved.revisions})
+        resolved, task = study.resolved, task_word(study.config.study.task)
+        body = body.model_copy(
+            update={
+                "fold_reports": trial.fold_reports,
+                "revisions": resolved.revisions,
+                "own_file": resolved.own_file,
+                "own_hash": resolved.revisions.get(task, ""),
+            }
+        )
     else:
         body = _objective_request(study, own, trial, paths, placement)
         # Its signs of life come from a thread of their own: they say nothing of its pace.
@@ -150,6 +158,8 @@ def _objective_request(
         checkpoint_dir=str(paths.files_of(placement.attempt).checkpoints),
         kept_checkpoint_dir=str(paths.checkpoints),
         verdict_timeout_s=runtime.verdict_timeout_s,
+        own_file=study.resolved.own_file,
+        own_hash=study.resolved.revisions.get(own.function, ""),
         threads=study.config.execution.threads or max(1, study.nodes[node].cores // study.most_on(node)),
         visible_device=visible_devices(placement.place),
         diagnostic=placement.terms.diagnostic,
