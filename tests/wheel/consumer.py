@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import assert_type
 
 from torch import nn
+from transformers import PreTrainedModel
 
 import dryfit
+from dryfit.parallel import parallelize
 
 
 def objective(trial: dryfit.Trial) -> float:
@@ -68,6 +70,12 @@ def use(folder: Path, model: Path) -> int:
     assert_type(dryfit.write_report(folder), Path)
     predicted = dryfit.predict(model, folder / "data" / "test.jsonl", folder / "predictions.jsonl", batch=8)
     return int(trained.status) + predicted.rows - predicted.bad
+
+
+def cut(model: Path) -> int:
+    """Under torchrun."""
+    part = assert_type(parallelize(model, 2), PreTrainedModel)
+    return sum(one.numel() for one in part.parameters())
 
 
 def read(folder: Path, model: Path) -> None:
