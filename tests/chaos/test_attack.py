@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from attacker import ATTACKS, Kind, Range, attack_once, prepare
+from attack import Kind, Range, prepare
+from attacker import ATTACKS, attack_once
 
 pytestmark = pytest.mark.slow
 

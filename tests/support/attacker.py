@@ -15,32 +15,16 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from study_runs import Ended, command_after, ends, fold, write_stepwise
+from attack import READERS, SECRET, Attack, Kind, Range, Report, prepare
+from attacks_while_running import clock_set, covered, signals, taken_away
 
-LIMIT_S = 120
-"""When a command counts as hung; on a busy machine one takes ten times as long as it should."""
-SECRET = "s3cret-\"quoted\\and-back'slashed"
-_STATUSES = (0, 1, 2, 3, 130)
-_READERS = (
-    ("status",),
-    ("status", "--json"),
-    ("show",),
-    ("show", "0"),
-    ("show", "0", "--json"),
-    ("report",),
-    ("export", "--to", "csv"),
-    ("stop",),
-)
 _WRITERS = (("resume", "--quiet"), ("tune", "--quiet"))
 _SETUPS = (
     "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
@@ -65,8 +49,6 @@ _SETUPS = (
     "os.environ.update(TMPDIR='/nowhere', HOME='/nowhere', XDG_CACHE_HOME='relative')",
     "os.environ.update(COLUMNS='0', LINES='-1', TERM='nonsense')",
 )
-_BOUNDED = "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))"
-"""What reads without end must not take the machine."""
 _POWERLESS = "import ctypes; [ctypes.CDLL(None).prctl(24, power, 0, 0, 0) for power in (1, 2, 3)]"
 """Root without the capabilities to pass over permissions; other users have none of them."""
 _HOSTILE_TOML = (
@@ -83,128 +65,6 @@ _HOSTILE_TOML = (
     '"../../../etc/passwd"',
     '"postgresql://user:hunter2hunter2@host/db"',
 )
-
-
-@dataclass
-class Report:
-    """What an attack has shown."""
-
-    name: str
-    broken: list[str] = field(default_factory=list[str])
-    commands: int = 0
-
-
-@dataclass
-class Range:
-    """The studies that are attacked: a finished and an interrupted one, and how an undisturbed one ends."""
-
-    finished: Path
-    interrupted: Path
-    expected: list[Ended]
-
-
-def environment() -> dict[str, str]:
-    """The environment of every command: with a secret, without what our tests set."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DRYFIT_", "PYTEST_"))}
-    return {**kept, "HF_TOKEN": SECRET, "PGPASSWORD": SECRET, "STEP_PAUSE_S": "0"}
-
-
-def prepare(folder: Path) -> Range:
-    """Make the studies, with real commands."""
-    finished = write_stepwise(folder / "finished")
-    subprocess.run(argv("tune", finished, "--quiet"), env=environment(), check=True, capture_output=True)
-    interrupted = write_stepwise(folder / "interrupted")
-    process = subprocess.Popen(argv("tune", interrupted, "--quiet"), env={**environment(), "STEP_PAUSE_S": "0.1"})
-    deadline_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline_s:
-        if (interrupted / "ledger.jsonl").exists():
-            state = fold(interrupted)
-            if state.counted and any(one.attempts and one.attempts[-1].checkpoint_step for one in state.open_trials):
-                break
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    return Range(finished, interrupted, ends(finished))
-
-
-def argv(*words: str | Path, setup: str = "") -> list[str]:
-    """A command line, in a process that ``setup`` has prepared."""
-    return command_after(f"{_BOUNDED}; {setup}", *words)
-
-
-@dataclass
-class Attack:
-    """One attack on a copy of a study.
-
-    Attributes:
-        draw: Decides everything.
-        study: The copy.
-        grounds: The studies that copies are taken of.
-        report: What it has shown.
-    """
-
-    draw: random.Random
-    study: Path
-    grounds: Range
-    report: Report
-
-    def run(self, *words: str, setup: str = "", cwd: Path | None = None) -> int:
-        """Run a command on the study, and hold it to the promises that every command gives."""
-        command, *options = words
-        line = argv(command, self.study, *options, setup=setup)
-        self.report.commands += 1
-        try:
-            done = subprocess.run(
-                line,
-                env=environment(),
-                cwd=cwd,
-                capture_output=True,
-                timeout=LIMIT_S,
-                check=False,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            self.broken(f"{' '.join(words)}: hangs")
-            return -1
-        printed = (done.stdout + done.stderr).decode(errors="replace")
-        if done.returncode not in _STATUSES:
-            self.broken(f"{' '.join(words)}: exit status {done.returncode}: {printed[-600:]}")
-        elif "Traceback (most recent call last)" in printed:
-            self.broken(f"{' '.join(words)}: a traceback: {printed[-600:]}")
-        if SECRET in printed:
-            self.broken(f"{' '.join(words)}: prints a secret")
-        return done.returncode
-
-    def broken(self, what: str) -> None:
-        """Note a promise that was not kept."""
-        self.report.broken.append(what)
-
-    def reads(self, most: int = 3, setup: str = "") -> None:
-        """Run some commands that only look."""
-        for words in self.draw.sample(_READERS, self.draw.randint(1, most)):
-            self.run(*words, setup=setup)
-
-    def goes_on(self, *, curves: bool = True) -> None:
-        """Resume; it must end as an undisturbed study does.
-
-        Args:
-            curves: Compare all reports too, not only what each trial came to.
-        """
-        status = self.run("resume", "--quiet")
-        if status != 0:
-            self.broken(f"put back, it does not go on: exit status {status}")
-            return
-        found, expected = ends(self.study), self.grounds.expected
-        if not curves:
-            found, expected = ([replace(end, reports=()) for end in each] for each in (found, expected))
-        if found != expected:
-            self.broken("its values are others than those of an undisturbed study")
-
-    def paths(self) -> list[Path]:
-        """Everything in the study's folder, and what could be."""
-        made = [path for path in self.study.rglob("*") if not path.is_symlink()]
-        names = ("stop", "lock", "doorbell", "cache", "logs", "report", "final", "frozen.toml", "optuna.journal")
-        return sorted({*made, *(self.study / name for name in names)})
 
 
 def wrong_kind(attack: Attack) -> str:
@@ -273,9 +133,7 @@ def changed_ledger(attack: Attack) -> str:
     attack.reads()
     attack.run("tune", "--quiet")
     ledger.write_bytes(whole)
-    # A study that went on from a shorter ledger has checkpoints that are ahead of the one put back: the reports between
-    # are lost, but what the trials come to is the same.
-    attack.goes_on(curves=way not in ("cut", "dropped", "dropped, numbered anew"))
+    attack.goes_on()
     return f"ledger {way} at line {at + 1}"
 
 
@@ -301,53 +159,13 @@ def permissions(attack: Attack) -> str:
 def surroundings(attack: Attack) -> str:
     """A careless parent: masks, limits, closed streams, odd variables."""
     setup = "; ".join(attack.draw.sample(_SETUPS, attack.draw.randint(1, 2)))
-    for words in (attack.draw.choice(_READERS), attack.draw.choice(_WRITERS)):
+    for words in (attack.draw.choice(READERS), attack.draw.choice(_WRITERS)):
         attack.run(*words, setup=setup)
     for path in (attack.study, *attack.study.rglob("*")):  # a umask may have taken every permission
         if not path.is_symlink():
             path.chmod(0o755)
     attack.goes_on()
     return setup
-
-
-def signals(attack: Attack) -> str:
-    """Signals at random times, to the command or to everything it started."""
-    sent: list[str] = []
-    for _ in range(attack.draw.randint(1, 4)):
-        process = subprocess.Popen(
-            argv("tune", attack.study, "--quiet"),
-            env={**environment(), "STEP_PAUSE_S": "0.02"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        numbers = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-        natural = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGUSR2}
-        for number in attack.draw.sample(numbers, attack.draw.randint(1, 3)):
-            time.sleep(attack.draw.random() * 1.5)
-            sent.append(number.name)
-            if process.poll() is None:
-                if not _catches(process.pid, number):
-                    natural.add(-number)
-                process.send_signal(number)
-        try:
-            _, errors = process.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            attack.broken(f"{sent}: tune hangs")
-            process.kill()
-            process.communicate()
-            continue
-        if process.returncode not in natural and process.returncode not in _STATUSES:
-            attack.broken(f"{sent}: exit status {process.returncode}: {errors[-600:]!r}")
-    attack.goes_on()
-    return " ".join(sent)
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal by now; one that has just begun has none, and ends by it."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def changed_study_file(attack: Attack) -> str:
@@ -375,8 +193,9 @@ def changed_study_file(attack: Attack) -> str:
     return f"{name} = {value[:40]}"
 
 
-Kind = Callable[[Attack], str]
-ATTACKS: tuple[Kind, ...] = (wrong_kind, changed_ledger, permissions, surroundings, signals, changed_study_file)
+RUNNING: tuple[Kind, ...] = (signals, taken_away, covered, clock_set)
+"""Attacks on a study that has something left to run."""
+ATTACKS: tuple[Kind, ...] = (wrong_kind, changed_ledger, permissions, surroundings, changed_study_file, *RUNNING)
 
 
 def attack_once(seed: int, grounds: Range, folder: Path, kinds: Sequence[Kind] = ATTACKS) -> Report:
@@ -384,7 +203,8 @@ def attack_once(seed: int, grounds: Range, folder: Path, kinds: Sequence[Kind] =
     draw = random.Random(seed)
     kind = draw.choice(kinds)
     study = folder / "study"
-    shutil.copytree(draw.choice((grounds.finished, grounds.interrupted)), study, symlinks=True, ignore=_no_fifo)
+    ground = grounds.interrupted if kind in RUNNING else draw.choice((grounds.finished, grounds.interrupted))
+    shutil.copytree(ground, study, symlinks=True, ignore=_no_fifo)
     attack = Attack(draw, study, grounds, Report(kind.__name__))
     attack.report.name = f"{kind.__name__}: {kind(attack)}"
     for path in study.rglob("*"):
