@@ -87,8 +87,14 @@ assert {what.split()[0] for what, _ in said} == {'wandb', 'swanlab', 'neptune', 
                                                  'codecarbon', 'trackio'}, said""",
     "programs": """
 import subprocess
-subprocess.run(['git', '--version'], capture_output=True); os.system('true')
-assert 'git' in [muted.where for muted in muting.muted if 'program' in muted.what]""",
+subprocess.run(['git', '--version'], capture_output=True); os.system('true'); os.system('nvidia-smi > /dev/null 2>&1')
+said = [muted.where for muted in muting.muted if 'program' in muted.what]
+assert 'git' in said and 'nvidia-smi' not in said, said""",
+    "mlflow": """
+import mlflow
+mlflow.set_tracking_uri('http://server:5000')
+assert mlflow.start_run().startswith('file:'), mlflow.start_run()
+assert [(muted.what, muted.where) for muted in muting.muted][0] == ('mlflow run', 'http://server:5000')""",
     "trainer": """
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50)
@@ -113,6 +119,29 @@ kept = [name for name in os.listdir('out') if 'checkpoint' in name]  # which, is
 assert kept and all(any(where.endswith(f'out/{name}') for _, where in said) for name in kept), (said, kept)""",
 }
 
+MLFLOW = """
+import os
+assert os.environ.get('MLFLOW_DISABLE_TELEMETRY') == 'true', 'it would ask its maker for settings'
+uri = 'http://default:5000'
+
+class MlflowClient:
+    def __init__(self, tracking_uri=None, registry_uri=None):
+        self.uri = tracking_uri or uri
+        if self.uri.startswith('file:') and not os.environ.get('MLFLOW_ALLOW_FILE_STORE'):
+            raise RuntimeError('folders are in maintenance mode')
+
+def set_tracking_uri(server):
+    global uri
+    uri = server
+
+def set_registry_uri(server):
+    pass
+
+def start_run(run_name=None):
+    return MlflowClient().uri
+"""
+"""MLflow as far as it is changed; its newer versions refuse folders unless a variable allows them."""
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -129,6 +158,7 @@ def test_services_are_muted_and_nothing_real_is_changed(project: Path, tmp_path:
     for name in ("wandb", "swanlab", "neptune", "comet_ml", "clearml", "aim", "dvclive", "codecarbon", "trackio"):
         (stubs / name).mkdir(parents=True)
         (stubs / name / "__init__.py").write_text(ONLINE)
+    (stubs / "mlflow.py").write_text(MLFLOW)
     before = redirecting.tree(project)
     head = f"import io, sys\nsys.path.append({str(stubs)!r})\n"
     caches = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_TOKEN": ""}

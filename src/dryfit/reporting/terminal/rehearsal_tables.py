@@ -230,7 +230,8 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
         lines.append(f"a rank sends  {kinds} a step")
     for muted in answer.muted[:_MOST_NOTES]:
         size = f", {gib(muted.bytes)}" if muted.bytes is not None else ""
-        lines.append(f"left out      {muted.what}: {muted.where}{size}")
+        where = f": {muted.where}" if muted.where else ""
+        lines.append(f"left out      {muted.what}{where}{size}")
     if len(answer.muted) > _MOST_NOTES:
         lines.append(f"              and {len(answer.muted) - _MOST_NOTES} more (--json lists them)")
     for unknown in answer.unknown:

@@ -28,6 +28,8 @@ _PATHS: Final = {
 """Which arguments of an event are paths that are changed."""
 _PROCESSES: Final = {"subprocess.Popen": 0, "os.system": 0, "os.exec": 0, "os.posix_spawn": 0, "os.spawn": 1}
 """Events of programs that are started, and which argument names them."""
+_ONLY_ASK: Final = frozenset({"nvidia-smi", "rocm-smi", "lscpu", "lspci", "uname", "ldconfig", "which"})
+"""Programs by which libraries ask about the machine: they write nothing."""
 
 
 def install(shadow: Shadow, on_process: Callable[[str], None]) -> None:
@@ -35,7 +37,7 @@ def install(shadow: Shadow, on_process: Callable[[str], None]) -> None:
 
     Args:
         shadow: Says where may be written.
-        on_process: Called with the name of each program that is started.
+        on_process: Called with the name of each program that is started and may write something.
     """
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -46,7 +48,9 @@ def install(shadow: Shadow, on_process: Callable[[str], None]) -> None:
             for at in _PATHS[event]:
                 _judge(shadow, args[at])
         elif event in _PROCESSES:
-            on_process(os.path.basename(_program(args[_PROCESSES[event]])))  # noqa: PTH119
+            program = os.path.basename(_program(args[_PROCESSES[event]]))  # noqa: PTH119
+            if program not in _ONLY_ASK:
+                on_process(program)
 
     sys.addaudithook(hook)
 

@@ -24,6 +24,8 @@ _VARIABLES: Final = {
     "SWANLAB_MODE": "disabled",
     "NEPTUNE_MODE": "debug",
     "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
 }
