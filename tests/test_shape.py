@@ -31,6 +31,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.memory.tracing.attention:_scaled_dot_product_efficient_attention": "torch's operator",
     "dryfit.api.studies:tune": "the public face of searching: of a study file or of a function, each with its keywords",
     "dryfit.api.rehearsal:rehearse": "the public face of rehearsing, a script or a function",
+    "dryfit.cli.planning:plan": "a command's options are its parameters",
     "dryfit.cli.rehearse:rehearse": "a command's options are its parameters",
     "dryfit.cli.training:train": "a command's options are its parameters",
     "dryfit.cli.imports:import_rows": "a command's options are its parameters",

@@ -160,6 +160,8 @@ def test_a_planner_that_dies_leaves_the_memory_unknown() -> None:
         (["--set", "model.name=bert-bse-uncased", "--device", "24GiB"], "did you mean bert-base-uncased?"),
         (["--preset", "supermx", "--device", "24GiB"], "did you mean supermax?"),
         (["nowhere.toml", "--preset", "supermax", "--device", "24GiB"], "one of them"),
+        (["--preset", "smoke", "--task", "joint", "--device", "24GiB"], "smoke is for criteria"),
+        (["--task", "joint", "--device", "24GiB"], "--preset beside it"),
         (["nowhere.toml", "--device", "24GiB"], "there is no file"),
         (["--preset", "supermax", "--ladder", "--device", "24GiB"], "a single trial only"),
         (["--set", "lora.r=8", "--device", "24GiB"], "lora.r is not read by study.task = criteria"),

@@ -9,6 +9,7 @@ from dryfit.config.checks import Use
 from dryfit.config.load import load_study_file, load_study_text
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.plan import CalibrateResult, PlanAnswer
+from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.core.sharding.rank_search import AUTO, DEGREES, degrees_within
@@ -26,6 +27,7 @@ def plan(
     device: str | None = None,
     overrides: Sequence[str] = (),
     preset: str | None = None,
+    task: BuiltInTask | None = None,
     ladder: bool = False,
     on_note: OnNote = lambda _: None,
 ) -> PlanAnswer:
@@ -36,6 +38,7 @@ def plan(
         device: ``rtx4090``, ``a100-80``, ``24GiB``, ...; None: this machine's first GPU.
         overrides: ``key=value`` pairs that replace keys of the file; ``execution.*`` keys are kept as given.
         preset: A study file that comes with dryfit.
+        task: That of the preset, where it is for several.
         ladder: Price every change, also where none is needed; slower.
         on_note: Called with a line about what is being done.
 
@@ -43,7 +46,7 @@ def plan(
         ConfigError: A key, a size or the device is wrong, or there is no GPU and none was named.
         DryfitError: The data or the model is wrong.
     """
-    asked = plan_input(study_file, device=device, overrides=overrides, preset=preset)
+    asked = plan_input(study_file, device=device, overrides=overrides, preset=preset, task=task)
     return plan_trial(asked, on_note, ladder=ladder)
 
 
@@ -53,6 +56,7 @@ def plan_space(
     device: str | None = None,
     overrides: Sequence[str] = (),
     preset: str | None = None,
+    task: BuiltInTask | None = None,
     on_note: OnNote = lambda _: None,
 ) -> SpacePlan:
     """Say which part of a study's search space fits a device. The arguments are as in :func:`plan`.
@@ -61,11 +65,18 @@ def plan_space(
         ConfigError: As :func:`plan`; or there are too many combinations.
         DryfitError: The data or a model is wrong.
     """
-    return plan_combinations(plan_input(study_file, device=device, overrides=overrides, preset=preset), on_note)
+    return plan_combinations(
+        plan_input(study_file, device=device, overrides=overrides, preset=preset, task=task), on_note
+    )
 
 
 def plan_input(
-    study_file: Path | str | None, *, device: str | None, overrides: Sequence[str], preset: str | None
+    study_file: Path | str | None,
+    *,
+    device: str | None,
+    overrides: Sequence[str],
+    preset: str | None,
+    task: BuiltInTask | None = None,
 ) -> PlanInput:
     """Read and check what is to be planned; nothing is started.
 
@@ -74,12 +85,14 @@ def plan_input(
     """
     if study_file is not None and preset is not None:
         raise ConfigError("planning", f"a study file ({study_file}) and a preset ({preset})", "one of them")
+    if task is not None and preset is None:
+        raise ConfigError("planning", f"a task ({task}) without a preset", "--preset beside it, or study.task")
     layout = None
     if study_file is not None:
         loaded = load_study_file(study_file_of(Path(study_file)), overrides, Use.PLAN)
         layout = layout_of(study_file)
     elif preset is not None:
-        loaded = load_study_text(preset_text(preset), Path(f"preset {preset}"), overrides, Use.PLAN)
+        loaded = load_study_text(preset_text(preset, task), Path(f"preset {preset}"), overrides, Use.PLAN)
     else:
         loaded = load_study_text("", Path("the defaults"), overrides, Use.PLAN)
     spec = device_of(device)

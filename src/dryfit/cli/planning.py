@@ -7,6 +7,7 @@ import typer
 
 from dryfit.cli.options import JsonOption, QuietOption, SetOption, notes
 from dryfit.core.errors import ConfigError, ExitStatus
+from dryfit.core.settings.choices import BuiltInTask
 
 
 def plan(
@@ -14,6 +15,7 @@ def plan(
         Path | None, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder; its data may be absent.")
     ] = None,
     preset: Annotated[str | None, typer.Option(metavar="NAME", help="A study file that comes with dryfit.")] = None,
+    task: Annotated[BuiltInTask | None, typer.Option(help="Of the preset, where it is for several.")] = None,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU.")
     ] = None,
@@ -30,7 +32,7 @@ def plan(
     from dryfit.cli.output import print_json, print_plan, print_space
     from dryfit.reporting.data.plan_view import plan_view, space_view
 
-    request = api.plan_input(study, device=device, overrides=overrides or (), preset=preset)
+    request = api.plan_input(study, device=device, overrides=overrides or (), preset=preset, task=task)
     if request.searched:
         if ladder is not None:
             raise ConfigError("planning a search space", "--ladder or --no-ladder", "them for a single trial only")

@@ -202,6 +202,20 @@ def test_rows_are_prepared_with_the_most_that_windows_may_share() -> None:
     assert space({"optim.lr": [1e-4, 1e-3]}).as_prepared(base) == base
 
 
+def test_rows_are_prepared_with_the_largest_stride_of_the_shortest_windows() -> None:
+    base = TrialSettings()
+    lengths = {"train.max_length": [256, 128, 512]}
+    strides = {
+        "span.doc_stride": [
+            {"choices": [16, 32], "when": {"train.max_length": 128}},
+            {"choices": [64, 128], "when": {"train.max_length": [256, 512]}},
+        ]
+    }
+    found = space({**lengths, **strides}).as_prepared(base)
+    assert found == apply_params(base, {"span.doc_stride": 32})
+    assert space({**lengths, "span.doc_stride": [16, 100]}).as_prepared(base).span.doc_stride == 100
+
+
 def parities(bits: int) -> dict[str, object]:
     """A space in which the parity of some keys is computed in two orders, and a condition asks for both to differ."""
     made: dict[str, object] = {f"own.x{index}": [False, True] for index in range(bits)}

@@ -20,6 +20,7 @@ from dryfit.search.space.params import Param, enumerated, from_text, public_name
 
 _MOST_PAIRS = 64
 _STRIDE: Final = "span.doc_stride"
+_LENGTH: Final = "train.max_length"
 _MOST_VALUES = 16
 _MOST_BRANCHES = 4096
 _Listed: TypeAlias = Callable[[Param], tuple[Scalar, ...] | None]
@@ -142,7 +143,7 @@ class Space:
 
         Only the base's own pair where they cannot be listed (a continuous range) or are more than 64.
         """
-        deciding = [name for name in self._by_name if name.startswith("model.") or name == "train.max_length"]
+        deciding = [name for name in self._by_name if name.startswith("model.") or name == _LENGTH]
         variants = self.variants(deciding, _listed)
         if variants is None or len(variants) > _MOST_PAIRS:
             return [(base.model, base.train.max_length)]
@@ -152,11 +153,16 @@ class Space:
     def as_prepared(self, base: TrialSettings) -> TrialSettings:
         """Return the settings that rows are prepared with before the first trial.
 
-        Of several ``span.doc_stride`` the largest is taken, which is refused if it leaves no text. Trials with another
-        one prepare their rows themselves.
+        Of several ``span.doc_stride`` the largest is taken that a trial with the smallest ``train.max_length`` has: it
+        is refused if it leaves no text. Trials with another one prepare their rows themselves.
         """
-        combinations = self.combinations((_STRIDE,), _MOST_PAIRS) or []
-        strides = [value for drawn in combinations if isinstance(value := drawn.get(_STRIDE), int)]
+        if _STRIDE not in self._by_name:
+            return base
+        pairs = self.combinations((_STRIDE, _LENGTH), _MOST_PAIRS)
+        drawn = pairs if pairs is not None else self.combinations((_STRIDE,), _MOST_PAIRS) or []
+        settings = [apply_params(base, one) for one in drawn]
+        shortest = min((one.train.max_length for one in settings), default=0)
+        strides = [one.span.doc_stride for one in settings if one.train.max_length == shortest]
         return apply_params(base, {_STRIDE: max(strides)}) if strides else base
 
     def combinations(self, names: Collection[str], most: int) -> list[dict[str, Scalar]] | None:
