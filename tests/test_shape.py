@@ -78,6 +78,7 @@ CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.runtime.children.child": "the child's outermost frame turns any exception into its last word",
     "dryfit.cli.app": "the outermost frame of a command turns a bug into exit status 4",
     "dryfit.study.loop.listeners": "whatever a user's module raises as it is imported is wrong with that module",
+    "dryfit.tasks.lm.answer_metrics": "whatever a user's module or function raises is told with its line",
     "dryfit.study.loop.observers": "the outermost frame of an observer's thread: whatever it raises detaches it",
     "dryfit.virtual.session": "the outermost frame of a user's script: whatever ends it is told",
     "dryfit.virtual.script.largest_batch": "a script's own data set may raise anything: the search is given up",

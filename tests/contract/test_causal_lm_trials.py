@@ -25,6 +25,7 @@ from parts import need_package
 # PEFT itself asks transformers for a property under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
+JUDGE = Path(__file__).parents[2] / "examples" / "answers.py"
 LM = {"format": "both", "max_new_tokens": 3, "generate_rows": 4, "answers": "never, always walk"}
 TRAIN = {"epochs": 1, "evals_per_epoch": 2, "max_length": 160, "batch_size": 8}
 
@@ -55,7 +56,7 @@ def test_a_stopped_trial_goes_on_as_if_it_had_not_been(tmp_path: Path, model: Pa
     tables = {"lm": {**LM, "packing": packing}}
     whole = trial(tmp_path / "whole", model, **tables)
     result, channel = whole.run()
-    assert len(channel.points) == 2 and set(channel.points[0].metrics) == {"loss", "exact_match"}
+    assert len(channel.points) == 2 and set(channel.points[0].metrics) == {"loss", "exact_match", "token_f1"}
     other = trial(tmp_path / "other", model, **tables)
     points = []
     for _ in range(9):
@@ -182,6 +183,8 @@ KEYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "lm.packing": (True, {}),
     "lm.generate_rows": (0, {}),
     "lm.max_new_tokens": (1, {}),
+    "lm.num_beams": (4, {}),
+    "lm.metric": (f"{JUDGE}:judged", {}),
 }
 
 
@@ -208,14 +211,19 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory, model: Path, chatting: Path) -> dict[bool, Any]:
-    return {chats: _seen(tmp_path_factory.mktemp("usual"), one) for chats, one in ((False, model), (True, chatting))}
+def usual_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("usual")
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory, usual_folder: Path, model: Path, chatting: Path) -> dict[bool, Any]:
+    return {False: _seen(usual_folder, model), True: _seen(tmp_path_factory.mktemp("chats"), chatting)}
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("key", sorted(KEYS))
 def test_every_key_changes_training_or_what_is_measured(
-    tmp_path: Path, model: Path, chatting: Path, usual: dict[bool, Any], key: str
+    tmp_path: Path, model: Path, chatting: Path, usual: dict[bool, Any], usual_folder: Path, key: str
 ) -> None:
     value, how = KEYS[key]
     table, _, name = key.partition(".")
@@ -225,16 +233,38 @@ def test_every_key_changes_training_or_what_is_measured(
     if own:
         assert found != _seen(tmp_path / "usual", model, **{table: {**base, **own}}), key
         return
+    if key == "lm.num_beams":  # likewise
+        assert _all_predicted(tmp_path / "best", tmp_path) != _all_predicted(usual_folder / "best", tmp_path)
+        return
     if key == "lm.max_new_tokens":  # the answers may all be wrong either way: what is written is compared
         assert _answer(tmp_path / "best", 1) != _answer(tmp_path / "best", 9)
         return
     assert found != usual[chats], key
 
 
+def _all_predicted(folder: Path, out: Path) -> list[dict[str, Any]]:
+    source = tiny.write_jsonl(out / "rows.jsonl", tiny.rows(8, seed=5))
+    return trials.predicted(folder, source, out / f"{folder.parent.name}.jsonl")[1]
+
+
 def _answer(folder: Path, tokens: int) -> int:
     model: Any = dryfit.load(folder)
     prompts = PromptTokenizer(AutoTokenizer.from_pretrained(folder), LmSettings(), 160)
     return len(answer(model.decoder, [[5, 6, 7]], prompts, max_new_tokens=tokens, batch_rows=1, beat=lambda: None)[0])
+
+
+def test_a_function_of_the_users_own_measures_answers_and_can_be_the_goal(tmp_path: Path, model: Path) -> None:
+    """The worked example; a folder that was saved has its name alone, and predicts without it."""
+    lm = {**LM, "format": "criteria", "metric": f"{JUDGE}:judged"}
+    made = trial(tmp_path, model, study={"metric": "answer_f1", "direction": "maximize"}, lm=lm)
+    resolved = made.resolve()
+    assert resolved.revisions["answers.py:judged"]
+    result, channel = made.run()
+    assert [set(point.metrics) for point in channel.points] == [{"loss", "exact_match", "answer_f1", "in_words"}] * 2
+    assert result.value == max(point.metrics["answer_f1"] for point in channel.points)
+    facts = json.loads((tmp_path / "best" / "dryfit.json").read_text("utf-8"))
+    assert facts["input"]["settings"]["lm"]["metric"] == "answers.py:judged"
+    assert len(_all_predicted(tmp_path / "best", tmp_path)) == 8
 
 
 def test_an_instruction_is_all_that_a_row_to_predict_must_have(tmp_path: Path, model: Path) -> None:

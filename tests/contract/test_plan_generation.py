@@ -39,13 +39,13 @@ class Endless:
         return str(len(ids))
 
 
-def subject(folder: Path, architecture: str, *, lora: bool, new: int = NEW) -> PlanSubject:
+def subject(folder: Path, architecture: str, *, lora: bool, new: int = NEW, beams: int = 1) -> PlanSubject:
     """A small causal language model whose keys and values are not small."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4}
     extra = {"head_dim": 64} if architecture != "gpt2" else {"n_positions": 2048}
     config = AutoConfig.for_model(architecture, vocab_size=500, intermediate_size=128, pad_token_id=0, **sizes, **extra)
     config.save_pretrained(folder)
-    tables = {"model": {"name": str(folder)}, "lm": {"max_new_tokens": new}}
+    tables = {"model": {"name": str(folder)}, "lm": {"max_new_tokens": new, "num_beams": beams}}
     adapters = LoraSettings(r=4, base=BaseFormat.FP32) if lora else LoraSettings(r=0)
     return PlanSubject(
         task=BuiltInTask.CAUSAL_LM, settings=TrialSettings.model_validate_json(json.dumps(tables)), lora=adapters
@@ -60,12 +60,14 @@ def generated_peak(asked: PlanSubject) -> int:
     model.eval()
     assert isinstance(model, CausalLm)
     prompts = [[5] * (LENGTH - row % 3) for row in range(ROWS)]
-    new = asked.settings.lm.max_new_tokens
+    new, beams = asked.settings.lm.max_new_tokens, asked.settings.lm.num_beams
     said: list[str] = []
 
     def work() -> None:
         endless = cast("PromptTokenizer", Endless)
-        found = answer(model.decoder, prompts, endless, max_new_tokens=new, batch_rows=ROWS, beat=lambda: None)
+        found = answer(
+            model.decoder, prompts, endless, max_new_tokens=new, num_beams=beams, batch_rows=ROWS, beat=lambda: None
+        )
         said.extend(found)
 
     work()  # what is made once and kept
@@ -138,3 +140,16 @@ def test_answers_take_what_the_plan_says(tmp_path: Path, architecture: str, lora
     generated, planned = generated_peak(asked), planned_peak(asked)
     assert generated > 1_000_000
     assert 0.99 <= planned / generated <= 1.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "lora", "new", "beams"),
+    [("qwen2", True, NEW, 4), ("llama", False, 200, 2), ("gpt2", False, NEW, 3)],
+)
+def test_beams_take_what_the_plan_says(tmp_path: Path, architecture: str, lora: bool, new: int, beams: int) -> None:
+    asked = subject(tmp_path, architecture, lora=lora, new=new, beams=beams)
+    generated, planned = generated_peak(asked), planned_peak(asked)
+    alone = planned_peak(subject(tmp_path, architecture, lora=lora, new=new))
+    assert planned > 1.5 * alone
+    assert 0.98 <= planned / generated <= 1.01

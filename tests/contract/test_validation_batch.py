@@ -69,14 +69,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
         seen["scored"].add(max(map(len, batches)))
         return batches
 
-    answering = causal_lm.matches
+    answering = causal_lm.answer
 
-    def matches(*args: Any, batch_rows: int, **known: Any) -> float:
+    def answered(*args: Any, batch_rows: int, **known: Any) -> list[str]:
         seen["answered"].add(batch_rows)
         return answering(*args, batch_rows=batch_rows, **known)
 
     monkeypatch.setattr(validation, "evaluation_batches", noted)
-    monkeypatch.setattr(causal_lm, "matches", matches)
+    monkeypatch.setattr(causal_lm, "answer", answered)
     return seen
 
 

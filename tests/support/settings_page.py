@@ -133,7 +133,10 @@ _METRICS = {
         "plain cross entropy (binary with `multi_label`), whatever the training loss: trials compare by it; of "
         "causal-lm the mean over the learned tokens, of share and joint the mean of the class's and the span's"
     ),
-    Metric.TOKEN_F1: "F1 over the words of the span found and of the best-matching true one; 1 where both are none",
+    Metric.TOKEN_F1: (
+        "F1 over the words of the span found and of the best-matching true one; 1 where both are none; of causal-lm "
+        "over those of the quoted and the wanted evidence"
+    ),
     Metric.EXACT_MATCH: "share of rows whose span, or whose generated answer, is exactly a true one; none for none",
     Metric.SPAN_IOU: "intersection over union of the characters of the span found and of the best-matching true one",
     Metric.NULL_PRECISION: "of the rows where no span was found, the share that has none; 0 where one was always found",

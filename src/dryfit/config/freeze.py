@@ -37,6 +37,8 @@ def _make_relative(document: dict[str, Any], folder: Path) -> None:
     study = document["study"]
     study["task"] = _relative(study["task"], folder)
     study["listeners"] = [_relative(name, folder) for name in study["listeners"]]
+    if "lm" in document:
+        document["lm"]["metric"] = _relative(document["lm"]["metric"], folder)
     if "objective" in document:
         document["objective"]["paths"] = [_relative(path, folder) for path in document["objective"]["paths"]]
 

@@ -39,6 +39,7 @@ SET_ORIGIN: Final = "--set"
 _MOST_SEARCHED: Final = 1000
 _TOO_DEEP: Final = f"its tables and lists are nested deeper than {MOST_DEPTH} levels"
 _SOURCES: Final = ("train", "validation", "test", "file")
+_NAMED: Final = (("study", "task"), ("lm", "metric"))
 _MODELS: Final = ("model.name", "joint.criteria_model")
 """Keys whose values may be model folders."""
 
@@ -299,8 +300,9 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
         if isinstance(paths, list) and all(isinstance(path, str) for path in cast("list[object]", paths)):
             around = base(("objective", "paths"))
             objective["paths"] = list(dict.fromkeys(_absolute(path, around) for path in cast("list[str]", paths)))
-    if isinstance(task := study.get("task"), str) and ":" in task:
-        study["task"] = _located(task, folder, base(("study", "task")))
+    for table, key in _NAMED:
+        if isinstance(name := _table(document, table).get(key), str) and ":" in name:
+            document[table][key] = _located(name, folder, base((table, key)))
     if isinstance(listeners := study.get("listeners"), list):
         around = base(("study", "listeners"))
         study["listeners"] = [

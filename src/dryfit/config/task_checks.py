@@ -8,6 +8,7 @@ from dryfit.config.problems import Problem
 from dryfit.config.schema import PrunerName, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.settings.choices import FUNCTION_TASK, Direction, Metric
+from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.task_facts import BUILT_IN, OWN_TABLE, OWN_VERSION, facts_of, reads, task_word
 from dryfit.core.settings.weight_formats import PRECISIONS_WITH, base_format
@@ -23,6 +24,7 @@ _ELSEWHERE: Final = {
 
 _DIRECTIONS: Final = " or ".join(Direction)
 _ASKS_LABELS: Final = ("criteria", "both")
+_ASKS_EVIDENCE: Final = ("evidence", "both")
 
 
 def unread_problems(config: StudyConfig) -> list[Problem]:
@@ -66,11 +68,12 @@ def metric_problems(config: StudyConfig) -> list[Problem]:
     known = facts.metrics(data)
     if not known:
         return []
+    own = config.lm.metric is not None  # the names of its numbers are known to it alone
     classes = "data.multi_label is true" if data.multi_label else f"data.num_labels is {data.num_labels}"
     problems: list[Problem] = []
     for key, metrics in (("metric", (study.metric,)), ("also", study.also)):
         for metric in metrics:
-            if metric not in known:
+            if metric not in known and not (own and not isinstance(metric, Metric)):
                 given = classes if metric in facts.metrics(DataSettings()) else f"study.task is {study.task}"
                 found = f"is {metric}, and {given}"
                 problems.append(Problem(("study", key), found, ", ".join(known), _nearest(metric, known)))
@@ -83,12 +86,13 @@ def _nearest(metric: str, known: Sequence[str]) -> str:
 
 
 def direction_problems(config: StudyConfig) -> list[Problem]:
-    """Return metrics of a user's own task for which the study file must say what is better, and does not."""
+    """Return metrics of a user's own for which the study file must say what is better, and does not."""
     study, problems = config.study, list[Problem]()
-    if not facts_of(study.task).own:
+    if not facts_of(study.task).own and config.lm.metric is None:
         return []
+    whose = task_word(study.task) if config.lm.metric is None else FunctionName.parse(config.lm.metric).short
     if not isinstance(study.metric, Metric) and study.direction is None:
-        found = f"is unset, and {study.metric} is a metric of {task_word(study.task)}: nobody else knows what is better"
+        found = f"is unset, and {study.metric} is a metric of {whose}: nobody else knows what is better"
         hint = 'write direction = "minimize" or "maximize"'
         problems.append(Problem(("study", "direction"), found, _DIRECTIONS, hint))
     unknown = [metric for metric in study.also if not isinstance(metric, Metric)]
@@ -170,10 +174,21 @@ def _answers(config: StudyConfig) -> list[Problem]:
 
 
 def _generated(config: StudyConfig) -> list[Problem]:
-    """Refuse exact match as a goal if no answers are generated."""
+    """Refuse metrics of answers if no answers are generated, and one of quotations if none are asked for."""
     lm, goals = config.lm, (config.study.metric, *config.study.also)
-    if Metric.EXACT_MATCH not in goals or (lm.format != "text" and lm.generate_rows):
-        return []
-    why = "there are no answers" if lm.format == "text" else "no answer is generated"
-    found = f'asks for exact_match, and with lm.format = "{lm.format}", lm.generate_rows = {lm.generate_rows} {why}'
-    return [Problem(("study", "metric"), found, str(Metric.LOSS), "or set lm.generate_rows")]
+    answered = lm.format != "text" and (lm.generate_rows > 0 or "lm.generate_rows" in config.space)
+    of_answers = [metric for metric in goals if metric != Metric.LOSS]
+    if of_answers and not answered:
+        why = "there are no answers" if lm.format == "text" else "no answer is generated"
+        asked = ", ".join(of_answers)
+        found = f'asks for {asked}, and with lm.format = "{lm.format}", lm.generate_rows = {lm.generate_rows} {why}'
+        return [Problem(("study", "metric"), found, str(Metric.LOSS), "or set lm.generate_rows")]
+    if lm.metric is not None and not answered:
+        found = f"measures answers, and with lm.generate_rows = {lm.generate_rows} no answer is generated"
+        return [Problem(("lm", "metric"), found, hint="set lm.generate_rows, or remove it")]
+    if Metric.TOKEN_F1 in goals and lm.format not in _ASKS_EVIDENCE:
+        found = (
+            f'asks for token_f1, the agreement of quoted evidence, and with lm.format = "{lm.format}" none is quoted'
+        )
+        return [Problem(("study", "metric"), found, "loss or exact_match", 'or lm.format = "evidence" or "both"')]
+    return []

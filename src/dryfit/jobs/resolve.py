@@ -15,6 +15,7 @@ from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult, ProbeRequest
 from dryfit.core.jobs.train import ResolveRequest, ResolveResult, SplitFacts
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
 from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.weight_formats import WeightFormat
@@ -24,6 +25,7 @@ from dryfit.meta.files.source import model_identity
 from dryfit.meta.loading.pretrained import Kind, empty_stack, stack_bytes
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.folds import checked_fold, study_folds
+from dryfit.tasks.lm.answer_metrics import answer_metric
 from dryfit.tasks.metrics import check_metrics
 from dryfit.tasks.own import check_settings, own_file_of, own_source
 from dryfit.tasks.prepare import cache_tokens, checked_splits
@@ -57,6 +59,8 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     data_fingerprint = fingerprint(splits)
     own_file, source = own_file_of(type(task)), own_source(type(task))
     revisions = {task_word(body.task): source} if source else {}
+    if (metric := body.settings.lm.metric) is not None:
+        revisions[FunctionName.parse(metric).short] = answer_metric(metric).source
     weights_bytes: dict[str, int] = {}
     remarks: list[str] = []
     for model, max_length in body.pairs:

@@ -34,6 +34,8 @@ def test_what_is_legal() -> None:
     check('space.lora.base=["nf4","bf16"]', "train.precision=bf16")
     check("data.num_labels=3", "lm.answers=a,b,c", "study.metric=exact_match")
     check("data.multi_label=true", "lm.format=evidence")
+    check("lm.format=evidence", "study.metric=token_f1")
+    check("lm.metric=judge.py:rouge", "study.metric=rouge", "study.direction=maximize", "space.lm.num_beams=[1,4]")
     check(
         'space.lora.base=["fp16","fp32"]', 'space.train.precision=["bf16"]', "space.lm.mix=[0.5,0.9]", "lm.format=both"
     )
@@ -56,7 +58,15 @@ def test_what_is_legal() -> None:
         (["data.multi_label=true"], "whose answer is the word of one label"),
         (["study.metric=exact_match", "lm.generate_rows=0"], "no answer is generated"),
         (["study.metric=exact_match", "lm.format=text"], "there are no answers"),
-        (["study.metric=f1_macro"], "loss, exact_match"),
+        (["study.metric=f1_macro"], "loss, exact_match, token_f1"),
+        (["study.metric=token_f1"], 'with lm.format = "criteria" none is quoted'),
+        (["study.metric=rouge"], "loss, exact_match, token_f1"),
+        (["lm.metric=judge.py:rouge", "study.metric=rouge"], "rouge is a metric of judge.py:rouge: nobody else knows"),
+        (["lm.metric=judge.py:rouge", "study.metric=f1"], "loss, exact_match, token_f1"),
+        (["lm.metric=judge.py:rouge", "lm.generate_rows=0"], "no answer is generated"),
+        (["lm.metric=judge.py:rouge", "lm.format=text"], "lm.metric"),
+        (['space.lm.metric=["a.py:b","a.py:c"]'], "values of different metrics do not compare"),
+        (["lm.metric=rouge"], "lm.metric"),
         (['space.lm.format=["criteria","both"]'], "losses of different formats do not compare"),
         (["lm.mix=0.3"], "with lm.format both"),
         (["lm.format=text", "lm.learn_prompt=true"], "with lm.format"),

@@ -70,6 +70,8 @@ OTHER: dict[str, Any] = {
     "lm.packing": True,
     "lm.generate_rows": 0,
     "lm.max_new_tokens": 7,
+    "lm.num_beams": 3,
+    "lm.metric": "answers.py:judged",
 }
 
 

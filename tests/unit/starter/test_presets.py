@@ -55,6 +55,8 @@ NOT_SEARCHED_OF: dict[BuiltInTask, dict[str, str]] = {
         "lm.mix": "it acts only where lm.format is both",
         "lm.generate_rows": MEASURES,
         "lm.max_new_tokens": MEASURES,
+        "lm.num_beams": MEASURES,
+        "lm.metric": "values of different metrics do not compare",
         "regularization.dropout": "these models have no hidden dropout",
     },
 }

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import tiny_lms
 from dryfit.core.settings.tables import LmSettings
-from dryfit.tasks.lm.generation import answer, exact_match, matches, sampled
+from dryfit.tasks.lm.answer_metrics import exact_match
+from dryfit.tasks.lm.generation import answer, asked_of, sampled
 from dryfit.tasks.lm.tiny_lm import write_tiny_lm
 from dryfit.tasks.rows.prompts import PromptPart
 from dryfit.tasks.tokens.prompt_tokens import Example, PromptTokenizer, sequences
@@ -43,6 +44,36 @@ def test_answers_are_the_likeliest_tokens_one_by_one(tmp_path: Path, architectur
     assert len({len(text) for text in wanted}) > 1
 
 
+def beams(model: Any, asked: list[int], count: int, most: int) -> list[int]:
+    """The best of a plain beam search without a cache, of answers that do not end."""
+    held: list[tuple[float, list[int]]] = [(0.0, [])]
+    for _ in range(most):
+        grown: list[tuple[float, list[int]]] = []
+        for score, ids in held:
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([[*asked, *ids]]), use_cache=False).logits[0, -1]
+            logs = logits.float().log_softmax(-1)
+            grown += [(score + float(logs[one]), [*ids, one]) for one in logs.topk(count).indices.tolist()]
+        held = sorted(grown, key=lambda one: -one[0])[:count]
+    return held[0][1]
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_beams_find_answers_that_are_likelier_as_a_whole(tmp_path: Path, rows: int) -> None:
+    folder = tiny_lms.causal_lm(tmp_path / "lm")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).double().eval()
+    prompts = PromptTokenizer(AutoTokenizer.from_pretrained(folder), LmSettings(), 200)
+    prompts.end_id = 10**6  # no answer ends
+    draw = torch.Generator().manual_seed(3)
+    asked = [torch.randint(2, 300, (length,), generator=draw).tolist() for length in (3, 17, 9, 9, 30)]
+    how: dict[str, Any] = {"max_new_tokens": 5, "batch_rows": rows, "beat": lambda: None}
+    found = answer(model, asked, prompts, num_beams=3, **how)
+    assert found == [prompts.text_of(beams(model, ids, 3, 5)) for ids in asked]
+    alone = answer(model, asked, prompts, **how)
+    assert found != alone == answer(model, asked, prompts, num_beams=1, **how)
+    assert alone == [prompts.text_of(greedy(model, ids, -1, 5)) for ids in asked]
+
+
 def test_the_exact_match_of_a_split_compares_answers_as_text(tmp_path: Path) -> None:
     folder = tiny_lms.causal_lm(tmp_path / "lm")
     model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -57,12 +88,12 @@ def test_the_exact_match_of_a_split_compares_answers_as_text(tmp_path: Path) -> 
     ]
     tokens = sequences(examples)
     for rows, share in (([0, 1, 2, 3, 4, 5], 4 / 6), ([1, 2], 1.0), ([0], 0.0)):
-        found = matches(model, tokens, rows, prompts, max_new_tokens=6, batch_rows=4, beat=lambda: None)
-        assert found == pytest.approx(share)
-
-
-def test_white_space_around_an_answer_is_not_looked_at() -> None:
-    assert exact_match([" yes", "no\n", "Yes", "y es"], ["yes", "no", "yes", "yes"]) == 0.5
+        put = asked_of(tokens, rows, prompts)
+        found = put.answered(answer(model, put.questions, prompts, max_new_tokens=6, batch_rows=4, beat=lambda: None))
+        assert exact_match(found) == pytest.approx(share)
+        assert found.ids == tuple(str(row) for row in rows)
+        assert found.prompts == tuple(prompts.text_of(asked[row]) for row in rows)
+        assert found.quotes == (False,) * len(rows), "they ask for a class"
 
 
 def test_a_sample_is_the_same_each_time_and_in_order() -> None:

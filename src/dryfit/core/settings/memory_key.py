@@ -31,6 +31,7 @@ IRRELEVANT: Final = frozenset(
         "multitask.criteria_weight",
         "lora.alpha",
         "lm.mix",
+        "lm.metric",
     }
 )
 """Keys that change numbers and time, but no tensor."""
@@ -66,6 +67,7 @@ FEWER_IS_LESS: Final = frozenset(
         "lora.r",
         "lm.generate_rows",
         "lm.max_new_tokens",
+        "lm.num_beams",
     }
 )
 """Keys of which a smaller number never takes more memory, all else being equal."""

@@ -55,6 +55,7 @@ TRIAL_NEEDS: Final = (
     Needs("lm.chat", "lm.format", _ASKS),
     Needs("lm.learn_prompt", "lm.format", _ASKS),
     Needs("lm.generate_rows", "lm.format", _ASKS),
+    Needs("lm.metric", "lm.format", _ASKS),
     Needs("multitask.criteria_weight", "multitask.weighting", ("fixed",)),
     Needs("joint.share_ratio", "joint.criteria_model", (None,), "joint.criteria_model unset: one model for both"),
     Needs("span.null_threshold", "span.null_policy", ("threshold",)),

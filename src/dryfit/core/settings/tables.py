@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dryfit.core.settings.choices import BaseFormat, Fusion, OptimizerName, Precision, Weighting
+from dryfit.core.settings.functions import NAME_PATTERN
 
 PACKAGED_MODEL: Final = "minilm"
 """Name of the encoder in the extra ``demo``."""
@@ -309,9 +310,19 @@ class LmSettings(Settings):
         default=False, description="several rows in one sequence of max_length, none of which sees another"
     )
     generate_rows: int = Field(
-        default=32, ge=0, le=100_000, description="validation rows that are answered for exact_match; 0: none"
+        default=32, ge=0, le=100_000, description="validation rows that are answered, to be measured; 0: none"
     )
     max_new_tokens: int = Field(default=32, ge=1, le=4096, description="longest answer that is generated, in tokens")
+    num_beams: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="beams of the search for an answer; 1: the likeliest token each time",
+    )
+    metric: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
+        default=None,
+        description="a function of your own that measures answers: `package.module:function`, or `file.py:function`",
+    )
 
     @field_validator("criteria_prompt", "evidence_prompt")
     @classmethod

@@ -79,9 +79,12 @@ def metrics_of_both(data: DataSettings) -> tuple[Metric, ...]:
 
 
 def metrics_of_text(data: DataSettings) -> tuple[Metric, ...]:
-    """Return the metrics of generated text; the second exists where answers are generated."""
+    """Return the metrics of generated text.
+
+    The second exists where answers are generated, the third where they quote evidence.
+    """
     del data
-    return (Metric.LOSS, Metric.EXACT_MATCH)
+    return (Metric.LOSS, Metric.EXACT_MATCH, Metric.TOKEN_F1)
 
 
 def _unknown_metrics(data: DataSettings) -> tuple[Metric, ...]:
@@ -189,7 +192,10 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         tables=frozenset({"lora", "lm"}),
         unread=frozenset({"optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"}),
         # It decides which columns rows must have, and what the loss is.
-        not_searched={"lm.format": "losses of different formats do not compare"},
+        not_searched={
+            "lm.format": "losses of different formats do not compare",
+            "lm.metric": "values of different metrics do not compare",
+        },
         metrics=metrics_of_text,
         no_mean="generated answers have no mean: train one model with --trial best",
         pipeline="text-generation",

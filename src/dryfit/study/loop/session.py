@@ -16,6 +16,7 @@ from dryfit.core.clock import steady_clock
 from dryfit.core.errors import FileError, LedgerError, MachineError
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.regular_files import NO_ROOM
+from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.text.words import sendable
 from dryfit.core.version import VERSION
@@ -250,6 +251,8 @@ def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
     changed = [name for name, found in resolved.revisions.items() if before.revisions.get(name, found) != found]
     task = task_word(work.config.study.task)
     keys = {task: "study.task_version"} if own is None else {own.function: "objective.version"}
+    if (metric := work.config.lm.metric) is not None:
+        keys[FunctionName.parse(metric).short] = "lm.metric"
     hint = "it is up to you whether they compare; with another {} a new generation begins"
     return [
         f"{name} has changed since the trials so far: {hint.format(keys.get(name, 'model.revision'))}"

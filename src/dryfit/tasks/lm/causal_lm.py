@@ -24,9 +24,10 @@ from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.meta.loading.pretrained import Kind
 from dryfit.tasks.base import Batch, MakeBase, Outputs, TaskContext, TaskModel
 from dryfit.tasks.encoder import EncoderTask
+from dryfit.tasks.lm.answer_metrics import answer_metric, exact_match, quote_f1
 from dryfit.tasks.lm.chunked_loss import ChunkLosses, chunk_tokens, chunked_losses, over_all_words
 from dryfit.tasks.lm.decoder_tail import hidden_states, scores_of
-from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, matches, rehearse, sampled
+from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, asked_of, rehearse, sampled
 from dryfit.tasks.lm.lm_batch import IGNORED, INPUTS, PADDED, entries, labelled
 from dryfit.tasks.lm.packing_check import check_packing
 from dryfit.tasks.lm.token_loss import TokenLoss, whole_token_loss
@@ -159,9 +160,16 @@ class CausalLmTask(EncoderTask):
         return frozenset(wanted | ({"criterion"} if self._lm.format == "instruction" else set[str]()))
 
     def metric_names(self) -> tuple[str, ...]:
-        """Return the loss of a token of the answers; where answers are generated, also their exact match."""
-        generated = self._lm.format != "text" and self._lm.generate_rows > 0
-        return (Metric.LOSS, *((Metric.EXACT_MATCH,) if generated else ()))
+        """Return the loss of a token of the answers; where answers are generated, also what measures them."""
+        if not self._generates:
+            return (Metric.LOSS,)
+        quoted = (Metric.TOKEN_F1,) if PromptPart.EVIDENCE in parts_of(self._lm) else ()
+        own = () if self._lm.metric is None else answer_metric(self._lm.metric).names
+        return (Metric.LOSS, Metric.EXACT_MATCH, *quoted, *own)
+
+    @property
+    def _generates(self) -> bool:
+        return self._lm.format != "text" and self._lm.generate_rows > 0
 
     def check_rows(self, splits: Splits) -> None:
         """Refuse rows without any evidence where prompts ask for it.
@@ -278,32 +286,38 @@ class CausalLmTask(EncoderTask):
     def measure(
         self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
     ) -> Mapping[str, float]:
-        """Return the share of exactly right answers to a fixed sample of the rows."""
+        """Return the metrics of the answers to a fixed sample of the rows."""
         assert isinstance(model, CausalLm)
-        if Metric.EXACT_MATCH not in self.metric_names():
+        if not self._generates:
             return {}
         rows = sampled(len(tokens), self._lm.generate_rows, seed=0)
         tokenizer = load_tokenizer(self.context.settings.model)
-        share = matches(
+        prompts = PromptTokenizer(tokenizer, self._lm, self.context.settings.train.max_length)
+        asked = asked_of(tokens, rows, prompts)
+        answers = answer(
             model.decoder,
-            tokens,
-            rows,
-            PromptTokenizer(tokenizer, self._lm, self.context.settings.train.max_length),
+            asked.questions,
+            prompts,
             max_new_tokens=self._lm.max_new_tokens,
+            num_beams=self._lm.num_beams,
             batch_rows=self.measured_rows(batch_rows),
             beat=beat,
         )
-        return {Metric.EXACT_MATCH: share}
+        found = asked.answered(answers)
+        beat()
+        f1 = quote_f1(found, self._lm.no_evidence.strip()) if PromptPart.EVIDENCE in parts_of(self._lm) else None
+        own = {} if self._lm.metric is None else answer_metric(self._lm.metric).of(found)
+        return {Metric.EXACT_MATCH: exact_match(found), **({} if f1 is None else {Metric.TOKEN_F1: f1}), **own}
 
     def measured_rows(self, batch_rows: int) -> int:
         """Return how many prompts are answered at once."""
-        if Metric.EXACT_MATCH not in self.metric_names():
+        if not self._generates:
             return 0
         return min(PROMPTS_AT_ONCE, batch_rows, self._lm.generate_rows)
 
     def rehearse_measure(self, model: TaskModel, rows: int, length: int) -> None:
         """Answer prompts as long as whole rows, on tensors without values."""
-        rehearse(model.base(), rows, length, max_new_tokens=self._lm.max_new_tokens)
+        rehearse(model.base(), rows, length, max_new_tokens=self._lm.max_new_tokens, num_beams=self._lm.num_beams)
 
     def unfit(self, rows: Sequence[UnlabelledRow], tokenizer: PreTrainedTokenizerBase) -> Mapping[int, DataError]:
         """Return an error for each row whose prompt does not fit even without its text, or that lacks a criterion."""
@@ -334,6 +348,7 @@ class CausalLmTask(EncoderTask):
                 [ids for row in asked for ids in row],
                 prompts,
                 max_new_tokens=self._lm.max_new_tokens,
+                num_beams=self._lm.num_beams,
                 batch_rows=batch_rows,
                 beat=beat,
             )

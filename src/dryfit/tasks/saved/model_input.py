@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from dryfit.core.errors import LoadError
 from dryfit.core.settings.choices import DEFAULT_TASK
+from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import TaskName, facts_of, task_word
 from dryfit.tasks.base import TaskContext
@@ -87,7 +88,10 @@ def model_input(task: TaskName, context: TaskContext) -> ModelInput:
     data, facts, model = context.data, context.facts, context.settings.model
     joint = context.settings.joint
     criteria = None if joint.criteria_model is None else _without_path(joint.criteria_model)
+    lm = context.settings.lm
+    metric = None if lm.metric is None else FunctionName.parse(lm.metric).short
     shortened = {
+        "lm": lm.model_copy(update={"metric": metric}),
         "model": model.model_copy(update={"name": _without_path(model.name)}),
         "joint": joint.model_copy(update={"criteria_model": criteria}),
     }
