@@ -1,4 +1,4 @@
-"""What holds the memory at the peak of a training step, by operator, as JSON; each in a fresh process.
+"""What holds the memory at the peak of a training step, by operator, and what is reserved; each in a fresh process.
 
 ``peak_holders.py plan OUT CASE`` of a plan's run, its validation left out; ``peak_holders.py script OUT SCRIPT
 ARGS...`` of a script on a virtual GPU. What lives on between steps is counted by category: another operator may have
@@ -16,6 +16,8 @@ from pathlib import Path
 
 from dryfit.core.jobs.calibration import MemoryCase
 from dryfit.core.jobs.memory import MemoryCategory, StepPhase
+from dryfit.memory.allocator.replay import replay
+from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.timeline import BLOCK_BYTES
 from dryfit.memory.tracing.events import Label
 
@@ -28,8 +30,11 @@ LASTING = (
 )
 
 
+RESERVED = "reserved"
+
+
 def held_at_peak(events: Sequence[tuple[int, int, Label]]) -> dict[str, int]:
-    """Bytes by operator, or by category, at the highest moment of training.
+    """Bytes by operator, or by category, at the highest moment of training; and the most that training reserves.
 
     Args:
         events: Block, change and label of each.
@@ -48,6 +53,10 @@ def held_at_peak(events: Sequence[tuple[int, int, Label]]) -> dict[str, int]:
     held: dict[str, int] = defaultdict(int)
     for label, size in live.values():
         held[label.category if label.category in LASTING else label.op] += size
+    validating = {block for block, delta, label in events if delta > 0 and label.phase is StepPhase.EVALUATE}
+    trained = [(block, delta) for block, delta, _ in events if block not in validating]
+    blocks, deltas = zip(*trained, strict=True)
+    held[RESERVED] = replay(blocks, deltas, AllocatorSettings()).peak_reserved_bytes
     return held
 
 
@@ -56,7 +65,6 @@ def of_plan(case: MemoryCase) -> dict[str, int]:
     import torch
 
     from dryfit.jobs.calibrate import planned
-    from dryfit.memory.allocator.settings import AllocatorSettings
     from dryfit.memory.planning.constants import device_constants
     from dryfit.memory.planning.estimate import Device
     from rehearsed import device

@@ -10,6 +10,7 @@ import sysconfig
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -87,6 +88,8 @@ class Places:
             return _Owner.HIDDEN
         if filename.startswith(_LIBRARIES) or any(folder in filename for folder in _PACKAGE_FOLDERS):
             return _Owner.LIBRARY
+        if any(filename.startswith(f"{folder}/") and _holds_installed(folder) for folder in sys.path if folder):
+            return _Owner.LIBRARY
         return _Owner.USER
 
     def _text(self, code: CodeType, number: int) -> str:
@@ -95,6 +98,12 @@ class Places:
         if text is None:
             text = self._texts[key] = f"{code.co_filename}:{number}"
         return text
+
+
+@cache
+def _holds_installed(folder: str) -> bool:
+    """Whether packages were installed into a folder, as ``pip install --target`` does."""
+    return next(Path(folder).glob("*.dist-info"), None) is not None
 
 
 def code_of(line: str) -> str:
