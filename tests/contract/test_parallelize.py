@@ -133,6 +133,15 @@ def test_without_torchrun_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+def test_a_model_too_wide_for_a_proof_is_proved_on_a_narrower_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = whole_model(vocab_size=2048).to("meta")
+    monkeypatch.setattr(module, "MAX_PROOF_BYTES", 0)
+    proof = module._prove(whole, plan_shards(whole, 2))
+    assert proof.narrowed["vocab_size"] == (2048, 512)
+    assert max(proof.output_error, proof.gradient_error) < 1e-10
+
+
+@pytest.mark.slow
 def test_the_example_trains_the_same_under_torchrun(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE)]
     done = subprocess.run(
