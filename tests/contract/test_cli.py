@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import tiny
 from dryfit.core.errors import MachineError
 from dryfit.core.platforms import refuse_unsupported_platform
+from dryfit.core.text.lines import MOST_CELL_CHARS, MOST_LINE_BYTES
 from study_runs import command, run, run_here, summary_of, write_study
 
 
@@ -132,6 +134,36 @@ def test_bad_data_ends_with_2_before_any_trial(tmp_path: Path) -> None:
     assert not (tmp_path / "study/trials").exists()
     rows.write_text("\n".join(lines), encoding="utf-8")
     assert run("tune", study, "--trials", "1", "--quiet").returncode == 0
+
+
+_LONG, _TIMES = "9" * 5000, 100_000
+_HOSTILE_ROWS = {
+    "digits": ("jsonl", f'{{"criterion": "a", "text": "b", "label": {_LONG}}}', "line 3: .*digit"),
+    "depth": ("jsonl", f'{{"label": {"[" * _TIMES + "]" * _TIMES}}}', "line 3: .*nested deeper than 64 levels"),
+    "a line": ("jsonl", f'"{"a" * MOST_LINE_BYTES}"', "line 3: it is too long"),
+    "cells": ("csv", f"a,b,0,{'1,' * _TIMES}", "line 3: the row has not 3 columns like the header"),
+    "a cell": ("csv", f"a,{'b' * (MOST_CELL_CHARS + 1)},0", f"line 3: .*{MOST_CELL_CHARS}"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [*((name, ("tune",)) for name in _HOSTILE_ROWS), ("depth", ("doctor",)), ("cells", ("plan", "--device", "24GiB"))],
+)
+def test_rows_past_a_bound_are_told_by_their_line(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    suffix, row, found = _HOSTILE_ROWS[name]
+    study = write_study(tmp_path / "study")
+    rows = tmp_path / f"study/data/hostile.{suffix}"
+    good = "criterion,text,label\na,b,0\n" if suffix == "csv" else '{"criterion": "a", "text": "b", "label": 0}\n' * 2
+    rows.write_text(f"{good}{row}\n", encoding="utf-8")
+    study.write_text(study.read_text("utf-8").replace("data/train.jsonl", f"data/{rows.name}"), encoding="utf-8")
+    command, *options = words
+    done = run_here(command, study, *options)
+    assert done.returncode == (1 if command == "doctor" else 2), done.stderr
+    assert re.search(rf"reading {rows}, {found}", done.stdout if command == "doctor" else done.stderr)
+    assert len(done.stderr) < 2000 and "Traceback" not in done.stderr
+    assert not (tmp_path / "study/trials").exists()
 
 
 @pytest.mark.slow

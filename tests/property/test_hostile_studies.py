@@ -78,6 +78,13 @@ def test_what_is_in_bounds_is_read(tmp_path: Path) -> None:
     assert len(space(_GOOD).params) == 4
 
 
+@pytest.mark.parametrize("override", ['study.name="\udced"', '"\ud800".x=1', 'objective.function="\udfff"'])
+def test_an_override_that_is_no_text_is_refused_in_words(tmp_path: Path, override: str) -> None:
+    """As the shell's bytes that are no UTF-8 come."""
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_study_text(_DATA, tmp_path / "study.toml", [override])
+
+
 @pytest.mark.parametrize("override", ["study.seed=" + "9" * 5000, "x.y=" + "[" * _DEEP, ".".join("a" * _DEEP) + "=1"])
 def test_a_hostile_override_is_refused_in_words(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError):

@@ -95,7 +95,7 @@ def wrong_kind(attack: Attack) -> str:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-    if had:
+    if had and path.parent.is_dir():  # else the study has moved on from there
         aside.rename(path)
     attack.goes_on()
     return f"{kind} at {path.relative_to(attack.study)}"

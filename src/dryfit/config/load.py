@@ -31,6 +31,7 @@ from dryfit.core.settings.tables import HUB_PREFIX
 from dryfit.core.settings.task_facts import OWN_TABLE
 from dryfit.core.text.json_text import MOST_DEPTH, is_too_deep
 from dryfit.core.text.secrets import has_password
+from dryfit.core.text.words import sendable
 
 STUDY_FILE: Final = "study.toml"
 FROZEN_FILE: Final = "frozen.toml"
@@ -220,6 +221,8 @@ def _illegal(place: KeyPath, value: object) -> Problem | None:
         return Problem(place, f"is an integer of {value.bit_length()} bits", "integers of 64 bits, as TOML has them")
     if isinstance(value, str) and "\0" in value:
         return Problem(place, "has a NUL character", "text without one")
+    if any(isinstance(text, str) and sendable(text) != text for text in (*place, value)):
+        return Problem(place, "is not UTF-8", "text in UTF-8")
     return None
 
 

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +14,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What writing ends with where there is no room: a full disk, a quota, the shell's limit on a file's size."""
 
 _BLOCK_BYTES = 1 << 20
+_MOST_LINE_BYTES = 1 << 26
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -80,6 +81,19 @@ def read_bounded(path: Path, most_bytes: int, *, links: bool = False) -> bytes:
     if len(data) > most_bytes:
         raise FileError(f"reading {path}", f"it is larger than {most_bytes} bytes", f"at most {most_bytes} bytes")
     return bytes(data)
+
+
+def whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of an open file, with their ends; a torn last one, or one being written, is left out.
+
+    Raises:
+        FileError: A line, or what stands where one should be, is longer than 64 MiB.
+    """
+    while (line := file.readline(_MOST_LINE_BYTES + 1)).endswith(b"\n"):
+        yield line
+    if len(line) > _MOST_LINE_BYTES:
+        allowed = f"lines of at most {_MOST_LINE_BYTES} bytes"
+        raise FileError(f"reading {path}", f"it has no end of a line in {_MOST_LINE_BYTES} bytes", allowed)
 
 
 def contents(path: Path, most_bytes: int = 1 << 28) -> bytes | None:

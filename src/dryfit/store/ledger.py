@@ -6,23 +6,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 from pydantic import ValidationError
 
 from dryfit.core.errors import InternalError, LedgerError
-from dryfit.core.regular_files import is_at, open_regular, reading
+from dryfit.core.regular_files import is_at, open_regular, reading, whole_lines
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import sync_path
 from dryfit.store.events import EVENT, Event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.lock import busy, lock_owner, locked
 from dryfit.store.lost_ledger import RecentLines, lost_ledger
-
-
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the complete lines of a file; a torn last one, or one being written right now, is left out."""
-    return (line for line in file if line.endswith(b"\n"))
 
 
 def _parse(path: Path, lines: Iterable[bytes], first: int = 0) -> Iterator[Event]:
@@ -59,7 +53,7 @@ def each_event(path: Path) -> Iterator[Event]:
     """
     try:
         with reading(path) as file:
-            yield from _parse(path, _whole_lines(file))
+            yield from _parse(path, whole_lines(file, path))
     except FileNotFoundError:
         return
 
@@ -196,7 +190,7 @@ class Ledger:
 
     def _replay(self) -> None:
         with reading(self._path) as file:
-            for event in _parse(self._path, self._counted(_whole_lines(file))):
+            for event in _parse(self._path, self._counted(whole_lines(file, self._path))):
                 self._apply(event)
                 self._next += 1
         self._truncate()

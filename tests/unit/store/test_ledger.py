@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import InternalError, LedgerError, StudyBusyError
+from dryfit.core.errors import FileError, InternalError, LedgerError, StudyBusyError
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import MetricPoint, Outcome
 from dryfit.store.events import (
@@ -111,6 +111,16 @@ def test_damage_inside_is_an_error_with_its_line(tmp_path: Path, line: bytes, sa
     with pytest.raises(LedgerError, match=said) as caught:
         read_ledger(path)
     assert "line 2" in caught.value.doing
+
+
+def test_a_line_without_an_end_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    before = write(path, 1)
+    os.truncate(path, 1 << 40)  # as a power failure or a sparse copy leaves it
+    for read in (lambda: read_ledger(path), lambda: Ledger(path, apply=before.append), LedgerTail(path).read):
+        with pytest.raises(FileError, match="no end of a line"):
+            read()
+    assert path.stat().st_size == 1 << 40
 
 
 def test_an_event_that_does_not_follow_those_before_it_is_no_part_of_the_ledger(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dryfit.core.regular_files import reading
+from dryfit.core.regular_files import reading, whole_lines
 
 
 @dataclass(slots=True)
@@ -18,14 +18,13 @@ class LineTail:
         """Yield every complete new line, without its line end.
 
         Raises:
-            FileError: Something else than a regular file stands at the path.
+            FileError: Something else than a regular file of lines stands at the path.
         """
         try:
             with reading(self.path) as file:
                 file.seek(self.offset)
-                data = file.read()
+                for line in whole_lines(file, self.path):
+                    self.offset += len(line)
+                    yield line[:-1]
         except FileNotFoundError:
             return
-        end = data.rfind(b"\n") + 1
-        self.offset += end
-        yield from data[:end].splitlines()
