@@ -219,10 +219,8 @@ def _illegal(place: KeyPath, value: object) -> Problem | None:
         return Problem(place, f"is the date or time {value}", "numbers, text, true or false", hint)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return Problem(place, f"is an integer of {value.bit_length()} bits", "integers of 64 bits, as TOML has them")
-    if isinstance(value, str) and "\0" in value:
-        return Problem(place, "has a NUL character", "text without one")
-    if any(isinstance(text, str) and sendable(text) != text for text in (*place, value)):
-        return Problem(place, "is not UTF-8", "text in UTF-8")
+    if any(isinstance(text, str) and ("\0" in text or sendable(text) != text) for text in (*place, value)):
+        return Problem(place, "has a NUL character, or is not UTF-8", "text in UTF-8 without one")
     return None
 
 
