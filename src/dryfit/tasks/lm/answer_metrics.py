@@ -1,6 +1,7 @@
 """Metrics of generated answers: exact match, the F1 of quoted words, and those of a user's own function."""
 
 import inspect
+import math
 import re
 import traceback
 from collections import Counter
@@ -51,8 +52,8 @@ def exact_match(answered: Answered) -> float:
     return sum(same) / len(same)
 
 
-def quote_f1(answered: Answered, none: str) -> float | None:
-    """Return the mean F1 of the words of quoted evidence; None where no prompt asks for any.
+def quote_f1(answered: Answered, none: str) -> float:
+    """Return the mean F1 of the words of quoted evidence; NaN where no prompt asks for any.
 
     Args:
         answered: The answers.
@@ -63,7 +64,7 @@ def quote_f1(answered: Answered, none: str) -> float | None:
         for said, wanted, quoted in zip(answered.answers, answered.wanted, answered.quotes, strict=True)
         if quoted
     ]
-    return sum(found) / len(found) if found else None
+    return sum(found) / len(found) if found else math.nan
 
 
 def words_f1(said: str, wanted: str) -> float:

@@ -305,9 +305,10 @@ class CausalLmTask(EncoderTask):
         )
         found = asked.answered(answers)
         beat()
-        f1 = quote_f1(found, self._lm.no_evidence.strip()) if PromptPart.EVIDENCE in parts_of(self._lm) else None
-        own = {} if self._lm.metric is None else answer_metric(self._lm.metric).of(found)
-        return {Metric.EXACT_MATCH: exact_match(found), **({} if f1 is None else {Metric.TOKEN_F1: f1}), **own}
+        values: dict[str, float] = {Metric.EXACT_MATCH: exact_match(found)}
+        if PromptPart.EVIDENCE in parts_of(self._lm):
+            values[Metric.TOKEN_F1] = quote_f1(found, self._lm.no_evidence.strip())
+        return values if self._lm.metric is None else values | answer_metric(self._lm.metric).of(found)
 
     def measured_rows(self, batch_rows: int) -> int:
         """Return how many prompts are answered at once."""
