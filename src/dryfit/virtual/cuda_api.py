@@ -16,6 +16,7 @@ from dryfit.virtual.allocations import LiveAllocations
 
 _MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
 _NOT_COUNTED = ("inactive_split_bytes", "allocation", "segment", "active", "inactive_split")
+_NCCL_VERSION = (2, 28, 9)
 _CUDA_VERSION = "12.8"
 """What ``torch.version.cuda`` says where torch was built without CUDA."""
 
@@ -104,6 +105,7 @@ class CudaApi:
         replace_internals(self._devices, self._allocations.allocator.release_cached)
         torch.cuda.Stream = torch.cuda.streams.Stream = CudaStream  # pyright: ignore
         torch.cuda.Event = torch.cuda.streams.Event = CudaEvent  # pyright: ignore
+        torch.cuda.nccl.version = lambda: _NCCL_VERSION
         torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # pyright: ignore
         torch.Tensor.record_stream = lambda tensor, *_, **__: None  # pyright: ignore
         if torch.version.cuda is None:

@@ -240,6 +240,8 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Let a fake have the data, device and type of another one; whether it could."""
     if not isinstance(tensor, FakeTensor) or not isinstance(other, FakeTensor):
         return False
+    if other.device.type == "meta" != tensor.device.type:  # torch makes a new parameter there, too
+        return False
     tensor.data = other
     tensor.fake_device = other.fake_device
     value = value_of(other)

@@ -95,7 +95,7 @@ class _Run:
         self.gpu.dispatch.listeners.append(self._count)
         threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
         if self.request.ranks > 1:
-            self.ranks.install()
+            self.ranks.install(self.muting.say)
             self.gpu.dispatch.listeners.append(self.ranks.note)
 
     def run(self) -> tuple[ScriptEnd, str]:

@@ -14,8 +14,9 @@ def place_of(folder: Path, places: Places) -> Place:
     """Where a function of a module in a folder finds itself, called by a script of the user's."""
     (folder / "module.py").write_text("def ask(places):\n    return places.now()\n")
     ask = runpy.run_path(str(folder / "module.py"))["ask"]
-    assert callable(ask)
-    return ask(places)
+    found = ask(places)
+    assert isinstance(found, Place)
+    return found
 
 
 @pytest.mark.parametrize("installed", [True, False])

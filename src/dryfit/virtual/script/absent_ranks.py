@@ -6,10 +6,12 @@ hooks, FSDP2 its shards. What a collective brings back has no values, as everyth
 
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel, distributed
 
 from dryfit.core.errors import TraceError
@@ -25,6 +27,8 @@ from dryfit.virtual.import_hooks import when_imported
 _ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "allreduce", "allgather", "broadcast", "all_to_all", "alltoall")
 _SPELLINGS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+
+Say = Callable[[str, str, int], None]
 
 
 class AbsentGroup:
@@ -42,8 +46,12 @@ class AbsentGroup:
         self.sent: dict[str, int] = defaultdict(int)
         self._backend = "nccl"
 
-    def install(self) -> None:
-        """Let ``torch.distributed`` make this group, whatever backend is asked for."""
+    def install(self, say: Say) -> None:
+        """Let ``torch.distributed`` make this group, whatever backend is asked for.
+
+        Args:
+            say: Called with what a checkpoint of shards is, where it would be, and the bytes of this rank.
+        """
         os.environ.update(_ENVIRONMENT, WORLD_SIZE=str(self.size), LOCAL_WORLD_SIZE=str(self.size))
         make = dist.init_process_group
 
@@ -58,6 +66,7 @@ class AbsentGroup:
         replace_accelerator(torch.device("cuda"))
         replace_parameter_checks(distributed)
         self._replace_ddp()
+        when_imported("torch.distributed.checkpoint", lambda module: _tell_of_shards(module, say))
         when_imported("deepspeed", _refuse_deepspeed)
 
     def note(self, func: Any, args: Any, _kwargs: Any, _out: Any) -> None:
@@ -93,6 +102,17 @@ class AbsentGroup:
 class _Quiet:
     def __getattr__(self, _name: str) -> Any:
         return lambda *_, **__: None
+
+
+def _tell_of_shards(module: Any, say: Say) -> None:
+    """Let a checkpoint of shards be told and not written: all ranks plan it, of which one is there."""
+
+    def save(state_dict: Any, *, checkpoint_id: Any = None, storage_writer: Any = None, **_: Any) -> None:
+        tensors = (one for one in tree_leaves(state_dict) if isinstance(one, torch.Tensor))
+        size = sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in tensors)
+        say("checkpoint of one rank", str(checkpoint_id or getattr(storage_writer, "path", "")), size)
+
+    module.save = save
 
 
 def _refuse_deepspeed(_module: Any) -> None:
