@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from dryfit.core.errors import ShardError
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.choices import BuiltInTask, Precision
 from dryfit.core.settings.execution import PlanSubject
-from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrialSettings
+from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrainSettings, TrialSettings
 from dryfit.parallel.layout.proved_plans import PLANS_FOLDER, proved_plan
 from dryfit.parallel.proof.prove import proof_bytes
 from dryfit.train.rehearsal.subjects import StepParts, step_parts
@@ -40,11 +41,11 @@ MODELS: dict[str, tuple[BuiltInTask, int, dict[str, Any]]] = {
 }
 
 
-def trial_of(folder: Path, name: str) -> StepParts:
+def trial_of(folder: Path, name: str, precision: Precision = Precision.FP32) -> StepParts:
     task, rank, own = MODELS[name]
     sizes = {key: value for key, value in STREAM.items() if name != "gpt2" or key == "vocab_size"}
     AutoConfig.for_model(name, **{**sizes, **own}).save_pretrained(folder)
-    settings = TrialSettings(model=ModelSettings(name=str(folder)))
+    settings = TrialSettings(model=ModelSettings(name=str(folder)), train=TrainSettings(precision=precision))
     lora = LoraSettings(r=rank) if rank else None
     return step_parts(PlanSubject(task=task, settings=settings, lora=lora), checkpointing=False, reentrant=False)
 
@@ -65,6 +66,15 @@ def test_too_wide_a_model_is_proved_on_a_narrower_one(name: str, tmp_path: Path)
     assert made.proof.gradient_error < 1e-11
     assert len(made.proof.left_out) == (0 if name == "mixtral" else 1)
     assert proved_plan(parts.model, parts.task, 2, folder, most_bytes=MOST_BYTES) == made  # as it was kept
+
+
+@pytest.mark.slow
+def test_a_base_in_half_precision_is_proved_on_a_narrower_one_with_the_same_casts(tmp_path: Path):
+    parts = trial_of(tmp_path / "model", "qwen2", Precision.BF16)
+    assert parts.model.pretrained()[""].dtype is torch.bfloat16
+    made = proved_plan(parts.model, parts.task, 2, tmp_path / PLANS_FOLDER, most_bytes=MOST_BYTES)
+    assert made.proof.narrowed["vocab_size"] == (4096, 512)
+    assert made.proof.gradient_error < 1e-11
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from dryfit.core.version import PACKAGE_FOLDER
 from dryfit.core.wire import canonical_json, read_model, write_model
 from dryfit.memory.planning.trace_store import code_fingerprint
 from dryfit.meta.construction.construction import build
+from dryfit.meta.loading.filling import unwrapped
 from dryfit.meta.loading.pretrained import Kind, make_model
 from dryfit.parallel.planning.planner import plan_shards
 from dryfit.parallel.proof.narrow import WideModel, prove_narrowed
@@ -150,7 +151,11 @@ def _narrow_bases(wide: WideModel, step: Narrowing) -> MakeBase:
         if part not in parts:
             raise wide.refused(f"the task asks for a pretrained model {part!r}", f"one of {sorted(parts)}")
         config = narrow_config(parts[part].config, wide.plan.degree, step)
-        return build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+        narrow = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+        dtypes = {unwrapped(name): one.dtype for name, one in parts[part].named_parameters()}
+        for name, parameter in narrow.named_parameters():  # casts are among the operators that are compared
+            parameter.data = parameter.data.to(dtypes[name])
+        return narrow
 
     return make
 
