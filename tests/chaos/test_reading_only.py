@@ -2,12 +2,13 @@
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from study_runs import DEADLINE_S, command_after, tune_to_end, write_stepwise
+from study_runs import DEADLINE_S, command_after, fold, kill_now, start, tune_to_end, wait_for, write_stepwise
 
 NOBODY = 65534
 POWERLESS = "import ctypes; [ctypes.CDLL(None).prctl(24, power, 0, 0, 0) for power in (1, 2, 3)]"
@@ -23,6 +24,19 @@ if libc.unshare(0x20000):  # CLONE_NEWNS: nobody else sees the mount
 mount(None, b"/", 0x44000)  # MS_REC | MS_PRIVATE
 mount({0!r}, {0!r}, 0x1000)  # MS_BIND
 mount(None, {0!r}, 0x1021)  # MS_BIND | MS_REMOUNT | MS_RDONLY
+"""
+ANOTHER_USER = f"""
+import ctypes
+libc = ctypes.CDLL(None)
+libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+if libc.capset(header, (ctypes.c_uint32 * 6)(4, 4, 4, 0, 0, 0)):  # CAP_DAC_READ_SEARCH alone: this Python may be root's
+    sys.exit(77)
+if libc.prctl(47, 2, 2, 0, 0):  # PR_CAP_AMBIENT, which a new program keeps
+    sys.exit(77)
 """
 READERS = (("status",), ("status", "--json"), ("show",), ("show", "0"), ("show", "0", "--json"), ("status", "--watch"))
 WRITERS = (("tune",), ("resume",), ("report",), ("export", "--to", "csv"), ("export", "--to", "optuna"))
@@ -94,6 +108,37 @@ def test_what_must_write_to_it_says_so(words: tuple[str, ...], kind: str, study:
     assert done.returncode == 2 and "[MACHINE]" in done.stderr, done.stderr
     assert words[0] in ("tune", "resume") or "-o FILE" in done.stderr
     assert looks(study) == before
+
+
+@pytest.fixture
+def open_folder() -> Generator[Path, None, None]:
+    """A folder that others may look into; those of pytest are private."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_can_watch_a_study_that_runs_and_change_nothing(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEP_PAUSE_S", "20")
+    study = write_stepwise(open_folder / "study")
+    process = start("tune", study, "--quiet")
+    assert wait_for(lambda: (study / "ledger.jsonl").exists() and fold(study).open_trials, process)
+    found = {"status": (0, f"process {process.pid} runs it"), "show": (0, "open"), "show 0": (0, "attempt 1")}
+    found |= dict.fromkeys(("stop", "tune", "resume", "report"), (2, "Permission denied"))
+    for words, (status, said) in found.items():
+        command, *options = words.split()
+        argv = command_after(ANOTHER_USER, command, study, *options)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        if done.returncode == 77:
+            pytest.skip("no capabilities here")
+        assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done.stderr
+        assert "Traceback" not in done.stderr
+    assert process.poll() is None
+    kill_now(process)
 
 
 @pytest.mark.slow
