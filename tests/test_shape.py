@@ -100,6 +100,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.runtime.children.fork_server": "the fork server imports the compute plane, nobody else may",
     "dryfit.search.sampling.importance": "optuna.importance brings scikit-learn: only a report pays",
     "dryfit.virtual.session": "bitsandbytes is an optional extra",
+    "dryfit.tasks.baselines.words": "scikit-learn takes a second and 100 MB: only baselines pay",
     "dryfit.tasks.metrics": "scikit-learn takes a second and 100 MB: loading and planning need neither",
     "dryfit.tasks.rows.sources": "pyarrow and datasets cost a second: only rows of those kinds pay",
 }

@@ -61,6 +61,7 @@ def request(job: str, **params: Scalar) -> TrainRequest:
         checkpoint_dir="attempt-1/checkpoints",
         kept_checkpoint_dir="checkpoints",
         best_dir="attempt-1/best",
+        scored_dir="attempt-1/scored",
         kept_best_dir="best",
         load_report="load.json",
         checkpoint_every_s=1.0,

@@ -209,6 +209,7 @@ class Trial:
             checkpoint_dir=str(own.checkpoints),
             kept_checkpoint_dir=str(self.layout.checkpoints),
             best_dir=str(own.best),
+            scored_dir=str(own.scored),
             kept_best_dir=str(self.layout.best),
             load_report=str(own.load_report),
             checkpoint_every_s=checkpoint_every_s,

@@ -45,7 +45,7 @@ def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
     page = build_page(
         state,
         _config(layout),
-        source=layout.ledger.name,
+        layout,
         running=lock_owner(layout.lock) is not None,
         now_s=time.time(),
     )

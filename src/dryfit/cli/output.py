@@ -37,6 +37,7 @@ from dryfit.reporting.data.observed_memory import plan_totals, totals_text
 from dryfit.reporting.data.several import several_table
 from dryfit.reporting.data.summary import StudySummary
 from dryfit.reporting.data.troubles import trouble_lines
+from dryfit.reporting.data.worth import collapses_of, judgement, standing_of
 from dryfit.reporting.terminal import rehearsal_tables
 from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table
 from dryfit.reporting.terminal.findings import finding_lines, verdict_line
@@ -183,6 +184,7 @@ def print_study(state: StudyState, layout: StudyLayout) -> None:
     elif state.best is not None and state.created is not None:
         _print(f"best: trial {state.best.number}, {state.created.metric} {values_text(state.best)}")
         _print(f"  {params_text(state.best.params)}")
+        _print(*(f"  {line}" for line in judgement(standing_of(state, layout), collapses_of(state))))
     else:
         _print("best: no trial has completed yet")
     totals = plan_totals(state)
@@ -318,6 +320,7 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
         best = summary.best
         value = measured_text(best.value, best.spread)
         _print(f"  best {value}: trial {best.number}  {params_text(best.params)}")
+    _print(*(f"  {line}" for line in summary.judgement))
     if summary.pareto:
         _print(f"  Pareto front: trials {', '.join(str(trial.number) for trial in summary.pareto)}")
     if summary.plans is not None:

@@ -62,7 +62,8 @@ def _study_parts(view: LiveView) -> list[str]:
         parts.append(f"{view.front} on the Pareto front")
     elif view.best is not None:
         number, value = view.best
-        parts.append(f"best {view.goals[0]} {number_text(value)} (trial {number})")
+        baseline = f", baseline {number_text(view.baseline)}" if view.baseline is not None else ""
+        parts.append(f"best {view.goals[0]} {number_text(value)} (trial {number}{baseline})")
     parts.append(duration_text(view.elapsed_s))
     if view.left_s is not None:
         parts.append(f"about {remaining_text(view.left_s)} left")

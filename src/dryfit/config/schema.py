@@ -76,6 +76,13 @@ class StudySettings(Settings):
     patience: int | None = Field(
         default=None, ge=1, description="stop after so many finished trials without a better one"
     )
+    baselines_s: float = Field(
+        default=60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that each baseline (one answer for all rows, chance, TF-IDF) may take before the first "
+        "trial; 0: none is computed",
+    )
     listeners: tuple[ListenerName, ...] = Field(
         default=(),
         description="functions of your own that make observers: `package.module:function`, or `file.py:function`",

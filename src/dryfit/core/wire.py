@@ -194,14 +194,19 @@ def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> N
 
 
 def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a file atomically: a reader sees the old or the new text, also after a kill at any moment.
+    """Write a text as UTF-8, as :func:`write_bytes_atomic` does."""
+    write_bytes_atomic(path, text.encode("utf-8"), durable=durable)
+
+
+def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file atomically: a reader sees the old or the new content, also after a kill at any moment.
 
     Args:
         durable: Survive a power cut too (two fsyncs); not needed if the content can be made again.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(data)
         file.flush()
         if durable:
             os.fsync(file.fileno())

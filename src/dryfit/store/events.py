@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from dryfit.core.failure import Action, FailureKind
+from dryfit.core.jobs.baselines import BaselinesResult
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.choices import Direction
@@ -123,6 +124,14 @@ class Resolved(LedgerEvent):
 
     type: Literal["resolved"] = "resolved"
     result: ResolveResult
+
+
+class BaselinesComputed(LedgerEvent):
+    """What the metric is worth without a model was found out."""
+
+    type: Literal["baselines"] = "baselines"
+    key: str = Field(description="hash of all that decides them: they hold while it is the same")
+    result: BaselinesResult
 
 
 class StudyRevised(LedgerEvent):
@@ -292,6 +301,7 @@ Event = Annotated[
     | SessionOpened
     | SessionClosed
     | Resolved
+    | BaselinesComputed
     | StudyRevised
     | GenerationBegan
     | TrialAsked

@@ -116,7 +116,7 @@ def as_history(records: Iterable[TrialRecord]) -> History:
 
 
 class Ranking:
-    """Complete trials by the study's metric, the best first, the earlier of equals before the later.
+    """Complete trials by the study's metric, as :func:`~dryfit.core.settings.trial.best_first` orders them.
 
     Args:
         sign: -1 where larger values are better, else 1.
@@ -126,7 +126,7 @@ class Ranking:
     def __init__(self, sign: float, first: int = 0) -> None:
         self._sign = sign
         self._first = first
-        self._ranked: list[tuple[float, int]] = []
+        self._ranked: list[tuple[bool, float, int]] = []
 
     def apply(self, record: TrialRecord) -> None:
         """Add a trial that ended."""
@@ -136,8 +136,8 @@ class Ranking:
             and record.value is not None
             and not isnan(record.value)
         ):
-            insort(self._ranked, (self._sign * record.value, record.number))
+            insort(self._ranked, (record.is_collapsed, self._sign * record.value, record.number))
 
     def numbers(self, most: int) -> list[int]:
         """Return the numbers of the best ``most`` trials."""
-        return [number for _, number in self._ranked[:most]]
+        return [number for _, _, number in self._ranked[:most]]

@@ -39,6 +39,8 @@ class AttemptLayout:
     """Resumable checkpoints that the attempt writes."""
     best = _Inside("best")
     """The weights of its best validation, if that is better than those of the attempts before it."""
+    scored = _Inside("scored")
+    """The rows of its best validation with their answers; of a final training also those of test."""
     model = _Inside("model")
     """The model that a final training saves."""
     load_report = _Inside("load.json")
@@ -58,6 +60,8 @@ class TrialLayout:
     """Resumable checkpoints that ended attempts left; gone once the trial has ended."""
     best = _Inside("best")
     """The weights of the best validation of all ended attempts; a folder that ``dryfit.load`` opens."""
+    scored = _Inside("scored")
+    """The rows of the best validation with their answers, a file for each fold; they stay, whatever is kept."""
     load_report = _Inside("load.json")
     """The load report of the last attempt that has ended and had a model."""
 
@@ -117,6 +121,8 @@ class StudyLayout:
     """The mirror's progress, and the journal it writes."""
     journal = _Inside("optuna.journal")
     """The Optuna journal of the mirror, unless it had to begin another one."""
+    baselines = _Inside("baselines")
+    """What the metric is worth without a model: scored rows of each baseline, and the groups of all rows."""
     preparations = _Inside("prepare")
     """Folder of the child processes that checked the data."""
     report = _Inside("report", "index.html")

@@ -1,5 +1,6 @@
 """The state of a study, projected from the events of its ledger: the only memory a study has."""
 
+import math
 from itertools import compress
 
 from dryfit.core.failure import Action, FailureKind
@@ -13,6 +14,7 @@ from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptStarted,
+    BaselinesComputed,
     CheckpointMade,
     ComparabilityKey,
     DeviceSetAside,
@@ -45,7 +47,8 @@ class StudyState:
     Attributes:
         created: The study, with its present task and goals.
         generations: A new one begins whenever the study changed so that its trials no longer counted; the first is 1.
-        best: The best complete trial by the study's metric.
+        baselines: What the metric is worth without a model; None: nobody has found out.
+        best: The best complete trial by the study's metric; one that gave all rows the same answer only where all did.
         front: With several goals, the complete trials that no other one dominates, in the order they ended; else empty.
         finished_since_best: Finished trials since the best trial, or the front, last improved.
         failures: Failed trials of this session since the last one that ended well.
@@ -54,6 +57,7 @@ class StudyState:
     def __init__(self) -> None:
         self.created: StudyCreated | None = None
         self.resolved: ResolveResult | None = None
+        self.baselines: BaselinesComputed | None = None
         self.generations: list[GenerationState] = []
         self.sessions: list[SessionState] = []
         self.trials: list[TrialState] = []
@@ -182,6 +186,8 @@ class StudyState:
                 if self.generations and not self.generation.comparability.data:
                     data = event.result.data_fingerprint
                     self.generation.comparability = self.generation.comparability.model_copy(update={"data": data})
+            case BaselinesComputed():
+                self.baselines = event
             case TrialAsked():
                 self._ask(event)
             case TrialPlanned():
@@ -359,13 +365,19 @@ class StudyState:
             self.failures.failed(trial.attempts[-1].failure if trial.attempts else None)
         else:
             self.failures = FailureTally()
-        best_value = self.best.value if self.best and self.best.value is not None else float("nan")
-        improves = event.value is not None and better(event.value, best_value, self.direction)
+        improves = event.value is not None and self._outranks_best(trial, event.value)
         if improves:
             self.best = trial
         if self.created is not None and self.created.also:
             improves = self._join_front(trial)
         self.finished_since_best = 0 if improves else self.finished_since_best + 1
+
+    def _outranks_best(self, trial: TrialState, value: float) -> bool:
+        """Whether a trial with a value is the best so far; one that collapsed only where all before it did too."""
+        if self.best is not None and self.best.is_collapsed != trial.is_collapsed:
+            return self.best.is_collapsed and not math.isnan(value)
+        best_value = self.best.value if self.best and self.best.value is not None else math.nan
+        return better(value, best_value, self.direction)
 
     def _join_front(self, trial: TrialState) -> bool:
         """Add a trial to the Pareto front if it belongs there; return whether it improved the front.

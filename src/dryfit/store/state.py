@@ -324,6 +324,18 @@ class TrialState:
         return next((point.step for point in self.reports if point.n == self.best), None)
 
     @property
+    def collapsed(self) -> str:
+        """In words how it gave all rows the same answer, at its best validation or in every fold; empty: it did not."""
+        if self.folds:
+            return self.folds[0].collapsed if all(fold.collapsed for fold in self.folds) else ""
+        return next((point.collapsed for point in self.reports if point.n == self.best), "")
+
+    @property
+    def is_collapsed(self) -> bool:
+        """Whether it gave all rows the same answer."""
+        return bool(self.collapsed)
+
+    @property
     def last_value(self) -> float | None:
         """The value of the last report; None without reports."""
         return self.reports[-1].value if self.reports else None
@@ -374,4 +386,5 @@ class TrialState:
             also=self.also,
             enqueued=self.enqueued,
             own=self.own,
+            is_collapsed=self.is_collapsed,
         )

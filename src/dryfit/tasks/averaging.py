@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
 from dryfit.core.errors import ConfigError
+from dryfit.scoring.scored_row import ScoredRow
 from dryfit.tasks.base import Batch, Outputs, Task
 from dryfit.tasks.rows.checked_rows import Readable
 from dryfit.tasks.tokens.token_set import TokenSet
@@ -45,6 +46,10 @@ class Answers(Protocol):
 
     def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
         """Yield the prediction of each row, in order, as JSON takes it."""
+        ...
+
+    def scored_rows(self, ids: Sequence[str], fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
+        """Yield each row, in order, with its answer beside the right one."""
         ...
 
 

@@ -4,10 +4,10 @@ The training loop, the planner and the commands use nothing else of a task. :cla
 implements it for one encoder with a head; a task of that kind adds its labels, its loss and its metrics.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Protocol, Self, TypeAlias
+from typing import ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from dryfit.core.settings.task_facts import MetricName
 from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.pretrained import Kind
+from dryfit.scoring.scored_row import ScoredRow
 from dryfit.tasks.rows.checked_rows import Readable, Splits, UnlabelledRow
 from dryfit.tasks.tokens.token_set import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
@@ -302,6 +303,15 @@ class Task(Loss, Protocol):
             batch_rows: Rows at once.
             beat: Called once a batch, as a sign of life.
         """
+        ...
+
+
+@runtime_checkable
+class TellsRows(Protocol):
+    """A task that says of each row how it was answered, and what would have been right."""
+
+    def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterable[ScoredRow]:
+        """Yield each row of a labelled split, in order; arguments as of :meth:`Task.metrics`."""
         ...
 
 

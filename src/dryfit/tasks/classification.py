@@ -3,21 +3,26 @@
 Dimension suffixes: ``B`` rows of a batch, ``R`` rows of a split, ``C`` classes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
+from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import MetricName, metrics_of_classes
+from dryfit.scoring.scored_row import CLASS, ScoredRow
 from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
+from dryfit.tasks.baselines.baseline import Baseline
+from dryfit.tasks.baselines.classes import class_baselines
 from dryfit.tasks.class_threshold import check_two, decided, fit_thresholds
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import ScoreLoss, make_loss
 from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
 from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
-from dryfit.tasks.tokens.token_set import TokenSet, class_labels
+from dryfit.tasks.tokens.token_set import Tokens, TokenSet, class_labels
 
 
 @final
@@ -81,6 +86,15 @@ class CriteriaTask(EncoderTask):
         """Return every metric that such classes have."""
         return self._answers(kept, tokens).metrics(fitted)
 
+    def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
+        """Yield what the metrics are worth without a model."""
+        del tokens
+        return class_baselines(splits, self.context.data)
+
+    def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
+        """Yield each row with its class beside the right one."""
+        return self._answers(kept, tokens).scored_rows(tokens.source_names, fitted)
+
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
@@ -143,6 +157,19 @@ class ClassAnswers:
         for p_C, said in zip(p_RC.tolist(), self.decided(fitted).tolist(), strict=True):
             has = [index for index, found in enumerate(said) if found] if self.multi_label else said
             yield {"label": has, "probabilities": p_C}
+
+    def scored_rows(self, ids: Sequence[str], fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
+        """Yield each row's class, or classes, with their probabilities and the plain cross entropy."""
+        scores_RC, said = self.scores_RC.double(), self.decided(fitted)
+        if self.multi_label:
+            p_RC, said = scores_RC.sigmoid(), [row.nonzero()[:, 0].tolist() for row in said]
+            truth = [row.nonzero()[:, 0].tolist() for row in self.labels]
+            loss_R = F.binary_cross_entropy_with_logits(scores_RC, self.labels.to(scores_RC), reduction="none").mean(1)
+        else:
+            p_RC, said, truth = scores_RC.softmax(dim=-1), said.tolist(), self.labels.tolist()
+            loss_R = F.cross_entropy(scores_RC, self.labels, reduction="none")
+        for name, right, answer, p_C, loss in zip(ids, truth, said, p_RC.tolist(), loss_R.tolist(), strict=True):
+            yield ScoredRow(name, {CLASS: right}, {CLASS: answer}, tuple(p_C), {Metric.LOSS: loss})
 
 
 def class_answers(scores_RC: torch.Tensor, labels: torch.Tensor, context: TaskContext) -> ClassAnswers:

@@ -36,6 +36,7 @@ def fold_score(parts: TrialParts, run: RunState) -> FoldScore | None:
         best_step=best.step,
         steps=run.step,
         schedule_steps=parts.total_steps,
+        collapsed=best.collapsed,
     )
 
 

@@ -13,6 +13,7 @@ from dryfit.core.settings.trial import FoldScore, MetricPoint, mean
 from dryfit.parallel.layout.layout import Layout, OneProcess
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.folds import Fold, study_folds
+from dryfit.tasks.rows.checked_rows import VALIDATION
 from dryfit.tasks.tokens.token_set import TokenSet
 
 
@@ -73,6 +74,11 @@ class FoldPosition:
     def number(self) -> int:
         """The fold's number from 1; 0 where the trial trains once."""
         return len(self.done) + 1 if self.folds > 1 else 0
+
+    @property
+    def split(self) -> str:
+        """Name of the rows that it is validated on."""
+        return f"fold-{self.number}" if self.number else VALIDATION
 
     @property
     def steps_before(self) -> int:

@@ -14,6 +14,7 @@ from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import MetricPoint, best_value, better
 from dryfit.core.wire import Checkpointed, Phase, Progress
 from dryfit.meta.sanity import check_process
+from dryfit.scoring.row_files import write_rows
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.saved.model_input import model_input
 from dryfit.tasks.saved.saved_model import save_trained
@@ -141,7 +142,7 @@ class TrialCallback(TrainerCallback):
             guard=self._guard,
         )
         self._at.end_batch()
-        evaluated = parts.layout.group.share(evaluated)  # one number decides on all ranks
+        rows, evaluated = evaluated.rows, parts.layout.group.share(evaluated.numbers)  # one number decides on all ranks
         evaluated.require((config.metric, *config.also), parts.task)
         check_process(f"validating after step {step}")  # what is reported is never taken back
         point = MetricPoint(
@@ -150,12 +151,16 @@ class TrialCallback(TrainerCallback):
             epoch=step / parts.steps_per_epoch,
             value=evaluated.metrics[config.metric],
             metrics=evaluated.metrics,
+            collapsed=evaluated.collapsed,
         )
         before = best_value(run.points, config.direction)
         run.points = (*run.points, point)
         # A fold's weights are nobody's: the others' are as good, and none has seen all rows.
-        if not parts.position.number and better(point.value, before, config.direction):
-            self._save_best(point, evaluated)  # before the report: what the ledger knows of can be loaded
+        if better(point.value, before, config.direction):  # before the report: what the ledger knows of is there
+            if parts.leads and rows:
+                write_rows(Path(parts.request.scored_dir), parts.position.split, rows, evaluated.metrics)
+            if not parts.position.number:
+                self._save_best(point, evaluated)
         patience = config.settings.train.early_stopping
         stalls = stopped_early(run.points, patience=patience, direction=config.direction)
         is_last = stalls or step == parts.last_step

@@ -1,7 +1,7 @@
 """Validation: its steps, its batches, its metrics, and early stopping."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -10,7 +10,9 @@ from torch import nn
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, best_point
-from dryfit.tasks.base import Batch, Outputs, Task, TaskModel
+from dryfit.scoring.collapse import collapsed
+from dryfit.scoring.scored_row import ScoredRow
+from dryfit.tasks.base import Batch, Outputs, Task, TaskModel, TellsRows
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.tokens.token_set import TokenSet
 from dryfit.train.batches import evaluation_batches
@@ -39,10 +41,19 @@ class Evaluated:
     Attributes:
         metrics: Of the split.
         fitted: What the task fitted on it, or got from the validation split.
+        collapsed: In words how all rows got the same answer; empty: they did not, or the task does not tell rows.
+        rows: Each row with its answer; empty where the task does not tell them.
     """
 
     metrics: dict[str, float]
     fitted: Mapping[str, float]
+    collapsed: str = ""
+    rows: tuple[ScoredRow, ...] = field(default=(), repr=False)
+
+    @property
+    def numbers(self) -> "Evaluated":
+        """The same without the rows, for other processes."""
+        return replace(self, rows=())
 
     def require(self, names: Sequence[str], task: Task) -> None:
         """Refuse metrics that lack what a study asked for.
@@ -92,7 +103,9 @@ def evaluate(
     ).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
     metrics = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, batch_rows=batch_rows, beat=beat)}
-    return Evaluated({name: float(value) for name, value in metrics.items()}, dict(fitted))
+    rows = tuple(task.scored_rows(kept, tokens, fitted)) if isinstance(task, TellsRows) else ()
+    plain = {name: float(value) for name, value in metrics.items()}
+    return Evaluated(plain, dict(fitted), collapsed(rows), rows)
 
 
 def kept_in_order(

@@ -1,6 +1,7 @@
 import json
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,9 @@ def test_trials_are_ranked_by_value_then_number():
     trials = [TrialRecord(n, {}, {}, value=value) for n, value in enumerate((0.5, None, 0.7, NAN, 0.7, -INFINITY))]
     assert [trial.number for trial in best_first(trials[::-1], Direction.MAXIMIZE)] == [2, 4, 0, 5]
     assert [trial.number for trial in best_first(trials[::-1], Direction.MINIMIZE)] == [5, 0, 2, 4]
+    collapsed = [replace(trial, is_collapsed=trial.number in (2, 5)) for trial in trials]
+    assert [trial.number for trial in best_first(collapsed, Direction.MAXIMIZE)] == [4, 0, 2, 5]
+    assert [trial.number for trial in best_first(collapsed, Direction.MINIMIZE)] == [0, 4, 5, 2]
 
 
 def test_only_finished_work_counts():

@@ -9,6 +9,7 @@ from pydantic import Field, GetPydanticSchema, create_model
 
 from dryfit.core.errors import InternalError
 from dryfit.core.failure import ChildFault
+from dryfit.core.jobs.baselines import BaselinesRequest, BaselinesResult
 from dryfit.core.jobs.diagnostics import (
     BatchCheckRequest,
     BatchCheckResult,
@@ -63,6 +64,7 @@ def _row(entry: str, request: type[JobRequest[R]], **results: type[R]) -> JobRow
 
 JOBS = {
     Job.RESOLVE: _row("dryfit.jobs.resolve:resolve", ResolveRequest, resolve=ResolveResult),
+    Job.BASELINES: _row("dryfit.jobs.baselines:baselines", BaselinesRequest, baselines=BaselinesResult),
     Job.TRAIN: _row("dryfit.jobs.train:train", TrainRequest, train=TrainResult),
     Job.CHECK: _row("dryfit.jobs.resolve:check", CheckRequest, check=CheckResult),
     Job.PLAN: _row("dryfit.jobs.plan:plan", PlanRequest, plan=PlanResult),

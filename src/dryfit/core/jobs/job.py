@@ -10,6 +10,7 @@ class Job(StrEnum):
     """The job of a child process."""
 
     RESOLVE = "resolve"
+    BASELINES = "baselines"
     TRAIN = "train"
     CHECK = "check"
     PLAN = "plan"

@@ -114,6 +114,7 @@ class TrainRequest(JobRequest[TrainResult]):
     kept_best_dir: str = Field(
         description="those that ended attempts left; this attempt's come there when it has ended"
     )
+    scored_dir: str = Field(description="folder of the rows of this attempt's best validation, with their answers")
     load_report: str = Field(description="file for the origin of each tensor of the model")
     checkpoint_every_s: float = Field(gt=0)
     verdict_timeout_s: float = Field(gt=0)
@@ -170,6 +171,7 @@ class FinalRequest(JobRequest[FinalResult | TrainResult]):
         study: The study's name, for the model card.
         searched: The trial's value in the study, for the model card.
         folds: Number of folds that value is the mean of; 1: it was trained once.
+        baseline: The strongest baseline's value of the metric, and what it answers, for the model card.
     """
 
     job: Literal[Job.FINAL] = Job.FINAL
@@ -182,6 +184,7 @@ class FinalRequest(JobRequest[FinalResult | TrainResult]):
     study: str
     searched: float | None = None
     folds: int = Field(default=1, ge=1)
+    baseline: tuple[float, str] | None = None
 
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""

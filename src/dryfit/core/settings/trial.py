@@ -94,6 +94,7 @@ class MetricPoint:
         metrics: Every metric computed, the study's included.
         fold: The fold, from 1; 0: the trial has none. With folds, ``n`` and ``step`` count over all of them, and
             ``value`` is the trial's value so far; ``metrics`` are those of this validation.
+        collapsed: In words how the answers are the same for all rows; empty: they are not, or nobody looked.
     """
 
     n: int
@@ -102,6 +103,7 @@ class MetricPoint:
     value: float
     metrics: dict[str, float]
     fold: int = 0
+    collapsed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class FoldScore:
         best_step: Optimizer steps of this fold up to the best validation.
         steps: Optimizer steps done.
         schedule_steps: Optimizer steps of the whole schedule; more than ``steps`` if it stopped early.
+        collapsed: As of :class:`MetricPoint`, at its best validation.
     """
 
     value: float
@@ -121,6 +124,7 @@ class FoldScore:
     best_step: int
     steps: int
     schedule_steps: int
+    collapsed: str = ""
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "FoldScore":
@@ -176,6 +180,7 @@ class TrialRecord:
         also: Its values for the further goals, in order; empty unless it completed.
         enqueued: The enqueued point it was made from, by public name; empty: none.
         own: The study file's values at its creation, by public name, if the present ones may differ.
+        is_collapsed: Whether it gave all rows the same answer: it is ranked behind those that did not.
     """
 
     number: int
@@ -188,6 +193,7 @@ class TrialRecord:
     also: tuple[float, ...] = ()
     enqueued: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
     own: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
+    is_collapsed: bool = False
 
     @property
     def values(self) -> tuple[float, ...] | None:
@@ -217,15 +223,23 @@ class Valued(Protocol):
         """Its value for the study's metric."""
         ...
 
+    @property
+    def is_collapsed(self) -> bool:
+        """Whether it gave all rows the same answer."""
+        ...
+
 
 ValuedT = TypeVar("ValuedT", bound=Valued)
 
 
 def best_first(trials: Iterable[ValuedT], direction: Direction) -> list[ValuedT]:
-    """Return the trials that have a value other than NaN, the best first, the earlier of equals before the later."""
+    """Return the trials that have a value other than NaN, the best first, the earlier of equals before the later.
+
+    Those that gave all rows the same answer come last, whatever their values.
+    """
     sign = -1.0 if direction is Direction.MAXIMIZE else 1.0
     keyed = [
-        ((sign * trial.value, trial.number), trial)
+        ((trial.is_collapsed, sign * trial.value, trial.number), trial)
         for trial in trials
         if trial.value is not None and not math.isnan(trial.value)
     ]

@@ -13,6 +13,7 @@ from dryfit.reporting.data.plan_view import plan_view
 from dryfit.reporting.data.story_view import AttemptView, FailureView, Moment, MomentKind, TrialStory
 from dryfit.reporting.terminal.tables import duration_text, number_text, values_text
 from dryfit.runtime.children.result_reading import read_messages
+from dryfit.scoring.row_files import row_files
 from dryfit.store.events import (
     AttemptEnded,
     AttemptEvent,
@@ -83,6 +84,8 @@ def trial_story(state: StudyState, number: int, events: Sequence[Event], layout:
         lost_s=round(trial.lost_s, 3),
         load_report=_existing(own.load_report) or _existing(paths.load_report),
         weights=_existing(own.best) or _existing(paths.best),
+        scored=tuple(map(str, row_files(own.scored) or row_files(paths.scored))),
+        collapsed=trial.collapsed or None,
     )
 
 

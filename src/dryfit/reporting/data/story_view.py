@@ -101,6 +101,8 @@ class TrialStory(Answer):
         moments: All that happened, in order.
         load_report: The file that says where each tensor of its model came from.
         weights: The folder of its best weights.
+        scored: Files with each row of its best validation, its answer and what was right; of each fold one.
+        collapsed: In words how it gave all rows the same answer; null: it did not.
         time_s: How long its processes worked.
         lost_s: The part of that time whose work was lost.
     """
@@ -131,3 +133,5 @@ class TrialStory(Answer):
     lost_s: float
     load_report: str | None
     weights: str | None
+    scored: tuple[str, ...]
+    collapsed: str | None

@@ -10,6 +10,7 @@ from dryfit.core.settings.trial import Outcome, Scalar
 from dryfit.reporting.data.json_view import Answer, View
 from dryfit.reporting.data.observed_memory import Plans, plan_totals
 from dryfit.reporting.data.troubles import Troubles, troubles_of
+from dryfit.reporting.data.worth import Standing, collapses_of, judgement, standing_of, strongest_baseline
 from dryfit.search.mirror.handle import storage_error
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
@@ -35,6 +36,27 @@ class BestTrial(View):
     spread: float | None = Field(description="sample standard deviation of its folds; null without folds")
     folds: tuple[float, ...] = Field(description="what each of its folds has come to, in order")
     params: dict[str, Scalar]
+    collapsed: str | None = Field(description="in words how it gave all rows the same answer; null: it did not")
+
+
+class IntervalView(View):
+    """A difference of two metrics with its 95 % interval, by a bootstrap over groups of rows."""
+
+    value: float
+    low: float
+    high: float
+    groups: int
+
+
+class BaselinesView(View):
+    """What the metric is worth without a model, and whether the best trial is better."""
+
+    values: dict[str, float] = Field(description="the study's metric of each baseline")
+    words: dict[str, str] = Field(description="what each baseline answers")
+    notes: tuple[str, ...] = Field(description="baselines that are missing, and why")
+    strongest: str | None = Field(description="the best of them by the study's metric")
+    beaten: bool | None = Field(description="whether the best trial's value is better; null: there is none")
+    difference: IntervalView | None = Field(description="best trial minus strongest baseline, on the rows both have")
 
 
 class GoalView(View):
@@ -88,8 +110,11 @@ class StudySummary(Answer):
     goals: tuple[GoalView, ...] = Field(description="all that is optimised, the metric first")
     generation: GenerationView
     trials: TrialCounts
-    best: BestTrial | None = Field(description="by the study's metric")
+    best: BestTrial | None = Field(description="by the study's metric; one that collapsed only where all did")
+    baselines: BaselinesView | None = Field(description="null: nobody has found out")
+    collapsed: tuple[int, ...] = Field(description="complete trials that gave all rows the same answer")
     pareto: tuple[ParetoTrial, ...] | None = Field(description="the Pareto front, of a study with several goals")
+    judgement: tuple[str, ...] = Field(description="whether the best trial is worth anything, in sentences")
     wall_s: float
     trial_overhead_ms: Overhead
     plans: Plans | None = None
@@ -110,6 +135,7 @@ def summarise(state: StudyState, layout: StudyLayout | None = None) -> StudySumm
         attempt.overhead_ms for trial in state.trials for attempt in trial.attempts if attempt.overhead_ms is not None
     ]
     best, generation = state.best, state.generation
+    collapses, standing = collapses_of(state), standing_of(state, layout)
     return StudySummary(
         study=created.name,
         task=task_word(created.task),
@@ -124,9 +150,17 @@ def summarise(state: StudyState, layout: StudyLayout | None = None) -> StudySumm
             running=sum(trial.outcome is None for trial in state.present),
             total=state.sessions[-1].total if state.sessions else 0,
         ),
-        best=BestTrial.of(best, spread=next(iter(best.spreads), None), folds=tuple(fold.value for fold in best.folds))
+        best=BestTrial.of(
+            best,
+            spread=next(iter(best.spreads), None),
+            folds=tuple(fold.value for fold in best.folds),
+            collapsed=best.collapsed or None,
+        )
         if best is not None and best.value is not None
         else None,
+        baselines=_baselines(state, standing),
+        collapsed=tuple(trial.number for trial in collapses.trials),
+        judgement=judgement(standing, collapses),
         pareto=tuple(ParetoTrial.of(trial, values=trial.values or ()) for trial in state.front)
         if created.also
         else None,
@@ -138,6 +172,22 @@ def summarise(state: StudyState, layout: StudyLayout | None = None) -> StudySumm
         plans=plan_totals(state),
         troubles=troubles_of(state),
         mirror=_mirror_trouble(layout) if layout is not None else None,
+    )
+
+
+def _baselines(state: StudyState, standing: Standing | None) -> BaselinesView | None:
+    if state.baselines is None:
+        return None
+    metric, scores = state.goals[0].name, state.baselines.result.baselines
+    strongest, interval = strongest_baseline(state), standing.difference if standing is not None else None
+    known = interval is not None and interval.is_known
+    return BaselinesView(
+        values={one.name: one.metrics[metric] for one in scores if metric in one.metrics},
+        words={one.name: one.words for one in scores},
+        notes=state.baselines.result.notes,
+        strongest=strongest.name if strongest is not None else None,
+        beaten=standing.beats if standing is not None else None,
+        difference=IntervalView.of(interval) if known else None,
     )
 
 

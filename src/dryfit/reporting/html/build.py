@@ -5,38 +5,41 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.data.best import best_study_file
+from dryfit.reporting.data.worth import standing_of
 from dryfit.reporting.html.page import Page
 from dryfit.reporting.html.sections import sections_of
 from dryfit.reporting.html.verdict import verdict_of
 from dryfit.reporting.terminal.tables import duration_text, number_text
 from dryfit.search.sampling.importance import importances_of
 from dryfit.search.space.fields import setting
+from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 
 
 def build_page(
-    state: StudyState, config: StudyConfig | ConfigError, *, source: str, running: bool, now_s: float
+    state: StudyState, config: StudyConfig | ConfigError, layout: StudyLayout, *, running: bool, now_s: float
 ) -> Page:
     """Return the report page of a study.
 
     Args:
         state: The study's state, after ``study_created``.
         config: The configuration the study was last run with, or why it is not known.
-        source: The file the state was read from, for the foot of the page.
+        layout: The study's folder.
         running: Whether a process runs the study now.
         now_s: Unix time.
     """
     created = state.created
     assert created is not None
     best_file, missing = _best_file(state, config)
+    standing = standing_of(state, layout)
     importances = importances_of(state.history(), state.direction)
     return Page(
         title=created.name,
         subtitle=_subtitle(state, running=running),
-        verdict=verdict_of(state, defaults_first=_began_with_defaults(state, config)),
+        verdict=verdict_of(state, defaults_first=_began_with_defaults(state, config), standing=standing),
         tiles=_tiles(state),
         sections=tuple(sections_of(state, importances, best_file=best_file, best_missing=missing)),
-        source=source,
+        source=layout.ledger.name,
         made_at_s=now_s,
     )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dryfit.core.jobs.baselines import BaselinesResult
 from dryfit.core.jobs.train import ResolveResult, SplitFacts
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
@@ -10,6 +11,7 @@ from dryfit.core.text.words import few
 from dryfit.reporting.data.observed_memory import plan_totals, totals_text
 from dryfit.reporting.data.refused import refusals
 from dryfit.reporting.data.troubles import FailuresView, failures_by_kind
+from dryfit.reporting.data.worth import collapses_of
 from dryfit.reporting.html.plots import (
     MOST_SLICES,
     Figure,
@@ -26,6 +28,7 @@ from dryfit.reporting.terminal.tables import (
     Table,
     counted,
     duration_text,
+    number_text,
     shortened,
     time_text,
     value_text,
@@ -69,6 +72,7 @@ def sections_of(state: StudyState, importances: Importances, *, best_file: str, 
     """
     sections = [
         _best(state, best_file, best_missing),
+        _baselines(state),
         _history(state),
         _front(state),
         _importance(state, importances),
@@ -102,6 +106,24 @@ def _best(state: StudyState, best_file: str, best_missing: str) -> Section | Non
         warnings=(best_missing,) if best_missing else (),
         tables=(("", Table(heads, tuple(rows))),) if rows else (),
         code=best_file,
+    )
+
+
+def _baselines(state: StudyState) -> Section | None:
+    """What the metric is worth without a model, and the trials that gave all rows the same answer."""
+    collapses = collapses_of(state)
+    if state.baselines is None and not collapses.trials:
+        return None
+    result = state.baselines.result if state.baselines is not None else BaselinesResult()
+    metric = state.goals[0].name
+    rows = [(one.name, number_text(one.metrics.get(metric)), one.words) for one in result.baselines]
+    return Section(
+        "baselines",
+        "What the metric is worth without a model",
+        texts=("A trial is worth its compute where it is better than these, by more than chance.",) if rows else (),
+        warnings=collapses.sentences,
+        tables=(("", Table(("baseline", metric, "answers"), tuple(rows))),) if rows else (),
+        notes=result.notes,
     )
 
 

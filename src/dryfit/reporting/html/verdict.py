@@ -1,4 +1,4 @@
-"""The result of a study in two sentences: the best trial and its lead, and how certain that is."""
+"""The result of a study in a few sentences: whether the best trial is worth anything, and how certain that is."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.data.worth import Standing
 from dryfit.reporting.terminal.tables import counted, number_text
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
@@ -16,10 +17,10 @@ _FEW = 10
 
 @dataclass(frozen=True, slots=True)
 class StudyVerdict:
-    """Two sentences.
+    """Few sentences.
 
     Attributes:
-        result: The best trial and its lead.
+        result: Whether the best trial is worth anything, and its lead.
         certainty: How many trials that rests on.
     """
 
@@ -27,17 +28,25 @@ class StudyVerdict:
     certainty: str
 
 
-def verdict_of(state: StudyState, *, defaults_first: bool) -> StudyVerdict:
-    """Return the verdict on a study.
+def verdict_of(state: StudyState, *, defaults_first: bool, standing: Standing | None = None) -> StudyVerdict:
+    """Return the verdict on a study: first what is wrong with its best trial, if anything is.
 
     Args:
         state: The study.
         defaults_first: Whether the first trial is known to have the study file's own values.
+        standing: How the best trial stands against what the metric is worth without a model.
     """
     ranked = state.ranked
     if not ranked:
         return StudyVerdict(_no_result(state), "Nothing can be compared yet.")
-    return StudyVerdict(_result(state, ranked, defaults_first=defaults_first), _certainty(state, ranked))
+    result = _result(state, ranked, defaults_first=defaults_first)
+    if standing is not None:
+        good = standing.beats and standing.surely
+        result = f"{result} {standing.sentence}" if good else f"{standing.sentence} {result}"
+    if ranked[0].is_collapsed:
+        every = "Every complete trial collapsed, so the best one has learned nothing of the rows"
+        result = f"{every}: {ranked[0].collapsed}. {result}"
+    return StudyVerdict(result, _certainty(state, ranked))
 
 
 def _no_result(state: StudyState) -> str:

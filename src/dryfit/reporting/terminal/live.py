@@ -14,6 +14,7 @@ import psutil
 
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import BEAT_FILE, Message, Phase, Progress
+from dryfit.reporting.data.worth import strongest_baseline
 from dryfit.reporting.terminal.eta import Pace, Running, study_left_s, trial_left_s
 from dryfit.reporting.terminal.tables import goal_names
 from dryfit.store.events import (
@@ -110,6 +111,7 @@ class LiveView:
         elapsed_s: Seconds of work on the study, earlier sessions included.
         left_s: Estimated seconds to its end.
         best: Number of the best trial, and its value of the study's metric.
+        baseline: The study's metric of the strongest baseline; None: not known.
         front: Number of trials on the Pareto front; 0 with one goal.
         note: What the control process does at the moment.
     """
@@ -122,6 +124,7 @@ class LiveView:
     elapsed_s: float
     left_s: float | None
     best: tuple[int, float] | None
+    baseline: float | None
     front: int
     note: str
 
@@ -219,8 +222,8 @@ class LiveStudy:
         now_s, state = self._clock(), self._state
         trials = tuple(self._trial_view(number, now_s) for number in sorted(self._trials))
         if state is None or not state.sessions:
-            return LiveView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, 0, self._note)
-        best = state.best
+            return LiveView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, None, 0, self._note)
+        best, baseline = state.best, strongest_baseline(state)
         return LiveView(
             goals=goal_names(state),
             trials=trials,
@@ -230,6 +233,7 @@ class LiveStudy:
             elapsed_s=state.wall_until_s(now_s),
             left_s=self._left_s(state, now_s),
             best=(best.number, best.value) if best is not None and best.value is not None else None,
+            baseline=baseline.metrics[state.goals[0].name] if baseline is not None else None,
             front=len(state.front),
             note=self._note,
         )

@@ -16,6 +16,7 @@ def story_lines(story: TrialStory) -> list[str]:
     lines = [f"trial {story.number}: {story.end}"]
     lines += [f"  {name} = {value_text(value)}" for name, value in story.params.items()]
     lines.append(f"  seed {story.seed}, fingerprint {story.fingerprint}")
+    lines += [f"  collapsed: {story.collapsed}"] if story.collapsed is not None else []
     lines += [f"  {line}" for line in (*_fold_lines(story), *story.memory)]
     if story.attempts:
         lost = f", {duration_text(story.lost_s)} of it lost" if story.lost_s else ""
@@ -52,6 +53,7 @@ def _file_lines(story: TrialStory) -> list[str]:
     if story.load_report is not None:
         lines += _origin_lines(Path(story.load_report))
     lines += [f"  weights: {story.weights}"] if story.weights is not None else []
+    lines += [f"  answers, row by row: {path}" for path in story.scored]
     return lines
 
 

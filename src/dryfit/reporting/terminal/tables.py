@@ -107,7 +107,8 @@ def values_cells(trial: TrialState, goals: int) -> tuple[str, ...]:
     """Return a trial's value of each goal, with the spread over its folds; a dash for each that it does not have."""
     values = trial.values or ()
     missing = (None,) * (goals - len(values))
-    return tuple(starmap(measured_text, zip_longest((*values, *missing), trial.spreads)))
+    first, *others = starmap(measured_text, zip_longest((*values, *missing), trial.spreads))
+    return (f"{first} (collapsed)" if trial.is_collapsed else first, *others)
 
 
 def values_text(trial: TrialState) -> str:

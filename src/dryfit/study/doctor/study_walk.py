@@ -167,6 +167,7 @@ def _batch_check(scope: CheckScope, model: ModelSettings, lengths: tuple[int, ..
         checkpoint_dir=str(scope.scratch / "checkpoints"),
         kept_checkpoint_dir=str(scope.scratch / "kept-checkpoints"),
         best_dir=str(scope.scratch / "best"),
+        scored_dir=str(scope.scratch / "scored"),
         kept_best_dir=str(scope.scratch / "kept-best"),
         load_report=str(scope.scratch / "load.json"),
         checkpoint_every_s=_NEVER_S,

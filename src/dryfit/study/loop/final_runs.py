@@ -130,6 +130,8 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
 def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> FinalRequest:
     """Return the request for a run."""
     paths, trial = study.layout.final(run.name), run.trial
+    known = study.state.baselines
+    baseline = known.result.strongest(study.state.goals[0]) if known is not None else None
     return FinalRequest(
         training=_train_request(study, run, paths, placement),
         last_step=run.last_step,
@@ -140,6 +142,7 @@ def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> 
         study=study.config.study.name,
         searched=trial.value,
         folds=max(1, len(trial.folds)),
+        baseline=(baseline.metrics[study.state.goals[0].name], baseline.words) if baseline is not None else None,
     )
 
 

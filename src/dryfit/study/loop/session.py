@@ -13,7 +13,7 @@ from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
 from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
-from dryfit.core.errors import FileError, LedgerError, MachineError
+from dryfit.core.errors import DryfitError, FileError, LedgerError, MachineError
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.regular_files import NO_ROOM
 from dryfit.core.settings.functions import FunctionName
@@ -37,6 +37,7 @@ from dryfit.store.ledger import Ledger, each_event
 from dryfit.store.lock import StudyLock
 from dryfit.store.replay import StudyState
 from dryfit.store.unknown_attempts import demand_known_attempts
+from dryfit.study.loop.baselines import baselines_are_known, compute_baselines
 from dryfit.study.loop.generations import basis_now, next_generation, recorded
 from dryfit.study.loop.listeners import listeners
 from dryfit.study.loop.next_step import End
@@ -230,6 +231,8 @@ def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequ
     if resolved != work.state.resolved:
         _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
     node.learn(resolved)
+    if not _find_baselines(work, resolved, node, stops, observers):
+        return stops.why or End.STOPPED
     context = StudyContext(
         config=work.config,
         layout=work.layout,
@@ -241,6 +244,23 @@ def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequ
     )
     _check_room(context)
     return TrialDecider(context, node, stops, observers, work.clock).run()
+
+
+def _find_baselines(
+    work: StudyWork, resolved: ResolveResult, node: LocalNode, stops: StopRequests, observers: Sequence[Observer]
+) -> bool:
+    """Find out what the metric is worth without a model, unless that is known; False: a stop was asked for."""
+    if baselines_are_known(work.config, work.layout, work.state, resolved):
+        return True
+    _note(observers, "computing baselines")
+    try:
+        computed = compute_baselines(work.config, work.layout, resolved, node, stops)
+    except DryfitError as error:
+        _note(observers, f"the study goes on without baselines: {error}")
+        return True
+    if computed is not None:
+        _tell(observers, work.ledger.append(computed), work.state)
+    return computed is not None
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:

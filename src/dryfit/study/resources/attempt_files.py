@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dryfit.core.jobs.job import Job
 from dryfit.core.wire import STEP_PREFIX, UNREADABLE_PREFIX, sync_path
+from dryfit.scoring.row_files import row_files
 from dryfit.store.layout import AttemptLayout, TrialLayout
 
 _KEPT = 2
@@ -36,6 +37,7 @@ def take_over(trial: TrialLayout, attempt: int, job: Job) -> None:
         for unfinished in trial.best.glob(".*.tmp"):
             unfinished.unlink(missing_ok=True)
         _replace(own.model, trial.folder / own.model.name)
+        _take_scored(own, trial)
         if own.load_report.is_file():
             own.load_report.replace(trial.load_report)
     discard(own)
@@ -58,7 +60,7 @@ def drop_superseded(trial: TrialLayout, attempt: int) -> None:
 
 def discard(own: AttemptLayout) -> None:
     """Remove what is left of checkpoints, weights and models in an attempt's folder, half written ones included."""
-    for folder in (own.checkpoints, own.best, own.model, *own.folder.glob(".*.tmp")):
+    for folder in (own.checkpoints, own.best, own.scored, own.model, *own.folder.glob(".*.tmp")):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -70,6 +72,15 @@ def _take_checkpoints(trial: TrialLayout, attempt: int) -> None:
     for checkpoint in _steps(own.checkpoints)[-_KEPT:]:
         trial.checkpoints.mkdir(exist_ok=True)
         _replace(checkpoint, trial.checkpoints / checkpoint.name)
+
+
+def _take_scored(own: AttemptLayout, trial: TrialLayout) -> None:
+    """Take over files of scored rows one by one: an attempt has those of the folds that it finished or began."""
+    for file in row_files(own.scored):
+        trial.scored.mkdir(exist_ok=True)
+        file.replace(trial.scored / file.name)
+    if trial.scored.is_dir():
+        sync_path(trial.scored)
 
 
 def _steps(checkpoints: Path) -> list[Path]:

@@ -200,6 +200,7 @@ def train_request(
         kept_checkpoint_dir=str(paths.checkpoints),
         best_dir=str(own.best),
         kept_best_dir=str(paths.best),
+        scored_dir=str(own.scored),
         load_report=str(own.load_report),
         checkpoint_every_s=runtime.checkpoint_every_s,
         verdict_timeout_s=runtime.verdict_timeout_s,

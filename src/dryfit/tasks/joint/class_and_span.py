@@ -9,8 +9,10 @@ Dimension suffixes: ``B`` windows of a batch, ``W`` windows of a split, ``R`` ro
 a window.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import ClassVar, final
 
 import torch
@@ -18,8 +20,11 @@ from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import metrics_of_both
+from dryfit.scoring.scored_row import LOSS_TERMS, ScoredRow
 from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
+from dryfit.tasks.baselines.baseline import Baseline
+from dryfit.tasks.baselines.classes import class_baselines
 from dryfit.tasks.classification import ClassAnswers, check_threshold, class_answers, class_loss
 from dryfit.tasks.heads import HeadSpec
 from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
@@ -172,6 +177,24 @@ class ClassAndSpanTask(EvidenceTask):
         spans = super().predictions(kept[:, self.num_outputs :], tokens, rows)
         yield from ({**of_class, **of_span} for of_class, of_span in zip(classes, spans, strict=True))
 
+    def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
+        """Yield pairs of the baselines of both: each constant one with each, and the linear ones of a kind."""
+        classes, spans = class_baselines(splits, self.context.data), tuple(super().baselines(splits, tokens))
+        for of_class, of_span in product(classes, spans):
+            if of_class.is_linear == of_span.is_linear and (not of_class.is_linear or of_class.name == of_span.name):
+                yield Baseline(
+                    f"{of_class.name}+{of_span.name}",
+                    f"{of_class.words}; {of_span.words}",
+                    partial(_both_answered, of_class, of_span),
+                    is_linear=of_class.is_linear,
+                )
+
+    def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
+        """Yield each row with its class and its span beside the right ones."""
+        classes = self._class_answers(self._scores(kept, tokens), tokens).scored_rows(tokens.source_names, fitted)
+        spans = super().scored_rows(kept[:, self.num_outputs :], tokens, fitted)
+        return both_parts(classes, spans)
+
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
         """Keep what spans need of each token."""
         assert isinstance(outputs, tuple)
@@ -213,6 +236,26 @@ class ClassAndSpanAnswers:
         """Yield predictions as one model does."""
         both = zip(self.classes.predictions(rows, fitted), self.spans.predictions(rows, fitted), strict=True)
         return ({**of_class, **of_span} for of_class, of_span in both)
+
+    def scored_rows(self, ids: Sequence[str], fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
+        """Yield each row with its class and its span beside the right ones."""
+        return both_parts(self.classes.scored_rows(ids, fitted), self.spans.scored_rows(ids, fitted))
+
+
+def both_parts(classes: Iterable[ScoredRow], spans: Iterable[ScoredRow]) -> Iterator[ScoredRow]:
+    """Yield rows with the answers of both; their losses do not add up to that of the task, and are left out."""
+    for of_class, of_span in zip(classes, spans, strict=True):
+        yield ScoredRow(
+            of_class.id,
+            {**of_class.truth, **of_span.truth},
+            {**of_class.answer, **of_span.answer},
+            of_class.p,
+            {name: value for name, value in of_span.values.items() if name not in (Metric.LOSS, LOSS_TERMS)},
+        )
+
+
+def _both_answered(classes: Baseline, spans: Baseline) -> list[ScoredRow]:
+    return list(both_parts(classes.rows(), spans.rows()))
 
 
 def _together(classes: Mapping[str, float], spans: Mapping[str, float]) -> dict[str, float]:

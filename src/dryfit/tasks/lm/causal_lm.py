@@ -22,7 +22,10 @@ from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.adapters import new_adapter
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.meta.loading.pretrained import Kind
+from dryfit.scoring.scored_row import LOSS_TERMS, ScoredRow
 from dryfit.tasks.base import Batch, MakeBase, Outputs, TaskContext, TaskModel
+from dryfit.tasks.baselines.baseline import Baseline
+from dryfit.tasks.baselines.generated import text_baselines
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.lm.answer_metrics import answer_metric, exact_match, quote_f1
 from dryfit.tasks.lm.chunked_loss import ChunkLosses, chunk_tokens, chunked_losses, over_all_words
@@ -282,6 +285,18 @@ class CausalLmTask(EncoderTask):
         del tokens, fitted
         lost, count = kept.double().sum(dim=0).tolist()
         return {Metric.LOSS: lost / count if count else math.nan}
+
+    def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
+        """Yield what the metrics are worth without a model."""
+        del splits
+        generated = Metric.EXACT_MATCH in self.metric_names()
+        return text_baselines(tokens, self._lm.generate_rows if generated else 0)
+
+    def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
+        """Yield each example with the summed loss of its answer's tokens."""
+        del fitted
+        for name, (lost, count) in zip(tokens.source_names, kept.double().tolist(), strict=True):
+            yield ScoredRow(name, {}, {}, values={Metric.LOSS: lost, LOSS_TERMS: count})
 
     def measure(
         self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]

@@ -3,7 +3,7 @@
 Dimension suffixes: ``W`` windows of a split, ``R`` rows, ``K`` numbers kept of a window.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,8 +14,11 @@ from dryfit.core.errors import DataError
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import metrics_of_spans
 from dryfit.meta.construction.construction import build
+from dryfit.scoring.scored_row import LOSS_TERMS, ScoredRow
 from dryfit.tasks.averaging import ModelOutputs
 from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, Outputs, TaskContext, TaskModel, pad_rows, padded
+from dryfit.tasks.baselines.baseline import Baseline
+from dryfit.tasks.baselines.spans import span_baselines
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Row, Splits
@@ -137,6 +140,21 @@ class EvidenceTask(EncoderTask):
         """Return the metrics of a split's answers, and the plain cross entropy of its windows."""
         loss = float(window_losses(kept).double().mean())
         return self._answers(kept, tokens).metrics(fitted) | {str(Metric.LOSS): loss}
+
+    def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
+        """Yield what the metrics are worth without a model."""
+        del tokens
+        return span_baselines(splits, {row.id: spans_with_text(row) for rows in splits.values() for row in rows})
+
+    def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
+        """Yield each row with its span, or none, beside the right ones, and the loss of its windows."""
+        windows = Windows(tokens)
+        terms_R = torch.bincount(windows.rows_W, minlength=tokens.sources)
+        losses_R = torch.zeros(tokens.sources, dtype=torch.float64)
+        losses_R.index_add_(0, windows.rows_W, window_losses(kept).double())
+        rows = self._answers(kept, tokens).scored_rows(tokens.source_names, fitted)
+        for row, loss, terms in zip(rows, losses_R.tolist(), terms_R.tolist(), strict=True):
+            yield replace(row, values={**row.values, Metric.LOSS: loss, LOSS_TERMS: terms})
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]

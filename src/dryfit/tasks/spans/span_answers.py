@@ -9,12 +9,14 @@ from typing import Final, final
 
 import numpy as np
 
+from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.tables import SpanSettings
 from dryfit.core.settings.task_facts import MetricName
+from dryfit.scoring.scored_row import SPAN, ScoredRow
 from dryfit.tasks.rows.checked_rows import Readable
-from dryfit.tasks.spans.span_decoding import Decoded, fit_threshold, rows_without
+from dryfit.tasks.spans.span_decoding import Decoded, Ints, fit_threshold, rows_without
 from dryfit.tasks.spans.span_metrics import row_scores, row_weights, span_metrics
-from dryfit.tasks.tokens.windows import Windows
+from dryfit.tasks.tokens.windows import Ragged, Windows
 
 NULL_THRESHOLD: Final = "null_threshold"
 """Name of the fitted threshold of ``null_policy = "calibrated"``."""
@@ -61,11 +63,31 @@ class SpanAnswers:
         answers_R2 = self.decoded.answers(rows_without(self.decoded, self.settings, fitted.get(NULL_THRESHOLD, 0.0)))
         return span_metrics(answers_R2, self.windows.golds, self.windows.words)
 
+    def scored_rows(self, ids: Sequence[str], fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
+        """Yield each row with its span, or none, beside the right ones, and how well they agree."""
+        answers_R2 = self.decoded.answers(rows_without(self.decoded, self.settings, fitted.get(NULL_THRESHOLD, 0.0)))
+        yield from scored_spans(ids, answers_R2, self.windows.golds, self.windows.words)
+
     def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
         """Yield the span with its text and score, or none, with null's score and all candidates."""
         without_R = rows_without(self.decoded, self.settings, fitted.get(NULL_THRESHOLD, 0.0))
         for row, one in enumerate(rows):
             yield _prediction(self.decoded, row, one.text, without=bool(without_R[row]))
+
+
+def scored_spans(ids: Sequence[str], answers_R2: Ints, golds: Ragged, words: Ragged) -> Iterator[ScoredRow]:
+    """Yield rows with answers beside their gold spans; see :func:`~dryfit.tasks.spans.span_metrics.row_scores`."""
+    scores = row_scores(answers_R2, golds, words)
+    spans_N2 = golds.spans_N2.tolist()
+    ends = np.cumsum(golds.counts_R.numpy()).tolist()
+    for row, (name, answer) in enumerate(zip(ids, answers_R2.tolist(), strict=True)):
+        truth = spans_N2[ends[row] - int(golds.counts_R[row]) : ends[row]]
+        values: dict[str, float] = {
+            Metric.TOKEN_F1: float(scores.f1_R[row]),
+            Metric.EXACT_MATCH: float(scores.exact_R[row]),
+            Metric.SPAN_IOU: float(scores.iou_R[row]),
+        }
+        yield ScoredRow(name, {SPAN: truth}, {SPAN: answer if answer[1] > 0 else None}, values=values)
 
 
 def _prediction(decoded: Decoded, row: int, text: str, *, without: bool) -> dict[str, object]:

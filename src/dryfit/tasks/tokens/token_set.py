@@ -63,6 +63,14 @@ class TokenSet:
         return tuple(ids[row] if 0 <= row < len(ids) else f"row {row}" for row in rows)
 
     @property
+    def source_names(self) -> tuple[str, ...]:
+        """The id of each row of the data, in order; see :meth:`names_of`."""
+        if self.source_R is None:
+            return self.names_of(range(len(self)))
+        firsts_R = torch.searchsorted(self.source_R, torch.arange(self.sources))
+        return self.names_of(firsts_R.tolist())
+
+    @property
     def sources(self) -> int:
         """Number of rows of the data."""
         return len(self) if self.source_R is None else int(self.source_R[-1]) + 1

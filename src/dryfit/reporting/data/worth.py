@@ -1,0 +1,209 @@
+"""Whether a study's best trial is worth anything: against the metric without a model; and trials that collapsed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dryfit.core.errors import FileError
+from dryfit.core.jobs.baselines import BaselineScore
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import Scalar, better
+from dryfit.reporting.terminal.tables import counted, number_text
+from dryfit.scoring.intervals import Interval, Split, difference_interval
+from dryfit.scoring.row_files import FACTS_FILE, read_facts, read_rows, row_files
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+from dryfit.store.state import TrialState
+
+_SHARE: Final = 1 / 3
+"""From this share of complete trials on, causes are looked for."""
+_FEWEST: Final = 2
+_MOST_OTHERS: Final = 0.5
+"""A setting that more than half of the other trials have as well is no cause."""
+_MOST_CAUSES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The best trial beside the strongest baseline.
+
+    Attributes:
+        metric: The study's.
+        direction: Which of its values are better.
+        best: The best trial.
+        baseline: The strongest baseline.
+        difference: How much larger the trial's metric is, with its interval; None where rows are missing.
+    """
+
+    metric: str
+    direction: Direction
+    best: TrialState
+    baseline: BaselineScore
+    difference: Interval | None
+
+    @property
+    def beats(self) -> bool:
+        """Whether the trial's value is better than the baseline's, surely or not."""
+        assert self.best.score is not None  # a ranked trial has one
+        return better(self.best.score, self.baseline.metrics[self.metric], self.direction)
+
+    @property
+    def surely(self) -> bool:
+        """Whether the interval of the difference is of one sign."""
+        return self.difference is not None and self.difference.excludes_zero
+
+    @property
+    def sentence(self) -> str:
+        """What this means, in a sentence."""
+        baseline = f"the strongest baseline ({self.baseline.words}: {number_text(self.baseline.metrics[self.metric])})"
+        if not self.beats:
+            return f"The best trial does not beat {baseline}{self._by()}."
+        if self.surely:
+            return f"The best trial beats {baseline}{self._by()}."
+        why = self._by() if self.difference is not None and self.difference.is_known else ""
+        return f"The best trial is not surely better than {baseline}{why}."
+
+    def _by(self) -> str:
+        assert self.best.score is not None
+        gap = self.best.score - self.baseline.metrics[self.metric]
+        text = f": {abs(gap):.4f} {'higher' if gap > 0 else 'lower'}" if gap else ": they are equal"
+        if self.difference is None or not self.difference.is_known:
+            return text
+        low, high = self.difference.low, self.difference.high
+        groups = counted(self.difference.groups, "group")
+        return f"{text} (95 % interval of the difference {low:+.4f} to {high:+.4f}, over {groups})"
+
+
+def strongest_baseline(state: StudyState) -> BaselineScore | None:
+    """Return the baseline that is best by the study's metric; None where there is none."""
+    return state.baselines.result.strongest(state.goals[0]) if state.baselines is not None and state.goals else None
+
+
+def standing_of(state: StudyState, layout: StudyLayout | None) -> Standing | None:
+    """Return how the best trial stands; None without a ranked trial or a baseline.
+
+    Args:
+        state: The study.
+        layout: Its folder, for the rows that an interval needs; None: there is no interval.
+    """
+    ranked, baseline = state.ranked, strongest_baseline(state)
+    if not ranked or baseline is None:
+        return None
+    goal = state.goals[0]
+    difference = _difference(goal.name, ranked[0], baseline, layout) if layout is not None else None
+    return Standing(goal.name, goal.direction, ranked[0], baseline, difference)
+
+
+def _difference(metric: str, best: TrialState, baseline: BaselineScore, layout: StudyLayout) -> Interval | None:
+    try:
+        facts = read_facts(layout.baselines / FACTS_FILE)
+        mine, theirs = (
+            {file.split: file.rows for file in map(read_rows, row_files(folder))}
+            for folder in (layout.trial(best.number).scored, layout.baselines / baseline.name)
+        )
+    except (FileError, OSError):
+        return None  # removed, or of another version: the values are known all the same
+    if not mine or mine.keys() != theirs.keys():
+        return None
+    pairs: list[tuple[Split, Split]] = [(mine[name], theirs[name]) for name in sorted(mine)]
+    return difference_interval(metric, [one for one, _ in pairs], [other for _, other in pairs], facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A setting that collapsed trials share, and others mostly do not have.
+
+    Attributes:
+        words: ``optim.lr is 0.003 or more``.
+        collapsed: How many collapsed trials have it.
+        others: How many other complete trials have it.
+    """
+
+    words: str
+    collapsed: int
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collapses:
+    """The collapsed trials of a study.
+
+    Attributes:
+        trials: Complete trials that gave all rows the same answer.
+        complete: Number of complete trials.
+        causes: What they share, where they are a third or more.
+    """
+
+    trials: tuple[TrialState, ...]
+    complete: int
+    causes: tuple[Cause, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What this means; empty without such trials."""
+        if not self.trials:
+            return ()
+        many, others = len(self.trials), self.complete - len(self.trials)
+        first = self.trials[0]
+        of = counted(self.complete, "complete trial")
+        said = f"{many} of {of} collapsed: in trial {first.number} {first.collapsed}."
+        shared = [
+            f"{cause.words} ({cause.collapsed} of {many} collapsed trials, {cause.others} of {others} others)"
+            for cause in self.causes
+        ]
+        return (said, f"They share: {'; '.join(shared)}.") if shared else (said,)
+
+
+def collapses_of(state: StudyState) -> Collapses:
+    """Return the collapsed trials of the present generation, and the likely causes where they are a third or more."""
+    complete = state.complete
+    trials = tuple(trial for trial in complete if trial.is_collapsed)
+    others = [trial for trial in complete if not trial.is_collapsed]
+    many = len(trials) >= max(_FEWEST, _SHARE * len(complete))
+    return Collapses(trials, len(complete), tuple(_causes(trials, others)) if many and others else ())
+
+
+def _causes(trials: Sequence[TrialState], others: Sequence[TrialState]) -> list[Cause]:
+    """Return the settings that tell collapsed trials best from others: by the difference of their shares."""
+    found = [cause for name in trials[0].params for cause in _conditions(name, trials, others)]
+    telling = [
+        cause
+        for cause in found
+        if cause.collapsed > _MOST_OTHERS * len(trials) and cause.others <= _MOST_OTHERS * len(others)
+    ]
+
+    def tells(cause: Cause) -> float:
+        return cause.collapsed / len(trials) - cause.others / len(others)
+
+    best: dict[str, Cause] = {}
+    for cause in sorted(telling, key=tells, reverse=True):
+        best.setdefault(cause.words.partition(" is ")[0], cause)
+    return list(best.values())[:_MOST_CAUSES]
+
+
+def _conditions(name: str, trials: Sequence[TrialState], others: Sequence[TrialState]) -> Iterator[Cause]:
+    mine = [trial.params[name] for trial in trials if name in trial.params]
+    theirs = [trial.params[name] for trial in others if name in trial.params]
+    numbers = [value for value in (*mine, *theirs) if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(mine) + len(theirs):
+        for value in dict.fromkeys(mine):
+            yield Cause(f"{name} is {_text(value)}", mine.count(value), theirs.count(value))
+        return
+    for bound in sorted(set(numbers)):
+        above = [sum(value >= bound for value in _floats(values)) for values in (mine, theirs)]
+        below = [sum(value <= bound for value in _floats(values)) for values in (mine, theirs)]
+        yield Cause(f"{name} is {number_text(bound)} or more", *above)
+        yield Cause(f"{name} is {number_text(bound)} or less", *below)
+
+
+def _floats(values: Sequence[Scalar]) -> list[float]:
+    return [float(value) for value in values if isinstance(value, int | float)]
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def judgement(standing: Standing | None, collapses: Collapses) -> tuple[str, ...]:
+    """Return in sentences whether a study's best trial is worth anything; empty where nothing can be said."""
+    return (*((standing.sentence,) if standing is not None else ()), *collapses.sentences)

@@ -1,0 +1,52 @@
+"""Collapse: a model that gives every row the same answer has learned nothing of the rows, whatever its score."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dryfit.core.text.words import brief
+from dryfit.scoring.scored_row import CLASS, SPAN, TEXT, ScoredRow
+
+_FEWEST_ROWS: Final = 2
+_WORDS: Final = {CLASS: "class", SPAN: "span", TEXT: "answer"}
+
+
+def collapsed(rows: Sequence[ScoredRow]) -> str:
+    """Return in words how a model's answers have collapsed; empty where they have not.
+
+    Each part of an answer is looked at for itself, where the right answers differ and the rows asked for it are two at
+    least: one class, or one set of classes, for all rows; no span for any, or the same characters for all; one text.
+    """
+    return "; ".join(
+        f"every row is answered with {_said(part, only)}"
+        for part in _WORDS
+        if (only := _only_answer(part, [row for row in rows if part in row.answer])) is not _DIFFERENT
+    )
+
+
+_DIFFERENT: Final = object()
+
+
+def _only_answer(part: str, rows: Sequence[ScoredRow]) -> Any:
+    """Return the one answer of all rows; ``_DIFFERENT`` where there is none, or it is right for all."""
+    if len(rows) < _FEWEST_ROWS:
+        return _DIFFERENT
+    first = rows[0]
+    if any(row.answer[part] != first.answer[part] for row in rows):
+        return _DIFFERENT
+    return first.answer[part] if any(row.truth[part] != first.truth[part] for row in rows) else _DIFFERENT
+
+
+def _said(part: str, answer: Any) -> str:
+    match part, answer:
+        case "span", None:
+            return "no span"
+        case "span", [start, end]:
+            return f"the characters {start} to {end}"
+        case "class", []:
+            return "no class"
+        case "class", list():
+            return f"the classes {', '.join(map(str, answer))}"
+        case "class", _:
+            return f"class {answer}"
+        case _:
+            return brief(answer, 80)

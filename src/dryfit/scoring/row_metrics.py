@@ -1,0 +1,199 @@
+"""Metrics computed from scored rows, each row counted as often as asked: what intervals and comparisons are made from.
+
+They equal those of :mod:`dryfit.tasks.metrics` and :mod:`dryfit.tasks.spans.span_metrics` where every row counts once;
+a test compares them. Dimension suffixes: ``R`` rows, ``C`` classes, ``S`` sums, ``B`` weightings of the rows.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dryfit.core.settings.choices import Metric
+from dryfit.scoring.scored_row import CLASS, LOSS_TERMS, SPAN, ScoredRow
+
+Floats = NDArray[np.float64]
+
+CALIBRATION_BINS: Final = 15
+"""Bins of the calibration error, as in Guo et al. 2017, arXiv:1706.04599, section 5."""
+
+_MEANS: Final = frozenset({Metric.TOKEN_F1, Metric.EXACT_MATCH, Metric.SPAN_IOU})
+
+
+@dataclass(frozen=True, slots=True)
+class RowMetric:
+    """A metric of a set of rows.
+
+    Attributes:
+        rows: How many rows.
+        of: Returns its value for each weighting, (B, R) to (B,): how often each row counts.
+    """
+
+    rows: int
+    of: Callable[[Floats], Floats]
+
+    @property
+    def value(self) -> float:
+        """Its value where every row counts once."""
+        return float(self.of(np.ones((1, self.rows)))[0])
+
+
+def row_metric(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
+    """Return a metric of scored rows; None where rows do not say what it needs, as of a metric of the user's own."""
+    if not rows:
+        return None
+    if name == Metric.COMBINED:
+        parts = [row_metric(Metric.F1_MACRO, rows), row_metric(Metric.TOKEN_F1, rows)]
+        known = [part for part in parts if part is not None]
+        return RowMetric(len(rows), lambda w: (known[0].of(w) + known[1].of(w)) / 2) if len(known) == 2 else None
+    if name == Metric.LOSS:
+        return _loss(rows)
+    if all(name in row.values for row in rows):
+        return _mean([row.values[name] for row in rows])
+    if name in _SPAN_METRICS and all(SPAN in row.answer for row in rows):
+        return _of_spans(name, rows)
+    if all(row.p and CLASS in row.answer for row in rows):
+        return _of_classes(name, rows)
+    return None
+
+
+def _mean(values: Sequence[float]) -> RowMetric:
+    of_rows_R = np.array(values, dtype=np.float64)
+    return RowMetric(len(values), lambda weights_BR: _quotient(weights_BR @ of_rows_R, weights_BR.sum(axis=1)))
+
+
+def _loss(rows: Sequence[ScoredRow]) -> RowMetric | None:
+    if not all(Metric.LOSS in row.values for row in rows):
+        return None
+    losses_R = np.array([row.values[Metric.LOSS] for row in rows])
+    terms_R = np.array([row.values.get(LOSS_TERMS, 1.0) for row in rows])
+    return RowMetric(len(rows), lambda weights_BR: _quotient(weights_BR @ losses_R, weights_BR @ terms_R))
+
+
+def _of_spans(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
+    none_R = np.array([not row.truth[SPAN] for row in rows], dtype=np.float64)
+    said_none_R = np.array([row.answer[SPAN] is None for row in rows], dtype=np.float64)
+    both_R = none_R * said_none_R
+    if name == Metric.NULL_RECALL:
+        return RowMetric(len(rows), lambda w: _quotient(w @ both_R, w @ none_R))
+    if name == Metric.NULL_PRECISION:
+        # 0 where nothing is answered with none, as in scikit-learn
+        return RowMetric(len(rows), lambda w: np.nan_to_num(_quotient(w @ both_R, w @ said_none_R), nan=0.0))
+    if not all(Metric.TOKEN_F1 in row.values for row in rows):
+        return None
+    has_R = 1.0 - none_R
+    f1_R = np.array([row.values[Metric.TOKEN_F1] for row in rows]) * has_R
+    if name == Metric.TOKEN_F1_HAS:
+        return RowMetric(len(rows), lambda w: _quotient(w @ f1_R, w @ has_R))
+    return RowMetric(len(rows), lambda w: _balanced(_quotient(w @ f1_R, w @ has_R), _quotient(w @ both_R, w @ none_R)))
+
+
+def _balanced(has_B: Floats, none_B: Floats) -> Floats:
+    """Return the mean of two metrics; where one is undefined, the other."""
+    return np.where(np.isnan(has_B), none_B, np.where(np.isnan(none_B), has_B, (has_B + none_B) / 2))
+
+
+_SPAN_METRICS: Final = frozenset({Metric.NULL_RECALL, Metric.NULL_PRECISION, Metric.TOKEN_F1_HAS, Metric.SPAN_BALANCED})
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Of each class and weighting, (B, C): rows that have it, rows answered with it, rows that are both."""
+
+    has: Floats
+    said: Floats
+    both: Floats
+
+    @property
+    def f1(self) -> Floats:
+        return np.nan_to_num(_quotient(2 * self.both, self.has + self.said), nan=0.0)
+
+
+def _of_classes(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
+    classes, several = len(rows[0].p), isinstance(rows[0].truth[CLASS], list)
+    has_RC, said_RC = (_one_hot([part[CLASS] for part in parts], classes) for parts in _both_parts(rows))
+    both_RC = has_RC * said_RC
+    right_R = (has_RC == said_RC).all(axis=1).astype(np.float64)
+    p_RC = np.array([row.p for row in rows], dtype=np.float64)
+
+    def counts(weights_BR: Floats) -> _Counts:
+        return _Counts(weights_BR @ has_RC, weights_BR @ said_RC, weights_BR @ both_RC)
+
+    match name:
+        case Metric.ACCURACY:
+            return _mean(right_R.tolist())
+        case Metric.F1_MACRO:
+            return RowMetric(len(rows), lambda w: counts(w).f1.mean(axis=1))
+        case Metric.F1 if classes == 2:
+            return RowMetric(len(rows), lambda w: counts(w).f1[:, 1])
+        case Metric.BALANCED_ACCURACY if not several:
+            return RowMetric(len(rows), lambda w: _balanced_accuracy(counts(w)))
+        case Metric.MCC if not several:
+            return RowMetric(len(rows), lambda w: _matthews(counts(w)))
+        case Metric.ECE:
+            return _calibration(p_RC, has_RC, right_R, several=several)
+        case Metric.AUROC:
+            asked = range(1, 2) if classes == 2 and not several else range(classes)
+            return RowMetric(len(rows), lambda w: _auroc(w, p_RC, has_RC, asked))
+        case _:
+            return None
+
+
+def _both_parts(rows: Sequence[ScoredRow]) -> tuple[list[Any], list[Any]]:
+    return [row.truth for row in rows], [row.answer for row in rows]
+
+
+def _one_hot(labels: Sequence[Any], classes: int) -> Floats:
+    has_RC = np.zeros((len(labels), classes))
+    for row, label in enumerate(labels):
+        has_RC[row, label] = 1.0  # one class, or a list of them
+    return has_RC
+
+
+def _balanced_accuracy(counts: _Counts) -> Floats:
+    recall_BC = _quotient(counts.both, counts.has)
+    return _quotient(np.nansum(recall_BC, axis=1), (counts.has > 0).sum(axis=1).astype(np.float64))
+
+
+def _matthews(counts: _Counts) -> Floats:
+    """Return the correlation of Gorodkin 2004 (Comput. Biol. Chem. 28(5-6)); 0 where one side has a single class."""
+    rows_B = counts.has.sum(axis=1)
+    shared_B = counts.both.sum(axis=1) * rows_B - (counts.has * counts.said).sum(axis=1)
+    spread_B = (rows_B**2 - (counts.said**2).sum(axis=1)) * (rows_B**2 - (counts.has**2).sum(axis=1))
+    return np.nan_to_num(_quotient(shared_B, np.sqrt(np.maximum(spread_B, 0))), nan=0.0)
+
+
+def _calibration(p_RC: Floats, has_RC: Floats, right_R: Floats, *, several: bool) -> RowMetric:
+    """Return the expected calibration error: of every class's probability, or of the likeliest class's."""
+    p_RN, true_RN = (p_RC, has_RC) if several else (p_RC.max(axis=1, keepdims=True), right_R[:, None])
+    gaps_RS = np.zeros((len(p_RN), CALIBRATION_BINS + 2))
+    bins_RN = np.searchsorted(np.linspace(0, 1, CALIBRATION_BINS + 1), p_RN.astype(np.float32), side="right")
+    for column in range(p_RN.shape[1]):
+        np.add.at(gaps_RS, (np.arange(len(p_RN)), bins_RN[:, column]), true_RN[:, column] - p_RN[:, column])
+    numbers = p_RN.shape[1]
+    return RowMetric(len(p_RN), lambda w: _quotient(np.abs(w @ gaps_RS).sum(axis=1), w.sum(axis=1) * numbers))
+
+
+def _auroc(weights_BR: Floats, p_RC: Floats, has_RC: Floats, asked: range) -> Floats:
+    """Return the mean AUROC of the classes that some of the rows have and some do not; NaN where there is none."""
+    of_class_CB = np.array([_ranking(weights_BR, p_RC[:, one], has_RC[:, one]) for one in asked])
+    known_CB = np.isfinite(of_class_CB)
+    return _quotient(np.where(known_CB, of_class_CB, 0).sum(axis=0), known_CB.sum(axis=0).astype(np.float64))
+
+
+def _ranking(weights_BR: Floats, p_R: Floats, has_R: Floats) -> Floats:
+    """Return the share of (with, without) pairs that are ranked rightly; ties count half (Hanley and McNeil 1982)."""
+    order = np.argsort(p_R, kind="stable")
+    starts = np.flatnonzero(np.diff(p_R[order], prepend=-math.inf))
+    with_BU = np.add.reduceat((weights_BR * has_R)[:, order], starts, axis=1)
+    without_BU = np.add.reduceat((weights_BR * (1 - has_R))[:, order], starts, axis=1)
+    below_BU = np.cumsum(without_BU, axis=1) - without_BU / 2
+    return _quotient((with_BU * below_BU).sum(axis=1), with_BU.sum(axis=1) * without_BU.sum(axis=1))
+
+
+def _quotient(above: Floats, below: Floats) -> Floats:
+    """Return a quotient; NaN where the divisor is 0."""
+    return np.divide(above, below, out=np.full(np.shape(above), math.nan), where=below != 0)

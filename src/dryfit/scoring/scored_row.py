@@ -1,0 +1,48 @@
+"""One row of a split as a model answered it, beside what would have been right."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+CLASS: Final = "class"
+"""Part of an answer: a class, or with several to a row the list of them."""
+SPAN: Final = "span"
+"""Part of an answer: ``[start, end)`` in characters, or None; the truth is the list of all right spans."""
+TEXT: Final = "text"
+"""Part of an answer: generated text."""
+
+LOSS_TERMS: Final = "loss_terms"
+"""Name in :attr:`ScoredRow.values` of how many terms (windows, tokens) the row's ``loss`` is the sum of; absent: 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """One row of a split with a model's answer.
+
+    Attributes:
+        id: The row's own.
+        truth: What is right, by part (:data:`CLASS`, :data:`SPAN`, :data:`TEXT`); of JSON values.
+        answer: What the model said, by the same parts; a part may be missing where it was not asked.
+        p: Probability of each class; empty where the task has none.
+        values: Numbers of this row whose mean over rows is a metric, by the metric's name; ``loss`` is a sum of
+            :data:`LOSS_TERMS`.
+    """
+
+    id: str
+    truth: Mapping[str, Any]
+    answer: Mapping[str, Any]
+    p: tuple[float, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What a data set says of a row beside its answer.
+
+    Attributes:
+        group: Rows of one group depend on one another: they are drawn together.
+        criterion: The question about the text; None where there is none.
+    """
+
+    group: str
+    criterion: str | None = None

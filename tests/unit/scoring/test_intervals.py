@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+
+from dryfit.scoring.intervals import difference_interval, value_interval
+from dryfit.scoring.scored_row import RowFacts, ScoredRow
+
+
+def right_or_wrong(right: np.ndarray, labels: np.ndarray) -> list[ScoredRow]:
+    answers = np.where(right, labels, 1 - labels)
+    return [
+        ScoredRow(str(row), {"class": int(label)}, {"class": int(answer)}, (float(1 - answer), float(answer)))
+        for row, (label, answer) in enumerate(zip(labels, answers, strict=True))
+    ]
+
+
+def test_interval_of_a_share_is_the_textbooks() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 400)
+    rows = right_or_wrong(rng.random(400) < 0.7, labels)
+    found = value_interval("accuracy", [rows], {})
+    assert found is not None and found.groups == 400
+    half = 1.96 * np.sqrt(found.value * (1 - found.value) / 400)
+    assert found.low == pytest.approx(found.value - half, abs=0.006)
+    assert found.high == pytest.approx(found.value + half, abs=0.006)
+
+
+def test_rows_of_one_group_are_drawn_together() -> None:
+    rng = np.random.default_rng(1)
+    right = np.repeat(rng.random(40) < 0.7, 10)  # ten rows of a group are all right, or all wrong
+    rows = right_or_wrong(right, rng.integers(0, 2, 400))
+    alone = value_interval("accuracy", [rows], {})
+    facts = {row.id: RowFacts(str(int(row.id) // 10)) for row in rows}
+    together = value_interval("accuracy", [rows], facts)
+    assert alone is not None and together is not None and together.groups == 40
+    wider = (together.high - together.low) / (alone.high - alone.low)
+    assert wider == pytest.approx(np.sqrt(10), rel=0.15)
+
+
+def test_coverage_is_near_what_it_says() -> None:
+    rng, hit = np.random.default_rng(2), 0
+    for seed in range(60):
+        right = rng.random((2, 150)) < np.array([[0.8], [0.7]])
+        labels = rng.integers(0, 2, 150)
+        one, other = (right_or_wrong(each, labels) for each in right)
+        found = difference_interval("accuracy", [one], [other], {}, seed=seed)
+        assert found is not None
+        hit += found.low <= 0.1 <= found.high
+    assert 52 <= hit <= 60  # 57 expected of 60
+
+
+def test_equal_answers_differ_by_nothing() -> None:
+    rng = np.random.default_rng(3)
+    rows = right_or_wrong(rng.random(50) < 0.6, rng.integers(0, 2, 50))
+    found = difference_interval("f1_macro", [rows], [rows[::-1]], {})
+    assert found is not None and (found.value, found.low, found.high) == (0, 0, 0)
+    assert not found.excludes_zero
+
+
+def test_only_shared_rows_count_and_none_is_no_interval() -> None:
+    rng = np.random.default_rng(4)
+    rows = right_or_wrong(np.ones(30, dtype=bool), rng.integers(0, 2, 30))
+    wrong = right_or_wrong(np.zeros(30, dtype=bool), rng.integers(0, 2, 30))
+    found = difference_interval("accuracy", [rows[:20]], [wrong[10:]], {})
+    assert found is not None and found.groups == 10
+    assert difference_interval("accuracy", [rows[:10]], [wrong[10:]], {}) is None
+    assert difference_interval("accuracy", [rows], [rows, rows], {}) is None
+    assert difference_interval("token_f1", [rows], [wrong], {}) is None
+
+
+def test_few_groups_have_no_interval() -> None:
+    rows = right_or_wrong(np.array([True, False, True]), np.array([0, 1, 1]))
+    found = value_interval("accuracy", [rows], {})
+    assert found is not None and not found.is_known and not found.excludes_zero
+    assert found.value == pytest.approx(2 / 3)
+
+
+def test_folds_are_averaged() -> None:
+    rng = np.random.default_rng(5)
+    first = right_or_wrong(np.ones(20, dtype=bool), rng.integers(0, 2, 20))
+    second = right_or_wrong(np.zeros(60, dtype=bool), rng.integers(0, 2, 60))
+    found = value_interval("accuracy", [first, second], {})
+    assert found is not None and found.value == 0.5

@@ -1,0 +1,85 @@
+import gzip
+import json
+import math
+from pathlib import Path
+
+import numpy
+import pytest
+
+from dryfit.core.errors import FileError
+from dryfit.scoring import row_files
+from dryfit.scoring.row_files import kept, read_facts, read_rows, write_facts, write_rows
+from dryfit.scoring.scored_row import RowFacts, ScoredRow
+
+ROWS = [
+    ScoredRow("a", {"class": 1, "span": [[0, 4]]}, {"class": 0, "span": None}, (0.75, 0.25), {"token_f1": 0.0}),
+    ScoredRow("ü\u202e\x1b", {"class": 0, "span": []}, {"class": 0, "span": [3, 9]}, (0.1, 0.9), {"loss": math.inf}),
+]
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    write_rows(tmp_path / "scored", "validation", ROWS, {"f1_macro": 0.5, "auroc": math.nan})
+    found = read_rows(tmp_path / "scored" / "validation.jsonl.gz")
+    assert (found.split, found.of, found.metrics["f1_macro"]) == ("validation", 2, 0.5)
+    assert math.isnan(found.metrics["auroc"])
+    assert found.rows[0] == ROWS[0]
+    assert found.rows[1].id == ROWS[1].id and math.isnan(found.rows[1].values["loss"])
+
+
+def test_equal_rows_make_equal_files(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        write_rows(tmp_path / name, "fold-1", ROWS, {})
+    assert (tmp_path / "one/fold-1.jsonl.gz").read_bytes() == (tmp_path / "other/fold-1.jsonl.gz").read_bytes()
+
+
+def test_probabilities_of_fp32_are_kept_exactly(tmp_path: Path) -> None:
+    p = tuple(float(one) for one in numpy.random.default_rng(0).random(50).astype(numpy.float32))
+    write_rows(tmp_path, "test", [ScoredRow("a", {"class": 0}, {"class": 0}, p)], {})
+    back = read_rows(tmp_path / "test.jsonl.gz").rows[0].p
+    assert [numpy.float32(one) for one in back] == [numpy.float32(one) for one in p]
+
+
+def test_large_splits_are_thinned_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [ScoredRow(f"row-{at}", {"text": "x" * 2000}, {"text": "y"}) for at in range(300)]
+    monkeypatch.setattr(row_files, "MOST_BYTES", 60_000)
+    write_rows(tmp_path, "validation", rows, {})
+    found = read_rows(tmp_path / "validation.jsonl.gz")
+    assert found.of == 300 and 30 <= len(found.rows) <= 120
+    assert {row.id for row in found.rows} == {f"row-{at}" for at in kept([row.id for row in rows], len(found.rows))}
+    assert len(found.rows[0].truth["text"]) == 500
+    smaller = kept([row.id for row in rows[:200]], 20)
+    assert set(smaller) >= set(kept([row.id for row in rows], 20)) & set(range(200))
+
+
+def test_facts_come_back(tmp_path: Path) -> None:
+    facts = {"a": RowFacts("person 1", "Does the writer sleep badly?"), "b": RowFacts("b")}
+    write_facts(tmp_path / "new" / "rows.jsonl.gz", facts)
+    assert read_facts(tmp_path / "new" / "rows.jsonl.gz") == facts
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not gzip",
+        gzip.compress(b""),
+        gzip.compress(b"[1]\n"),
+        gzip.compress(b'{"v": 2, "split": "test", "of": 0, "metrics": {}}\n'),
+        gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n{"id": "a"}\n'),
+        gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n{"id": 1, "truth": 3, "answer": {}}\n'),
+        gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": []}\n'),
+        gzip.compress(b'{"v": 1, "split": "test"\n'),
+        gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n')[:-9],
+        gzip.compress(b"[" * 100_000),
+        gzip.compress(json.dumps({"v": 1}).encode() + b"\n" + b"\0" * (40 << 20)),  # a small file that inflates
+    ],
+)
+def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "validation.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=r"validation\.jsonl\.gz"):
+        read_rows(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(FileError):
+        read_rows(path)
