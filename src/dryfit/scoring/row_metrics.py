@@ -134,7 +134,7 @@ def _of_classes(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
         case Metric.MCC if not several:
             return RowMetric(len(rows), lambda w: _matthews(counts(w)))
         case Metric.ECE:
-            return _calibration(p_RC, has_RC, right_R, several=several)
+            return _calibration(p_RC, has_RC, several=several)
         case Metric.AUROC:
             asked = range(1, 2) if classes == 2 and not several else range(classes)
             return RowMetric(len(rows), lambda w: _auroc(w, p_RC, has_RC, asked))
@@ -166,9 +166,12 @@ def _matthews(counts: _Counts) -> Floats:
     return np.nan_to_num(_quotient(shared_B, np.sqrt(np.maximum(spread_B, 0))), nan=0.0)
 
 
-def _calibration(p_RC: Floats, has_RC: Floats, right_R: Floats, *, several: bool) -> RowMetric:
+def _calibration(p_RC: Floats, has_RC: Floats, *, several: bool) -> RowMetric:
     """Return the expected calibration error: of every class's probability, or of the likeliest class's."""
-    p_RN, true_RN = (p_RC, has_RC) if several else (p_RC.max(axis=1, keepdims=True), right_R[:, None])
+    p_RN, true_RN = p_RC, has_RC
+    if not several:
+        likeliest_R1 = p_RC.argmax(axis=1)[:, None]
+        p_RN, true_RN = (np.take_along_axis(of_RC, likeliest_R1, axis=1) for of_RC in (p_RC, has_RC))
     gaps_RS = np.zeros((len(p_RN), CALIBRATION_BINS + 2))
     bins_RN = np.searchsorted(np.linspace(0, 1, CALIBRATION_BINS + 1), p_RN.astype(np.float32), side="right")
     for column in range(p_RN.shape[1]):

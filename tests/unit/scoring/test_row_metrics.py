@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dryfit.core.settings.choices import Metric
 from dryfit.scoring.row_metrics import row_metric
 from dryfit.scoring.scored_row import ScoredRow
 from dryfit.tasks.classification import ClassAnswers
@@ -20,6 +21,18 @@ pytestmark = pytest.mark.heavy
 def class_rows(scores: torch.Tensor, labels: torch.Tensor, *, several: bool = False) -> list[ScoredRow]:
     answers = ClassAnswers(scores, labels, several)
     return list(answers.scored_rows([str(row) for row in range(len(scores))], {}))
+
+
+def test_fitted_thresholds_decide_the_answers() -> None:
+    generator = torch.Generator().manual_seed(5)
+    labels, scores = torch.randint(0, 2, (90,), generator=generator), torch.randn(90, 2, generator=generator) + 0.4
+    answers = ClassAnswers(scores, labels, False, calibrated=True, metric=Metric.F1_MACRO)
+    fitted = answers.fit()
+    rows = list(answers.scored_rows([str(row) for row in range(90)], fitted))
+    assert [row.answer["class"] for row in rows] != scores.argmax(dim=-1).tolist()
+    for name, value in answers.metrics(fitted).items():
+        metric = row_metric(name, rows)
+        assert metric is not None and metric.value == pytest.approx(value, rel=1e-6), name
 
 
 def spans(counts: list[int], rng: np.random.Generator) -> Ragged:

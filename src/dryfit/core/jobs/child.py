@@ -64,7 +64,7 @@ def _row(entry: str, request: type[JobRequest[R]], **results: type[R]) -> JobRow
 
 JOBS = {
     Job.RESOLVE: _row("dryfit.jobs.resolve:resolve", ResolveRequest, resolve=ResolveResult),
-    Job.BASELINES: _row("dryfit.jobs.baselines:baselines", BaselinesRequest, baselines=BaselinesResult),
+    Job.BASELINES: _row("dryfit.tasks.baselines.compute:baselines", BaselinesRequest, baselines=BaselinesResult),
     Job.TRAIN: _row("dryfit.jobs.train:train", TrainRequest, train=TrainResult),
     Job.CHECK: _row("dryfit.jobs.resolve:check", CheckRequest, check=CheckResult),
     Job.PLAN: _row("dryfit.jobs.plan:plan", PlanRequest, plan=PlanResult),

@@ -1,14 +1,23 @@
-"""The check before the first trial: a RESOLVE child reads and tokenises the data and looks at the machine.
+"""What comes before the first trial: a RESOLVE child reads and tokenises the data and looks at the machine.
 
-Where trials call a function of the user's own, an IMPORT child imports it instead.
+Then a BASELINES child finds out what the metric is worth without a model. Where trials call a function of the user's
+own, an IMPORT child imports it instead of both.
 """
 
+import hashlib
+
 from dryfit.config.schema import StudyConfig
+from dryfit.core.jobs.baselines import BaselinesRequest
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.task_facts import facts_of
+from dryfit.core.wire import canonical_json
 from dryfit.runtime.machine.node import Nodes, first_node
+from dryfit.scoring.row_files import FACTS_FILE
 from dryfit.search.space.space import Space
+from dryfit.store.events import BaselinesComputed
 from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
 from dryfit.study.loop.child_jobs import ChildJob, run_job
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.resources.trial_devices import devices_without_torch
@@ -62,3 +71,57 @@ def _import_function(
         device_count=count,
         versions=result.versions,
     )
+
+
+def baselines_are_known(config: StudyConfig, layout: StudyLayout, state: StudyState, resolved: ResolveResult) -> bool:
+    """Whether nothing is left to find out: the study has its baselines, wants none, or its task can have none."""
+    if config.objective is not None or config.study.baselines_s == 0:
+        return True
+    known = state.baselines is not None and state.baselines.key == _baselines_key(config, resolved)
+    return known and (layout.baselines / FACTS_FILE).is_file()
+
+
+def compute_baselines(
+    config: StudyConfig, layout: StudyLayout, resolved: ResolveResult, nodes: Nodes, stops: StopRequests
+) -> BaselinesComputed | None:
+    """Run BASELINES.
+
+    Returns:
+        The event of what was found; None if a stop was asked for meanwhile.
+
+    Raises:
+        DryfitError: As the child raised, or it died several times.
+    """
+    body = BaselinesRequest(
+        task=config.study.task,
+        metric=config.study.metric,
+        direction=config.study.resolved_direction,
+        data=config.data,
+        settings=config.trial_settings,
+        cache_dir=str(layout.cache),
+        data_fingerprint=resolved.data_fingerprint,
+        out_dir=str(layout.baselines),
+        limit_s=config.study.baselines_s,
+    )
+    job = ChildJob("computing baselines", body, layout.preparations, preparing_limits(config.runtime))
+    result = run_job(job, nodes, stops)
+    return None if result is None else BaselinesComputed(key=_baselines_key(config, resolved), result=result)
+
+
+def _baselines_key(config: StudyConfig, resolved: ResolveResult) -> str:
+    """Return a hash of all that decides the baselines, wherever the study lies."""
+    settings, data = config.trial_settings, config.data
+    decides = [
+        str(config.study.task),
+        str(config.study.metric),
+        str(config.study.resolved_direction),
+        resolved.data_fingerprint,
+        [data.num_labels, data.multi_label, data.folds, data.split_seed],
+    ]
+    if facts_of(config.study.task).decoder:  # its loss is one of tokens
+        decides += [
+            settings.model.model_dump(mode="json"),
+            settings.lm.model_dump(mode="json"),
+            settings.train.max_length,
+        ]
+    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]

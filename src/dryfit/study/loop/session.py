@@ -37,12 +37,11 @@ from dryfit.store.ledger import Ledger, each_event
 from dryfit.store.lock import StudyLock
 from dryfit.store.replay import StudyState
 from dryfit.store.unknown_attempts import demand_known_attempts
-from dryfit.study.loop.baselines import baselines_are_known, compute_baselines
 from dryfit.study.loop.generations import basis_now, next_generation, recorded
 from dryfit.study.loop.listeners import listeners
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.observers import Observer, in_threads
-from dryfit.study.loop.prepare import prepare
+from dryfit.study.loop.prepare import baselines_are_known, compute_baselines, prepare
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
 from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.resources.disk import check_disk, study_need, taken_bytes
