@@ -8,6 +8,7 @@ Dimension suffixes: ``R`` rows, ``G`` groups, ``B`` draws.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -92,10 +93,20 @@ def difference_interval(
 
 
 def _shared(one: Split, other: Split) -> tuple[list[ScoredRow], list[ScoredRow]]:
-    """Return the rows that both have, in one order."""
-    by_id = {row.id: row for row in other}
-    mine = [row for row in one if row.id in by_id]
-    return mine, [by_id[row.id] for row in mine]
+    """Return the rows that both have, in one order; of several with one id the first is the other's first."""
+    theirs = dict(zip(_told_apart(other), other, strict=True))
+    pairs = [(row, theirs[key]) for key, row in zip(_told_apart(one), one, strict=True) if key in theirs]
+    return [mine for mine, _ in pairs], [other for _, other in pairs]
+
+
+def _told_apart(rows: Split) -> list[tuple[str, int]]:
+    """Return for each row its id, and how many rows before it have the same: prompts of one row of the data do."""
+    seen = Counter[str]()
+    keys: list[tuple[str, int]] = []
+    for row in rows:
+        keys.append((row.id, seen[row.id]))
+        seen[row.id] += 1
+    return keys
 
 
 def _minus(one: Callable[[Floats], Floats], other: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:

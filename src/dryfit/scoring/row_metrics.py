@@ -51,8 +51,8 @@ def row_metric(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
         return RowMetric(len(rows), lambda w: (known[0].of(w) + known[1].of(w)) / 2) if len(known) == 2 else None
     if name == Metric.LOSS:
         return _loss(rows)
-    if all(name in row.values for row in rows):
-        return _mean([row.values[name] for row in rows])
+    if any(name in row.values for row in rows):
+        return _mean([row.values.get(name, math.nan) for row in rows])
     if name in _SPAN_METRICS and all(SPAN in row.answer for row in rows):
         return _of_spans(name, rows)
     if all(row.p and CLASS in row.answer for row in rows):
@@ -61,8 +61,11 @@ def row_metric(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
 
 
 def _mean(values: Sequence[float]) -> RowMetric:
+    """Return the mean of those values that are known: of generated answers a sample is."""
     of_rows_R = np.array(values, dtype=np.float64)
-    return RowMetric(len(values), lambda weights_BR: _quotient(weights_BR @ of_rows_R, weights_BR.sum(axis=1)))
+    known_R = np.isfinite(of_rows_R).astype(np.float64)
+    sums_R = np.where(known_R > 0, of_rows_R, 0.0)
+    return RowMetric(len(values), lambda weights_BR: _quotient(weights_BR @ sums_R, weights_BR @ known_R))
 
 
 def _loss(rows: Sequence[ScoredRow]) -> RowMetric | None:

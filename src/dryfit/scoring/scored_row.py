@@ -35,6 +35,13 @@ class ScoredRow:
     values: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
+def joined(row: ScoredRow, other: ScoredRow) -> ScoredRow:
+    """Return a row with the parts and values of both; probabilities are the first's."""
+    return ScoredRow(
+        row.id, {**row.truth, **other.truth}, {**row.answer, **other.answer}, row.p, {**row.values, **other.values}
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RowFacts:
     """What a data set says of a row beside its answer.

@@ -256,7 +256,7 @@ class Task(Loss, Protocol):
 
     def measure(
         self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
-    ) -> Mapping[str, float]:
+    ) -> "Mapping[str, float] | Measured":
         """Return metrics that need more than one pass over the rows (generation); may be empty.
 
         Args:
@@ -304,6 +304,19 @@ class Task(Loss, Protocol):
             beat: Called once a batch, as a sign of life.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Metrics that needed more than one pass over the rows, and what they were computed from.
+
+    Attributes:
+        metrics: By name.
+        rows: The rows that were looked at, by their index in the split.
+    """
+
+    metrics: Mapping[str, float]
+    rows: Mapping[int, ScoredRow] = field(default_factory=dict[int, ScoredRow])
 
 
 @runtime_checkable

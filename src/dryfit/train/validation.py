@@ -11,8 +11,8 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, best_point
 from dryfit.scoring.collapse import collapsed
-from dryfit.scoring.scored_row import ScoredRow
-from dryfit.tasks.base import Batch, Outputs, Task, TaskModel, TellsRows
+from dryfit.scoring.scored_row import ScoredRow, joined
+from dryfit.tasks.base import Batch, Measured, Outputs, Task, TaskModel, TellsRows
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.tokens.token_set import TokenSet
 from dryfit.train.batches import evaluation_batches
@@ -102,8 +102,11 @@ def evaluate(
         model, tokens, task, collate, batch_rows=batch_rows, after=lambda *_: beat(), guard=guard
     ).float()
     fitted = task.fit(kept, tokens) if fitted is None else fitted
-    metrics = {**task.metrics(kept, tokens, fitted), **task.measure(model, tokens, batch_rows=batch_rows, beat=beat)}
-    rows = tuple(task.scored_rows(kept, tokens, fitted)) if isinstance(task, TellsRows) else ()
+    measured = task.measure(model, tokens, batch_rows=batch_rows, beat=beat)
+    measured = measured if isinstance(measured, Measured) else Measured(measured)
+    metrics = {**task.metrics(kept, tokens, fitted), **measured.metrics}
+    told = enumerate(task.scored_rows(kept, tokens, fitted)) if isinstance(task, TellsRows) else ()
+    rows = tuple(joined(row, measured.rows[index]) if index in measured.rows else row for index, row in told)
     plain = {name: float(value) for name, value in metrics.items()}
     return Evaluated(plain, dict(fitted), collapsed(rows), rows)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.errors import ConfigError
-from dryfit.tasks.lm.answer_metrics import Answered, answer_metric, exact_match, quote_f1, words_f1
+from dryfit.tasks.lm.answer_metrics import Answered, answer_metric, mean_of, scored_answers, words_f1
 
 
 def answered(pairs: list[tuple[str, str]], quotes: list[bool] | None = None) -> Answered:
@@ -17,7 +17,8 @@ def answered(pairs: list[tuple[str, str]], quotes: list[bool] | None = None) -> 
 
 
 def test_an_exact_match_is_to_the_letter() -> None:
-    assert exact_match(answered([("yes", "yes"), ("Yes", "yes"), ("no", "no"), ("y es", "yes")])) == 0.5
+    found = answered([("yes", "yes"), ("Yes", "yes"), ("no", "no"), ("y es", "yes")])
+    assert mean_of("exact_match", scored_answers(found, "none")) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -40,9 +41,9 @@ def test_words_of_a_quotation(said: str, wanted: str, f1: float) -> None:
 def test_none_is_no_quotation() -> None:
     """A text that quotes the word of none is not half right; and answers to other prompts do not count."""
     pairs = [("none", "none"), ("none of it", "none"), ("none", "I walk"), ("I", "I walk"), ("yes", "yes")]
-    found = quote_f1(answered(pairs, [True] * 4 + [False]), "none")
+    found = mean_of("token_f1", scored_answers(answered(pairs, [True] * 4 + [False]), "none"))
     assert found == pytest.approx((1 + 0 + 0 + 2 / 3) / 4)
-    assert math.isnan(quote_f1(answered([("a", "a")], [False]), "none"))
+    assert math.isnan(mean_of("token_f1", scored_answers(answered([("a", "a")], [False]), "none")))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import tiny_lms
 from dryfit.core.settings.tables import LmSettings
-from dryfit.tasks.lm.answer_metrics import exact_match
+from dryfit.tasks.lm.answer_metrics import mean_of, scored_answers
 from dryfit.tasks.lm.generation import answer, asked_of, sampled
 from dryfit.tasks.lm.tiny_lm import write_tiny_lm
 from dryfit.tasks.rows.prompts import PromptPart
@@ -90,7 +90,7 @@ def test_the_exact_match_of_a_split_compares_answers_as_text(tmp_path: Path) -> 
     for rows, share in (([0, 1, 2, 3, 4, 5], 4 / 6), ([1, 2], 1.0), ([0], 0.0)):
         put = asked_of(tokens, rows, prompts)
         found = put.answered(answer(model, put.questions, prompts, max_new_tokens=6, batch_rows=4, beat=lambda: None))
-        assert exact_match(found) == pytest.approx(share)
+        assert mean_of("exact_match", scored_answers(found, "none")) == pytest.approx(share)
         assert found.ids == tuple(str(row) for row in rows)
         assert found.prompts == tuple(prompts.text_of(asked[row]) for row in rows)
         assert found.quotes == (False,) * len(rows), "they ask for a class"

@@ -49,9 +49,10 @@ def _commonest(tokens: Tokens, generated: int) -> Rows:
     commonest = min(answers, key=lambda answer: (-answers[answer], answer))
     split = tokens.splits[VALIDATION]
     names, given = split.source_names, _answers(split)
+    measured = set(sampled(len(split), generated, seed=0))
     return [
-        ScoredRow(names[row], {}, {}, values={Metric.EXACT_MATCH: float(given[row] == commonest)})
-        for row in sampled(len(split), generated, seed=0)
+        ScoredRow(name, {}, {}, values={Metric.EXACT_MATCH: float(answer == commonest)} if row in measured else {})
+        for row, (name, answer) in enumerate(zip(names, given, strict=True))
     ]
 
 

@@ -16,6 +16,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.user_code import imported, source_file, source_hash
+from dryfit.scoring.scored_row import TEXT, ScoredRow
 from dryfit.tasks.rows.characters import word_spans
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -46,24 +47,27 @@ class Answered:
     quotes: tuple[bool, ...]
 
 
-def exact_match(answered: Answered) -> float:
-    """Return the share of answers that equal the wanted ones."""
-    same = [one == other for one, other in zip(answered.answers, answered.wanted, strict=True)]
-    return sum(same) / len(same)
-
-
-def quote_f1(answered: Answered, none: str) -> float:
-    """Return the mean F1 of the words of quoted evidence; NaN where no prompt asks for any.
+def scored_answers(answered: Answered, none: str) -> list[ScoredRow]:
+    """Return each prompt with its answer beside the wanted one: whether they are equal, and the F1 of quoted words.
 
     Args:
         answered: The answers.
         none: The answer where a row has no evidence. Where only one of answer and wanted text is it, the F1 is 0.
     """
-    found = [
-        float(said == wanted) if none in (said, wanted) else words_f1(said, wanted)
-        for said, wanted, quoted in zip(answered.answers, answered.wanted, answered.quotes, strict=True)
-        if quoted
-    ]
+    rows: list[ScoredRow] = []
+    every = zip(answered.ids, answered.answers, answered.wanted, answered.quotes, strict=True)
+    for name, said, wanted, quoted in every:
+        values: dict[str, float] = {Metric.EXACT_MATCH: float(said == wanted)}
+        if quoted:
+            same = float(said == wanted) if none in (said, wanted) else words_f1(said, wanted)
+            values[Metric.TOKEN_F1] = same
+        rows.append(ScoredRow(name, {TEXT: wanted}, {TEXT: said}, values=values))
+    return rows
+
+
+def mean_of(metric: str, rows: Sequence[ScoredRow]) -> float:
+    """Return the mean of a metric over the prompts that have it; NaN where none has."""
+    found = [row.values[metric] for row in rows if metric in row.values]
     return sum(found) / len(found) if found else math.nan
 
 

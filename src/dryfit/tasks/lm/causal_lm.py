@@ -23,11 +23,11 @@ from dryfit.meta.loading.adapters import new_adapter
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.meta.loading.pretrained import Kind
 from dryfit.scoring.scored_row import LOSS_TERMS, ScoredRow
-from dryfit.tasks.base import Batch, MakeBase, Outputs, TaskContext, TaskModel
+from dryfit.tasks.base import Batch, MakeBase, Measured, Outputs, TaskContext, TaskModel
 from dryfit.tasks.baselines.baseline import Baseline
 from dryfit.tasks.baselines.generated import text_baselines
 from dryfit.tasks.encoder import EncoderTask
-from dryfit.tasks.lm.answer_metrics import answer_metric, exact_match, quote_f1
+from dryfit.tasks.lm.answer_metrics import answer_metric, mean_of, scored_answers
 from dryfit.tasks.lm.chunked_loss import ChunkLosses, chunk_tokens, chunked_losses, over_all_words
 from dryfit.tasks.lm.decoder_tail import hidden_states, scores_of
 from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, asked_of, rehearse, sampled
@@ -300,7 +300,7 @@ class CausalLmTask(EncoderTask):
 
     def measure(
         self, model: TaskModel, tokens: TokenSet, *, batch_rows: int, beat: Callable[[], None]
-    ) -> Mapping[str, float]:
+    ) -> Mapping[str, float] | Measured:
         """Return the metrics of the answers to a fixed sample of the rows."""
         assert isinstance(model, CausalLm)
         if not self._generates:
@@ -320,10 +320,13 @@ class CausalLmTask(EncoderTask):
         )
         found = asked.answered(answers)
         beat()
-        values: dict[str, float] = {Metric.EXACT_MATCH: exact_match(found)}
+        scored = scored_answers(found, self._lm.no_evidence.strip())
+        values = {str(Metric.EXACT_MATCH): mean_of(Metric.EXACT_MATCH, scored)}
         if PromptPart.EVIDENCE in parts_of(self._lm):
-            values[Metric.TOKEN_F1] = quote_f1(found, self._lm.no_evidence.strip())
-        return values if self._lm.metric is None else values | answer_metric(self._lm.metric).of(found)
+            values[Metric.TOKEN_F1] = mean_of(Metric.TOKEN_F1, scored)
+        if self._lm.metric is not None:
+            values |= answer_metric(self._lm.metric).of(found)
+        return Measured(values, dict(zip(rows, scored, strict=True)))
 
     def measured_rows(self, batch_rows: int) -> int:
         """Return how many prompts are answered at once."""
