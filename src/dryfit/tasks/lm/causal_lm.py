@@ -289,8 +289,7 @@ class CausalLmTask(EncoderTask):
     def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
         """Yield what the metrics are worth without a model."""
         del splits
-        generated = Metric.EXACT_MATCH in self.metric_names()
-        return text_baselines(tokens, self._lm.generate_rows if generated else 0)
+        return text_baselines(tokens, self._lm.generate_rows if self._generates else 0)
 
     def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
         """Yield each example with the summed loss of its answer's tokens."""
