@@ -298,3 +298,11 @@ def test_its_own_allocator_settings_are_heeded(tmp_path: Path) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/own_allocator.py"))
     # Segments grow, so that each larger batch reuses what the last one left; others would keep 90 MiB beside it.
     assert memory.peak_reserved_bytes - memory.peak_allocated_bytes < 30 * MIB
+
+
+def test_what_an_evaluation_keeps_of_each_batch_is_named_with_its_line(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "gathers_logits.py", steps=2)
+    kept = memory_of(answer).evaluation_growth
+    assert kept is not None
+    assert kept.line == line_of("gathers_logits.py", "kept for all batches") and "kept.append" in kept.code
+    assert kept.bytes_per_batch == 4 * 64 * 4096 and kept.batches_left_out == 10 - 4

@@ -381,6 +381,15 @@ def ends(state: StudyState) -> list[tuple[Any, ...]]:
     ]
 
 
+def remove_later_attempts(folder: Path, lines: list[bytes]) -> None:
+    """Remove the files of attempts that no event has: an attempt's folder is made after its event was written."""
+    events = [json.loads(line) for line in lines]
+    known = {(event["number"], event["attempt"]) for event in events if event["type"] == "attempt_placed"}
+    for attempt in folder.glob("trials/*/attempt-*"):
+        if (int(attempt.parent.name), int(attempt.name.removeprefix("attempt-"))) not in known:
+            shutil.rmtree(attempt)
+
+
 @pytest.mark.parametrize(
     "name",
     ["other rows", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nine models to seven", "a key more"))],
@@ -398,8 +407,9 @@ def test_a_kill_before_midway_or_after_any_event_changes_nothing(tmp_path: Path,
     for kept in range(first, len(lines)):
         for torn in (b"", lines[kept][: len(lines[kept]) // 2]):
             folder = tmp_path / f"cut-{kept}-{len(torn)}"
-            shutil.copytree(whole, folder)  # the files of trials, and the newest frozen.toml there can be
+            shutil.copytree(whole, folder)  # the newest frozen.toml there can be, and the files of trials ...
             (folder / "ledger.jsonl").write_bytes(b"".join(lines[:kept]) + torn)
+            remove_later_attempts(folder, lines[:kept])
             state = run(folder, after, data=data)
             assert ends(state) == expected, (kept, torn)
             kinds = [event.type for event in read_ledger(folder / "ledger.jsonl")]

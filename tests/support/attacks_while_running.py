@@ -154,7 +154,9 @@ def clock_set(attack: Attack) -> str:
     with tempfile.TemporaryDirectory(prefix="clock-") as folder:
         library, jump = Path(folder) / "clock.so", Path(folder) / "jump"
         compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
-        if shutil.which("cc") is None or subprocess.run(compiler, input=_CLOCK.encode(), check=False).returncode:
+        try:
+            subprocess.run(compiler, input=_CLOCK.encode(), check=True)
+        except (OSError, subprocess.CalledProcessError):
             attack.run("status")
             return "no compiler is here"
         jumps = [attack.draw.choice((-86_400, 86_400, -1_700_000_000, 2_000_000_000, -5, 60)) for _ in range(3)]

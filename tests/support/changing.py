@@ -65,7 +65,7 @@ def config(
 ) -> StudyConfig:
     """A study of models; by default the one that all changes start from."""
     document: dict[str, Any] = {
-        "study": {"trials": trials, "seed": 3, "name": "toy"},
+        "study": {"trials": trials, "seed": 3, "name": "toy", "baselines_s": 0},
         "data": {"train": "/a.jsonl", "validation": "/b.jsonl"},
         "search": {"mirror": "none", "sampler": sampler, **SAMPLERS[sampler]},
         "execution": {"device": "cpu"},

@@ -17,6 +17,7 @@ import pytest
 import plan_jobs
 from dryfit.config.load import load_document
 from dryfit.core.failure import Evidence
+from dryfit.core.jobs.baselines import BaselineScore, BaselinesRequest, BaselinesResult
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.plan import PlanRequest, PlanResult
 from dryfit.core.jobs.train import ResolveRequest, StopReason, TrainRequest, TrainResult
@@ -35,6 +36,7 @@ from dryfit.core.wire import (
 )
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.children.result_reading import clear
+from dryfit.scoring.row_files import FACTS_FILE, write_facts
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
@@ -150,6 +152,10 @@ class FolderChild:
 def _answer(body: Any) -> ChildResult:
     if isinstance(body, ResolveRequest):
         return ChildResult(plan_jobs.resolved())
+    if isinstance(body, BaselinesRequest):
+        write_facts(Path(body.out_dir) / FACTS_FILE, {})
+        score = BaselineScore(name="majority", words="always class 1", metrics={str(body.metric): 0.5})
+        return ChildResult(BaselinesResult(baselines=(score,)))
     assert isinstance(body, PlanRequest)
     return ChildResult(PlanResult(answers=tuple(plan_jobs.answer(subject, body) for subject in body.subjects)))
 

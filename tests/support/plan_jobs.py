@@ -51,6 +51,7 @@ def write_study(folder: Path, **tables: dict[str, Any]) -> Path:
     for name in ("train", "validation"):
         (folder / f"{name}.jsonl").write_text('{"text": "a", "label": 0}\n', encoding="utf-8")
     known = {
+        "study": {"baselines_s": 0},
         "data": {"train": '"train.jsonl"', "validation": '"validation.jsonl"'},
         "search": {"mirror": '"none"'},
         "runtime": {"isolation": '"fresh"', "max_refused_in_a_row": 20},

@@ -105,7 +105,7 @@ class CudaApi:
         replace_internals(self._devices, self._allocations.allocator.release_cached)
         torch.cuda.Stream = torch.cuda.streams.Stream = CudaStream  # pyright: ignore
         torch.cuda.Event = torch.cuda.streams.Event = CudaEvent  # pyright: ignore
-        torch.cuda.nccl.version = lambda: _NCCL_VERSION
+        torch.cuda.nccl.version = lambda: _NCCL_VERSION  # pyright: ignore
         torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # pyright: ignore
         torch.Tensor.record_stream = lambda tensor, *_, **__: None  # pyright: ignore
         if torch.version.cuda is None:

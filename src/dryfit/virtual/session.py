@@ -25,11 +25,12 @@ from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.virtual.dispatch import NoStandInError
 from dryfit.virtual.gpu import VirtualGpu
 from dryfit.virtual.script.absent_ranks import AbsentGroup
+from dryfit.virtual.script.loaders import Stock
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
 from dryfit.virtual.script.shortening import Shortening
 from dryfit.virtual.script.target import add_working_folder, own_file, started
 from dryfit.virtual.script.training_arguments import ArgumentWatch
-from dryfit.virtual.summary import StepMark, summarize
+from dryfit.virtual.summary import StepMark, evaluation_growth, summarize
 from dryfit.virtual.work import WorkCounter
 from dryfit.virtual.writes import muting
 
@@ -80,7 +81,7 @@ class _Run:
             worst_batch=request.worst_batch,
             on_step_end=self._step_ended,
             on_ignored=lambda: self.finish(ScriptEnd.STOPPED, ""),
-            allocated_bytes=lambda: allocator.allocated_bytes,
+            stock=lambda: Stock(allocator.allocated_bytes, len(self.gpu.allocations.blocks)),
             work=self.work,
         )
         self.ranks = AbsentGroup(request.ranks)
@@ -147,6 +148,10 @@ class _Run:
             failed_at=gpu.failed_at,
             enough_bytes=gpu.room_bytes if went_through else None,
         )
+        kept = self.shortening.kept_of_batch
+        if memory is not None and kept is not None:
+            grown = evaluation_growth(gpu.allocations, kept)
+            memory = memory.model_copy(update={"evaluation_growth": grown})
         verdict, shortfall, reasons = _verdict(gpu, memory, end)
         if self.unseen and verdict is not VerdictKind.REFUSED:
             verdict, reasons = VerdictKind.UNKNOWN, tuple(self.unseen)

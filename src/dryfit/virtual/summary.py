@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dryfit.core.jobs.memory import MemoryCategory, PeakAt
-from dryfit.core.jobs.rehearsal import Growth, LineBytes, RehearsalMemory, StepMemory, TimelinePoint
+from dryfit.core.jobs.rehearsal import (
+    EvaluationGrowth,
+    Growth,
+    LineBytes,
+    RehearsalMemory,
+    StepMemory,
+    TimelinePoint,
+)
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.memory.allocator.replay import min_cap, replay
 from dryfit.memory.allocator.settings import AllocatorSettings
@@ -17,6 +24,7 @@ from dryfit.memory.planning.timeline import BLOCK_BYTES, Ints, most_by_phase
 from dryfit.memory.tracing.events import Label
 from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import code_of
+from dryfit.virtual.script.loaders import KeptOfBatch
 
 _LINES = 40
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
@@ -184,6 +192,18 @@ def _growth(
             kept[label.line, label.source] += size
     line, source = max(kept, key=kept.__getitem__, default=("", ""))
     return Growth(bytes_per_step=grown, line=line, code=code_of(line), source=source)
+
+
+def evaluation_growth(run: LiveAllocations, kept: KeptOfBatch) -> EvaluationGrowth:
+    """Return what an evaluation keeps of each batch, with the line that made most of what it has kept."""
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    for number, size in _live(run, kept.until - 1, kept.since).values():
+        label = run.label_table[number]
+        sums[label.line, label.source] += size
+    line, source = max(sums, key=sums.__getitem__, default=("", ""))
+    return EvaluationGrowth(
+        bytes_per_batch=kept.bytes, batches_left_out=kept.others, line=line, code=code_of(line), source=source
+    )
 
 
 def _timeline(run: LiveAllocations, allocated: Ints, steps: Sequence[StepMark]) -> tuple[TimelinePoint, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from dryfit.virtual.script.loaders import EVALUATION_BATCHES
+from dryfit.virtual.script.loaders import EVALUATION_BATCHES, Stock
 from dryfit.virtual.script.optimizer_steps import PATIENCE, RehearsalDone
 from dryfit.virtual.script.shortening import Shortening
 from in_fork import in_fork
@@ -51,7 +51,7 @@ def shortened(script: Callable[[Log], None], *, worst_batch: bool = False, steps
             worst_batch=worst_batch,
             on_step_start=lambda number: marks.append(f"<{number}"),
             on_step_end=lambda number: marks.append(f"{number}>"),
-            allocated_bytes=lambda: log.allocated_bytes,
+            stock=lambda: Stock(log.allocated_bytes),
         )
         short.install()
         try:

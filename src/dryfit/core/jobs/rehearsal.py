@@ -75,6 +75,21 @@ class Growth(Settings):
     source: str
 
 
+class EvaluationGrowth(Settings):
+    """Memory that an evaluation keeps of each batch until its end: logits, as a rule.
+
+    Attributes:
+        batches_left_out: How many more batches it has than were rehearsed; None: not known.
+        line: Line of the script that made most of what is kept.
+    """
+
+    bytes_per_batch: int
+    batches_left_out: int | None
+    line: str
+    code: str
+    source: str
+
+
 class LargestBatch(Settings):
     """The largest batch of the script's own data.
 
@@ -153,6 +168,7 @@ class RehearsalMemory(Settings):
     by_module: dict[str, int]
     steps: tuple[StepMemory, ...]
     growth: Growth | None = None
+    evaluation_growth: EvaluationGrowth | None = None
     timeline: tuple[TimelinePoint, ...] = ()
 
 

@@ -2,6 +2,7 @@
 
 from dryfit.core.jobs.memory import Confidence, MemoryCategory, PeakAt, StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import (
+    EvaluationGrowth,
     Growth,
     LargestBatch,
     LineBytes,
@@ -57,6 +58,7 @@ class RehearsalView(Answer):
     peak_source: str | None
     steps: tuple[StepMemory, ...] | None
     growth: Growth | None
+    evaluation_growth: EvaluationGrowth | None
     timeline: tuple[TimelinePoint, ...] | None
     out_of_memory: tuple[OutOfMemory, ...]
     flops_per_step: int | None

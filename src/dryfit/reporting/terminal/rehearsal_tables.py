@@ -221,6 +221,10 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
         growth = memory.growth
         lines.append(f"memory grows by {gib(growth.bytes_per_step)} a step; most of what is kept is made here:")
         lines.append(f"  {place_text(growth.line, growth.code, growth.source)}")
+    if memory is not None and memory.evaluation_growth is not None:
+        kept = memory.evaluation_growth
+        lines.append(f"an evaluation keeps {gib(kept.bytes_per_batch)} of each batch; most of it is made here:")
+        lines.append(f"  {place_text(kept.line, kept.code, kept.source)}")
     if answer.worst_batch is not None:
         lines.append(f"worst batch   {batch_text(answer.worst_batch)}")
     if answer.work is not None:

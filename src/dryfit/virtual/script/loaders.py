@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -33,20 +33,45 @@ _ADAPTERS = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
 """Accelerate's loaders: they look like a ``DataLoader`` and are none."""
 
 
+class Stock(NamedTuple):
+    """What is allocated on the device, and how many events led to it."""
+
+    allocated_bytes: int = 0
+    event: int = 0
+
+
+class KeptOfBatch(NamedTuple):
+    """What an evaluation keeps of each batch.
+
+    Attributes:
+        bytes: Of the device's memory.
+        others: Batches that were left out; None: not known.
+        since: Number of events before the last batch was evaluated.
+        until: The same after it.
+    """
+
+    bytes: int
+    others: int | None
+    since: int
+    until: int
+
+
 class LoaderWatch:
     """What is known of a script's data loaders.
 
     Attributes:
         notes: What was left out, in words.
         largest: The largest batch of the loader that feeds training.
+        kept: What the evaluation that was cut and keeps most keeps of each batch; None: none keeps anything.
     """
 
-    def __init__(self, steps: OptimizerSteps, *, worst_batch: bool, allocated_bytes: Callable[[], int]) -> None:
+    def __init__(self, steps: OptimizerSteps, *, worst_batch: bool, stock: Callable[[], Stock]) -> None:
         self.notes: dict[str, None] = {}
         self.largest: LargestBatch | None = None
         self._steps = steps
         self._worst_batch = worst_batch
-        self._allocated_bytes = allocated_bytes
+        self._stock = stock
+        self.kept: KeptOfBatch | None = None
         self._found: WeakKeyDictionary[DataLoader[Any], Found | str] = WeakKeyDictionary()
         self._training: WeakSet[Any] = WeakSet()
         self._last: _Watched | None = None
@@ -97,13 +122,14 @@ class LoaderWatch:
         if self._drawing.depth:  # the loader within a loader
             self._drawing.sources.add(watched.loader)
             return watched.next_batch()
-        watched.takes_stock(self._allocated_bytes())
+        watched.takes_stock(self._stock())
         if self._steps.done and watched.trains:
             self._winding_down_from = self._steps.number
             watched.ends_here()
             raise StopIteration
         if watched.evaluated >= EVALUATION_BATCHES and self._is_evaluation(watched):
             self.notes[_shortened(watched.loader, watched.kept_bytes)] = None
+            self._keep(watched)
             watched.ends_here()
             raise StopIteration
         self._drawing.sources = {watched.loader}
@@ -112,6 +138,12 @@ class LoaderWatch:
         watched.sources = self._drawing.sources
         self._last, self._winding_down_from = watched, None
         return batch
+
+    def _keep(self, watched: "_Watched") -> None:
+        if watched.kept_bytes > (self.kept.bytes if self.kept is not None else 0):
+            length = _length(watched.loader)
+            others = None if length is None else length - EVALUATION_BATCHES
+            self.kept = KeptOfBatch(watched.kept_bytes, others, watched.since, watched.stock.event)
 
     def _is_evaluation(self, watched: "_Watched") -> bool:
         """Return whether an iterator whose batches are evaluated feeds no rollout for training, as PPO's do."""
@@ -188,6 +220,7 @@ class _Watched:
         trains: Whether an optimizer took a step on a batch of it.
         evaluated: Batches that were evaluated.
         kept_bytes: Of the device's memory, that each batch evaluated left allocated.
+        stock: What was there when it was last looked at; since: the number of events the time before.
         sources: The loaders that its last batch came through.
     """
 
@@ -196,6 +229,8 @@ class _Watched:
         self.trains = False
         self.evaluated = 0
         self.kept_bytes = 0
+        self.stock = Stock()
+        self.since = 0
         self.sources: set[Any] = set()
         self._watch = watch
         self._inner = inner
@@ -203,7 +238,6 @@ class _Watched:
         self._left_out = -1 if found is None else found.position
         self._drawn = 0
         self._ended = False
-        self._allocated_bytes = 0
         self._trained_on = self._evaluated_on = False
 
     def __iter__(self) -> "_Watched":
@@ -230,16 +264,16 @@ class _Watched:
         self._trained_on |= trains
         self._evaluated_on |= not trains
 
-    def takes_stock(self, allocated_bytes: int) -> None:
+    def takes_stock(self, stock: Stock) -> None:
         """Count what became of its last batch, and what an evaluation keeps of each."""
         if self.evaluates:
             self.evaluated += 1
-            grown_bytes = allocated_bytes - self._allocated_bytes
+            grown_bytes = stock.allocated_bytes - self.stock.allocated_bytes
             # The first batch also makes what all have in common.
             self.kept_bytes = grown_bytes if self.evaluated <= 2 else min(self.kept_bytes, grown_bytes)
         elif self._trained_on:
             self.evaluated = 0
-        self._allocated_bytes = allocated_bytes
+        self.since, self.stock = self.stock.event, stock
         self._trained_on = self._evaluated_on = False
 
     def next_batch(self) -> Any:
@@ -266,16 +300,20 @@ class _Watched:
 
 
 def _shortened(loader: Any, kept_bytes: int) -> str:
-    try:
-        length = len(loader)
-    except (TypeError, NotImplementedError):
-        length = None
+    length = _length(loader)
     cut = f"an evaluation was ended after {EVALUATION_BATCHES}{f' of {length}' if length else ''} batches"
     if kept_bytes <= 0:
         return cut
     others = (length or 0) - EVALUATION_BATCHES
     whole = f": the {others} others would keep {gib(others * kept_bytes)} more" if others > 0 else ""
     return f"{cut}; it keeps {gib(kept_bytes)} of each batch on the device (logits, as a rule){whole}"
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _keeps_order(loader: Any) -> bool:

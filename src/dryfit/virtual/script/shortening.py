@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from dryfit.core.jobs.rehearsal import LargestBatch
-from dryfit.virtual.script.loaders import LoaderWatch
+from dryfit.virtual.script.loaders import KeptOfBatch, LoaderWatch, Stock
 from dryfit.virtual.script.micro_batches import RepeatedMicroBatches
 from dryfit.virtual.script.optimizer_steps import OptimizerSteps
 from dryfit.virtual.script.trainers import end_trainers
@@ -23,7 +23,7 @@ class Shortening:
         on_step_start: Called with a step's number, from 1, as its optimizer begins.
         on_step_end: Called with it as its optimizer has ended.
         on_ignored: Called where a script that was ended goes on.
-        allocated_bytes: Says what is allocated on the device, to learn what an evaluation keeps of each batch.
+        stock: Says what is allocated on the device, to learn what an evaluation keeps of each batch.
         work: Counts the work of micro-batches that are left out, too.
     """
 
@@ -35,11 +35,11 @@ class Shortening:
         on_step_start: Callable[[int], None] = _nothing,
         on_step_end: Callable[[int], None] = _nothing,
         on_ignored: Callable[[], None] = lambda: None,
-        allocated_bytes: Callable[[], int] = lambda: 0,
+        stock: Callable[[], Stock] = Stock,
         work: WorkCounter | None = None,
     ) -> None:
         self._steps = OptimizerSteps(steps, on_step_start, on_step_end, on_ignored)
-        self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, allocated_bytes=allocated_bytes)
+        self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, stock=stock)
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
 
     def install(self) -> None:
@@ -67,6 +67,11 @@ class Shortening:
     def evaluating(self) -> bool:
         """Whether the modules that run are evaluating a loader's batch."""
         return self._loaders.evaluating
+
+    @property
+    def kept_of_batch(self) -> KeptOfBatch | None:
+        """What an evaluation that was cut keeps of each batch; None: nothing."""
+        return self._loaders.kept
 
     @property
     def largest_batch(self) -> LargestBatch | None:
