@@ -36,6 +36,7 @@ KINDS = {one.model_fields["type"].default for one in get_args(get_args(events.Ev
 # Kinds of events that no kept study has, each with the reason.
 NOT_KEPT = {
     "parallel_set": "what the machine, not the study file, allows side by side: how often it is said is chance",
+    "baselines": "they are computed again where a ledger lacks them, as those of earlier versions do",
     "device_set_aside": "a device that is set aside is one of a GPU machine",
 }
 

@@ -417,12 +417,12 @@ def test_running_state_is_plain_optuna(ledger: Ledger, storage: str) -> None:
     assert mirror.flush(FLUSH_S)
     assert trials(storage)[0].state is TrialState.RUNNING
     ledger.report(0, 0, 0.5)
-    ledger.report(0, 0, 0.6)  # a retried attempt reports again: the last one stands
+    ledger.report(0, 2, 0.6)  # numbers have gaps: a fold that stops early
     ledger.finish(0, "pruned", None, "asha")
     assert mirror.flush(FLUSH_S)
     mirror.stop()
     only = trials(storage)[0]
-    assert (only.state, only.value, only.intermediate_values) == (TrialState.PRUNED, 0.6, {0: 0.6})
+    assert (only.state, only.value, only.intermediate_values) == (TrialState.PRUNED, 0.6, {0: 0.5, 2: 0.6})
 
 
 def test_a_mirror_that_cannot_open_its_database_does_not_tell_the_password(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.wire import ErrorParts, Wire
 
 NAMES = (
-    "resolve train check plan calibrate probe batch_check imported final ensemble predict merge tiny_lm rows "
+    "resolve baselines train check plan calibrate probe batch_check imported final ensemble predict merge tiny_lm rows "
     "fault error"
 ).split()
 TRAINED = TrainResult(value=0.5, also=(0.25,), best=None, steps=7, stopped_by=StopReason.SIGTERM, peak_rss_bytes=5)

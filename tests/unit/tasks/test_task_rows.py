@@ -24,7 +24,7 @@ GENERIC = ("dryfit.tasks.saved.", "dryfit.tasks.base")
 
 
 def context(**data: Any) -> TaskContext:
-    return TaskContext(TrialSettings(lm=LmSettings(generate_rows=4)), DataSettings(**data))
+    return TaskContext(TrialSettings(lm=LmSettings(generate_rows=4, format="both")), DataSettings(**data))
 
 
 def test_every_task_has_a_row_and_all_but_a_function_a_class() -> None:
