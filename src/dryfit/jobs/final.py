@@ -7,13 +7,17 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import NonFiniteError
+from dryfit.core.errors import FileError, NonFiniteError
+from dryfit.core.jobs.analysis import ANALYSIS_FILE, Analysis
 from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.task_facts import facts_of, reads, task_word
 from dryfit.core.settings.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
 from dryfit.parallel.layout.processes import ProcessGroup, run_in_process_group
+from dryfit.scoring.analysis import analyse
+from dryfit.scoring.row_files import read_facts, write_rows
+from dryfit.tasks.class_threshold import HALF, threshold_names
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.rows.checked_rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.saved.model_input import DRYFIT_FILE, model_input, read_model_input
@@ -29,7 +33,7 @@ from dryfit.train.results import train_result
 from dryfit.train.run import FixedLength, TrialParts
 from dryfit.train.start import start_training
 from dryfit.train.trainer import run_training
-from dryfit.train.validation import evaluate
+from dryfit.train.validation import Evaluated, evaluate
 
 
 def final(body: FinalRequest, channel: ChildChannel) -> FinalResult | TrainResult:
@@ -67,14 +71,17 @@ def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> Fi
     if length is None:
         best = _take_best(parts, run.points)
         fitted = read_model_input(_best_dir(body.training)).fitted
-    test = _scores(parts, tokens, run.step, fitted)
+    test = _evaluated(parts, tokens, TEST, run.step, fitted)  # which nothing has read before
+    if test is not None and parts.leads and test.rows:
+        write_rows(Path(body.training.scored_dir), TEST, test.rows, test.metrics)
     result = FinalResult(
         training=ended,
         step=best.step if best is not None else run.step,
         validation=best.metrics if best is not None else None,
-        test=test,
+        test=test.metrics if test is not None else None,
         rows={**rows, "trained": parts.train.sources},
         model_dir=body.model_dir,
+        analysis=_analysis(body, parts, tokens, test, run.step, fitted) if body.model_dir is not None else None,
     )
     if body.model_dir is not None:
         channel.send(Phase(name="save", step=result.step))
@@ -126,19 +133,44 @@ def _best_dir(body: TrainRequest) -> Path:
     return own if (own / DRYFIT_FILE).is_file() else Path(body.kept_best_dir)
 
 
-def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, float]) -> dict[str, float] | None:
-    """Compute the metrics on test, which nothing has read before; None where the data has no such split."""
-    if TEST not in tokens.splits:
+def _evaluated(
+    parts: TrialParts, tokens: Tokens, name: str, step: int, fitted: Mapping[str, float]
+) -> Evaluated | None:
+    """Evaluate the model on a split; None where the data has no such split."""
+    if name not in tokens.splits:
         return None
     parts.channel.send(Phase(name="evaluate", step=step))
-    split, beat = tokens.splits[TEST], parts.channel.beat
+    split, beat = tokens.splits[name], parts.channel.beat
     rows = parts.request.plan.eval_rows
-    guard = BatchGuard(TEST, split, model_bounds(parts.model))
+    guard = BatchGuard(name, split, model_bounds(parts.model))
     at = ErrorContext(parts, guard)
     at.step = step
     with at:
-        scores = evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard, fitted=fitted)
-    return scores.metrics
+        return evaluate(parts.model, split, parts.task, batch_rows=rows, beat=beat, guard=guard, fitted=fitted)
+
+
+def _analysis(
+    body: FinalRequest,
+    parts: TrialParts,
+    tokens: Tokens,
+    test: Evaluated | None,
+    step: int,
+    fitted: Mapping[str, float],
+) -> Analysis | None:
+    """Return what the model does well and badly on test; without such rows on validation, if it was not trained on."""
+    split, found = TEST, test
+    if test is None and body.last_step is None:
+        split, found = VALIDATION, _evaluated(parts, tokens, VALIDATION, step, fitted)
+    if found is None or not parts.leads:
+        return None
+    try:
+        facts = read_facts(Path(body.facts_file))
+    except (FileError, OSError):
+        facts = None  # no baselines were asked for, or somebody removed them
+    config, classes = body.training.config, parts.task.classes or 0
+    names = threshold_names(classes, multi_label=config.data.multi_label)
+    thresholds = [fitted.get(name, HALF) for name in names]
+    return analyse(found.rows, facts, split=split, metric=config.metric, thresholds=thresholds)
 
 
 def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Mapping[str, float]) -> None:
@@ -148,6 +180,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         return
     config = body.training.config
     read = model_input(config.task, replace(parts.task.context, fitted=fitted))
+    analysis = {} if result.analysis is None else {ANALYSIS_FILE: result.analysis.model_dump_json()}
     assert body.model_dir is not None  # a model is asked for
     facts = {
         "task": task_word(config.task),
@@ -170,5 +203,5 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         tokenizer_folders=parts.tokenizer_folders,
         facts=facts,
         place=Path(body.model_dir),
-        texts=Trained(body, result, read, whole).texts(),
+        texts={**Trained(body, result, read, whole).texts(), **analysis},
     )

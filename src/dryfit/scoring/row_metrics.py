@@ -117,7 +117,7 @@ class _Counts:
 
 def _of_classes(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
     classes, several = len(rows[0].p), isinstance(rows[0].truth[CLASS], list)
-    has_RC, said_RC = (_one_hot([part[CLASS] for part in parts], classes) for parts in _both_parts(rows))
+    has_RC, said_RC = (one_hot([part[CLASS] for part in parts], classes) for parts in both_parts(rows))
     both_RC = has_RC * said_RC
     right_R = (has_RC == said_RC).all(axis=1).astype(np.float64)
     p_RC = np.array([row.p for row in rows], dtype=np.float64)
@@ -145,11 +145,13 @@ def _of_classes(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
             return None
 
 
-def _both_parts(rows: Sequence[ScoredRow]) -> tuple[list[Any], list[Any]]:
+def both_parts(rows: Sequence[ScoredRow]) -> tuple[list[Any], list[Any]]:
+    """Return the right answers of rows, and the given ones."""
     return [row.truth for row in rows], [row.answer for row in rows]
 
 
-def _one_hot(labels: Sequence[Any], classes: int) -> Floats:
+def one_hot(labels: Sequence[Any], classes: int) -> Floats:
+    """Return labels, each a class or the list of several, as (R, C): 1 where a row has a class."""
     has_RC = np.zeros((len(labels), classes))
     for row, label in enumerate(labels):
         has_RC[row, label] = 1.0  # one class, or a list of them
@@ -169,18 +171,46 @@ def _matthews(counts: _Counts) -> Floats:
     return np.nan_to_num(_quotient(shared_B, np.sqrt(np.maximum(spread_B, 0))), nan=0.0)
 
 
-def _calibration(p_RC: Floats, has_RC: Floats, *, several: bool) -> RowMetric:
-    """Return the expected calibration error: of every class's probability, or of the likeliest class's."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Probabilities that are judged by what came true: every class's, or of each row the likeliest class's.
+
+    Attributes:
+        p_RN: They themselves.
+        true_RN: 1 where the row has the class.
+        bins_RN: The bin that each lies in, from 1; the probability 1 is in one of its own, after the last.
+    """
+
+    p_RN: Floats
+    true_RN: Floats
+    bins_RN: NDArray[np.intp]
+
+
+def judged(p_RC: Floats, has_RC: Floats, *, several: bool) -> Judged:
+    """Return the probabilities that a calibration is judged by.
+
+    Args:
+        p_RC: Of each class.
+        has_RC: 1 where a row has a class.
+        several: A row may have several classes, so each class's probability is judged.
+    """
     p_RN, true_RN = p_RC, has_RC
     if not several:
         likeliest_R1 = p_RC.argmax(axis=1)[:, None]
         p_RN, true_RN = (np.take_along_axis(of_RC, likeliest_R1, axis=1) for of_RC in (p_RC, has_RC))
-    gaps_RS = np.zeros((len(p_RN), CALIBRATION_BINS + 2))
     bins_RN = np.searchsorted(np.linspace(0, 1, CALIBRATION_BINS + 1), p_RN.astype(np.float32), side="right")
-    for column in range(p_RN.shape[1]):
-        np.add.at(gaps_RS, (np.arange(len(p_RN)), bins_RN[:, column]), true_RN[:, column] - p_RN[:, column])
-    numbers = p_RN.shape[1]
-    return RowMetric(len(p_RN), lambda w: _quotient(np.abs(w @ gaps_RS).sum(axis=1), w.sum(axis=1) * numbers))
+    return Judged(p_RN, true_RN, bins_RN)
+
+
+def _calibration(p_RC: Floats, has_RC: Floats, *, several: bool) -> RowMetric:
+    """Return the expected calibration error: of every class's probability, or of the likeliest class's."""
+    found = judged(p_RC, has_RC, several=several)
+    rows, numbers = found.p_RN.shape
+    gaps_RS = np.zeros((rows, CALIBRATION_BINS + 2))
+    for column in range(numbers):
+        gaps_R = found.true_RN[:, column] - found.p_RN[:, column]
+        np.add.at(gaps_RS, (np.arange(rows), found.bins_RN[:, column]), gaps_R)
+    return RowMetric(rows, lambda w: _quotient(np.abs(w @ gaps_RS).sum(axis=1), w.sum(axis=1) * numbers))
 
 
 def _auroc(weights_BR: Floats, p_RC: Floats, has_RC: Floats, asked: range) -> Floats:

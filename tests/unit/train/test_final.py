@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import tiny
 import trials
 from dryfit.core.errors import DataError
+from dryfit.core.jobs.analysis import Analysis
 from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason, TrainResult
 from dryfit.core.settings.choices import Metric
 from dryfit.jobs import final as final_module
@@ -20,6 +21,9 @@ from dryfit.jobs.train import train
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.runtime.children.child import describe_fault
+from dryfit.scoring.analysis import analyse
+from dryfit.scoring.row_files import read_rows, write_facts
+from dryfit.scoring.scored_row import RowFacts
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.saved.saved_model import load
@@ -228,3 +232,38 @@ def test_each_batch_of_the_test_split_is_looked_at(tmp_path: Path, monkeypatch: 
         again.run("batches")
     assert caught.value.doing == "checking a batch of the split test"
     assert "batch of the split test: 30 row(s): " in describe_fault(caught.value).context
+
+
+def test_what_the_model_does_well_and_badly_stands_in_its_folder(again: Again) -> None:
+    request = again.request("analysed")
+    facts = {row["id"]: RowFacts(row["group"], row["criterion"]) for row in tiny.rows(30, start=500)}
+    write_facts(again.folder / "facts.gz", facts)
+    request = request.model_copy(update={"facts_file": str(again.folder / "facts.gz")})
+    done = final(request, trials.ScriptedChannel(again.folder / "analysed"))
+    assert isinstance(done, FinalResult) and done.analysis is not None and done.test is not None
+    analysis = done.analysis
+    assert (analysis.split, analysis.rows, analysis.notes) == ("test", 30, ())
+    assert analysis.overall.scores[Metric.F1_MACRO] == pytest.approx(done.test[Metric.F1_MACRO], rel=1e-5)
+    assert {one.name for one in analysis.criteria} == set(tiny.CRITERIA)
+    file = read_rows(Path(request.training.scored_dir) / "test.jsonl.gz")
+    assert file.metrics == pytest.approx(done.test) and len(file.rows) == 30
+    assert analyse(file.rows, facts, split="test", metric=request.training.config.metric) == analysis
+    folder = again.folder / "analysed" / "model"
+    assert Analysis.model_validate_json((folder / "analysis.json").read_bytes()) == analysis
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "## What it does well and badly\n\nOn the 30 rows of test." in card
+    assert "| class | precision | recall | F1 | rows |\n|---|--:|--:|--:|--:|\n| 0 |" in card
+    assert analysis.classes is not None and f"| {analysis.classes.worst[0].id} | " in card
+
+
+def test_without_test_rows_validation_is_analysed_and_where_it_was_trained_on_nothing_is(tmp_path: Path) -> None:
+    again = Again(tmp_path, train={"epochs": 1})
+    again.trial.data = again.trial.data.model_copy(update={"test": None})
+    done = again.run("plain")
+    assert isinstance(done, FinalResult) and done.test is None and done.validation is not None
+    assert done.analysis is not None and (done.analysis.split, done.analysis.rows) == ("validation", 20)
+    assert done.analysis.overall.scores["accuracy"] == pytest.approx(done.validation["accuracy"], rel=1e-5)
+    assert "no such file" in done.analysis.notes[0]
+    both = again.run("both", last_step=2)
+    assert isinstance(both, FinalResult) and both.analysis is None
+    assert not (tmp_path / "both" / "model" / "analysis.json").exists()

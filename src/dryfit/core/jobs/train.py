@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from dryfit.core.jobs.analysis import Analysis
 from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionPlan
 from dryfit.core.settings.objective_table import ObjectiveSettings
@@ -146,6 +147,8 @@ class FinalResult(Wire):
         test: Metrics on test; None if the data has no test split.
         rows: Rows of each split, and those trained on as ``trained``.
         model_dir: As requested.
+        analysis: What the model does well and badly on test, or on validation where the data has no test rows; None
+            where only scores were asked for, no rows were left, or the task does not tell rows.
     """
 
     training: TrainResult
@@ -154,6 +157,7 @@ class FinalResult(Wire):
     test: dict[str, float] | None
     rows: dict[str, int]
     model_dir: str | None
+    analysis: Analysis | None = None
 
 
 class FinalRequest(JobRequest[FinalResult | TrainResult]):
@@ -172,6 +176,7 @@ class FinalRequest(JobRequest[FinalResult | TrainResult]):
         searched: The trial's value in the study, for the model card.
         folds: Number of folds that value is the mean of; 1: it was trained once.
         baseline: The strongest baseline's value of the metric, and what it answers, for the model card.
+        facts_file: File of the criteria and groups of the study's rows; it may be missing.
     """
 
     job: Literal[Job.FINAL] = Job.FINAL
@@ -185,6 +190,7 @@ class FinalRequest(JobRequest[FinalResult | TrainResult]):
     searched: float | None = None
     folds: int = Field(default=1, ge=1)
     baseline: tuple[float, str] | None = None
+    facts_file: str = ""
 
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from dryfit.core.jobs.analysis import Analysis
 from dryfit.core.settings.trial import Scalar
 from dryfit.reporting.data.json_view import Answer, View
 from dryfit.reporting.terminal.tables import Table, measured_text, number_text, params_text
@@ -36,6 +37,7 @@ class TrainedModel(FinalScores):
         step: The optimizer step of the weights.
         steps: Optimizer steps done.
         folder: The saved model; None if only its scores were asked for.
+        analysis: What it does well and badly on test, or on validation where there are no test rows.
     """
 
     trial: int
@@ -44,6 +46,7 @@ class TrainedModel(FinalScores):
     step: int
     steps: int
     folder: str | None
+    analysis: Analysis | None = None
 
 
 class EnsembleMemberScores(View):

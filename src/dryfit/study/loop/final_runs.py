@@ -13,6 +13,7 @@ from dryfit.core.jobs.train import FinalRequest, FinalResult, TrainRequest
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, TrialConfig, mean
 from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
+from dryfit.scoring.row_files import FACTS_FILE
 from dryfit.store.layout import FinalLayout
 from dryfit.store.state import PlanState, TrialState
 from dryfit.study.planning.device_needs import process_count
@@ -143,6 +144,7 @@ def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> 
         searched=trial.value,
         folds=max(1, len(trial.folds)),
         baseline=(baseline.metrics[study.state.goals[0].name], baseline.words) if baseline is not None else None,
+        facts_file=str(study.layout.baselines / FACTS_FILE),
     )
 
 

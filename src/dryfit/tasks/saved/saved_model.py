@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dryfit.core.errors import ConfigError
+from dryfit.core.jobs.analysis import ANALYSIS_FILE
 from dryfit.core.settings.tables import ModelSettings
 from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.core.wire import canonical_json, empty_beside, publish_folder, sync_path, write_text_atomic
@@ -45,7 +46,7 @@ WEIGHTS_FILE = "model.safetensors"
 _CONFIG_FILE = "config.json"
 _NOT_OURS = frozenset(
     {_CONFIG_FILE, DRYFIT_FILE, ADAPTER_FILE, "README.md", "modules.json", "config_sentence_transformers.json"}
-    | {"example.py"}  # which the card speaks of
+    | {"example.py", ANALYSIS_FILE}  # which the card speaks of
 )
 _COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".py"})
 

@@ -19,6 +19,7 @@ from dryfit.tasks.base import TaskModel
 from dryfit.tasks.lm.causal_lm import CausalLm
 from dryfit.tasks.rows.prompts import parts_of
 from dryfit.tasks.saved.model_input import ModelInput
+from dryfit.train.export.analysis_text import analysis_text
 from dryfit.train.export.examples import example
 from dryfit.train.export.templates import render
 
@@ -77,6 +78,7 @@ def _model_card(trained: Trained, program: str | None) -> str:
         "trust": ", trust=True" if facts_of(config.task).own else "",  # its class must lie where this is run
         "program": program,
         "settings": settings,
+        "analysis": analysis_text(result.analysis) if result.analysis is not None else "",
         "rows": ", ".join(f"{name} {count}" for name, count in result.rows.items() if name != "trained"),
     }
     return render("model_card.md", facts)
