@@ -6,6 +6,7 @@ from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.data.best import best_study_file
 from dryfit.reporting.data.worth import standing_of
+from dryfit.reporting.html.final_sections import final_sections
 from dryfit.reporting.html.page import Page
 from dryfit.reporting.html.sections import sections_of
 from dryfit.reporting.html.verdict import verdict_of
@@ -38,7 +39,9 @@ def build_page(
         subtitle=_subtitle(state, running=running),
         verdict=verdict_of(state, defaults_first=_began_with_defaults(state, config), standing=standing),
         tiles=_tiles(state),
-        sections=tuple(sections_of(state, importances, best_file=best_file, best_missing=missing)),
+        sections=tuple(
+            sections_of(state, importances, final_sections(layout), best_file=best_file, best_missing=missing)
+        ),
         source=layout.ledger.name,
         made_at_s=now_s,
     )

@@ -1,5 +1,6 @@
 """The sections of a report page: their texts, figures and tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dryfit.core.jobs.baselines import BaselinesResult
@@ -61,18 +62,22 @@ class Section:
     notes: tuple[str, ...] = ()
 
 
-def sections_of(state: StudyState, importances: Importances, *, best_file: str, best_missing: str) -> list[Section]:
+def sections_of(
+    state: StudyState, importances: Importances, finals: Sequence[Section], *, best_file: str, best_missing: str
+) -> list[Section]:
     """Return the sections that a study has data for.
 
     Args:
         state: The study's state.
         importances: Importances of the searched parameters.
+        finals: About the models that were trained of it.
         best_file: The best configuration as a study file; empty if there is none.
         best_missing: Why there is none.
     """
     sections = [
         _best(state, best_file, best_missing),
         _baselines(state),
+        *finals,
         _history(state),
         _front(state),
         _importance(state, importances),
