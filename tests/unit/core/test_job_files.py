@@ -67,6 +67,7 @@ def in_file(**parts: object) -> str:
                     "test": {"loss": float("inf")},
                     "rows": {"train": 2},
                     "model_dir": "m",
+                    "analysis": None,
                 }
             ),
             ChildResult(
