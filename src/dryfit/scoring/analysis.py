@@ -49,6 +49,13 @@ def analyse(
     """
     if not rows:
         return None
+    of = len(rows) if of is None else of
+    unsound = _unanalysable(rows)
+    if unsound:
+        notes = (f"The rows are not analysed: {unsound}.",)
+        return Analysis(
+            split=split, rows=0, of=of, overall=PartScores(name="all", rows=len(rows), scores={}), notes=notes
+        )
     classes = [row for row in rows if row.p and CLASS in row.answer]
     spans = [row for row in rows if SPAN in row.answer]
     names = _metrics(rows, metric, classes=bool(classes), spans=bool(spans))
@@ -58,15 +65,31 @@ def analyse(
     return Analysis(
         split=split,
         rows=len(rows),
-        of=len(rows) if of is None else of,
+        of=of,
         overall=_scores("all", rows, names),
         classes=analysed_classes(classes, thresholds) if classes else None,
         spans=_spans(spans) if spans else None,
-        texts=None if classes or spans else _texts(rows),
+        texts=_texts(rows) if not classes and not spans and _is_scored(rows) else None,
         criteria=parts[0],
         groups=parts[1],
         notes=notes,
     )
+
+
+def _unanalysable(rows: Sequence[ScoredRow]) -> str:
+    """Return why rows cannot be analysed; empty where they can: a task of the user's own may tell anything."""
+    several = {isinstance(row.truth[CLASS], list) for row in rows if CLASS in row.truth}
+    sizes = {len(row.p) for row in rows if row.p and CLASS in row.answer}
+    if any(part not in row.truth for row in rows for part in row.answer):
+        return "some have an answer and nothing that is right"
+    if len(sizes) > 1 or len(several) > 1:
+        return "they have different numbers of classes"
+    (size,) = sizes or {0}
+    said = (part[CLASS] for row in rows if row.p for part in (row.truth, row.answer) if CLASS in part)
+    labels = (label for one in said for label in (one if isinstance(one, list) else [one]))
+    if any(not isinstance(label, int) or not 0 <= label < size for label in labels):
+        return f"a class is none of 0 to {size - 1}"
+    return ""
 
 
 def _metrics(rows: Sequence[ScoredRow], metric: str, *, classes: bool, spans: bool) -> list[str]:
@@ -125,6 +148,11 @@ def _spans(rows: Sequence[ScoredRow]) -> SpanAnalysis:
         left=count(has=False, said=False),
         worst=_worst(wrong, _span_text),
     )
+
+
+def _is_scored(rows: Sequence[ScoredRow]) -> bool:
+    """Whether texts were generated, or tokens scored."""
+    return any(TEXT in row.answer or Metric.LOSS in row.values for row in rows)
 
 
 def _texts(rows: Sequence[ScoredRow]) -> TextAnalysis:

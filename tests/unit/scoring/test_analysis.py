@@ -178,6 +178,26 @@ def test_it_is_bounded_whatever_the_rows_are() -> None:
     assert len(classes.worst) == 20 and len(found.model_dump_json()) < 60_000
 
 
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (ScoredRow("x", {}, {"class": 1}, (0.5, 0.5)), "nothing that is right"),
+        (ScoredRow("x", {"class": 1}, {"class": 1}, (0.2, 0.3, 0.5)), "different numbers of classes"),
+        (ScoredRow("x", {"class": [1]}, {"class": [1]}, (0.5, 0.5)), "different numbers of classes"),
+        (ScoredRow("x", {"class": 2}, {"class": 1}, (0.5, 0.5)), "a class is none of 0 to 1"),
+        (ScoredRow("x", {"class": "no"}, {"class": 1}, (0.5, 0.5)), "a class is none of 0 to 1"),
+    ],
+)
+def test_rows_of_a_task_of_ones_own_may_be_anything(broken: ScoredRow, why: str) -> None:
+    found = analysed([*class_rows(np.random.default_rng(0), 9, 2), broken])
+    assert (found.rows, found.of, found.classes) == (0, 10, None) and why in found.notes[0]
+
+
+def test_rows_with_values_alone_have_their_means() -> None:
+    found = analyse([ScoredRow("x", {}, {}, values={"mse": 4.0})], {}, split="test", metric="mse")
+    assert found is not None and found.overall.scores == {"mse": 4.0} and found.texts is None
+
+
 def test_what_is_no_number_breaks_nothing_and_files_say_the_same(tmp_path: Any) -> None:
     rows = class_rows(np.random.default_rng(3), 40, 2)
     broken = [

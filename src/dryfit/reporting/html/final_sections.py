@@ -71,7 +71,7 @@ Tables = list[tuple[str, Table]]
 
 def _tables(analysis: Analysis) -> Tables:
     overall = Table(("metric", "value"), tuple((name, number_text(x)) for name, x in analysis.overall.scores.items()))
-    tables = [("", overall)]
+    tables = [("", overall)] if overall.rows else []
     if analysis.classes is not None:
         tables += _of_classes(analysis.classes)
     if analysis.spans is not None:

@@ -17,7 +17,7 @@ _MARKUP: Final = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
 def analysis_text(analysis: Analysis) -> str:
     """Return the section of a model card."""
-    blocks = [_on_what(analysis)]
+    blocks = [_on_what(analysis)] if analysis.rows else []
     if analysis.classes is not None:
         blocks += _of_classes(analysis.classes)
     if analysis.spans is not None:
@@ -28,6 +28,7 @@ def analysis_text(analysis: Analysis) -> str:
     if analysis.criteria:
         blocks.append(_by_criterion(analysis.criteria))
     blocks += [_worst(rows) for rows in _wrong(analysis) if rows]
+    blocks += analysis.notes
     return "\n\n".join(blocks)
 
 
