@@ -21,7 +21,6 @@ FEW: dict[str, str] = {
     "starter": "what `dryfit init` writes, and nothing else",
     "tasks/rows": "the public face of reading rows, for tasks of one's own",
     "tasks/saved": "saved models",
-    "train/export": "model cards and the programs in them",
 }
 """Packages with fewer modules, each with the reason."""
 

@@ -18,6 +18,7 @@ import spans
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, LoadError
+from dryfit.core.jobs.analysis import Analysis
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.train import FinalRequest, FinalResult
 from dryfit.jobs import predict as predicting
@@ -131,6 +132,18 @@ def test_its_scores_are_those_of_that_mean(classes: Made, split: str) -> None:
     assert found["accuracy"] == accuracy_score(truth, mean.argmax(axis=1))
     assert found["f1_macro"] == pytest.approx(f1_score(truth, mean.argmax(axis=1), average="macro", zero_division=0))
     assert classes.result.rows[split] == len(rows)
+
+
+def test_it_says_what_it_does_well_and_badly(classes: Made) -> None:
+    analysis, test = classes.result.analysis, classes.result.test
+    assert analysis is not None and analysis.classes is not None and test is not None
+    assert (analysis.split, analysis.rows) == ("test", SIZES["test"])
+    assert analysis.overall.scores == pytest.approx({name: test[name] for name in analysis.overall.scores}, rel=1e-5)
+    wrong = round((1 - test["accuracy"]) * SIZES["test"])
+    ids = {line["id"] for line in predicted(classes.folder, classes.data["test"])}
+    assert {row.id for row in analysis.classes.worst} <= ids and len(analysis.classes.worst) == min(20, wrong)
+    assert Analysis.model_validate_json((classes.folder / "analysis.json").read_bytes()) == analysis
+    assert "## What it does well and badly" in (classes.folder / "README.md").read_text("utf-8")
 
 
 def test_its_folder_is_all_that_is_needed(classes: Made, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import DataError
+from dryfit.core.jobs.analysis import ANALYSIS_FILE
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.task_facts import task_word
@@ -24,6 +25,8 @@ from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.scoring.row_files import write_rows
+from dryfit.scoring.scored_row import ScoredRow
 from dryfit.tasks.averaging import Answers, ModelOutputs, averaging
 from dryfit.tasks.base import Batch, Outputs, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
@@ -35,6 +38,7 @@ from dryfit.tasks.saved.saved_model import load
 from dryfit.tasks.tokens.token_set import TokenSet
 from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
+from dryfit.train.export.analysed import analysed
 from dryfit.train.export.ensemble_card import ensemble_card
 from dryfit.train.export.model_card import README_FILE
 from dryfit.train.validation import kept_in_order
@@ -97,17 +101,23 @@ def ensemble(body: EnsembleRequest, channel: ChildChannel) -> EnsembleResult:
     torch.set_num_threads(first.plan.threads)
     for note in prepare_device(first.plan, os.environ).notes:
         channel.send(Note(text=note))
-    task = averaging(trial_task(first.config))
+    learned = trial_task(first.config)
+    task = averaging(learned)
     outputs = _all_outputs(body, channel)
     rows = {name: said[0].tokens.sources for name, said in outputs.items()}
     means = {name: task.averaged(said) for name, said in outputs.items()}
     fitted = dict(means[VALIDATION].fit()) if VALIDATION in means else {}
+    test = _metrics(means.get(TEST), fitted)
+    split, scored = _scored(outputs, means, fitted)
+    if split == TEST and body.scored_dir:
+        write_rows(Path(body.scored_dir), TEST, scored, test or {})
     result = EnsembleResult(
         validation=_metrics(means.get(VALIDATION), fitted),
-        test=_metrics(means.get(TEST), fitted),
+        test=test,
         rows=rows,
         members=tuple(member.result for member in body.members),
         model_dir=body.model_dir,
+        analysis=analysed(scored, split, learned, first.config, fitted=fitted, facts_file=body.facts_file),
     )
     channel.send(Phase(name="save"))
     _save(body, result, fitted)
@@ -158,6 +168,16 @@ def _loaded(folder: Path, device: DeviceKind, *, trust: bool) -> TaskModel:
     return cast("TaskModel", load(folder, device="cuda" if device is DeviceKind.CUDA else "cpu", trust=trust))
 
 
+def _scored(
+    outputs: Mapping[str, Sequence[ModelOutputs]], means: Mapping[str, Answers], fitted: Mapping[str, float]
+) -> tuple[str, list[ScoredRow]]:
+    """Return the rows of test with their answers; where there is no such split, those of validation."""
+    split = TEST if TEST in means else VALIDATION
+    if split not in means:
+        return split, []
+    return split, list(means[split].scored_rows(outputs[split][0].tokens.source_names, fitted))
+
+
 def _metrics(mean: Answers | None, fitted: Mapping[str, float]) -> dict[str, float] | None:
     return None if mean is None else {name: float(value) for name, value in mean.metrics(fitted).items()}
 
@@ -176,12 +196,13 @@ def _save(body: EnsembleRequest, result: EnsembleResult, fitted: Mapping[str, fl
         "dryfit": VERSION,
         "torch": torch.__version__,
     }
+    analysis = {} if result.analysis is None else {ANALYSIS_FILE: result.analysis.model_dump_json()}
     save_ensemble(
         Path(body.attempt_model_dir),
         [Path(member.model_dir) for member in body.members],
         fitted=fitted,
         facts=facts,
-        texts={README_FILE: ensemble_card(body, result)},
+        texts={README_FILE: ensemble_card(body, result), **analysis},
     )
 
 

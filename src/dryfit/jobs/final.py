@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import FileError, NonFiniteError
+from dryfit.core.errors import NonFiniteError
 from dryfit.core.jobs.analysis import ANALYSIS_FILE, Analysis
 from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.task_facts import facts_of, reads, task_word
@@ -15,9 +15,7 @@ from dryfit.core.settings.trial import MetricPoint, best_point
 from dryfit.core.version import VERSION
 from dryfit.core.wire import Note, Phase
 from dryfit.parallel.layout.processes import ProcessGroup, run_in_process_group
-from dryfit.scoring.analysis import analyse
-from dryfit.scoring.row_files import read_facts, write_rows
-from dryfit.tasks.class_threshold import HALF, threshold_names
+from dryfit.scoring.row_files import write_rows
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.rows.checked_rows import TEST, TRAIN, VALIDATION
 from dryfit.tasks.saved.model_input import DRYFIT_FILE, model_input, read_model_input
@@ -27,6 +25,7 @@ from dryfit.train.batches import epoch_size
 from dryfit.train.checkpoint import newest_checkpoint
 from dryfit.train.data import read_tokens, send_remarks, trial_task
 from dryfit.train.error_context import ErrorContext
+from dryfit.train.export.analysed import analysed
 from dryfit.train.export.model_card import Trained
 from dryfit.train.model import trial_parts
 from dryfit.train.results import train_result
@@ -163,14 +162,8 @@ def _analysis(
         split, found = VALIDATION, _evaluated(parts, tokens, VALIDATION, step, fitted)
     if found is None or not parts.leads:
         return None
-    try:
-        facts = read_facts(Path(body.facts_file))
-    except (FileError, OSError):
-        facts = None  # no baselines were asked for, or somebody removed them
-    config, classes = body.training.config, parts.task.classes or 0
-    names = threshold_names(classes, multi_label=config.data.multi_label)
-    thresholds = [fitted.get(name, HALF) for name in names]
-    return analyse(found.rows, facts, split=split, metric=config.metric, thresholds=thresholds)
+    config, facts = body.training.config, body.facts_file
+    return analysed(found.rows, split, parts.task, config, fitted=fitted, facts_file=facts)
 
 
 def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Mapping[str, float]) -> None:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dryfit.core.jobs.analysis import Analysis
 from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
 from dryfit.core.jobs.train import FinalResult, TrainRequest
 from dryfit.core.wire import Wire
@@ -34,6 +35,7 @@ class EnsembleResult(Wire):
         rows: Rows of each split.
         members: The result of each model by itself, in order.
         model_dir: As asked.
+        analysis: As of :class:`~dryfit.core.jobs.train.FinalResult`.
     """
 
     validation: dict[str, float] | None
@@ -41,6 +43,7 @@ class EnsembleResult(Wire):
     rows: dict[str, int]
     members: tuple[FinalResult, ...]
     model_dir: str
+    analysis: Analysis | None = None
 
 
 class EnsembleRequest(JobRequest[EnsembleResult]):
@@ -52,6 +55,8 @@ class EnsembleRequest(JobRequest[EnsembleResult]):
         attempt_model_dir: The attempt's own folder, where it is written first.
         study: The study's name, for the model card.
         with_validation: They were trained on validation too, so nothing can be chosen by it.
+        scored_dir: The attempt's own folder for the test rows with their answers; empty: they are not kept.
+        facts_file: File of the criteria and groups of the study's rows; it may be missing.
     """
 
     job: Literal[Job.ENSEMBLE] = Job.ENSEMBLE
@@ -60,6 +65,8 @@ class EnsembleRequest(JobRequest[EnsembleResult]):
     attempt_model_dir: str
     study: str
     with_validation: bool
+    scored_dir: str = ""
+    facts_file: str = ""
 
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""

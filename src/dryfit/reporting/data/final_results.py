@@ -18,6 +18,7 @@ class FinalScores(Answer):
         validation: Metrics on validation.
         test: Metrics on test; None if the data has no such split.
         rows: Number of rows of each split, and of those trained on as ``trained``.
+        analysis: What the model does well and badly on test, or on validation where there are no test rows.
     """
 
     study: str
@@ -27,6 +28,7 @@ class FinalScores(Answer):
     validation: dict[str, float] | None
     test: dict[str, float] | None
     rows: dict[str, int]
+    analysis: Analysis | None = None
 
 
 class TrainedModel(FinalScores):
@@ -37,7 +39,6 @@ class TrainedModel(FinalScores):
         step: The optimizer step of the weights.
         steps: Optimizer steps done.
         folder: The saved model; None if only its scores were asked for.
-        analysis: What it does well and badly on test, or on validation where there are no test rows.
     """
 
     trial: int
@@ -46,7 +47,6 @@ class TrainedModel(FinalScores):
     step: int
     steps: int
     folder: str | None
-    analysis: Analysis | None = None
 
 
 class EnsembleMemberScores(View):

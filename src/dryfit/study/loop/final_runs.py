@@ -199,6 +199,8 @@ def ensemble_request(study: StudySnapshot, run: EnsembleRun, placement: Placemen
         attempt_model_dir=str(paths.files_of(placement.attempt).model),
         study=study.config.study.name,
         with_validation=run.with_validation,
+        scored_dir=str(paths.files_of(placement.attempt).scored),
+        facts_file=str(study.layout.baselines / FACTS_FILE),
     )
 
 

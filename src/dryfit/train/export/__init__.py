@@ -1,1 +1,1 @@
-"""Model cards and example programs of saved models."""
+"""What goes into the folder of a saved model beside it: card, example program, analysis of its answers."""

@@ -3,6 +3,7 @@
 from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.tasks.saved.model_input import MEMBERS
+from dryfit.train.export.analysis_text import analysis_text
 from dryfit.train.export.model_card import base_model, common_facts, score_table
 from dryfit.train.export.templates import render
 
@@ -32,6 +33,7 @@ def ensemble_card(request: EnsembleRequest, result: EnsembleResult) -> str:
         "mean": facts_of(config.task).mean,
         "folder": MEMBERS,
         "tables": tables,
+        "analysis": analysis_text(result.analysis) if result.analysis is not None else "",
         "trust": ", trust=True" if any(model.trust_remote_code for model in models) else "",
         "rows": ", ".join(f"{name} {count}" for name, count in result.rows.items()),
     }
