@@ -6,9 +6,14 @@ from pathlib import Path
 import pytest
 
 import tiny
+import tiny_lms
+import trials
 from dryfit.core.jobs.analysis import Analysis
+from dryfit.core.jobs.train import FinalRequest, FinalResult
+from dryfit.jobs.final import final
 from dryfit.scoring.analysis import analyse
-from dryfit.scoring.row_files import FACTS_FILE, read_facts, read_rows
+from dryfit.scoring.row_files import FACTS_FILE, read_facts, read_rows, write_facts
+from dryfit.scoring.scored_row import RowFacts
 from study_runs import run, run_here
 
 STUDY = """
@@ -77,3 +82,41 @@ def test_json_folder_card_and_report_agree(tmp_path: Path) -> None:
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     assert f"Trained model {model.parent.name}" in page and "Rows with and without a span" in page
     assert "share that came true" in page and f"answered above {threshold:.4f}" in page
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("generated", [6, 0])
+def test_of_a_language_model_answers_or_losses_are_analysed(tmp_path: Path, generated: int) -> None:
+    """Without test rows: on validation, which is answered once more."""
+    trial = trials.Trial(
+        tmp_path,
+        encoder=tiny_lms.causal_lm(tmp_path / "qwen2"),
+        data=tiny.data(tmp_path / "data", train=16, validation=8),
+        study={"task": "causal-lm", "metric": "loss"},
+        train={"epochs": 1, "max_length": 160, "batch_size": 8},
+        lm={"format": "both", "max_new_tokens": 3, "generate_rows": generated, "answers": "never, always walk"},
+        lora={"r": 4},
+    )
+    rows = [json.loads(line) for line in (tmp_path / "data/validation.jsonl").read_text(encoding="utf-8").splitlines()]
+    write_facts(tmp_path / FACTS_FILE, {row["id"]: RowFacts(row["group"], row["criterion"]) for row in rows})
+    model = str(tmp_path / "final" / "model")
+    request = FinalRequest(
+        training=trials.alone(trial.request(), tmp_path / "final"),
+        model_dir=model,
+        attempt_model_dir=model,
+        study="s",
+        facts_file=str(tmp_path / FACTS_FILE),
+    )
+    done = final(request, trials.ScriptedChannel(tmp_path / "final"))
+    assert isinstance(done, FinalResult) and done.analysis is not None and done.validation is not None
+    analysis, texts = done.analysis, done.analysis.texts
+    assert (analysis.split, analysis.rows, analysis.notes) == ("validation", 16, ()) and texts is not None
+    assert analysis.overall.scores == pytest.approx(done.validation, rel=1e-4)
+    assert sum(part.rows for part in analysis.criteria) == 16
+    assert texts.asked == generated and {row.id.split()[0] for row in texts.worst} <= {row["id"] for row in rows}
+    losses = [row.values["loss"] for row in texts.worst]
+    assert losses and (generated or losses == sorted(losses, reverse=True))
+    card = (Path(model) / "README.md").read_text(encoding="utf-8")
+    assert "by which its weights were chosen" in card
+    assert (f"Of {generated} generated answers" in card) is bool(generated)

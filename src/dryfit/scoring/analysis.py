@@ -13,7 +13,7 @@ from dryfit.core.settings.choices import Metric
 from dryfit.core.text.words import sendable
 from dryfit.scoring.class_analysis import MOST_WORST, analysed_classes, loss_value, number, row_loss, row_name
 from dryfit.scoring.row_metrics import row_metric
-from dryfit.scoring.scored_row import CLASS, SPAN, TEXT, RowFacts, ScoredRow
+from dryfit.scoring.scored_row import CLASS, SPAN, TEXT, RowFacts, ScoredRow, known_facts
 
 MOST_CRITERIA: Final = 50
 MOST_GROUPS: Final = 20
@@ -112,7 +112,7 @@ def _parts(
     rows: Sequence[ScoredRow], facts: Mapping[str, RowFacts], names: Sequence[str]
 ) -> tuple[_Parts, tuple[str, ...]]:
     """Return the scores by criterion and by group, and what is missing."""
-    known = [(row, facts[row.id]) for row in rows if row.id in facts]
+    known = [(row, fact) for row in rows if (fact := known_facts(facts, row.id)) is not None]
     asked, grouped = defaultdict[str, list[ScoredRow]](list), defaultdict[str, list[ScoredRow]](list)
     for row, fact in known:
         grouped[fact.group].append(row)

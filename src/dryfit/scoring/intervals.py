@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from dryfit.scoring.row_metrics import Floats, RowMetric, row_metric
-from dryfit.scoring.scored_row import RowFacts, ScoredRow
+from dryfit.scoring.scored_row import RowFacts, ScoredRow, known_facts
 
 DRAWS: Final = 2_000
 """Draws of groups: the ends of a 95 % interval then vary by about a twentieth of its width."""
@@ -113,11 +113,16 @@ def _minus(one: Callable[[Floats], Floats], other: Callable[[Floats], Floats]) -
     return lambda weights_BR: one(weights_BR) - other(weights_BR)
 
 
+def _group(facts: Mapping[str, RowFacts], name: str) -> str:
+    known = known_facts(facts, name)
+    return name if known is None else known.group
+
+
 def _bootstrap(
     metrics: Sequence[RowMetric], splits: Sequence[Split], facts: Mapping[str, RowFacts], seed: int
 ) -> Interval:
     value = float(np.mean([metric.value for metric in metrics]))
-    names = [[facts[row.id].group if row.id in facts else row.id for row in rows] for rows in splits]
+    names = [[_group(facts, row.id) for row in rows] for rows in splits]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(one for rows in names for one in rows))}
     groups, of_rows = len(numbers), [np.array([numbers[name] for name in rows]) for rows in names]
     if groups < _FEWEST_GROUPS:

@@ -53,3 +53,8 @@ class RowFacts:
 
     group: str
     criterion: str | None = None
+
+
+def known_facts(facts: Mapping[str, RowFacts], name: str) -> RowFacts | None:
+    """Return the facts of a scored row by its id; of one of two prompts, ``r7 (evidence)``, those of the row itself."""
+    return facts[name] if name in facts else facts.get(name.rpartition(" (")[0])

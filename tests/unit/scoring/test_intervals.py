@@ -36,6 +36,12 @@ def test_rows_of_one_group_are_drawn_together() -> None:
     assert wider == pytest.approx(np.sqrt(10), rel=0.15)
 
 
+def test_the_two_prompts_of_a_row_are_of_its_group() -> None:
+    rows = [ScoredRow(f"r{at // 2} ({('criteria', 'evidence')[at % 2]})", {}, {}, values={"m": at}) for at in range(40)]
+    found = value_interval("m", [rows], {f"r{at}": RowFacts(f"g{at // 2}") for at in range(20)})
+    assert found is not None and found.groups == 10
+
+
 def test_coverage_is_near_what_it_says() -> None:
     rng, hit = np.random.default_rng(2), 0
     for seed in range(60):
