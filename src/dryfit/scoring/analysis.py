@@ -4,6 +4,7 @@ It is the same whether a model has just answered, or files of scored rows are re
 rows are, and says ids and numbers of rows, never their texts.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -11,16 +12,15 @@ from typing import Any, Final
 from dryfit.core.jobs.analysis import Analysis, PartScores, SpanAnalysis, TextAnalysis, WorstRow
 from dryfit.core.settings.choices import Metric
 from dryfit.core.text.words import sendable
-from dryfit.scoring.class_analysis import MOST_WORST, analysed_classes, loss_value, number, row_loss, row_name
+from dryfit.scoring.class_analysis import MOST_WORST, analysed_classes, number, row_name
 from dryfit.scoring.row_metrics import row_metric
-from dryfit.scoring.scored_row import CLASS, SPAN, TEXT, RowFacts, ScoredRow, known_facts
+from dryfit.scoring.scored_row import CLASS, LOSS_TERMS, SPAN, TEXT, RowFacts, ScoredRow, known_facts
 
 MOST_CRITERIA: Final = 50
 MOST_GROUPS: Final = 20
 """With more groups, each has few rows: they say nothing one by one."""
 _MOST_NAME: Final = 120
 _MOST_SPANS: Final = 5
-_MOST_METRICS: Final = 6
 
 _OF_CLASSES: Final = (Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
 _OF_SPANS: Final = (Metric.TOKEN_F1, Metric.TOKEN_F1_HAS, Metric.NULL_RECALL)
@@ -96,7 +96,7 @@ def _metrics(rows: Sequence[ScoredRow], metric: str, *, classes: bool, spans: bo
     """Return the names of the metrics that these rows have: the study's, and the usual ones of such answers."""
     usual = (*(_OF_CLASSES if classes else ()), *(_OF_SPANS if spans else ()))
     names = dict.fromkeys(map(str, (metric, *(usual or _OF_TEXTS))))
-    return [name for name in names if row_metric(name, rows) is not None][:_MOST_METRICS]
+    return [name for name in names if row_metric(name, rows) is not None]
 
 
 def _scores(name: str, rows: Sequence[ScoredRow], names: Sequence[str]) -> PartScores:
@@ -166,7 +166,7 @@ def _worst(rows: Sequence[ScoredRow], said: Callable[[Any], str]) -> tuple[Worst
     """Return the worst of rows: by token F1 where they have one, then by their loss."""
 
     def rank(row: ScoredRow) -> tuple[float, float, str]:
-        return row.values.get(Metric.TOKEN_F1, 0.0), -row_loss(row), row.id
+        return row.values.get(Metric.TOKEN_F1, 0.0), -_loss(row), row.id
 
     return tuple(
         WorstRow(
@@ -179,11 +179,24 @@ def _worst(rows: Sequence[ScoredRow], said: Callable[[Any], str]) -> tuple[Worst
                     for name in (Metric.TOKEN_F1, Metric.SPAN_IOU)
                     if name in row.values
                 },
-                **loss_value(row),
+                **_loss_value(row),
             },
         )
         for row in sorted(rows, key=rank)[:MOST_WORST]
     )
+
+
+def _loss(row: ScoredRow) -> float:
+    """Return a row's loss, of several windows or tokens their mean; infinite where it is no number, 0 without one."""
+    if Metric.LOSS not in row.values:
+        return 0.0
+    loss = row.values[Metric.LOSS] / max(1.0, row.values.get(LOSS_TERMS, 1.0))
+    return math.inf if math.isnan(loss) else loss
+
+
+def _loss_value(row: ScoredRow) -> dict[str, float | None]:
+    """Return a row's loss by its name, if it has one."""
+    return {str(Metric.LOSS): number(_loss(row))} if Metric.LOSS in row.values else {}
 
 
 def _span_text(part: Any) -> str:

@@ -13,7 +13,7 @@ from dryfit.core.jobs.analysis import CalibrationBin, ClassAnalysis, ClassScore,
 from dryfit.core.settings.choices import Metric
 from dryfit.core.text.words import sendable
 from dryfit.scoring.row_metrics import CALIBRATION_BINS, Floats, both_parts, judged, one_hot, row_metric
-from dryfit.scoring.scored_row import CLASS, LOSS_TERMS, ScoredRow
+from dryfit.scoring.scored_row import CLASS, ScoredRow
 
 MOST_CLASSES: Final = 50
 MOST_CURVES: Final = 10
@@ -53,7 +53,7 @@ def analysed_classes(rows: Sequence[ScoredRow], thresholds: Sequence[float]) -> 
             _curve(asked[label], _threshold(thresholds, at), p_RC[finite_R, label], has_RC[finite_R, label])
             for at, label in ((label if several else 0, label) for label in curved)
         ),
-        worst=_worst(rows),
+        worst=_worst(rows, _cross_entropies(p_RC, has_RC, several=several)),
     )
 
 
@@ -62,22 +62,9 @@ def number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def row_loss(row: ScoredRow) -> float:
-    """Return a row's loss, of several windows or tokens their mean; infinite where it is no number, 0 without one."""
-    if Metric.LOSS not in row.values:
-        return 0.0
-    loss = row.values[Metric.LOSS] / max(1.0, row.values.get(LOSS_TERMS, 1.0))
-    return math.inf if math.isnan(loss) else loss
-
-
 def row_name(row: ScoredRow) -> str:
     """Return a row's id, cut where it is long."""
     return sendable(row.id)[:_MOST_ID]
-
-
-def loss_value(row: ScoredRow) -> dict[str, float | None]:
-    """Return a row's loss by its name, if it has one."""
-    return {str(Metric.LOSS): number(row_loss(row))} if Metric.LOSS in row.values else {}
 
 
 def _class_score(label: int, has_R: Floats, said_R: Floats) -> ClassScore:
@@ -146,17 +133,31 @@ def _numbers(values: Floats) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in values.tolist())
 
 
-def _worst(rows: Sequence[ScoredRow]) -> tuple[WorstRow, ...]:
-    wrong = [row for row in rows if row.truth[CLASS] != row.answer[CLASS]]
-    wrong.sort(key=lambda row: (-row_loss(row), row.id))
+def _cross_entropies(p_RC: Floats, has_RC: Floats, *, several: bool) -> list[float]:
+    """Return each row's loss by its probabilities alone, with several classes the mean over them; infinite where none.
+
+    Rows of tasks that learn spans too do not say what their classes lost.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if several:
+            loss_R = -np.log(np.where(has_RC > 0, p_RC, 1 - p_RC)).mean(axis=1)
+        else:
+            loss_R = -np.log((p_RC * has_RC).sum(axis=1))
+    return np.nan_to_num(loss_R, nan=math.inf, posinf=math.inf).tolist()
+
+
+def _worst(rows: Sequence[ScoredRow], losses: Sequence[float]) -> tuple[WorstRow, ...]:
+    both = zip(rows, losses, strict=True)
+    wrong = [(-loss, row.id, row) for row, loss in both if row.truth[CLASS] != row.answer[CLASS]]
+    wrong.sort(key=lambda one: one[:2])
     return tuple(
         WorstRow(
             id=row_name(row),
             right=_classes(row.truth[CLASS]),
             answered=_classes(row.answer[CLASS]),
-            values={**_probabilities(row), **loss_value(row)},
+            values={**_probabilities(row), str(Metric.LOSS): number(-negative)},
         )
-        for row in wrong[:MOST_WORST]
+        for negative, _, row in wrong[:MOST_WORST]
     )
 
 

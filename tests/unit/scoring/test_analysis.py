@@ -28,7 +28,6 @@ def class_rows(rng: np.random.Generator, rows: int, classes: int) -> list[Scored
             {"class": int(label)},
             {"class": int(p.argmax())},
             tuple(p.tolist()),
-            {"loss": -math.log(max(p[label], 1e-9))},
         )
         for at, (label, p) in enumerate(zip(labels, p_RC, strict=True))
     ]
@@ -63,9 +62,10 @@ def test_classes_are_scored_as_by_scikit_learn(classes: int, seed: int) -> None:
     assert sum(one.count for one in bins) == len(rows) and all(one.low <= one.p <= one.high + 1e-6 for one in bins)
     gaps = sum(one.count / len(rows) * abs(one.p - one.share) for one in bins)
     assert found.ece == pytest.approx(gaps, abs=1e-5)
-    sure = sorted((row for row in rows if row.truth != row.answer), key=lambda row: -row.values["loss"])
-    assert [row.values["loss"] for row in found.worst] == pytest.approx([r.values["loss"] for r in sure[:20]], rel=1e-5)
-    assert found.worst[0].values["p_right"] == pytest.approx(math.exp(-sure[0].values["loss"]), rel=1e-4)
+    wrong = [row for row in rows if row.truth != row.answer]
+    losses = sorted((-math.log(row.p[row.truth["class"]]) for row in wrong), reverse=True)
+    assert [row.values["loss"] for row in found.worst] == pytest.approx(losses[:20], rel=1e-5)
+    assert found.worst[0].values["p_right"] == min(row.p[row.truth["class"]] for row in wrong)
 
 
 @pytest.mark.parametrize("rows", [15, 400])
@@ -103,6 +103,10 @@ def test_of_several_classes_a_row_each_is_judged_for_itself() -> None:
     areas = [sk.average_precision_score(has_RC[:, at], p_RC[:, at]) for at in range(4)]
     assert [one.average_precision for one in found.curves] == pytest.approx(areas, rel=1e-5)
     assert sum(one.count for one in found.calibration) == 800
+    wrong = [at for at, row in enumerate(rows) if row.truth != row.answer]
+    losses = {str(at): sk.log_loss(has_RC[at], p_RC[at], labels=[0, 1]) for at in wrong}
+    assert [row.id for row in found.worst] == sorted(losses, key=lambda name: -losses[name])[:20]
+    assert found.worst[0].values["loss"] == pytest.approx(max(losses.values()), rel=1e-5)
 
 
 def test_each_criterion_and_few_groups_have_scores_of_their_own() -> None:
@@ -201,8 +205,8 @@ def test_rows_with_values_alone_have_their_means() -> None:
 def test_what_is_no_number_breaks_nothing_and_files_say_the_same(tmp_path: Any) -> None:
     rows = class_rows(np.random.default_rng(3), 40, 2)
     broken = [
-        ScoredRow("nan", {"class": 1}, {"class": 0}, (math.nan, math.nan), {"loss": math.nan}),
-        ScoredRow("inf\udc80", {"class": 1}, {"class": 0}, (1.0, 0.0), {"loss": math.inf}),
+        ScoredRow("nan", {"class": 1}, {"class": 0}, (math.nan, math.nan)),
+        ScoredRow("inf\udc80", {"class": 1}, {"class": 0}, (1.0, 0.0)),
     ]
     found = classes_of(analysed([*rows, *broken]))
     assert {row.id for row in found.worst[:2]} == {"nan", "inf\\udc80"}
