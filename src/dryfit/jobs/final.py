@@ -46,7 +46,7 @@ def final(body: FinalRequest, channel: ChildChannel) -> FinalResult | TrainResul
 
 def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> FinalResult | TrainResult:
     task = start_training(body.training, channel)
-    tokens = read_tokens(body.training, task, only=(TRAIN, VALIDATION, TEST))
+    tokens = read_tokens(body.training, task, only=(TRAIN, VALIDATION, *([TEST] if body.test else [])))
     send_remarks(channel, task, tokens)
     rows = {name: split.sources for name, split in tokens.splits.items()}
     length, fitted = None, dict[str, float]()
@@ -127,7 +127,7 @@ def _best_dir(body: TrainRequest) -> Path:
 
 
 def _scores(parts: TrialParts, tokens: Tokens, step: int, fitted: Mapping[str, float]) -> dict[str, float] | None:
-    """Compute the metrics on test, which nothing has read before; None where the data has no such split."""
+    """Compute the metrics on test, which nothing has read before; None where there is no such split to be read."""
     if TEST not in tokens.splits:
         return None
     parts.channel.send(Phase(name="evaluate", step=step))
