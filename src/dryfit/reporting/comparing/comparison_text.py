@@ -15,10 +15,11 @@ _SAID = {
 
 
 def judgement(comparison: Comparison) -> tuple[str, ...]:
-    """Return in sentences what a comparison means: the whole first, then each pair, then what else is to be known."""
+    """Return in sentences what a comparison means: of several pairs the whole first, then each, then what else is."""
     seeds = counted(len(comparison.seeds), "seed")
+    whole = f"Trained again with {seeds} each, {findings(comparison)}."
     return (
-        f"Trained again with {seeds} each, {findings(comparison)}.",
+        *([whole] if len(comparison.differences) > 1 else []),
         *(_sentence(comparison, one) for one in comparison.differences),
         *_better_choice(comparison),
         *_collapsed(comparison.trials),
