@@ -16,6 +16,7 @@ MOST_OF_ONE_NAME = 2
 MODULES = (5, 15)
 FEW: dict[str, str] = {
     "jobs/planning": "the parts of one job",
+    "reporting/comparing": "the answer of one command, which the report page reads too",
     "runtime/rehearsal": "other people's scripts, apart from trials",
     "search": "what concerns all of its sub-packages",
     "starter": "what `dryfit init` writes, and nothing else",

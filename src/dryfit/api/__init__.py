@@ -1,5 +1,6 @@
 """The Python API: a function for each command of the command line."""
 
+from dryfit.api.compare import CompareOutcome, compare
 from dryfit.api.doctor import doctor
 from dryfit.api.ensembles import EnsembleOutcome, train_ensemble
 from dryfit.api.files import layout_of
@@ -30,6 +31,7 @@ from dryfit.study.loop.observers import Observer
 from dryfit.study.planning.plan_requests import SpacePlan
 
 __all__ = [
+    "CompareOutcome",
     "Diagnosis",
     "End",
     "EnsembleOutcome",
@@ -46,6 +48,7 @@ __all__ = [
     "Turn",
     "calibrate",
     "check",
+    "compare",
     "doctor",
     "export",
     "follow",

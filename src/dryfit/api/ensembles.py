@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dryfit.api.training import FinalOutcome, do_runs, none_completed, study_snapshot
+from dryfit.api.training import FinalOutcome, distinct, do_runs, none_completed, study_snapshot
 from dryfit.core.errors import ConfigError, DryfitError
 from dryfit.core.jobs.ensemble import EnsembleResult
 from dryfit.core.settings.task_facts import BUILT_IN, facts_of, task_word
@@ -15,7 +15,6 @@ from dryfit.study.loop.final_runs import EnsembleRun, final_run
 from dryfit.study.loop.final_training import copy_model, finished, refuse_taken
 from dryfit.study.loop.next_step import End
 from dryfit.study.trials.context import StudySnapshot
-from dryfit.study.trials.trial_config import trial_settings
 
 MOST_MEMBERS = 32
 """The folder is named after all members, and more would take too long."""
@@ -106,11 +105,7 @@ def _best_trials(study: StudySnapshot, top: int) -> list[TrialState]:
     if not 2 <= top <= MOST_MEMBERS:
         raise ConfigError(doing, f"an ensemble of {top}", f"2 to {MOST_MEMBERS} members", "one: --trial best")
     complete = [trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE]
-    best: list[TrialState] = []
-    for trial in best_first(complete, study.config.study.resolved_direction):
-        own = trial_settings(study, trial.params, trial.own)
-        if all(own != trial_settings(study, other.params, other.own) for other in best):
-            best.append(trial)
+    best = distinct(study, best_first(complete, study.config.study.resolved_direction))
     if not best:
         raise none_completed(study)
     if len(best) < top:

@@ -3,7 +3,7 @@
 import os
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
 from dryfit.core.jobs.train import FinalResult
+from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.core.sharding.device_groups import HERE
 from dryfit.reporting.data.final_results import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
@@ -30,11 +31,13 @@ from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.trials.context import StudySnapshot
+from dryfit.study.trials.trial_config import trial_settings
 
 BEST = "best"
 
 
-def _exit_status(end: End) -> ExitStatus:
+def exit_status(end: End) -> ExitStatus:
+    """Return the exit status of a command that trained configurations, by how it ended."""
     if end is End.DONE:
         return ExitStatus.DONE
     return ExitStatus.INTERRUPTED if end is End.INTERRUPTED else ExitStatus.STOPPED
@@ -53,7 +56,7 @@ class FinalOutcome:
     @property
     def status(self) -> ExitStatus:
         """The exit status of the command."""
-        return _exit_status(self.end)
+        return exit_status(self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class TopOutcome(FinalOutcome):
     def status(self) -> ExitStatus:
         """The exit status of the command; 1 where no run has a value."""
         useful = any(run.error is None for configuration in self.table.configurations for run in configuration.runs)
-        return ExitStatus.ANSWER_IS_NO if self.end is End.DONE and not useful else _exit_status(self.end)
+        return ExitStatus.ANSWER_IS_NO if self.end is End.DONE and not useful else exit_status(self.end)
 
 
 def train(
@@ -188,10 +191,18 @@ def study_snapshot(folder: Path | str) -> StudySnapshot:
     """Read a study whose configurations are to be trained once more.
 
     Raises:
+        ConfigError: Its task is a function of the user's own.
         LedgerError: There is none, or no run of it has checked its data.
     """
     layout = layout_of(folder)
     state = read_study(layout)
+    task = state.created.task if state.created is not None else None
+    if task is not None and facts_of(task).calls_function:
+        raise ConfigError(
+            f"training a configuration of the study in {layout.folder}",
+            f'study.task is "{task_word(task)}": dryfit trains no model there, your function does',
+            "a study whose task trains a model",
+        )
     if state.resolved is None:
         raise LedgerError(
             f"training a configuration of the study in {layout.folder}",
@@ -217,6 +228,16 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
     if state.best is None:
         raise ConfigError("choosing the best trial", "no trial has completed yet", "the number of a trial")
     return state.best
+
+
+def distinct(study: StudySnapshot, trials: Iterable[TrialState]) -> list[TrialState]:
+    """Return trials without those that have the same settings as one before them."""
+    found: list[TrialState] = []
+    for trial in trials:
+        own = trial_settings(study, trial.params, trial.own)
+        if all(own != trial_settings(study, other.params, other.own) for other in found):
+            found.append(trial)
+    return found
 
 
 def none_completed(study: StudySnapshot) -> ConfigError:

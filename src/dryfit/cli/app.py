@@ -57,6 +57,7 @@ for command in (
     reports.export,
     studies.stop,
     training.train,
+    training.compare,
     training.predict,
     models.load,
     studies.schema,

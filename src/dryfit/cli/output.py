@@ -23,6 +23,8 @@ from dryfit.core.jobs.rehearsal import RehearsalAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.core.text.words import printable
+from dryfit.reporting.comparing.comparison import Comparison
+from dryfit.reporting.comparing.comparison_text import comparison_table
 from dryfit.reporting.data.final_results import (
     TopTable,
     TrainedEnsemble,
@@ -300,6 +302,13 @@ def print_top(table: TopTable) -> None:
                 _print(f"trial {configuration.trial}, seed {run.seed}: {run.error}", stderr=True)
     if not table.complete:
         _print("stopped; the same command goes on with the runs that are left", stderr=True)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print whether the best trials really differ, then their values; what limits that goes to stderr."""
+    _print(*comparison.judgement)
+    print_table(comparison_table(comparison))
+    _print(*comparison.notes, stderr=True)
 
 
 def print_status(summary: StudySummary, owner: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The commands ``train`` and ``predict``, which train a trial's configuration once more and use the model."""
+"""The commands ``train``, ``compare`` and ``predict``: train trials' configurations once more, and use the model."""
 
 import os
 import re
@@ -75,6 +75,27 @@ def train(
         study, trial=chosen, with_validation=with_validation, seed=seed, out=out, merged=merge, on_note=on_note
     )
     _print_model(done.model, as_json=as_json)
+    raise typer.Exit(done.status)
+
+
+def compare(
+    study: StudyArgument,
+    top: Annotated[int, typer.Option(help="So many of the best trials by study.metric: 2 to 20.")],
+    seeds: Annotated[int, typer.Option(help="So many seeds each: at least 2.")],
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train the best trials with several seeds and say whether they really differ. Ctrl-C: repeat to go on."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_comparison, print_json
+
+    done = api.compare(study, top=top, seeds=seeds, on_note=notes(quiet=quiet))
+    if done.comparison is None:
+        typer.echo("stopped; the same command goes on with the runs that are left", err=True)
+    elif as_json:
+        print_json(done.comparison)
+    else:
+        print_comparison(done.comparison)
     raise typer.Exit(done.status)
 
 

@@ -49,7 +49,7 @@ def final(body: FinalRequest, channel: ChildChannel) -> FinalResult | TrainResul
 
 def _final(body: FinalRequest, channel: ChildChannel, group: ProcessGroup) -> FinalResult | TrainResult:
     task = start_training(body.training, channel)
-    tokens = read_tokens(body.training, task, only=(TRAIN, VALIDATION, TEST))
+    tokens = read_tokens(body.training, task, only=(TRAIN, VALIDATION, *([TEST] if body.test else [])))
     send_remarks(channel, task, tokens)
     rows = {name: split.sources for name, split in tokens.splits.items()}
     length, fitted = None, dict[str, float]()

@@ -131,6 +131,8 @@ class StudyLayout:
     """Folders of the trials."""
     finals = _Inside("final")
     """Folders of final trainings."""
+    comparison = _Inside("final", "compare.json")
+    """The last comparison of the best trials over several seeds."""
 
     def final(self, name: str) -> FinalLayout:
         """Return the folder of a final training."""

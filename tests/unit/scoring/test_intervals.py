@@ -1,7 +1,16 @@
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
-from dryfit.scoring.intervals import difference_interval, value_interval
+from dryfit.scoring.intervals import (
+    SeedDifference,
+    Split,
+    difference_interval,
+    seed_difference,
+    surviving,
+    value_interval,
+)
 from dryfit.scoring.scored_row import RowFacts, ScoredRow
 
 
@@ -86,3 +95,74 @@ def test_folds_are_averaged() -> None:
     second = right_or_wrong(np.zeros(60, dtype=bool), rng.integers(0, 2, 60))
     found = value_interval("accuracy", [first, second], {})
     assert found is not None and found.value == 0.5
+
+
+def seeds_of(rng: np.random.Generator, labels: np.ndarray, share: float, spread: float, seeds: int) -> list[Split]:
+    """The answers of a configuration with several seeds, each of which is somewhat better or worse on all rows."""
+    shares = share + spread * rng.standard_normal(seeds)
+    return [right_or_wrong(rng.random(len(labels)) < one, labels) for one in shares]
+
+
+@pytest.mark.parametrize("seeds", [2, 4])
+def test_seeds_that_differ_are_covered_and_rows_alone_are_not_enough(seeds: int) -> None:
+    rng, hit, of_rows, tries = np.random.default_rng(seeds), 0, 0, 40
+    labels = rng.integers(0, 2, 80)
+    for seed in range(tries):
+        one, other = (seeds_of(rng, labels, share, 0.1, seeds) for share in (0.75, 0.65))
+        found = seed_difference("accuracy", one, other, {}, seed=seed)
+        rows = difference_interval("accuracy", one, other, {}, seed=seed)
+        assert found is not None and rows is not None and found.value == pytest.approx(rows.value)
+        ends = found.interval()
+        hit += ends.low <= 0.1 <= ends.high
+        of_rows += rows.low <= 0.1 <= rows.high
+    assert hit >= 34 > of_rows  # 38 of 40 expected; 34 is three standard deviations below
+
+
+def test_seeds_that_agree_leave_the_interval_of_the_rows() -> None:
+    rng = np.random.default_rng(7)
+    labels = rng.integers(0, 2, 300)
+    one, other = (right_or_wrong(rng.random(300) < share, labels) for share in (0.8, 0.6))
+    facts = {row.id: RowFacts(str(int(row.id) // 3)) for row in one}
+    found = seed_difference("accuracy", [one] * 4, [other] * 4, facts)
+    alone = difference_interval("accuracy", [one], [other], facts)
+    assert found is not None and alone is not None and found.groups == alone.groups == 100
+    ends = found.interval()
+    assert (ends.low, ends.high) == (pytest.approx(alone.low, abs=0.01), pytest.approx(alone.high, abs=0.01))
+    assert found.of_seeds == pytest.approx([alone.value] * 4)
+    wide = found.interval(0.99)
+    assert wide.low < ends.low and wide.high > ends.high
+
+
+def test_equal_configurations_with_seeds_differ_by_nothing() -> None:
+    rng = np.random.default_rng(8)
+    runs = [right_or_wrong(rng.random(40) < 0.6, rng.integers(0, 2, 40)) for _ in range(3)]
+    found = seed_difference("f1_macro", runs, runs, {})
+    assert found is not None and (found.interval().low, found.interval().high) == (0, 0)
+    assert surviving([found]) == (False,)
+
+
+def test_what_cannot_be_compared_over_seeds_has_no_interval() -> None:
+    rng = np.random.default_rng(9)
+    runs = [right_or_wrong(rng.random(30) < 0.6, rng.integers(0, 2, 30)) for _ in range(2)]
+    assert seed_difference("accuracy", runs[:1], runs[1:], {}) is None
+    assert seed_difference("token_f1", runs, runs, {}) is None
+    few = seed_difference("accuracy", [run[:3] for run in runs], [run[:3] for run in runs], {})
+    assert few is not None and not few.interval().is_known and surviving([few]) == (False,)
+
+
+def shifted(value: float) -> SeedDifference:
+    """A difference whose interval is that of a normal distribution of width 1."""
+    return SeedDifference(value, (value, value), 50, value + GRID)
+
+
+GRID = np.array([NormalDist().inv_cdf((at + 0.5) / 5_000) for at in range(5_000)])
+
+
+def test_holm_asks_more_of_the_surest_of_many_and_less_of_the_next() -> None:
+    # Two-sided 5 % of one, two and three comparisons: 1.96, 2.24 and 2.39 standard deviations.
+    assert surviving([shifted(2.1)]) == (True,)
+    assert surviving([shifted(2.1), shifted(0.0)]) == (False, False)
+    assert surviving([shifted(-3.0), shifted(2.1)]) == (True, True)
+    assert surviving([shifted(3.0), shifted(2.3), shifted(2.0)]) == (True, True, True)
+    assert surviving([shifted(3.0), shifted(2.1), shifted(2.0)]) == (True, False, False)
+    assert surviving([]) == ()

@@ -144,7 +144,7 @@ class FinalResult(Wire):
         training: How training ended.
         step: Optimizer steps that its weights were trained for.
         validation: Metrics on validation; None if it was trained on.
-        test: Metrics on test; None if the data has no test split.
+        test: Metrics on test; None if the data has no test split, or it was not to be read.
         rows: Rows of each split, and those trained on as ``trained``.
         model_dir: As requested.
         analysis: What the model does well and badly on test, or on validation where the data has no test rows; None
@@ -161,7 +161,7 @@ class FinalResult(Wire):
 
 
 class FinalRequest(JobRequest[FinalResult | TrainResult]):
-    """Train a trial's configuration again, evaluate it once on test, and save the model.
+    """Train a trial's configuration again, evaluate it on test at most once, and save the model.
 
     Attributes:
         training: As for the trial, with its own folders.
@@ -177,6 +177,7 @@ class FinalRequest(JobRequest[FinalResult | TrainResult]):
         folds: Number of folds that value is the mean of; 1: it was trained once.
         baseline: The strongest baseline's value of the metric, and what it answers, for the model card.
         facts_file: File of the criteria and groups of the study's rows; it may be missing.
+        test: Whether to evaluate on test; else it is not even read.
     """
 
     job: Literal[Job.FINAL] = Job.FINAL
@@ -191,6 +192,7 @@ class FinalRequest(JobRequest[FinalResult | TrainResult]):
     folds: int = Field(default=1, ge=1)
     baseline: tuple[float, str] | None = None
     facts_file: str = ""
+    test: bool = True
 
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""

@@ -4,12 +4,14 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.comparing.comparison import read_comparison
 from dryfit.reporting.data.best import best_study_file
 from dryfit.reporting.data.worth import standing_of
+from dryfit.reporting.html.compared import with_comparison
 from dryfit.reporting.html.final_sections import final_sections
 from dryfit.reporting.html.page import Page
 from dryfit.reporting.html.sections import sections_of
-from dryfit.reporting.html.verdict import verdict_of
+from dryfit.reporting.html.verdict import KnownOfBest, verdict_of
 from dryfit.reporting.terminal.tables import duration_text, number_text
 from dryfit.search.sampling.importance import importances_of
 from dryfit.search.space.fields import setting
@@ -32,15 +34,16 @@ def build_page(
     created = state.created
     assert created is not None
     best_file, missing = _best_file(state, config)
-    standing = standing_of(state, layout)
+    known = KnownOfBest(standing_of(state, layout), read_comparison(layout, state))
     importances = importances_of(state.history(), state.direction)
     return Page(
         title=created.name,
         subtitle=_subtitle(state, running=running),
-        verdict=verdict_of(state, defaults_first=_began_with_defaults(state, config), standing=standing),
+        verdict=verdict_of(state, defaults_first=_began_with_defaults(state, config), known=known),
         tiles=_tiles(state),
-        sections=tuple(
-            sections_of(state, importances, final_sections(layout), best_file=best_file, best_missing=missing)
+        sections=with_comparison(
+            sections_of(state, importances, final_sections(layout), best_file=best_file, best_missing=missing),
+            known.comparison,
         ),
         source=layout.ledger.name,
         made_at_s=now_s,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome
+from dryfit.reporting.comparing.comparison import Comparison
+from dryfit.reporting.comparing.comparison_text import findings
 from dryfit.reporting.data.worth import Standing
 from dryfit.reporting.terminal.tables import counted, number_text
 from dryfit.store.replay import StudyState
@@ -28,15 +30,31 @@ class StudyVerdict:
     certainty: str
 
 
-def verdict_of(state: StudyState, *, defaults_first: bool, standing: Standing | None = None) -> StudyVerdict:
+@dataclass(frozen=True, slots=True)
+class KnownOfBest:
+    """What is known of a study's best trial beside its value.
+
+    Attributes:
+        standing: How it stands against what the metric is worth without a model.
+        comparison: How it stands against other trials over several seeds.
+    """
+
+    standing: Standing | None = None
+    comparison: Comparison | None = None
+
+
+_NOTHING = KnownOfBest()
+
+
+def verdict_of(state: StudyState, *, defaults_first: bool, known: KnownOfBest = _NOTHING) -> StudyVerdict:
     """Return the verdict on a study: first what is wrong with its best trial, if anything is.
 
     Args:
         state: The study.
         defaults_first: Whether the first trial is known to have the study file's own values.
-        standing: How the best trial stands against what the metric is worth without a model.
+        known: What else is known of the best trial.
     """
-    ranked = state.ranked
+    ranked, standing = state.ranked, known.standing
     if not ranked:
         return StudyVerdict(_no_result(state), "Nothing can be compared yet.")
     result = _result(state, ranked, defaults_first=defaults_first)
@@ -46,7 +64,7 @@ def verdict_of(state: StudyState, *, defaults_first: bool, standing: Standing | 
     if ranked[0].is_collapsed:
         every = "Every complete trial collapsed, so the best one has learned nothing of the rows"
         result = f"{every}: {ranked[0].collapsed}. {result}"
-    return StudyVerdict(result, _certainty(state, ranked))
+    return StudyVerdict(result, _certainty(state, ranked, known.comparison))
 
 
 def _no_result(state: StudyState) -> str:
@@ -85,10 +103,16 @@ def _result(state: StudyState, ranked: Sequence[TrialState], *, defaults_first: 
     return ", ".join(parts) + "."
 
 
-def _certainty(state: StudyState, ranked: Sequence[TrialState]) -> str:
+def _certainty(state: StudyState, ranked: Sequence[TrialState], comparison: Comparison | None) -> str:
     open_trials = sum(trial.outcome is None for trial in state.present)
     running = f", and {open_trials} {'is' if open_trials == 1 else 'are'} not finished" if open_trials else ""
-    base = f"This rests on {counted(len(ranked), 'complete trial')} of one seed each{running}"
+    base = f"This rests on {counted(len(ranked), 'complete trial')}"
+    if comparison is not None:
+        again = (
+            f"the best {len(comparison.trials)} were trained again with {counted(len(comparison.seeds), 'seed')} each"
+        )
+        return f"{base}{running}; {again}: {findings(comparison)}."
+    base = f"{base} of one seed each{running}"
     if len(ranked) == 1:
         return f"{base}: there is nothing to compare it with."
     top = ranked[:_TOP]

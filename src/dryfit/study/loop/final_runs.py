@@ -33,6 +33,7 @@ class FinalRun:
         last_step: As in :class:`dryfit.core.jobs.train.FinalRequest`.
         save: Whether to save the model, or to return its scores alone.
         schedule_steps: As in :class:`dryfit.core.jobs.train.FinalRequest`.
+        test: Whether to evaluate on test.
     """
 
     trial: TrialState
@@ -40,13 +41,15 @@ class FinalRun:
     last_step: int | None = None
     save: bool = True
     schedule_steps: int | None = None
+    test: bool = True
 
     @property
     def name(self) -> str:
         """Name of the run's folder; different for everything that computes something else."""
         parts = [f"trial-{self.trial.number:04d}", f"seed-{self.seed}"]
         parts += ["with-validation"] if self.last_step is not None else []
-        return "-".join([*parts, *([] if self.save else ["scores"])])
+        parts += [] if self.save else ["scores"]
+        return "-".join([*parts, *([] if self.test else ["no-test"])])
 
     @property
     def job(self) -> Job:
@@ -145,6 +148,7 @@ def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> 
         folds=max(1, len(trial.folds)),
         baseline=(baseline.metrics[study.state.goals[0].name], baseline.words) if baseline is not None else None,
         facts_file=str(study.layout.baselines / FACTS_FILE),
+        test=run.test,
     )
 
 

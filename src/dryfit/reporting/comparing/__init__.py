@@ -1,0 +1,1 @@
+"""Whether the best trials really differ: what ``dryfit compare`` finds out, keeps and says."""
