@@ -14,7 +14,7 @@ from dryfit.core.errors import FileError
 from dryfit.core.regular_files import read_bounded
 from dryfit.core.text.json_text import parse_json
 from dryfit.core.wire import write_bytes_atomic
-from dryfit.scoring.scored_row import RowFacts, ScoredRow
+from dryfit.scoring.scored_row import CLASS, RowFacts, ScoredRow
 
 MOST_ROWS: Final = 5_000
 """Rows of a trial's file: an interval from so many is narrow."""
@@ -87,23 +87,30 @@ def read_rows(path: Path) -> RowFile:
     try:
         if head["v"] != _VERSION:
             raise FileError(f"reading {path}", f"it is of version {head['v']}", f"version {_VERSION}")
-        rows = tuple(
-            ScoredRow(
-                id=str(line["id"]),
-                truth=dict(line["truth"]),
-                answer=dict(line["answer"]),
-                p=tuple(map(float, line.get("p", ()))),
-                values={
-                    str(name): math.nan if value is None else float(value)
-                    for name, value in line.get("values", {}).items()
-                },
-            )
-            for line in lines
-        )
+        rows = tuple(map(_row, lines))
+        if len({len(row.p) for row in rows}) > 1:
+            raise ValueError("rows have different numbers of classes")
         metrics = {str(name): math.nan if value is None else float(value) for name, value in head["metrics"].items()}
         return RowFile(str(head["split"]), int(head["of"]), metrics, rows)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _not_ours(path, f"{type(error).__name__}: {error}") from error
+
+
+def _row(line: Mapping[str, Any]) -> ScoredRow:
+    """Return the row of a line.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: It is none.
+    """
+    truth, answer, p = dict(line["truth"]), dict(line["answer"]), tuple(map(float, line.get("p", ())))
+    if truth.keys() != answer.keys():
+        raise ValueError("a row is answered in other parts than it has")
+    for part in (truth, answer) if p else ():
+        labels = part[CLASS] if isinstance(part[CLASS], list) else [part[CLASS]]
+        if not all(isinstance(label, int) and 0 <= label < len(p) for label in labels):
+            raise ValueError("a row has a class without a probability")
+    values = {str(name): math.nan if value is None else float(value) for name, value in line.get("values", {}).items()}
+    return ScoredRow(str(line["id"]), truth, answer, p, values)
 
 
 def write_facts(path: Path, facts: Mapping[str, RowFacts]) -> None:

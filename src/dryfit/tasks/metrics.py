@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Metric
+from dryfit.scoring.row_metrics import CALIBRATION_BINS
 from dryfit.tasks.base import Task
-
-_BINS = 15
-"""Bins of the calibration error, as in Guo et al. 2017, arXiv:1706.04599, section 5."""
 
 Values = dict[Metric, Any]
 
@@ -121,7 +119,7 @@ def calibration_error(p_N: NDArray[Any], true_N: NDArray[Any]) -> float:
         p_N: Probabilities, from 0 to 1.
         true_N: 1 where what was given that probability is true, else 0.
     """
-    bins_N = np.searchsorted(np.linspace(0, 1, _BINS + 1), p_N, side="right")
+    bins_N = np.searchsorted(np.linspace(0, 1, CALIBRATION_BINS + 1), p_N, side="right")
     return float(np.abs(np.bincount(bins_N, weights=true_N - p_N.astype(np.float64))).sum() / len(p_N))
 
 

@@ -16,6 +16,19 @@ ROWS = [
     ScoredRow("ü\u202e\x1b", {"class": 0, "span": []}, {"class": 0, "span": [3, 9]}, (0.1, 0.9), {"loss": math.inf}),
 ]
 
+HEAD = b'{"v": 1, "split": "test", "of": 2, "metrics": {}}\n'
+WRONG_ROWS = (
+    b'{"id": "a", "truth": {"class": 0}, "answer": {"class": 2}, "p": [0.5, 0.5]}\n',
+    b'{"id": "a", "truth": {"class": -1}, "answer": {"class": 0}, "p": [0.5, 0.5]}\n',
+    b'{"id": "a", "truth": {"class": 1e400}, "answer": {"class": [0]}, "p": [0.5, 0.5]}\n',
+    b'{"id": "a", "truth": {}, "answer": {"span": null}}\n',
+    (
+        b'{"id": "a", "truth": {"class": 0}, "answer": {"class": 0}, "p": [1.0]}\n'
+        b'{"id": "b", "truth": {"class": 0}, "answer": {"class": 0}, "p": [0.5, 0.5]}\n'
+    ),
+    b'{"id": "a", "truth": {}, "answer": {}, "values": {"loss": []}}\n',
+)
+
 
 def test_rows_come_back(tmp_path: Path) -> None:
     write_rows(tmp_path / "scored", "validation", ROWS, {"f1_macro": 0.5, "auroc": math.nan})
@@ -68,6 +81,7 @@ def test_facts_come_back(tmp_path: Path) -> None:
         gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n{"id": "a"}\n'),
         gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n{"id": 1, "truth": 3, "answer": {}}\n'),
         gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": []}\n'),
+        *(gzip.compress(HEAD + row) for row in WRONG_ROWS),
         gzip.compress(b'{"v": 1, "split": "test"\n'),
         gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n')[:-9],
         gzip.compress(b"[" * 100_000),
