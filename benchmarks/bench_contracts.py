@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from class_baselines import baseline_classes, f1_macro, labels, read_rows
 from measured import contract_files, run
 from sklearn.metrics import f1_score
 from transformers import AutoTokenizer
@@ -24,6 +25,7 @@ import dryfit
 
 HERE = Path(__file__).parent
 RESAMPLES = 2000
+TRAIN_ROWS, VALIDATION_ROWS = 800, 400  # as examples/contracts.toml has them
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class TestRows:
 
     @classmethod
     def read(cls, path: str) -> "TestRows":
-        rows = [json.loads(text) for text in Path(path).read_text(encoding="utf-8").splitlines()]
-        return cls(rows, np.array([row["label"] for row in rows]), np.array([row["group"] for row in rows]))
+        rows = read_rows(path)
+        return cls(rows, labels(rows), np.array([row["group"] for row in rows]))
 
 
 def predict(folder: Path, rows: list[dict], max_length: int) -> np.ndarray:
@@ -77,6 +79,15 @@ def line(name: str, validation: float, test: TestRows, guess: np.ndarray, resamp
     return f"{name}: validation {validation:.3f}, test {score:.3f} (95 % interval {low:.3f} to {high:.3f})"
 
 
+def print_baselines(data: dict[str, str], train_rows: int, validation_rows: int) -> None:
+    """Print what needs no model: fitted on the training rows that the searches read, on the rows that score them."""
+    test, validation = TestRows.read(data["test"]), read_rows(data["validation"], validation_rows)
+    found = baseline_classes(read_rows(data["train"], train_rows), [validation, test.rows])
+    resampled = interval(test, [said for _, said in found.values()])
+    for (name, (on_validation, on_test)), scores in zip(found.items(), resampled, strict=True):
+        print(line(name, f1_macro(validation, on_validation), test, on_test, scores))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
@@ -85,12 +96,13 @@ def main() -> None:
     data = contract_files(options.contracts)
     if data is None:
         return
+    print_baselines(data, TRAIN_ROWS, VALIDATION_ROWS)
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(options.keep or temporary)
         work.mkdir(parents=True, exist_ok=True)
         script = [sys.executable, str(HERE / "plain.py"), "--out", str(work / "plain"), "--test", data["test"]]
         script += ["--train", data["train"], "--validation", data["validation"]]
-        script += ["--train-limit", "800", "--validation-limit", "400"]
+        script += ["--train-limit", str(TRAIN_ROWS), "--validation-limit", str(VALIDATION_ROWS)]
         plain = run(script, work / "plain.log") if not (work / "plain" / "result.json").exists() else "done before"
         example = HERE.parent / "examples" / "contracts.toml"
         search = [sys.executable, "-m", "dryfit.cli.app", "tune", str(example), "--dir", str(work / "study")]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from bench_contracts import TestRows, interval, line, predict
+from bench_contracts import TestRows, interval, line, predict, print_baselines
 from measured import contract_files, run
 
 import dryfit
@@ -65,6 +65,7 @@ def main() -> None:
     data = contract_files(options.contracts)
     if data is None:
         return
+    print_baselines(data, options.train_rows, options.validation_rows)
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(options.keep or temporary)
         work.mkdir(parents=True, exist_ok=True)

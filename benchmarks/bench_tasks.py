@@ -21,14 +21,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from sklearn.dummy import DummyClassifier
+from class_baselines import Row, baseline_classes, f1_macro, read_rows
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score
-from sklearn.pipeline import make_pipeline
 
 import dryfit
 from dryfit.store.layout import StudyLayout
@@ -36,7 +32,6 @@ from dryfit.tasks.rows.characters import word_spans
 from dryfit.tasks.spans.span_metrics import span_metrics
 from dryfit.tasks.tokens.windows import Ragged
 
-Row = dict[str, Any]
 Spans = np.ndarray
 
 SPLITS = ("train", "validation", "test")
@@ -97,33 +92,14 @@ class Rows:
     @classmethod
     def read(cls, folder: Path, train: int, validation: int) -> "Rows":
         """Read the splits; the first rows of two of them."""
-        found = [
-            [json.loads(line) for line in (folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
-            for split in SPLITS
-        ]
-        return cls(found[0][:train], found[1][:validation], found[2])
+        limits = (train, validation, None)
+        return cls(*(read_rows(folder / f"{split}.jsonl", limit) for split, limit in zip(SPLITS, limits, strict=True)))
 
 
 def classes(rows: Rows) -> dict[str, dict[str, float]]:
     """Macro F1 on test of each baseline."""
-
-    def texts(part: Sequence[Row]) -> list[str]:
-        return [f"{row['criterion']} {row['text']}" for row in part]
-
-    def labels(part: Sequence[Row]) -> list[int]:
-        return [row["label"] for row in part]
-
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
-    models = {
-        "majority": DummyClassifier(),
-        "TF-IDF": make_pipeline(words, LogisticRegression(C=10, max_iter=2000)),
-    }
-    found: dict[str, dict[str, float]] = {}
-    for name, model in models.items():
-        model.fit(texts(rows.train), labels(rows.train))
-        score = f1_score(labels(rows.test), model.predict(texts(rows.test)), average="macro")
-        found[name] = {"f1_macro": float(score)}
-    return found
+    said = baseline_classes(rows.train, [rows.test])
+    return {name: {"f1_macro": f1_macro(rows.test, parts[0])} for name, parts in said.items()}
 
 
 def sentences(text: str) -> list[tuple[int, int]]:
@@ -219,8 +195,7 @@ def predicted(folder: Path, data: Path, rows: Sequence[Row]) -> dict[str, float]
     said = [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()]
     found: dict[str, float] = {}
     if "label" in said[0]:
-        labels = [row["label"] for row in rows]
-        found["f1_macro"] = float(f1_score(labels, [row["label"] for row in said], average="macro"))
+        found["f1_macro"] = f1_macro(rows, np.array([row["label"] for row in said]))
     if "span" in said[0]:
         found |= scored(rows, np.array([row["span"] or (0, 0) for row in said]))
     return found
