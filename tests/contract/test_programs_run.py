@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from parts import need_package, want_package
+from parts import need_package
 from rehearsed import PROGRAMS, run
+from timm_beside import with_timm
 
 NEEDS = {
     "sft_lora.py": ("trl", "peft"),
@@ -22,11 +23,13 @@ NAMES = sorted(str(path.relative_to(PROGRAMS)) for path in PROGRAMS.rglob("*.py"
 def test_it_ends_as_its_first_line_says(tmp_path: Path, program: str) -> None:
     for package in NEEDS.get(program, ()):
         need_package(package)
-    if program == "timm_vit.py":
-        want_package("timm")
     takes_folder = "--output_dir" in (PROGRAMS / program).read_text(encoding="utf-8")
     done = run(
-        tmp_path, program, *(("--output_dir", tmp_path / "out") if takes_folder else ()), ranks=RANKS.get(program, 1)
+        tmp_path,
+        program,
+        *(("--output_dir", str(tmp_path / "out")) if takes_folder else ()),
+        ranks=RANKS.get(program, 1),
+        surroundings=with_timm(tmp_path / "timm") if program == "timm_vit.py" else None,
     )
     assert done.returncode == STATUS.get(program, 0), done.stderr[-3000:]
     named = {"odd/fails.py": "ValueError: no such label: 7", "odd/fails_early.py": "KeyError: 'labels'"}

@@ -15,8 +15,9 @@ from dryfit.core.jobs.memory import MemoryCategory, StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from dryfit.memory.planning.timeline import BLOCK_BYTES
 from dryfit.runtime.rehearsal.command_line import parse_command
-from parts import need_package, want_package
+from parts import need_package
 from rehearsed import GIB, MIB, PROGRAMS, device, hide, line_of, rehearse
+from timm_beside import with_timm
 
 pytestmark = pytest.mark.slow
 SFT = "trl.scripts.sft"
@@ -102,11 +103,10 @@ NEEDS = {"sft": ("trl",), "dpo": ("trl",), "dpo in 8 bits": ("trl",), "lightning
 def test_unmodified_programs_run_to_the_third_step(tmp_path: Path, run: str) -> None:
     for package in NEEDS.get(run, ()):
         need_package(package)
-    if run == "timm":
-        want_package("timm")
     program, arguments = RUNS[run]
     arguments = [str(tmp_path / "out") if word == "out" else word for word in arguments]
-    memory = memory_of(rehearse(tmp_path, program, *arguments))
+    surroundings = with_timm(tmp_path / "timm") if run == "timm" else None
+    memory = memory_of(rehearse(tmp_path, program, *arguments, surroundings=surroundings))
     check_sums(memory, program)
     assert [step.number for step in memory.steps] == [1, 2, 3]
     assert memory.by_category[MemoryCategory.OPTIMIZER] > 0

@@ -30,12 +30,6 @@ def need_package(module: str) -> None:
         _miss(f"the Python package {module} is not installed: run `make setup`")
 
 
-def want_package(module: str) -> None:
-    """Skip the test where a Python package is not installed that no extra brings: a program of users may need it."""
-    if find_spec(module) is None:
-        pytest.skip(f"the Python package {module} is not installed: users have it, dryfit does not need it")
-
-
 def _miss(reason: str) -> NoReturn:
     if os.environ.get("CI", "").lower() in ("", "0", "false"):
         pytest.skip(reason)

@@ -57,11 +57,17 @@ def rehearse(
     return RehearsalAnswer.model_validate_json(answer.read_text(encoding="utf-8"))
 
 
-def run(folder: Path, program: str, *arguments: str | int, ranks: int = 1) -> "subprocess.CompletedProcess[str]":
+def run(
+    folder: Path,
+    program: str,
+    *arguments: str | int,
+    ranks: int = 1,
+    surroundings: Mapping[str, str] | None = None,
+) -> "subprocess.CompletedProcess[str]":
     """Run a program for real, on the CPU; on several ranks by torchrun."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     command = [sys.executable, *launcher, str(PROGRAMS / program), *map(str, arguments)]
-    return _run(command, folder, None, input="no\n")
+    return _run(command, folder, surroundings, input="no\n")
 
 
 def line_of(program: str, text: str) -> str:
