@@ -35,6 +35,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "export",
         "stop",
         "train",
+        "compare",
         "predict",
         "load",
         "schema",
