@@ -8,7 +8,14 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, PatientPruner, SuccessiveHalvingPruner
+from optuna.pruners import (
+    BasePruner,
+    HyperbandPruner,
+    MedianPruner,
+    PatientPruner,
+    PercentilePruner,
+    SuccessiveHalvingPruner,
+)
 
 from dryfit.config.schema import SearchSettings
 from dryfit.core.settings.choices import Direction
@@ -32,8 +39,7 @@ def compare_runs(
     curves: Reports,
     most_reports: int = 10,
 ) -> None:
-    deciding = search.patient_of if search.pruner == "patient" else search.pruner
-    first_step = 0 if deciding == "median" else 1
+    first_step = 0 if search.deciding_pruner in ("median", "percentile") else 1
     study = optuna.create_study(study_name="dryfit-throw-away:toy", direction=direction.value, pruner=pruner)
     rules = Rules(search=search, direction=direction, study="toy", most_reports=most_reports)
     history: list[TrialRecord] = []
@@ -99,6 +105,19 @@ def test_median(curves: Reports, direction: Direction, warmup: int, startup: int
 @given(
     curves=CURVES,
     direction=st.sampled_from(list(Direction)),
+    percentile=st.sampled_from([0.0, 25.0, 33.3, 50.0, 66.7, 100.0]),
+    startup=st.integers(0, 3),
+)
+def test_percentile(curves: Reports, direction: Direction, percentile: float, startup: int) -> None:
+    options = {"pruner": "percentile", "percentile": percentile, "pruner_startup_trials": startup}
+    search = SearchSettings.model_validate_json(json.dumps(options))
+    compare_runs(search, direction, PercentilePruner(percentile, startup, n_warmup_steps=1), curves)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    curves=CURVES,
+    direction=st.sampled_from(list(Direction)),
     warmup=st.integers(0, 2),
     reduction=st.integers(2, 4),
     most=st.integers(1, 12) | st.sampled_from([16, 27, 125, 1000]),
@@ -116,7 +135,7 @@ def test_hyperband(curves: Reports, direction: Direction, warmup: int, reduction
     direction=st.sampled_from(list(Direction)),
     patience=st.integers(0, 3),
     min_delta=st.sampled_from([0.0, 0.5, 3.0]),
-    behind=st.sampled_from(["median", "asha"]),
+    behind=st.sampled_from(["median", "percentile", "asha", "hyperband"]),
     warmup=st.integers(0, 2),
     number=st.integers(2, 4),
 )
@@ -130,16 +149,18 @@ def test_patient(
     warmup: int,
     number: int,
 ) -> None:
-    """``number`` is the startup trials of the median, or the reduction of ASHA."""
+    """``number`` is the startup trials of the median and the percentile, or the reduction of the others."""
     options = {"pruner": "patient", "patient_of": behind, "patience_reports": patience, "min_delta": min_delta}
-    numbers = {"warmup_reports": warmup, "pruner_startup_trials" if behind == "median" else "reduction": number}
+    counts = behind in ("median", "percentile")
+    numbers = {"warmup_reports": warmup, "pruner_startup_trials" if counts else "reduction": number}
     search = SearchSettings.model_validate_json(json.dumps(options | numbers))
-    inner: BasePruner = (
-        MedianPruner(n_startup_trials=number, n_warmup_steps=warmup)
-        if behind == "median"
-        else SuccessiveHalvingPruner(min_resource=warmup + 1, reduction_factor=number)
-    )
-    compare_runs(search, direction, PatientPruner(inner, patience=patience, min_delta=min_delta), curves)
+    inner: dict[str, BasePruner] = {
+        "median": MedianPruner(n_startup_trials=number, n_warmup_steps=warmup),
+        "percentile": PercentilePruner(25.0, n_startup_trials=number, n_warmup_steps=warmup),
+        "asha": SuccessiveHalvingPruner(min_resource=warmup + 1, reduction_factor=number),
+        "hyperband": HyperbandPruner(min_resource=warmup + 1, max_resource=10, reduction_factor=number),
+    }
+    compare_runs(search, direction, PatientPruner(inner[behind], patience=patience, min_delta=min_delta), curves)
 
 
 def test_hyperband_deals_trials_out_to_brackets_that_differ() -> None:

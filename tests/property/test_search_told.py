@@ -11,7 +11,7 @@ from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
 from dryfit.search.sampling.history_view import Window, is_visible
 from dryfit.search.sampling.pareto_front import best_spread
-from dryfit.search.sampling.pruning import Curves, middle
+from dryfit.search.sampling.pruning import Curves, quantile
 from thinning import examples
 
 BEST, LAST = 3, 6
@@ -66,12 +66,14 @@ def test_the_window_is_that_of_all_trials(study, refused, random) -> None:  # ty
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(values=st.lists(VALUES.filter(lambda value: not isnan(value)), min_size=1, max_size=12))
-def test_the_median_of_the_middle_is_the_median(values: list[float]) -> None:
+@given(
+    values=st.lists(VALUES.filter(lambda value: not isnan(value)), min_size=1, max_size=12),
+    percent=st.sampled_from([0.0, 25.0, 50.0, 100.0]) | st.floats(0, 100),
+)
+def test_a_percentile_of_two_values_is_that_of_all(values: list[float], percent: float) -> None:
     ordered = sorted(values)
-    assert len(middle(ordered)) == min(len(values), 3 if len(values) % 2 else 2)
     with np.errstate(invalid="ignore"):
-        whole, part = np.nanpercentile(ordered, 50), np.nanpercentile(middle(ordered), 50)
+        whole, part = float(np.nanpercentile(ordered, percent)), quantile(ordered, percent)
     assert part == whole or (isnan(part) and isnan(whole))
 
 

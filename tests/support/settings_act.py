@@ -33,6 +33,7 @@ COMMON: dict[str, Case] = {
     "train.group_by_length": ({}, False),
     "train.evals_per_epoch": ({}, 2),
     "train.early_stopping": ({"optim": {"lr": 0.5}, "train": {"epochs": 6}}, 1),
+    "train.early_stopping_min_delta": ({"optim": {"lr": 5e-3}, "train": {"epochs": 8, "early_stopping": 3}}, 5.0),
     "optim.name": ({}, "sgd"),
     "optim.lr": ({}, 1e-3),
     "optim.weight_decay": ({}, 0.5),

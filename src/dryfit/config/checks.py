@@ -6,7 +6,7 @@ from typing import Final
 
 from dryfit.config.locate import KeyPath
 from dryfit.config.problems import Problem, shown
-from dryfit.config.schema import PatientOf, PrunerName, StudyConfig
+from dryfit.config.schema import PrunerName, StudyConfig
 from dryfit.config.task_checks import (
     decoder_problems,
     direction_problems,
@@ -35,22 +35,24 @@ _NEEDS: Final = (
     Needs("search.startup_trials", "search.sampler", ("tpe",)),
     Needs("search.qmc_sequence", "search.sampler", ("qmc",)),
     Needs("search.population_size", "search.sampler", ("nsga2",)),
-    Needs("search.warmup_reports", "search.pruner", ("median", "asha", "hyperband", "patient")),
-    Needs("search.pruner_startup_trials", "search.pruner", ("median", "patient")),
-    Needs("search.reduction", "search.pruner", ("asha", "hyperband", "patient")),
+    Needs("search.warmup_reports", "search.pruner", ("median", "percentile", "asha", "hyperband", "patient")),
     Needs("search.patient_of", "search.pruner", ("patient",)),
     Needs("search.patience_reports", "search.pruner", ("patient",)),
     Needs("search.min_delta", "search.pruner", ("patient",)),
     Needs("runtime.keep", "data.folds", (1,)),  # a trial of several folds leaves no weights
 )
-# Keys that a patient pruner does not read, by the pruner behind it.
-_UNREAD_BY_PATIENT: Final = {PatientOf.MEDIAN: "reduction", PatientOf.ASHA: "pruner_startup_trials"}
+# Keys of some pruners, alone or behind a patient one.
+_READ_BY_PRUNERS: Final = {
+    "search.pruner_startup_trials": (PrunerName.MEDIAN, PrunerName.PERCENTILE),
+    "search.percentile": (PrunerName.PERCENTILE,),
+    "search.reduction": (PrunerName.ASHA, PrunerName.HYPERBAND),
+}
 _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Return all problems between keys of a configuration whose single values are valid."""
-    unread = [*unread_problems(config), *_unread(config), *_unread_by_patient(config), *_mirror(config)]
+    unread = [*unread_problems(config), *_unread(config), *_unread_by_pruner(config), *_mirror(config)]
     if facts_of(config.study.task).calls_function:
         return [*function_problems(config, planned=use is Use.PLAN), *unread]
     problems = [*_data(config, use), *_classes(config), *decoder_problems(config), *direction_problems(config)]
@@ -189,11 +191,11 @@ def _unread(config: StudyConfig) -> list[Problem]:
     return problems
 
 
-def _unread_by_patient(config: StudyConfig) -> list[Problem]:
-    search = config.search
-    key = _UNREAD_BY_PATIENT[search.patient_of]
-    if search.pruner is not PrunerName.PATIENT or not config.is_changed(f"search.{key}"):
-        return []
-    found = f"is {shown(config.value(f'search.{key}'))}, but search.patient_of = {search.patient_of} does not read it"
-    other = next(pruner for pruner, unread in _UNREAD_BY_PATIENT.items() if unread != key)
-    return [Problem(("search", key), found, f"with search.patient_of = {other}")]
+def _unread_by_pruner(config: StudyConfig) -> list[Problem]:
+    switch = "search.patient_of" if config.search.pruner is PrunerName.PATIENT else "search.pruner"
+    problems: list[Problem] = []
+    for key, readers in _READ_BY_PRUNERS.items():
+        if config.search.deciding_pruner not in readers and config.is_changed(key):
+            found = f"is {shown(config.value(key))}, but {switch} = {config.value(switch)} does not read it"
+            problems.append(Problem(tuple(key.split(".")), found, f"with {switch} = {' or '.join(readers)}"))
+    return problems

@@ -160,6 +160,7 @@ class PrunerName(StrEnum):
 
     NONE = "none"
     MEDIAN = "median"
+    PERCENTILE = "percentile"
     ASHA = "asha"
     HYPERBAND = "hyperband"
     PATIENT = "patient"
@@ -169,7 +170,9 @@ class PatientOf(StrEnum):
     """The pruner behind a patient one."""
 
     MEDIAN = "median"
+    PERCENTILE = "percentile"
     ASHA = "asha"
+    HYPERBAND = "hyperband"
 
 
 def _frozen(value: object) -> object:
@@ -212,14 +215,21 @@ class SearchSettings(Settings):
     population_size: int = Field(
         default=20, ge=2, le=10_000, description="nsga2: complete trials of a generation; the first is random"
     )
-    pruner: PrunerName = Field(default=PrunerName.NONE, description="none, median, asha, hyperband or patient")
+    pruner: PrunerName = Field(
+        default=PrunerName.NONE, description="none, median, percentile, asha, hyperband or patient"
+    )
     warmup_reports: int = Field(default=1, ge=0, description="every pruner: validations no trial is pruned before")
-    pruner_startup_trials: int = Field(default=5, ge=0, description="median: complete trials before any is pruned")
+    pruner_startup_trials: int = Field(
+        default=5, ge=0, description="median, percentile: complete trials before any is pruned"
+    )
+    percentile: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=25.0, description="percentile: a trial goes on among the best so many percent at its validation"
+    )
     reduction: int = Field(
         default=3, ge=2, le=16, description="asha, hyperband: one of so many trials goes on at each rung"
     )
     patient_of: PatientOf = Field(
-        default=PatientOf.MEDIAN, description="patient: who decides on a trial that stalls, median or asha"
+        default=PatientOf.MEDIAN, description="patient: who decides on a trial that stalls, any pruner but patient"
     )
     patience_reports: int = Field(
         default=1, ge=0, description="patient: validations without a better one that a trial is allowed"
@@ -237,6 +247,11 @@ class SearchSettings(Settings):
     enqueue: Annotated[tuple[Point, ...], BeforeValidator(_points)] = Field(
         default=(), description="enqueued points, tried first: tables of searched keys and their values"
     )
+
+    @property
+    def deciding_pruner(self) -> PrunerName:
+        """The pruner, or the one behind a patient one."""
+        return PrunerName(self.patient_of) if self.pruner is PrunerName.PATIENT else self.pruner
 
 
 class Isolation(StrEnum):

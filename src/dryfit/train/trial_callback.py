@@ -161,8 +161,7 @@ class TrialCallback(TrainerCallback):
                 write_rows(Path(parts.request.scored_dir), parts.position.split, rows, evaluated.metrics)
             if not parts.position.number:
                 self._save_best(point, evaluated)
-        patience = config.settings.train.early_stopping
-        stalls = stopped_early(run.points, patience=patience, direction=config.direction)
+        stalls = stopped_early(run.points, config.settings.train, config.direction)
         is_last = stalls or step == parts.last_step
         report = parts.position.reported(point, best_value(run.points, config.direction) if is_last else None)
         proceed = parts.channel.report(report, timeout_s=parts.request.verdict_timeout_s)

@@ -1,5 +1,6 @@
 """Validation: its steps, its batches, its metrics, and early stopping."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,7 +10,8 @@ from torch import nn
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, best_point
+from dryfit.core.settings.tables import TrainSettings
+from dryfit.core.settings.trial import MetricPoint, better
 from dryfit.scoring.collapse import collapsed
 from dryfit.scoring.scored_row import ScoredRow, joined
 from dryfit.tasks.base import Batch, Measured, Outputs, Task, TaskModel, TellsRows
@@ -173,10 +175,16 @@ def _kept(kept: torch.Tensor, rows: int, before: Sequence[torch.Tensor], task: T
     return kept
 
 
-def stopped_early(points: tuple[MetricPoint, ...], *, patience: int, direction: Direction) -> bool:
-    """Return whether the last ``patience`` validations brought nothing better; 0 never stops."""
-    if patience == 0:
-        return False
-    best = best_point(points, direction)
-    since_best = len(points) - 1 - best.n if best else len(points)
-    return since_best >= patience
+def stopped_early(points: tuple[MetricPoint, ...], train: TrainSettings, direction: Direction) -> bool:
+    """Return whether the last ``train.early_stopping`` validations brought nothing better; 0 never stops.
+
+    A value is better if it exceeds the last better one by more than ``train.early_stopping_min_delta``: many small
+    steps in one direction count once they add up to more.
+    """
+    reference, since = math.nan, 0
+    margin = -train.early_stopping_min_delta if direction is Direction.MAXIMIZE else train.early_stopping_min_delta
+    for point in points:
+        since += 1
+        if better(point.value + margin, reference, direction):
+            reference, since = point.value, 0
+    return 0 < train.early_stopping <= since

@@ -207,6 +207,9 @@ def test_a_missing_or_unreadable_file(tmp_path):
         ("[search]\npruner = 'asha'\npatience_reports = 3\n", DATA, "search.patience_reports is 3"),
         ("[search]\npruner = 'asha'\npatient_of = 'asha'\n", DATA, "search.patient_of is"),
         ("[search]\npruner = 'patient'\nreduction = 4\n", DATA, "search.patient_of = median does not read it"),
+        ("[search]\npruner = 'asha'\npruner_startup_trials = 2\n", DATA, "search.pruner = asha does not read it"),
+        ("[search]\npruner = 'median'\npercentile = 10.0\n", DATA, "search.pruner = median does not read it"),
+        ("[train]\nearly_stopping_min_delta = 0.1\n", DATA, "but train.early_stopping = 0 does not read it"),
         (
             "[search]\npruner = 'patient'\npatient_of = 'asha'\npruner_startup_trials = 2\n",
             DATA,
@@ -254,7 +257,12 @@ def test_each_goal_has_its_own_direction_unless_one_is_given(tmp_path):
 
 
 def test_what_a_patient_pruner_asks_may_be_set(tmp_path):
-    for numbers in ("pruner_startup_trials = 2", "patient_of = 'asha'\nreduction = 4"):
+    for numbers in (
+        "pruner_startup_trials = 2",
+        "patient_of = 'asha'\nreduction = 4",
+        "patient_of = 'hyperband'\nreduction = 4",
+        "patient_of = 'percentile'\npercentile = 10.0\npruner_startup_trials = 2",
+    ):
         text = f"[search]\npruner = 'patient'\npatience_reports = 2\nmin_delta = 0.1\n{numbers}\n"
         assert load_study_file(write(tmp_path, text)).config.search.patience_reports == 2
 

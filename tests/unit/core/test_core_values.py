@@ -9,7 +9,7 @@ from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalErr
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
-from dryfit.core.settings.tables import DataSettings, TrialSettings
+from dryfit.core.settings.tables import DataSettings, TrainSettings, TrialSettings
 from dryfit.core.settings.trial import (
     FoldScore,
     MetricPoint,
@@ -97,6 +97,8 @@ def test_a_fingerprint_is_of_what_changes_the_result():
     assert config().fingerprint == config(number=2, params={}).fingerprint
     assert config().fingerprint != config(seed=2).fingerprint
     assert config().fingerprint != config(data_fingerprint="x").fingerprint
+    stopping = TrialSettings(train=TrainSettings(early_stopping=2, early_stopping_min_delta=0.1))
+    assert config().fingerprint != config(settings=stopping).fingerprint
     assert TrialConfig.model_validate_json(config().model_dump_json()) == config()
 
 

@@ -39,6 +39,7 @@ OTHER: dict[str, Any] = {
     "train.epochs": 9,
     "train.evals_per_epoch": 3,
     "train.early_stopping": 2,
+    "train.early_stopping_min_delta": 0.5,
     "optim.lr": 0.1,
     "optim.beta2": 0.5,
     "optim.eps": 0.5,

@@ -41,6 +41,7 @@ NOT_SEARCHED = {
     "model.trust_remote_code": "so is whose code is run",
     "train.evals_per_epoch": "it decides what trials are compared at",
     "train.early_stopping": "it would cut trials short that the pruner is to judge",
+    "train.early_stopping_min_delta": "nor does it act without early stopping",
 }
 FITS_ROWS = "it must fit the words of the user's rows"
 MEASURES = "it decides how much is measured, and nothing that is learned"

@@ -12,6 +12,7 @@ IRRELEVANT: Final = frozenset(
         "train.epochs",
         "train.evals_per_epoch",
         "train.early_stopping",
+        "train.early_stopping_min_delta",
         "optim.lr",
         "optim.beta2",
         "optim.eps",

@@ -29,10 +29,11 @@ class Needs:
 
 _ADAPTIVE: Final = ("adamw", "adamw8bit", "radam", "nadam", "paged_adamw", "paged_adamw8bit")
 _HIDDEN_LAYERS: Final = tuple(range(1, 9))
-_RANKS: Final = tuple(range(1, 4097))
+_SOME: Final = tuple(range(1, 4097))
 _ASKS: Final = ("instruction", "criteria", "evidence", "both")
 
 TRIAL_NEEDS: Final = (
+    Needs("train.early_stopping_min_delta", "train.early_stopping", _SOME, "train.early_stopping of 1 or more"),
     Needs("optim.beta1", "optim.name", (*_ADAPTIVE, "lion", "sgd")),
     Needs("optim.beta2", "optim.name", (*_ADAPTIVE, "lion")),
     Needs("optim.eps", "optim.name", _ADAPTIVE),
@@ -44,7 +45,10 @@ TRIAL_NEEDS: Final = (
     Needs("loss.gamma", "loss.name", ("focal",)),
     Needs("loss.alpha", "loss.name", ("focal",)),
     Needs("loss.effective_beta", "loss.class_balance", ("effective",)),
-    *(Needs(f"lora.{key}", "lora.r", _RANKS, "lora.r of 1 or more") for key in ("alpha", "dropout", "targets", "base")),
+    *(
+        Needs(f"lora.{key}", "lora.r", _SOME, "lora.r of 1 or more")
+        for key in ("alpha", "dropout", "targets", "base")
+    ),
     Needs("lora.double_quant", "lora.base", ("nf4",)),
     Needs("lora.compute", "lora.base", ("nf4", "int8")),
     Needs("lm.criteria_prompt", "lm.format", ("criteria", "both")),

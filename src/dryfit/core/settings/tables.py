@@ -101,7 +101,10 @@ class TrainSettings(Settings):
         default=1, ge=1, le=1000, description="validations, reports and pruning points an epoch"
     )
     early_stopping: int = Field(
-        default=0, ge=0, description="stop after so many validations without a better one; 0: never"
+        default=0, ge=0, le=4096, description="stop after so many validations without a better one; 0: never"
+    )
+    early_stopping_min_delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.0, description="how much better than the last better validation one must be to count as better"
     )
 
 

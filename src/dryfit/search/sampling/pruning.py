@@ -1,9 +1,9 @@
 """Prune a trial, or let it go on, after a report: a pure function of the history.
 
-The comparisons are those of Optuna's median, successive-halving, Hyperband and patient pruners; property tests compare
-the verdicts with Optuna's own over random histories. A projection of the ended trials keeps what they read, so a
-verdict costs the same however many trials there are. Which rungs a trial has completed is part of its verdicts: the
-ledger keeps it under the names that Optuna gives its system attributes.
+The comparisons are those of Optuna's percentile, successive-halving, Hyperband and patient pruners; property tests
+compare the verdicts with Optuna's own over random histories. A projection of the ended trials keeps what they read,
+so a verdict costs the same however many trials there are. Which rungs a trial has completed is part of its verdicts:
+the ledger keeps it under the names that Optuna gives its system attributes.
 """
 
 import math
@@ -91,16 +91,17 @@ def judge(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVer
     if not own.reports:
         return PruneVerdict(True, reason="nothing reported yet")
     own = _present_fold(own)
-    match pruner:
-        case PrunerName.MEDIAN:
-            return _median(own, past, rules)
-        case PrunerName.ASHA:
+    if pruner is PrunerName.PATIENT and (patient := _patience(own, rules)):
+        return patient
+    match PatientOf(rules.search.deciding_pruner):
+        case PatientOf.MEDIAN:
+            return _percentile(own, past, rules, 50, "the median")
+        case PatientOf.PERCENTILE:
+            return _percentile(own, past, rules, rules.search.percentile, f"the best {rules.search.percentile:g} %")
+        case PatientOf.ASHA:
             return _asha(own, past, rules)
-        case PrunerName.HYPERBAND:
+        case PatientOf.HYPERBAND:
             return _hyperband(own, past, rules)
-        case PrunerName.PATIENT:
-            wrapped = _median if rules.search.patient_of is PatientOf.MEDIAN else _asha
-            return _patience(own, rules) or wrapped(own, past, rules)
 
 
 def _present_fold(own: TrialRecord) -> TrialRecord:
@@ -133,7 +134,7 @@ def _patience(own: TrialRecord, rules: Rules) -> PruneVerdict | None:
     return PruneVerdict(True, reason=f"its last {allowed + 1} validations are no worse than those before")
 
 
-# ---- median
+# ---- median and other percentiles
 
 
 class Curves:
@@ -158,18 +159,22 @@ class Curves:
         return self._values.get(n, ())
 
 
-def middle(values: Sequence[float]) -> Sequence[float]:
-    """Return the two or three of some sorted values that numpy computes their median from."""
-    return values[max(0, (len(values) - 1) // 2 - (len(values) % 2)) : len(values) // 2 + 1 + (len(values) % 2)]
+def quantile(values: Sequence[float], percent: float) -> float:
+    """Return a percentile of sorted values, from the two beside it alone; bit for bit numpy's, of all of them."""
+    place = (len(values) - 1) * (percent / 100)
+    low = math.floor(place)
+    near = (values[low], values[min(low + 1, len(values) - 1)])
+    with np.errstate(invalid="ignore"):  # NaN beside an infinity, as in Optuna; it prunes nothing
+        return float(np.quantile(near, place - low))
 
 
-def _median(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
+def _percentile(own: TrialRecord, past: History, rules: Rules, percent: float, words: str) -> PruneVerdict:
     search = rules.search
     n = own.reports[-1].n
     curves = past.projected("curves", Curves)
     if not curves.complete or curves.complete < search.pruner_startup_trials:
         needed = max(1, search.pruner_startup_trials)
-        return PruneVerdict(True, reason=f"{curves.complete} of {needed} complete trials a median needs")
+        return PruneVerdict(True, reason=f"{curves.complete} of {needed} complete trials that it takes to compare")
     if n < search.warmup_reports:
         return PruneVerdict(True, reason="warming up")
     best = _best((point.value for point in own.reports), rules.direction)
@@ -178,11 +183,11 @@ def _median(own: TrialRecord, past: History, rules: Rules) -> PruneVerdict:
     values = curves.at(n)
     if not values:
         return PruneVerdict(True, reason=f"no complete trial has report {n}")
-    with np.errstate(invalid="ignore"):  # NaN beside an infinity, as in Optuna; it prunes nothing
-        median = float(np.percentile(middle(values), 50))
-    stop = best < median if rules.direction is Direction.MAXIMIZE else best > median
+    maximize = rules.direction is Direction.MAXIMIZE
+    cutoff = quantile(values, 100 - percent if maximize else percent)
+    stop = best < cutoff if maximize else best > cutoff
     side = "worse" if stop else "no worse"
-    return PruneVerdict(not stop, reason=f"{side} than the median of {len(values)} trials at report {n}")
+    return PruneVerdict(not stop, reason=f"{side} than {words} of {len(values)} trials at report {n}")
 
 
 # ---- successive halving
