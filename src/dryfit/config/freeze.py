@@ -31,7 +31,8 @@ def dump_toml(config: StudyConfig, folder: Path | None = None) -> str:
 
 
 def _make_relative(document: dict[str, Any], folder: Path) -> None:
-    for table, names in (("data", _SOURCES), ("model", ("name",)), ("joint", ("criteria_model",))):
+    models = (("model", ("name",)), ("joint", ("criteria_model",)))
+    for table, names in (("data", _SOURCES), ("search", ("enqueue_from",)), *models):
         for name in names if table in document else ():
             document[table][name] = _relative(document[table][name], folder)
     study = document["study"]

@@ -39,7 +39,7 @@ DEFAULT_ORIGIN: Final = "default"
 SET_ORIGIN: Final = "--set"
 _MOST_SEARCHED: Final = 1000
 _TOO_DEEP: Final = f"its tables and lists are nested deeper than {MOST_DEPTH} levels"
-_SOURCES: Final = ("train", "validation", "test", "file")
+_PATHS: Final = (*(("data", name) for name in ("train", "validation", "test", "file")), ("search", "enqueue_from"))
 _NAMED: Final = (("study", "task"), ("lm", "metric"))
 _MODELS: Final = ("model.name", "joint.criteria_model")
 """Keys whose values may be model folders."""
@@ -294,7 +294,7 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
     def base(place: KeyPath) -> Path:
         return Path.cwd() if places.get(place) == SET_ORIGIN else folder
 
-    study, data, search, space = (_table(document, name) for name in ("study", "data", "search", "space"))
+    study, search, space = (_table(document, name) for name in ("study", "search", "space"))
     if isinstance(document.get("objective"), dict):
         objective = _table(document, "objective")
         paths = objective.setdefault("paths", [str(folder), str(Path.cwd())])
@@ -310,10 +310,10 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
             _located(name, folder, around) if isinstance(name, str) and ":" in name else name
             for name in cast("list[object]", listeners)
         ]
-    for name in _SOURCES:
-        source = data.get(name)
+    for table, key in _PATHS:
+        source = _table(document, table).get(key)
         if isinstance(source, str) and not source.startswith(HUB_PREFIX):
-            data[name] = _absolute(source, base(("data", name)))
+            document[table][key] = _absolute(source, base((table, key)))
     for table, key in (name.split(".") for name in _MODELS):
         if isinstance(model := _table(document, table).get(key), str):
             document[table][key] = _model(model, base((table, key)))

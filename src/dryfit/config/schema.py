@@ -26,6 +26,9 @@ Point = Annotated[dict[str, Value], Field(min_length=1)]
 ListenerName = Annotated[str, Field(pattern=NAME_PATTERN, description="package.module:function or file.py:function")]
 """A user's own function that makes an observer of the study."""
 
+TOP = ":top"
+"""Between a study's folder and the number of its best trials, in ``search.enqueue_from``."""
+
 _MOST_CHOICES = 1000
 """Of one case: each is checked as a setting, and written into every record of the space."""
 
@@ -246,6 +249,9 @@ class SearchSettings(Settings):
     )
     enqueue: Annotated[tuple[Point, ...], BeforeValidator(_points)] = Field(
         default=(), description="enqueued points, tried first: tables of searched keys and their values"
+    )
+    enqueue_from: Annotated[str, Field(pattern=rf"^.+{TOP}[1-9][0-9]{{0,3}}$")] | None = Field(
+        default=None, description="`DIR:top10`: a new study tries the best 10 trials of the study in DIR after these"
     )
 
     @property

@@ -81,6 +81,8 @@ class StudyCreated(LedgerEvent):
     own: dict[str, Scalar] | None = Field(default=None, description="as in ``ComparabilityKey``")
     function: str = Field(default="", description="as in ``ComparabilityKey``")
     folder: str = Field(default="", description="as in ``ComparabilityKey``")
+    points_from: str = Field(default="", description="what ``search.enqueue_from`` was; empty: nothing")
+    points: tuple[dict[str, Scalar], ...] = Field(default=(), description="the points of another study to try first")
 
     @property
     def comparability(self) -> ComparabilityKey:

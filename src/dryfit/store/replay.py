@@ -170,7 +170,9 @@ class StudyState:
         match event:
             case StudyCreated():
                 self.created = event
-                self.generations.append(GenerationState(1, event.name, event.comparability, event.at))
+                self.generations.append(
+                    GenerationState(1, event.name, event.comparability, event.at, points=event.points)
+                )
             case StudyRevised(comparability=comparability):
                 self._change_comparability(comparability)
                 self.generation.comparability = comparability

@@ -45,10 +45,7 @@ TRIAL_NEEDS: Final = (
     Needs("loss.gamma", "loss.name", ("focal",)),
     Needs("loss.alpha", "loss.name", ("focal",)),
     Needs("loss.effective_beta", "loss.class_balance", ("effective",)),
-    *(
-        Needs(f"lora.{key}", "lora.r", _SOME, "lora.r of 1 or more")
-        for key in ("alpha", "dropout", "targets", "base")
-    ),
+    *(Needs(f"lora.{key}", "lora.r", _SOME, "lora.r of 1 or more") for key in ("alpha", "dropout", "targets", "base")),
     Needs("lora.double_quant", "lora.base", ("nf4",)),
     Needs("lora.compute", "lora.base", ("nf4", "int8")),
     Needs("lm.criteria_prompt", "lm.format", ("criteria", "both")),

@@ -50,7 +50,7 @@ def next_generation(state: StudyState, new: ComparabilityKey) -> StudyRevised | 
             return StudyRevised(comparability=new, compatibility=change.verdict, reasons=change.reasons)
         return _generation(state, present.number + 1, new, change)
     if present.number == 1:  # nothing has been tried: there is nothing to keep apart
-        return GenerationBegan(generation=1, name=present.name, comparability=new)
+        return GenerationBegan(generation=1, name=present.name, comparability=new, points=present.points)
     earlier = state.generations[-2].comparability
     return _generation(state, present.number, new, compare(earlier, new))
 

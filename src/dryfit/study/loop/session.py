@@ -8,9 +8,10 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from dryfit.config.freeze import dump_toml
-from dryfit.config.schema import StudyConfig
+from dryfit.config.schema import TOP, StudyConfig
 from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
 from dryfit.core.errors import DryfitError, FileError, LedgerError, MachineError
@@ -30,6 +31,7 @@ from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.search.comparability import comparability_key
 from dryfit.search.mirror.handle import MirrorProcess, storage_url
+from dryfit.search.other_study import TakenPoints, not_taken, take_points
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
@@ -195,7 +197,8 @@ def _open(
     ledger = Ledger(layout.ledger, apply=state.apply, clock=clock)
     stack.push(closing(ledger.close))
     demand_known_attempts(state, layout)
-    study = state.created or _created(config, space, layout)
+    taken = _taken(config, space, state)
+    study = state.created or _created(config, space, layout, taken)
     missing = recorded(state, layout)
     if state.created is None:
         ledger.append(study)
@@ -210,7 +213,7 @@ def _open(
         version=VERSION,
         total=config.study.trials,
         parallel=config.runtime.parallel if config.runtime.parallel != "auto" else 1,  # found out once data are read
-        notes=notes,
+        notes=(*notes, *taken.notes),
     )
     _tell(observers, ledger.append(opened), state)
     return StudyWork(config, layout, space, ledger, state, study, clock)
@@ -295,7 +298,16 @@ def _note(observers: Sequence[Observer], text: str) -> None:
         observer.on_note(text)
 
 
-def _created(config: StudyConfig, space: Space, layout: StudyLayout) -> StudyCreated:
+def _taken(config: StudyConfig, space: Space, state: StudyState) -> TakenPoints:
+    """Return the points that a new study takes from another one; a study that goes on has them in its ledger."""
+    source = config.search.enqueue_from
+    if source is None or state.created is not None:
+        return TakenPoints(notes=not_taken(source, state.created.points_from) if source and state.created else ())
+    folder, _, count = source.rpartition(TOP)
+    return take_points(read_study(StudyLayout(Path(folder))), int(count), source, space)
+
+
+def _created(config: StudyConfig, space: Space, layout: StudyLayout, taken: TakenPoints) -> StudyCreated:
     basis = comparability_key(config, space, data="", folder=layout.folder)
     goal, *also = basis.goals
     return StudyCreated(
@@ -310,6 +322,8 @@ def _created(config: StudyConfig, space: Space, layout: StudyLayout) -> StudyCre
         own=basis.own,
         function=basis.function,
         folder=basis.folder,
+        points_from=config.search.enqueue_from or "",
+        points=taken.points,
     )
 
 
