@@ -25,6 +25,7 @@ from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import LOG_FILE, MARKER_VARIABLE, STACKS_FILE
 from dryfit.reporting.terminal.story_text import story_lines
 from dryfit.runtime.children.log_limit import MOST_BYTES
+from dryfit.runtime.children.processes import marker_of
 from dryfit.runtime.failures import recovery
 from dryfit.store.events import AttemptEnded, SessionOpened
 from dryfit.store.layout import StudyLayout
@@ -415,17 +416,24 @@ def test_orphans_of_an_earlier_run_are_ended_and_strangers_are_not(tmp_path: Pat
     assert run("tune", folder, "--quiet").returncode == 0
     created = fold(folder).created
     assert created is not None
-    fields = {"orphan": created.id, "of another study": f"{created.id}0", "nobody's": None}
+    marker = marker_of(created.id, folder)
+    fields = {
+        "orphan": marker,
+        "of a copy": marker_of(created.id, tmp_path),
+        "of another study": f"{marker}0",
+        "nobody's": None,
+    }
     environment = {name: value for name, value in os.environ.items() if name != MARKER_VARIABLE}
     sleepers = {
         name: subprocess.Popen(breaking.SLEEP, env=environment | ({MARKER_VARIABLE: mark} if mark else {}))
         for name, mark in fields.items()
     }
     try:
-        assert [one.pid for one in carriers(MARKER_VARIABLE, created.id)] == [sleepers["orphan"].pid]
+        assert [one.pid for one in carriers(MARKER_VARIABLE, marker)] == [sleepers["orphan"].pid]
         assert run("resume", folder, "--quiet", "--trials", "3").returncode == 0
         assert {name: one.poll() is None for name, one in sleepers.items()} == {
             "orphan": False,
+            "of a copy": True,
             "of another study": True,
             "nobody's": True,
         }

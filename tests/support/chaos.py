@@ -16,6 +16,7 @@ from dryfit.core.failure import FailureKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import MARKER_VARIABLE
+from dryfit.runtime.children.processes import marker_of
 from dryfit.store.events import EVENT, TrialFinished
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
@@ -68,10 +69,10 @@ def parent_of(pid: int) -> int | None:
     return None
 
 
-def is_of(pid: int, study: str) -> bool:
-    """Whether a process is one of this study's; ids are given to others, and other people's tests run beside."""
+def is_of(pid: int, marker: str) -> bool:
+    """Whether a process is one of a study's; ids are given to others, and other people's tests run beside."""
     with suppress(psutil.Error, OSError):
-        return psutil.Process(pid).environ().get(MARKER_VARIABLE) == study
+        return psutil.Process(pid).environ().get(MARKER_VARIABLE) == marker
     return False
 
 
@@ -125,7 +126,7 @@ class Storm:
             else:
                 pid = self._child(state)
                 pid = parent_of(pid) if victim == "server" and pid is not None else pid
-                if pid is not None and is_of(pid, state.created.id):
+                if pid is not None and is_of(pid, marker_of(state.created.id, self.folder)):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                         self.killed[victim] += 1

@@ -19,6 +19,7 @@ import psutil
 import tiny
 from dryfit.cli.app import main
 from dryfit.core.wire import MARKER_VARIABLE
+from dryfit.runtime.children.processes import marker_of
 from dryfit.store.events import Event
 from dryfit.store.ledger import each_event, read_ledger
 from dryfit.store.replay import StudyState
@@ -257,7 +258,7 @@ def kill_now(process: subprocess.Popen[str]) -> None:
 def marked_processes(folder: Path) -> list[int]:
     """Every living process that carries the study's marker."""
     created = fold(folder).created
-    marker = created.id if created else "none"
+    marker = marker_of(created.id, folder) if created else "none"
     found: list[int] = []
     for process in psutil.process_iter():
         try:

@@ -101,8 +101,8 @@ class SupervisorSettings:
     """How one control process runs its children.
 
     Attributes:
-        marker: The study's id; every process carries it in its environment (see
-            :mod:`dryfit.runtime.children.orphans`).
+        marker: The study's (:func:`~dryfit.runtime.children.processes.marker_of`); every process carries it in its
+            environment (see :mod:`dryfit.runtime.children.orphans`).
         wakeup_fifo: Path of the FIFO that children write to after each message; None: their files are polled.
         isolation: How children are made.
         server_log: Where the fork server's output goes.

@@ -45,7 +45,7 @@ def child_environment(base: Mapping[str, str], marker: str, additions: Mapping[s
 
     Args:
         base: The control process's own, normally ``os.environ``.
-        marker: The study's id.
+        marker: The study's.
         additions: Further variables; they win over all but the marker.
     """
     return public_environment({**base, **FIXED, **additions, MARKER_VARIABLE: marker})

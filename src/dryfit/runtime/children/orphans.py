@@ -23,7 +23,7 @@ def sweep(marker: str) -> list[int]:
     """Kill every process of a study except this one and its ancestors; the caller holds the study's lock.
 
     Args:
-        marker: The study's id, as its processes carry it in their environment.
+        marker: Of the study in its folder, as its processes carry it in their environment.
 
     Returns:
         Process ids of those killed.

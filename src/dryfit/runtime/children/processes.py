@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -46,6 +47,16 @@ def kill_leftovers(leader_pid: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def marker_of(study: str, folder: Path) -> str:
+    """Return what marks the processes of a study in this folder.
+
+    Of a folder its file system's number for it, which a new name does not change: a copy of a study has the study's id,
+    and both may run at once.
+    """
+    at = folder.stat()
+    return f"{study}-{at.st_dev:x}-{at.st_ino:x}"
+
+
 def carries_marker(pid: int, marker: str) -> bool:
     """Return whether a process belongs to a study."""
     try:
@@ -79,7 +90,7 @@ def kill_session(leader_pid: int, marker: str) -> None:
 
     Args:
         leader_pid: The child.
-        marker: The study's id, which all of them carry in their environment, so that a process that was given one
+        marker: The study's, which all of them carry in their environment, so that a process that was given one
             of their ids meanwhile is never killed.
     """
     if carries_marker(leader_pid, marker):

@@ -40,7 +40,7 @@ def dump_stacks(path: Path, leader_pid: int, marker: str) -> str:
     Args:
         path: The file that they write to.
         leader_pid: The child.
-        marker: The study's id, which all of them carry.
+        marker: The study's, which all of them carry.
 
     Returns:
         The innermost frames of each thread, a line a thread.

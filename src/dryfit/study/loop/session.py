@@ -25,6 +25,7 @@ from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
 from dryfit.runtime.children.child_spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
 from dryfit.runtime.children.environment import demand_secrets
 from dryfit.runtime.children.orphans import sweep
+from dryfit.runtime.children.processes import marker_of
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.machine.local_node import LocalNode
@@ -129,7 +130,7 @@ def run_session(
             for observer in observers:
                 observer.check()
             work = _open(config, space, layout, observers, stack)
-            devices = NvmlLink(work.created.id, layout.logs / "nvml.txt", lambda text: _note(observers, text))
+            devices = NvmlLink(work.marker, layout.logs / "nvml.txt", lambda text: _note(observers, text))
             stack.push(closing(devices.close))
             around = EvidenceCollector(devices, layout.folder)
             supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
@@ -185,6 +186,7 @@ class StudyWork:
     ledger: Ledger
     state: StudyState
     created: StudyCreated
+    marker: str
     clock: Callable[[], float]
 
 
@@ -204,7 +206,8 @@ def _open(
         ledger.append(study)
     elif missing is not None:  # before the file is replaced from which it is known
         ledger.append(missing)
-    killed = sweep(study.id)
+    marker = marker_of(study.id, layout.folder)
+    killed = sweep(marker)
     notes = (f"ended {len(killed)} process(es) that an earlier run left behind",) if killed else ()
     write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
     opened = SessionOpened(
@@ -216,7 +219,7 @@ def _open(
         notes=(*notes, *taken.notes),
     )
     _tell(observers, ledger.append(opened), state)
-    return StudyWork(config, layout, space, ledger, state, study, clock)
+    return StudyWork(config, layout, space, ledger, state, study, marker, clock)
 
 
 def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequence[Observer]) -> End:
@@ -331,7 +334,7 @@ def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> Supervis
     work.layout.logs.mkdir(exist_ok=True)
     own = work.config.objective
     return SupervisorSettings(
-        marker=work.created.id,
+        marker=work.marker,
         wakeup_fifo=work.layout.wakeup_fifo,
         isolation=work.config.runtime.isolation,
         server_log=work.layout.logs / "forkserver.txt",
