@@ -24,6 +24,7 @@ TOOLS = {
     "import-linter": "make lint",
     "build": "make wheel-test",
     "bitsandbytes": "the optimizer adamw8bit of the tests",
+    "cmaes": "Optuna's sampler cmaes",
     "pytorch-optimizer": "the optimizer lion of the tests",
     "psycopg": "the mirror in a real PostgreSQL",
 }

@@ -66,6 +66,7 @@ ASKS_A_MACHINE = {
 ASKED_OF_A_NODE = ("config", "importers", "reporting", "search", "starter", "store", "study")
 """Packages that learn of machines from nodes alone: a study may have several."""
 THIS_VERY_MACHINE: dict[str, str] = {
+    "dryfit.search.sampling.gp_handle": "the process beside it is to see none of its devices",
     "dryfit.study.doctor.machine_facts": "the doctor examines the machine where it is called",
     "dryfit.study.loop.session": "the ledger names the host of the control process, beside its process id",
     "dryfit.reporting.terminal.watch": "a process id means something on the host that the ledger names",

@@ -144,6 +144,7 @@ SAMPLERS = {
     "qmc": {},
     "nsga2": {"population_size": 3},
 }
+OF_ONE_GOAL = {"cmaes": {"startup_trials": 2}}
 PRUNERS = {
     "none": {},
     "median": {"pruner_startup_trials": 2},
@@ -155,7 +156,7 @@ POINTS = [{"optim.lr": 1e-3}, {"model.name": "b", "train.batch_size": 5}]
 
 
 def settings(sampler: str, pruner: str = "none", **more: object) -> SearchSettings:
-    options = {"sampler": sampler, "pruner": pruner, **SAMPLERS[sampler], **PRUNERS[pruner], **more}
+    options = {"sampler": sampler, "pruner": pruner, **(SAMPLERS | OF_ONE_GOAL)[sampler], **PRUNERS[pruner], **more}
     return SearchSettings.model_validate_json(json.dumps(options))
 
 
@@ -171,7 +172,8 @@ def check_killed_after_every_event(setup: Setup) -> list[Event]:
 
 @pytest.mark.parametrize(
     ("sampler", "pruner"),
-    [(sampler, pruner) for sampler in ("tpe", "random") for pruner in PRUNERS] + [("qmc", "asha"), ("nsga2", "median")],
+    [(sampler, pruner) for sampler in ("tpe", "random") for pruner in PRUNERS]
+    + [("qmc", "asha"), ("nsga2", "median"), ("cmaes", "median")],
 )
 def test_killed_after_every_event(sampler: str, pruner: str) -> None:
     undisturbed = check_killed_after_every_event(Setup(settings(sampler, pruner)))

@@ -48,7 +48,7 @@ def made(table: dict[str, object]) -> tuple[Space, StudyConfig]:
 @given(
     table=tables(),
     later=tables(),
-    sampler=st.sampled_from(["tpe", "random", "qmc", "nsga2"]),
+    sampler=st.sampled_from(["tpe", "random", "qmc", "nsga2", "cmaes"]),
     outcomes=st.lists(st.sampled_from([*Outcome, None]), min_size=12, max_size=12),
     values=st.lists(st.floats(width=32), min_size=12, max_size=12),
     seed=st.integers(0, 2**31 - 1),

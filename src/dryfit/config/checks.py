@@ -12,6 +12,7 @@ from dryfit.config.task_checks import (
     direction_problems,
     function_problems,
     metric_problems,
+    sampler_problems,
     unread_problems,
 )
 from dryfit.core.errors import ConfigError
@@ -32,7 +33,7 @@ class Use(Enum):
 
 _NEEDS: Final = (
     *TRIAL_NEEDS,
-    Needs("search.startup_trials", "search.sampler", ("tpe",)),
+    Needs("search.startup_trials", "search.sampler", ("tpe", "gp", "cmaes")),
     Needs("search.qmc_sequence", "search.sampler", ("qmc",)),
     Needs("search.population_size", "search.sampler", ("nsga2",)),
     Needs("search.warmup_reports", "search.pruner", ("median", "percentile", "asha", "hyperband", "patient")),
@@ -134,6 +135,7 @@ def _goals(config: StudyConfig) -> list[Problem]:
         found = f"has {len(study.also_directions)} direction(s) for {len(study.also)} metric(s) in study.also"
         hint = "leave it out: each metric then has its own direction"
         problems.append(Problem(("study", "also_directions"), found, "one direction for each, in their order", hint))
+    problems += sampler_problems(config.search, len(metrics)) if study.also else []
     if study.also and config.search.pruner is not PrunerName.NONE:
         found = (
             f"is {config.search.pruner}, but with study.also no trial is worse than another by its validations alone: "

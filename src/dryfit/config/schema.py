@@ -149,6 +149,8 @@ class SamplerName(StrEnum):
     RANDOM = "random"
     QMC = "qmc"
     NSGA2 = "nsga2"
+    GP = "gp"
+    CMAES = "cmaes"
 
 
 class QmcSequence(StrEnum):
@@ -212,8 +214,8 @@ def dotted(value: object) -> object:
 class SearchSettings(Settings):
     """``[search]``: the sampler, the pruner and enqueued points."""
 
-    sampler: SamplerName = Field(default=SamplerName.TPE, description="tpe, random, qmc or nsga2")
-    startup_trials: int = Field(default=10, ge=0, description="tpe: random trials before the model is trusted")
+    sampler: SamplerName = Field(default=SamplerName.TPE, description="tpe, random, qmc, nsga2, gp or cmaes")
+    startup_trials: int = Field(default=10, ge=0, description="tpe, gp: random trials before the model is trusted")
     qmc_sequence: QmcSequence = Field(default=QmcSequence.SOBOL, description="qmc: which sequence, sobol or halton")
     population_size: int = Field(
         default=20, ge=2, le=10_000, description="nsga2: complete trials of a generation; the first is random"

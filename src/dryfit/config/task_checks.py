@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dryfit.config.problems import Problem
-from dryfit.config.schema import PrunerName, StudyConfig
+from dryfit.config.schema import PrunerName, SamplerName, SearchSettings, StudyConfig
 from dryfit.config.schema_json import TABLES
 from dryfit.core.settings.choices import FUNCTION_TASK, Direction, Metric
 from dryfit.core.settings.functions import FunctionName
@@ -124,13 +124,25 @@ def function_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
     if len(own.goals) > 1 and pruner is not PrunerName.NONE:
         found = f"is {pruner}, and there are {len(own.goals)} goals: reports know only the first"
         problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE)))
-    elif pruner is PrunerName.HYPERBAND:
+    elif config.search.deciding_pruner is PrunerName.HYPERBAND:
         found = "is hyperband, which must know how many reports a trial makes: of your own function nobody does"
-        problems.append(Problem(("search", "pruner"), found, "none, median, asha or patient"))
+        problems.append(
+            Problem(("search", "pruner"), found, "none, median, percentile, asha, or patient of one of them")
+        )
+    if len(own.goals) > 1:
+        problems += sampler_problems(config.search, len(own.goals))
     if own.directions is not None and len(own.directions) != len(own.goals):
         found = f"has {len(own.directions)} directions for {len(own.goals)} goals"
         problems.append(Problem(("objective", "directions"), found, "one for each, or none at all"))
     return problems
+
+
+def sampler_problems(search: SearchSettings, goals: int) -> list[Problem]:
+    """Return the problem of a sampler of one goal where there are several."""
+    if search.sampler is not SamplerName.CMAES:
+        return []
+    found = f"is cmaes, which optimises one goal, and there are {goals}"
+    return [Problem(("search", "sampler"), found, "tpe, random, qmc, nsga2 or gp")]
 
 
 def decoder_problems(config: StudyConfig) -> list[Problem]:

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.samplers import NSGAIISampler, TPESampler
+from optuna.samplers import CmaEsSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from dryfit.core.private_names import PrivateName, PrivateNames
@@ -24,10 +24,24 @@ NAMES: Final = (
         "giving trials of a scratch study their generation",
         "NSGAIISampler takes the parents that it shall choose from",
     ),
+    PrivateName(
+        "optuna.samplers.CmaEsSampler._attr_key_generation",
+        "giving trials of a scratch study their generation",
+        "CmaEsSampler takes the generation that it shall learn from",
+    ),
+    PrivateName(
+        "optuna.samplers.CmaEsSampler._attr_key_optimizer",
+        "keeping the distribution that a generation has left",
+        "CmaEsSampler gives its state, and takes it",
+    ),
 )
 
 GENERATION: Final = "NSGAIISampler:generation"
 """System attribute in which Optuna's NSGA-II keeps the generation of a trial, as ``_get_generation_key`` says."""
+
+CMA_GENERATION: Final = "cma:generation"
+CMA_OPTIMIZER: Final = "cma:optimizer"
+"""System attributes in which Optuna's CMA-ES keeps the generation of a trial, and, in parts, the distribution."""
 
 
 class NumberedTpe(TPESampler):
@@ -66,5 +80,12 @@ def _nsga2_misbehaves() -> str:
     return "" if found == GENERATION else f"NSGAIISampler keeps the generation of a trial as {found!r}"
 
 
+def _cmaes_misbehaves() -> str:
+    sampler = CmaEsSampler()
+    found = sampler._attr_key_generation, sampler._attr_key_optimizer  # pyright: ignore[reportPrivateUsage]
+    return "" if found == (CMA_GENERATION, CMA_OPTIMIZER) else f"CmaEsSampler keeps its state as {found}"
+
+
 TPE: Final = PrivateNames("optuna", NAMES[:1], _tpe_misbehaves)
-NSGA2: Final = PrivateNames("optuna", NAMES[1:], _nsga2_misbehaves)
+NSGA2: Final = PrivateNames("optuna", NAMES[1:2], _nsga2_misbehaves)
+CMAES: Final = PrivateNames("optuna", NAMES[2:], _cmaes_misbehaves)

@@ -181,6 +181,7 @@ class TrialAsked(TrialEvent):
     seed: int
     fingerprint: str
     fold_reports: int = Field(default=1, description="report indices reserved for each fold")
+    fallback: str = Field(default="", description="why another sampler drew it, in words; empty: the study's own did")
 
 
 class TrialPlanned(TrialEvent):

@@ -387,4 +387,5 @@ class TrialState:
             enqueued=self.enqueued,
             own=self.own,
             is_collapsed=self.is_collapsed,
+            excess=self.plan.answer.excess if self.plan else None,
         )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers.trainer
-from optuna.samplers import NSGAIISampler, TPESampler
+from optuna.samplers import CmaEsSampler, NSGAIISampler, TPESampler
 from torch import nn
 
 from dryfit.core import private_names
@@ -58,6 +58,7 @@ GROUPS = {
     "hooks": accelerate_hooks.HOOKS,
     "tpe": search_apis.TPE,
     "nsga2": search_apis.NSGA2,
+    "cmaes": search_apis.CMAES,
 }
 
 
@@ -170,6 +171,7 @@ CHANGES = {
     "numbers": (TPESampler, "_get_internal_repr", lambda *_: {}, "TPE", "gives other numbers"),
     "sampling": (TPESampler, "sample_relative", lambda *_: {}, "TPE", "no longer asks"),
     "key": (NSGAIISampler, "_get_generation_key", lambda: "other", "NSGA2", "'other'"),
+    "cma": (CmaEsSampler, "_attr_key_optimizer", "other", "CMAES", "'other'"),
 }
 
 

@@ -11,7 +11,8 @@ from optuna.samplers import NSGAIISampler
 from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.samplers import SamplerInput, nsga2_parents
+from dryfit.search.sampling.sampler_input import SamplerInput
+from dryfit.search.sampling.samplers import nsga2_parents
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.space import Space
 from dryfit.store.history import History

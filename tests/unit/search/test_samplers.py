@@ -1,13 +1,14 @@
 """Every sampler says how it is told of refusals, and is told so."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.samplers import SEES_REFUSALS
+from dryfit.search.sampling.sampler_input import SEES_REFUSALS
 from dryfit.search.sampling.suggest import Suggestion, suggest
 from dryfit.search.space.space import Space
 
@@ -54,6 +55,20 @@ def test_tpe_turns_away_from_what_was_refused() -> None:
     assert refused == next_point(history(Outcome.PRUNED), SamplerName.TPE)
     size = refused.params["train.batch_size"]
     assert isinstance(size, int) and size < 150
+
+
+def test_tpe_ranks_what_does_not_fit_by_how_much_it_lacks() -> None:
+    """Where nearly nothing has fitted yet, it looks where least was lacking."""
+    known = history(Outcome.REFUSED)
+    left = [replace(one, excess=one.number - 9.0 if one.outcome is Outcome.REFUSED else None) for one in known[8:]]
+    right = [replace(one, excess=50.0 - one.number if one.outcome is Outcome.REFUSED else None) for one in known[8:]]
+    sizes = [int(next_point(numbered(each), SamplerName.TPE).params["train.batch_size"]) for each in (left, right)]
+    assert sizes[0] < 150 and sizes[1] > 300
+
+
+def numbered(records: list[TrialRecord]) -> list[TrialRecord]:
+    refused_first = sorted(records, key=lambda one: one.outcome is Outcome.COMPLETE)
+    return [replace(one, number=number) for number, one in enumerate(refused_first[:-1])]
 
 
 def test_the_table_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.memory_key import FEWER_IS_LESS, IRRELEVANT, MORE_IS_LESS, NEUTRAL, SET_OR_UNSET
 from dryfit.core.settings.tables import LoraSettings
-from dryfit.search.sampling.samplers import SamplerInput
+from dryfit.search.sampling.sampler_input import SamplerInput
 from dryfit.search.sampling.suggest import suggest, suggest_at
 from dryfit.search.space.fields import searchable_keys
 from dryfit.search.space.smallest import SmallestPoints

@@ -61,6 +61,13 @@ class PlanAnswer(Wire):
             return self.sharding.degree
         return (self.execution.tp if self.execution is not None else None) or 1
 
+    @property
+    def excess(self) -> float | None:
+        """The share of its device by which the trial's memory exceeds it, negative where it fits; None: unknown."""
+        if self.memory is not None:
+            return self.memory.required_bytes / self.device.capacity_bytes - 1
+        return self.shortfall_bytes / self.device.capacity_bytes if self.shortfall_bytes else None
+
 
 class PlanResult(Wire):
     """One answer for each subject, in order."""

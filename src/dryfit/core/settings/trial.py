@@ -182,6 +182,7 @@ class TrialRecord:
         enqueued: The enqueued point it was made from, by public name; empty: none.
         own: The study file's values at its creation, by public name, if the present ones may differ.
         is_collapsed: Whether it gave all rows the same answer: it is ranked behind those that did not.
+        excess: The share of its device by which its planned memory exceeds it; None: it has no plan.
     """
 
     number: int
@@ -195,6 +196,7 @@ class TrialRecord:
     enqueued: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
     own: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     is_collapsed: bool = False
+    excess: float | None = None
 
     @property
     def values(self) -> tuple[float, ...] | None:

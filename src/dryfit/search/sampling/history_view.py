@@ -1,8 +1,9 @@
 """Projections of the ended trials that keep only those which samplers read."""
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, isnan
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -132,3 +133,44 @@ class _BestOfSeveral:
     def records(self) -> list[TrialRecord]:
         chosen: list[int] = best_spread(self._losses, self._most).tolist()
         return [self._records[index] for index in chosen]
+
+
+Left = TypeVar("Left")
+"""What a generation leaves to the next one."""
+
+
+class Generations(Generic[Left]):
+    """A projection of the ended trials: what the full generations of those that count have left, one after another.
+
+    Args:
+        size: Trials of a generation.
+        counts: Whether a trial counts.
+        follow: Takes a full generation, by number, and what the one before it has left; None: it is the first.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        counts: Callable[[TrialRecord], bool],
+        follow: Callable[[Sequence[TrialRecord], Left | None], Left],
+    ) -> None:
+        self._size = size
+        self._counts = counts
+        self._follow = follow
+        self._counted: list[TrialRecord] = []
+        self._left: list[Left] = []
+
+    def apply(self, record: TrialRecord) -> None:
+        """Add one more trial that ended, which changes the generations from its place on."""
+        if not self._counts(record):
+            return
+        place = bisect_left(self._counted, record.number, key=_number)
+        self._counted.insert(place, record)
+        del self._left[place // self._size :]
+
+    def latest(self) -> Left | None:
+        """Return what the last full generation has left; None before the first is full."""
+        for start in range(len(self._left) * self._size, len(self._counted) - self._size + 1, self._size):
+            generation = self._counted[start : start + self._size]
+            self._left.append(self._follow(generation, self._left[-1] if self._left else None))
+        return self._left[-1] if self._left else None

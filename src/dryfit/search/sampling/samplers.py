@@ -5,32 +5,25 @@ now, worked out from the history alone. :mod:`dryfit.search.sampling.history_vie
 """
 
 import warnings
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
 
+from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSampler
 from optuna.trial import TrialState
 
-from dryfit.config.schema import SamplerName, SearchSettings
+from dryfit.config.schema import SamplerName
 from dryfit.core.private_names import require
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, Scalar, TrialRecord
 from dryfit.search.private_apis import GENERATION, NSGA2, TPE, NumberedTpe
-from dryfit.search.sampling.history_view import Window, is_visible
+from dryfit.search.sampling.cma_es import cma_es
+from dryfit.search.sampling.gaussian_process import gaussian_process
+from dryfit.search.sampling.history_view import Generations, Window, is_visible
+from dryfit.search.sampling.sampler_input import Draw, FreeParams, SamplerInput
 from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
-from dryfit.search.space.params import Distribution
 from dryfit.search.space.space import Space
-from dryfit.store.history import History
-
-FreeParams: TypeAlias = Mapping[str, Distribution]
-"""The parameters of one group that have more than one value, by internal name."""
-
-Draw: TypeAlias = Callable[[FreeParams], Mapping[str, Scalar]]
-"""Draws a group of parameters."""
 
 _BEST = 50
 _LAST = 650
@@ -38,49 +31,6 @@ _LAST = 650
 draws candidates around the best 25 and takes the one with the fewest trials near it, so the best are never forgotten;
 and what it proposes is near what it proposed lately, so the last trials say most about what has been tried there.
 docs/benchmarks.md compares windows."""
-
-
-SEES_REFUSALS: Final[Mapping[SamplerName, bool]] = {
-    SamplerName.TPE: True,
-    SamplerName.RANDOM: False,
-    SamplerName.QMC: False,
-    SamplerName.NSGA2: False,
-}
-"""Whether a sampler sees refused trials, as pruned ones without a report, which rank below every trial that ran.
-
-TPE then turns away from what does not fit; if they were failed or hidden it would propose it again and again. The
-others read no history, or only complete trials, and asking them again is cheap."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerInput:
-    """What a sampler may read to draw the parameters of one trial.
-
-    Attributes:
-        space: What may be drawn.
-        history: The trials so far.
-        search: The sampler's settings.
-        directions: Whether each goal is maximised or minimised.
-        seed: The study's seed.
-        number: The number of the next trial.
-    """
-
-    space: Space
-    history: History
-    search: SearchSettings
-    directions: tuple[Direction, ...]
-    seed: int
-    number: int
-
-    @property
-    def trial_seed(self) -> int:
-        """The seed of this trial's draws."""
-        return derive_seed(self.seed, "suggest", self.number)
-
-    @property
-    def sees_refusals(self) -> bool:
-        """Whether the sampler sees refused trials."""
-        return SEES_REFUSALS[self.search.sampler]
 
 
 def make_draw(inputs: SamplerInput) -> Draw:
@@ -94,6 +44,22 @@ def make_draw(inputs: SamplerInput) -> Draw:
             return _qmc(inputs)
         case SamplerName.NSGA2:
             return _nsga2(inputs)
+        case SamplerName.GP:
+            return gaussian_process(inputs, _tpe(inputs) or _random(inputs))
+        case SamplerName.CMAES:
+            return cma_es(inputs, _tpe(inputs) or _random(inputs))
+
+
+def drawn_otherwise(space: Space, sampler: SamplerName) -> tuple[str, ...]:
+    """Return the searched keys that a sampler leaves to TPE, by public name, in order."""
+    if sampler not in (SamplerName.GP, SamplerName.CMAES):
+        return ()
+    left = (
+        param.name
+        for param in space.params
+        if param.when or (sampler is SamplerName.CMAES and isinstance(param.distribution, CategoricalDistribution))
+    )
+    return tuple(dict.fromkeys(left))
 
 
 def _random(inputs: SamplerInput) -> Draw:
@@ -155,7 +121,7 @@ class TpeMemory:
                 reports = {point.n: point.value for point in record.reports}
                 return scratch_trial(TrialState.PRUNED, params=params, reports=reports)
             case _:  # refused; or of several goals, which a report of one of them cannot rank
-                return scratch_trial(TrialState.PRUNED, params=params)
+                return scratch_trial(TrialState.PRUNED, params=params, excess=record.excess)
 
 
 def _tpe(inputs: SamplerInput) -> Draw | None:
@@ -242,38 +208,17 @@ def _nsga2(inputs: SamplerInput) -> Draw:
 def nsga2_parents(inputs: SamplerInput) -> list[TrialRecord]:
     """Return the parents of the next child, by number; none before the first generation is full."""
     size, directions = inputs.search.population_size, inputs.directions
-    return inputs.history.projected(("nsga2", size, directions), lambda: Generations(size, directions)).parents()
 
+    def counts(record: TrialRecord) -> bool:
+        return record.outcome is Outcome.COMPLETE and is_visible(record, len(directions), refused=False)
 
-class Generations:
-    """A projection of the complete trials: the parents that each full generation of them has left.
+    def survivors(generation: Sequence[TrialRecord], parents: list[TrialRecord] | None) -> list[TrialRecord]:
+        pool = [*generation, *(parents or ())]
+        kept = _selected([record.values or () for record in pool], directions, size)
+        return sorted((pool[index] for index in kept), key=lambda record: record.number)
 
-    Args:
-        size: Trials of a generation.
-        directions: Whether each goal is maximised or minimised.
-    """
-
-    def __init__(self, size: int, directions: tuple[Direction, ...]) -> None:
-        self._size = size
-        self._directions = directions
-        self._complete: list[TrialRecord] = []
-        self._left: list[list[TrialRecord]] = []
-
-    def apply(self, record: TrialRecord) -> None:
-        """Add one more trial that ended, which changes the generations from its place on."""
-        if record.outcome is not Outcome.COMPLETE or not is_visible(record, len(self._directions), refused=False):
-            return
-        place = bisect_left(self._complete, record.number, key=lambda complete: complete.number)
-        self._complete.insert(place, record)
-        del self._left[place // self._size :]
-
-    def parents(self) -> list[TrialRecord]:
-        """Return the parents that the last full generation has left."""
-        for start in range(len(self._left) * self._size, len(self._complete) - self._size + 1, self._size):
-            pool = [*self._complete[start : start + self._size], *(self._left[-1] if self._left else [])]
-            kept = _selected([record.values or () for record in pool], self._directions, self._size)
-            self._left.append(sorted((pool[index] for index in kept), key=lambda record: record.number))
-        return self._left[-1] if self._left else []
+    key = ("nsga2", size, directions)
+    return inputs.history.projected(key, lambda: Generations(size, counts, survivors)).latest() or []
 
 
 def _selected(pool: Sequence[tuple[float, ...]], directions: tuple[Direction, ...], size: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -35,6 +36,8 @@ class ScratchTrial(FrozenTrial):
 
     known: dict[tuple[str, ...], tuple[float, ...] | None]
     """Its values as numbers, by each group that was asked for."""
+    limits: dict[str, float]
+    """By how much it exceeds what constrains it, by name; 0 or below: it does not."""
 
     def in_numbers(self, group: Mapping[str, BaseDistribution]) -> tuple[float, ...] | None:
         """Return its values of a group as samplers compute with them; None where it does not have them all."""
@@ -52,11 +55,8 @@ class ScratchTrial(FrozenTrial):
 
     @property
     def constraints(self) -> dict[str, float]:
-        """Return none. TPE asks each trial in each group, and Optuna would search the attributes each time."""
-        return _NO_CONSTRAINTS
-
-
-_NO_CONSTRAINTS: dict[str, float] = {}
+        """Its constraints. TPE asks each trial in each group, and Optuna would search the attributes each time."""
+        return self.limits
 
 
 class _Filled(InMemoryStorage):
@@ -95,9 +95,19 @@ def scratch_trial(
     params: Mapping[str, Scalar] | None = None,
     values: Sequence[float] | None = None,
     reports: Mapping[int, float] | None = None,
-    system_attrs: Mapping[str, float] | None = None,
+    system_attrs: Mapping[str, Any] | None = None,
+    excess: float | None = None,
 ) -> ScratchTrial:
-    """Make a trial with only what is given. It has no distributions: no sampler here reads them."""
+    """Make a trial with only what is given. It has no distributions: no sampler here reads them.
+
+    Args:
+        state: How it ended.
+        params: Its values by internal name.
+        values: Its value for each goal.
+        reports: Its validations.
+        system_attrs: What a sampler or pruner keeps with it.
+        excess: The share of the device's memory by which it exceeds it; None: it has no constraint.
+    """
     made = ScratchTrial(
         number=-1,
         trial_id=-1,
@@ -113,6 +123,7 @@ def scratch_trial(
         intermediate_values=dict(reports or {}),
     )
     made.known = {}
+    made.limits = {} if excess is None else {"memory": excess}
     return made
 
 

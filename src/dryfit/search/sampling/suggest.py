@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from dryfit.config.schema import SearchSettings
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Scalar, TrialRecord
-from dryfit.search.sampling.samplers import Draw, SamplerInput, make_draw
+from dryfit.search.sampling.sampler_input import Draw, SamplerInput
+from dryfit.search.sampling.samplers import make_draw
 from dryfit.search.space.enqueued import Point, next_enqueued
 from dryfit.search.space.params import Param, into_range, only_value, to_text
 from dryfit.search.space.space import Space
@@ -50,7 +51,7 @@ def suggest(
     """Choose the values of one trial.
 
     The sampler sees a completed trial with its values, a pruned one with its reports, a running one as running, and a
-    refused one if :data:`~dryfit.search.sampling.samplers.SEES_REFUSALS` says so; others are not visible, see
+    refused one if :data:`~dryfit.search.sampling.sampler_input.SEES_REFUSALS` says so; others are not visible, see
     :func:`~dryfit.search.sampling.history_view.is_visible`.
 
     Args:

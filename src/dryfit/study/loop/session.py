@@ -33,6 +33,8 @@ from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.search.comparability import comparability_key
 from dryfit.search.mirror.handle import MirrorProcess, storage_url
 from dryfit.search.other_study import TakenPoints, not_taken, take_points
+from dryfit.search.sampling.cma_es import demand_package
+from dryfit.search.sampling.samplers import drawn_otherwise
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
@@ -119,6 +121,7 @@ def run_session(
         raise MachineError(f"opening the study in {layout.folder}", "its path is not UTF-8", "a path that is text")
     storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
     demand_secrets(config.objective, os.environ)
+    demand_package(config.search.sampler)
     observers = (*observers, *listeners(config.study.listeners))
     with ExitStack() as stack:
         observers = stack.enter_context(in_threads(observers))  # the last to be left: by then the study has let go
@@ -209,6 +212,8 @@ def _open(
     marker = marker_of(study.id, layout.folder)
     killed = sweep(marker)
     notes = (f"ended {len(killed)} process(es) that an earlier run left behind",) if killed else ()
+    if left := drawn_otherwise(space, config.search.sampler):
+        notes += (f"{config.search.sampler} leaves to tpe: {', '.join(left)} (conditional, or a choice)",)
     write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
     opened = SessionOpened(
         pid=os.getpid(),

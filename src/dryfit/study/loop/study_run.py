@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from dryfit.config.schema import SamplerName
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.trial import Outcome
@@ -11,7 +12,8 @@ from dryfit.core.wire import FirstStep
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.failures.recovery import attempt_terms, terms_text
 from dryfit.runtime.machine.node import Nodes
-from dryfit.search.sampling.samplers import SamplerInput
+from dryfit.search.sampling.gp_handle import GpProcess
+from dryfit.search.sampling.sampler_input import SamplerInput
 from dryfit.search.sampling.suggest import suggest_at, suggest_next
 from dryfit.search.space.enqueued import Point, enqueued_points
 from dryfit.store.events import (
@@ -74,6 +76,7 @@ class TrialDecider:
         self._stops = stops
         self._observers = observers
         self._clock = clock
+        self._gp = GpProcess()
         self._planner = TrialPlanner(study, nodes, self._write)
         self._messages = MessageHandler(study, nodes, self._write, observers)
         self._placements = Placements(study, nodes, self._write, self._note, clock)
@@ -102,7 +105,10 @@ class TrialDecider:
             OSError: The ledger could not be written (a full disk); nothing that it holds is lost.
         """
         self._finalizer.reconcile()
-        drive(self, self._nodes, self._stops)
+        with self._gp:
+            if self._study.config.search.sampler is SamplerName.GP:
+                self._gp.warm()
+            drive(self, self._nodes, self._stops)
         assert self._end is not None  # without it the work is not done
         return self._end
 
@@ -191,11 +197,15 @@ class TrialDecider:
             directions=study.state.directions,
             seed=study.config.study.seed,
             number=number,
+            ask_gp=self._gp.ask,
         )
         known = enqueued_points(study.space, study.config, number - generation.first)
         smallest = self._smallest_wanted()
         suggestion = suggest_at(inputs, smallest) if smallest else suggest_next(inputs, (*known, *generation.points))
         seed = derive_seed(study.config.study.seed, "trial", number)
+        fallback = self._gp.take_trouble()
+        if fallback:
+            self._note(f"trial {number} is drawn by tpe: {fallback}")
         self._write(
             TrialAsked(
                 number=number,
@@ -206,6 +216,7 @@ class TrialDecider:
                 seed=seed,
                 fingerprint=trial_fingerprint(study, number, suggestion.params, seed),
                 fold_reports=fold_reports(study),
+                fallback=fallback,
             )
         )
 
