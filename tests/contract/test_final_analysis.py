@@ -72,6 +72,8 @@ def test_json_folder_card_and_report_agree(tmp_path: Path) -> None:
     assert sum(map(sum, analysis.classes.confusion)) == 30
     threshold = json.loads((model / "dryfit.json").read_text(encoding="utf-8"))["input"]["fitted"]["class_threshold"]
     assert analysis.classes.curves[0].threshold == threshold
+    said = run("train", tmp_path, "--trial", "0").stdout.splitlines()
+    assert {"on test", "Rows with and without a span", "By criterion", "Confusion"} <= set(said), said
     file = read_rows(model.parent / "scored" / "test.jsonl.gz")
     facts = read_facts(tmp_path / "baselines" / FACTS_FILE)
     again = analyse(file.rows, facts, split="test", metric="combined", of=file.of, thresholds=(threshold,))

@@ -41,6 +41,7 @@ from dryfit.reporting.data.summary import StudySummary
 from dryfit.reporting.data.troubles import trouble_lines
 from dryfit.reporting.data.worth import collapses_of, judgement, standing_of
 from dryfit.reporting.terminal import rehearsal_tables
+from dryfit.reporting.terminal.analysis_tables import analysis_tables
 from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table
 from dryfit.reporting.terminal.findings import finding_lines, verdict_line
 from dryfit.reporting.terminal.generation_text import generation_text
@@ -291,6 +292,13 @@ def print_trained(model: TrainedModel | TrainedEnsemble) -> None:
     is_single = isinstance(model, TrainedModel)
     _print(*(trained_lines(model) if is_single else ensemble_lines(model)))
     print_table(scores_table(model) if is_single else ensemble_table(model))
+    if model.analysis is None:
+        return
+    _print("", f"on {model.analysis.split}")
+    for caption, table in analysis_tables(model.analysis):
+        _print(*([caption] if caption else []))
+        print_table(table)
+    _print(*model.analysis.notes, stderr=True)
 
 
 def print_top(table: TopTable) -> None:

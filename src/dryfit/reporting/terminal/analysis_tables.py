@@ -1,0 +1,91 @@
+"""What a trained model does well and badly, as tables: for a terminal, and for the sections of a report."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from dryfit.core.jobs.analysis import Analysis, ClassAnalysis, PartScores, SpanAnalysis, WorstRow
+from dryfit.core.text.words import printable
+from dryfit.reporting.terminal.tables import Table, number_text
+
+_MOST_CONFUSED: Final = 20
+
+Captioned = list[tuple[str, Table]]
+"""Tables, each with the line above it."""
+
+
+def analysis_tables(analysis: Analysis) -> Captioned:
+    """Return how a model does: in all, by class, with and without a span, by criterion and group, the worst rows."""
+    overall = Table(("metric", "value"), tuple((name, number_text(x)) for name, x in analysis.overall.scores.items()))
+    tables = [("", overall)] if overall.rows else []
+    if analysis.classes is not None:
+        tables += _of_classes(analysis.classes)
+    if analysis.spans is not None:
+        tables.append(("Rows with and without a span", _of_spans(analysis.spans)))
+    if analysis.texts is not None and analysis.texts.asked:
+        counts = (str(analysis.texts.asked), str(analysis.texts.exact))
+        tables.append(("Generated answers", Table(("answers", "exactly as wanted"), (counts,))))
+    for head, parts in (("criterion", analysis.criteria), ("group", analysis.groups)):
+        if parts:
+            tables.append((f"By {head}", _by_part(head, parts)))
+    for part in (analysis.classes, analysis.spans, analysis.texts):
+        if part is not None and part.worst:
+            tables.append(("Worst rows", _worst(part.worst)))
+    return tables
+
+
+def _of_classes(found: ClassAnalysis) -> Captioned:
+    rows = tuple(
+        (
+            str(one.label),
+            *map(number_text, (one.precision, one.recall, one.f1)),
+            *map(str, (one.support, one.answered, one.right)),
+        )
+        for one in found.scores
+    )
+    tables = [("", Table(("class", "precision", "recall", "F1", "rows", "answered", "right"), rows))]
+    if 1 < len(found.confusion) <= _MOST_CONFUSED:
+        heads = ("right class, by answer", *(str(one.label) for one in found.scores))
+        counts = zip(found.scores, found.confusion, strict=True)
+        tables.append(("Confusion", Table(heads, tuple((str(one.label), *map(str, of)) for one, of in counts))))
+    if found.ece is not None:
+        caption = f"Calibration: expected error {number_text(found.ece)}"
+        bins = tuple(
+            (f"{one.low:.3f} to {one.high:.3f}", str(one.count), number_text(one.p), number_text(one.share))
+            for one in found.calibration
+        )
+        tables.append((caption, Table(("probability", "answers", "mean", "share that came true"), bins)))
+    if found.curves:
+        curves = tuple(
+            (str(one.label), *map(number_text, (one.threshold, one.precision, one.recall, one.average_precision)))
+            for one in found.curves
+        )
+        tables.append(("Thresholds", Table(("class", "above", "precision", "recall", "average precision"), curves)))
+    return tables
+
+
+def _of_spans(found: SpanAnalysis) -> Table:
+    rows = (("has a span", found.found, found.missed), ("has none", found.invented, found.left))
+    heads = ("row", "answered with a span", "answered with none")
+    return Table(heads, tuple((name, str(said), str(none)) for name, said, none in rows))
+
+
+def _by_part(head: str, parts: Sequence[PartScores]) -> Table:
+    names = tuple(parts[0].scores)
+    rows = tuple(
+        (printable(one.name), str(one.rows), *(number_text(one.scores.get(name)) for name in names)) for one in parts
+    )
+    return Table((head, "rows", *names), rows)
+
+
+def _worst(rows: Sequence[WorstRow]) -> Table:
+    names = tuple(rows[0].values)
+    cells = tuple(
+        (
+            printable(one.id),
+            one.right or "-",
+            one.answered or "-",
+            *(number_text(one.values.get(name)) for name in names),
+        )
+        for one in rows
+    )
+    return Table(("id", "right", "answered", *names), cells)
