@@ -30,6 +30,7 @@ from dryfit.study.loop.generations import as_it_was
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
 from dryfit.study.loop.stops import StopRequests
+from dryfit.study.trials.child_requests import with_names
 from dryfit.study.trials.context import StudySnapshot
 from dryfit.study.trials.trial_config import trial_settings
 
@@ -210,7 +211,7 @@ def study_snapshot(folder: Path | str) -> StudySnapshot:
             hint=f"run it with `dryfit tune {layout.study_file}`",
         )
     return StudySnapshot(
-        config=load_study_file(layout.frozen_file).config,
+        config=with_names(load_study_file(layout.frozen_file).config, state.resolved),
         layout=layout,
         state=state,
         resolved=state.resolved,

@@ -102,9 +102,12 @@ def _data(config: StudyConfig, use: Use) -> list[Problem]:
 def _classes(config: StudyConfig) -> list[Problem]:
     """Return settings that need another number of classes."""
     data = config.data
-    if data.multi_label:
-        return []
     problems: list[Problem] = []
+    if data.labels and len(data.labels) != data.num_labels:
+        found = f"is {data.num_labels}, and data.labels has {len(data.labels)} names"
+        problems.append(Problem(("data", "num_labels"), found, "a name for each class", "leave out data.num_labels"))
+    if data.multi_label:
+        return problems
     if data.num_labels < 2:
         found = f"is {data.num_labels}, and data.multi_label is false"
         problems.append(Problem(("data", "num_labels"), found, "2 or more, or 1 or more with data.multi_label = true"))

@@ -184,7 +184,7 @@ def _save(body: FinalRequest, parts: TrialParts, result: FinalResult, fitted: Ma
         "step": result.step,
         "metrics": result.validation,
         "test_metrics": result.test,
-        **({"labels": list(range(parts.task.classes))} if parts.task.classes is not None else {}),
+        **({"labels": read.labels or list(range(parts.task.classes))} if parts.task.classes is not None else {}),
         "input": read.model_dump(mode="json"),
         "data_fingerprint": config.data_fingerprint,
         "dryfit": VERSION,

@@ -31,6 +31,7 @@ from dryfit.tasks.own import check_settings, own_file_of, own_source
 from dryfit.tasks.prepare import cache_tokens, checked_splits
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import VALIDATION, Row, fingerprint, label_counts
+from dryfit.tasks.rows.class_names import with_names
 from dryfit.tasks.saved.load_check import folder_health
 from dryfit.train.device import find_device
 
@@ -53,8 +54,10 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     if facts_of(body.task).own:
         check_settings(type(task), body.settings, body.searched)
     check_metrics(task, body.metrics)
+    data = with_names(body.data, task.required)
+    task = make_task(body.task, TaskContext(body.settings, data))
     splits = checked_splits(task)
-    folds = {fold: checked_fold(task, splits, fold) for fold in study_folds(body.data)}
+    folds = {fold: checked_fold(task, splits, fold) for fold in study_folds(data)}
     channel.beat()
     data_fingerprint = fingerprint(splits)
     own_file, source = own_file_of(type(task)), own_source(type(task))
@@ -66,7 +69,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     for model, max_length in body.pairs:
         train = body.settings.train.model_copy(update={"max_length": max_length})
         settings = body.settings.model_copy(update={"model": model, "train": train})
-        task = make_task(body.task, TaskContext(settings, body.data))
+        task = make_task(body.task, TaskContext(settings, data))
         cache = partial(cache_tokens, task, cache_dir=Path(body.cache_dir), data_fingerprint=data_fingerprint)
         remarks += task.remarks(cache(splits))
         for fold, rows in folds.items():
@@ -92,6 +95,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
         device_spec=smallest_device(count) if device is DeviceKind.CUDA else None,
         device_uuids=device_uuids(count) if device is DeviceKind.CUDA else (),
         remarks=tuple(remarks),
+        labels=data.labels if "label" in task.required else (),
     )
 
 

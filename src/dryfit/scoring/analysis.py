@@ -35,6 +35,7 @@ def analyse(
     metric: str,
     of: int | None = None,
     thresholds: Sequence[float] = (),
+    labels: Sequence[str] = (),
 ) -> Analysis | None:
     """Return what a model does well and badly; None where there are no rows.
 
@@ -46,6 +47,7 @@ def analyse(
         of: Rows of the split; None: as many.
         thresholds: Above which a class is answered: of class 1 of two, or with several classes a row of each class;
             where there is none, one half.
+        labels: Names of the classes; empty: they are numbers.
     """
     if not rows:
         return None
@@ -67,7 +69,7 @@ def analyse(
         rows=len(rows),
         of=of,
         overall=_scores("all", rows, names),
-        classes=analysed_classes(classes, thresholds) if classes else None,
+        classes=analysed_classes(classes, thresholds, labels) if classes else None,
         spans=_spans(spans) if spans else None,
         texts=_texts(rows) if not classes and not spans and _is_scored(rows) else None,
         criteria=parts[0],

@@ -5,7 +5,7 @@ Dimension suffixes: ``R`` rows, ``C`` classes, ``N`` probabilities of a row that
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -23,14 +23,18 @@ HALF: Final = 0.5
 _MOST_ID: Final = 200
 
 
-def analysed_classes(rows: Sequence[ScoredRow], thresholds: Sequence[float]) -> ClassAnalysis:
+def analysed_classes(
+    rows: Sequence[ScoredRow], thresholds: Sequence[float], names: Sequence[str] = ()
+) -> ClassAnalysis:
     """Return the analysis of rows that are answered with classes.
 
     Args:
         rows: One at least; each with the probabilities of as many classes.
         thresholds: Of class 1 of two, or with several classes a row of each class; where there is none, one half.
+        names: Of the classes; where these are not as many, they have none.
     """
     several, classes = isinstance(rows[0].truth[CLASS], list), len(rows[0].p)
+    names = tuple(names) if len(names) == classes else ()
     # As many digits as files of scored rows keep, so that these give the same.
     p_RC = np.array([[float(f"{p:.9g}") for p in row.p] for row in rows])
     has_RC, said_RC = (one_hot([part[CLASS] for part in parts], classes) for parts in both_parts(rows))
@@ -53,7 +57,8 @@ def analysed_classes(rows: Sequence[ScoredRow], thresholds: Sequence[float]) -> 
             _curve(asked[label], _threshold(thresholds, at), p_RC[finite_R, label], has_RC[finite_R, label])
             for at, label in ((label if several else 0, label) for label in curved)
         ),
-        worst=_worst(rows, _cross_entropies(p_RC, has_RC, several=several)),
+        worst=_worst(rows, _cross_entropies(p_RC, has_RC, several=several), names),
+        names=names,
     )
 
 
@@ -146,15 +151,15 @@ def _cross_entropies(p_RC: Floats, has_RC: Floats, *, several: bool) -> list[flo
     return np.nan_to_num(loss_R, nan=math.inf, posinf=math.inf).tolist()
 
 
-def _worst(rows: Sequence[ScoredRow], losses: Sequence[float]) -> tuple[WorstRow, ...]:
+def _worst(rows: Sequence[ScoredRow], losses: Sequence[float], names: Sequence[str]) -> tuple[WorstRow, ...]:
     both = zip(rows, losses, strict=True)
     wrong = [(-loss, row.id, row) for row, loss in both if row.truth[CLASS] != row.answer[CLASS]]
     wrong.sort(key=lambda one: one[:2])
     return tuple(
         WorstRow(
             id=row_name(row),
-            right=_classes(row.truth[CLASS]),
-            answered=_classes(row.answer[CLASS]),
+            right=_classes(row.truth[CLASS], names),
+            answered=_classes(row.answer[CLASS], names),
             values={**_probabilities(row), str(Metric.LOSS): number(-negative)},
         )
         for negative, _, row in wrong[:MOST_WORST]
@@ -166,9 +171,10 @@ def _probabilities(row: ScoredRow) -> dict[str, float | None]:
     return {} if isinstance(right, list) else {"p": number(row.p[answer]), "p_right": number(row.p[right])}
 
 
-def _classes(part: Any) -> str:
+def _classes(part: Any, names: Sequence[str]) -> str:
     """Return a class, or several, as text."""
     if not isinstance(part, list):
-        return str(part)
-    shown = ", ".join(map(str, part[:MOST_WORST]))
-    return "none" if not part else shown if len(part) <= MOST_WORST else f"{shown} ..."
+        return names[int(part)] if names else str(part)
+    labels = cast("list[int]", part)[:MOST_WORST]
+    shown = ", ".join(names[one] if names else str(one) for one in labels)
+    return "none" if not labels else shown if len(part) <= MOST_WORST else f"{shown} ..."

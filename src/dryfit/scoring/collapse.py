@@ -10,14 +10,18 @@ _FEWEST_ROWS: Final = 2
 _WORDS: Final = {CLASS: "class", SPAN: "span", TEXT: "answer"}
 
 
-def collapsed(rows: Sequence[ScoredRow]) -> str:
+def collapsed(rows: Sequence[ScoredRow], names: Sequence[str] = ()) -> str:
     """Return in words how a model's answers have collapsed; empty where they have not.
 
     Each part of an answer is looked at for itself, where the right answers differ and the rows asked for it are two at
     least: one class, or one set of classes, for all rows; no span for any, or the same characters for all; one text.
+
+    Args:
+        rows: With their answers.
+        names: Of the classes; empty: they are numbers.
     """
     return "; ".join(
-        f"every row is answered with {_said(part, only)}"
+        f"every row is answered with {_said(part, only, names)}"
         for part in _WORDS
         if (only := _only_answer(part, [row for row in rows if part in row.answer])) is not _DIFFERENT
     )
@@ -36,7 +40,7 @@ def _only_answer(part: str, rows: Sequence[ScoredRow]) -> Any:
     return first.answer[part] if any(row.truth[part] != first.truth[part] for row in rows) else _DIFFERENT
 
 
-def _said(part: str, answer: Any) -> str:
+def _said(part: str, answer: Any, names: Sequence[str]) -> str:
     match part, answer:
         case "span", None:
             return "no span"
@@ -45,8 +49,8 @@ def _said(part: str, answer: Any) -> str:
         case "class", []:
             return "no class"
         case "class", list():
-            return f"the classes {', '.join(map(str, answer))}"
+            return f"the classes {', '.join(str(names[one] if names else one) for one in answer)}"
         case "class", _:
-            return f"class {answer}"
+            return f"class {names[answer] if names else answer}"
         case _:
             return brief(answer, 80)

@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dryfit.core.errors import DataError
-from dryfit.core.settings.tables import DataSettings, Knob, ModelSettings, TrialSettings
+from dryfit.core.settings.settings_table import Knob
+from dryfit.core.settings.tables import DataSettings, ModelSettings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName
 from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.meta.files.source import FolderSource

@@ -126,6 +126,7 @@ class ClassAnswers:
         multi_label: Each class is decided for itself.
         calibrated: By fitted thresholds; otherwise the likeliest class, or those of at least one half.
         metric: The study's metric, by which thresholds are fitted; None: by ``f1_macro``.
+        names: Of the classes; empty: they are numbers.
     """
 
     scores_RC: torch.Tensor
@@ -133,6 +134,7 @@ class ClassAnswers:
     multi_label: bool
     calibrated: bool = False
     metric: MetricName | None = None
+    names: tuple[str, ...] = ()
 
     def fit(self) -> Mapping[str, float]:
         """Return the best thresholds; nothing where none are asked for."""
@@ -150,13 +152,17 @@ class ClassAnswers:
         return measure(self.scores_RC, self.labels, self.decided(fitted))
 
     def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
-        """Yield the class, or with ``multi_label`` the classes; probabilities in fp64."""
+        """Yield the class, or with ``multi_label`` the classes, by name if they have one; probabilities in fp64."""
         del rows
         scores_RC = self.scores_RC.double()
         p_RC = scores_RC.sigmoid() if self.multi_label else scores_RC.softmax(dim=-1)
         for p_C, said in zip(p_RC.tolist(), self.decided(fitted).tolist(), strict=True):
             has = [index for index, found in enumerate(said) if found] if self.multi_label else said
-            yield {"label": has, "probabilities": p_C}
+            if self.names:
+                named = [self.names[index] for index in has] if self.multi_label else self.names[said]
+                yield {"label": named, "probabilities": dict(zip(self.names, p_C, strict=True))}
+            else:
+                yield {"label": has, "probabilities": p_C}
 
     def scored_rows(self, ids: Sequence[str], fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
         """Yield each row's class, or classes, with their probabilities and the plain cross entropy."""
@@ -186,6 +192,7 @@ def class_answers(scores_RC: torch.Tensor, labels: torch.Tensor, context: TaskCo
         multi_label=context.data.multi_label,
         calibrated=context.settings.head.threshold == "calibrated",
         metric=context.metric,
+        names=context.data.labels,
     )
 
 

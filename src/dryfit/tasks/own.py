@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.settings.functions import FunctionName
-from dryfit.core.settings.tables import Knob, OwnSettings, TrialSettings
+from dryfit.core.settings.settings_table import Knob, OwnSettings
+from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import OWN_TABLE, TASK_TABLES
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.user_code import imported, source_file, source_hash

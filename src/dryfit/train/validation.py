@@ -110,7 +110,7 @@ def evaluate(
     told = enumerate(task.scored_rows(kept, tokens, fitted)) if isinstance(task, TellsRows) else ()
     rows = tuple(joined(row, measured.rows[index]) if index in measured.rows else row for index, row in told)
     plain = {name: float(value) for name, value in metrics.items()}
-    return Evaluated(plain, dict(fitted), collapsed(rows), rows)
+    return Evaluated(plain, dict(fitted), collapsed(rows, task.context.data.labels), rows)
 
 
 def kept_in_order(

@@ -102,6 +102,7 @@ class ClassAnalysis(Wire):
         calibration: Of the likeliest class's probability; with several, of every class's.
         curves: Of class 1 of two; with several, of the classes with the most rows.
         worst: Wrong answers, the largest loss first: the surest errors.
+        names: Of all classes, from class 0 on; empty: they are numbers.
     """
 
     classes: int
@@ -112,6 +113,11 @@ class ClassAnalysis(Wire):
     calibration: tuple[CalibrationBin, ...]
     curves: tuple[PrecisionRecall, ...]
     worst: tuple[WorstRow, ...]
+    names: tuple[str, ...] = ()
+
+    def name(self, label: int) -> str:
+        """Return the name of a class; its number where classes have no names."""
+        return self.names[label] if self.names else str(label)
 
 
 class SpanAnalysis(Wire):

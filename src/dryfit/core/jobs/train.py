@@ -40,6 +40,13 @@ class ResolveResult(Wire):
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
     device_uuids: tuple[str, ...] = Field(default=(), description="of each CUDA device, in CUDA's order")
     remarks: tuple[str, ...] = Field(default=(), description="remarks about the rows that are no errors")
+    labels: tuple[str, ...] = Field(
+        default=(), description="names of the classes, given or of the training rows; empty: they are integers"
+    )
+
+    def class_name(self, label: int) -> str:
+        """Return the name of a class; its number where classes have no names."""
+        return self.labels[label] if label < len(self.labels) else str(label)
 
 
 class ResolveRequest(JobRequest[ResolveResult]):

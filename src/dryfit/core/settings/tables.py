@@ -4,15 +4,14 @@ They are in core because both planes read them: the control plane checks and sea
 trains by them. Every field has its range, so that a bad value is refused before anything starts.
 """
 
-import re
-from collections.abc import Mapping
 from string import Formatter
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dryfit.core.settings.choices import BaseFormat, Fusion, OptimizerName, Precision, Weighting
 from dryfit.core.settings.functions import NAME_PATTERN
+from dryfit.core.settings.settings_table import Fraction, OwnSettings, Positive, Settings
 
 PACKAGED_MODEL: Final = "minilm"
 """Name of the encoder in the extra ``demo``."""
@@ -22,18 +21,6 @@ HUB_PREFIX: Final = "hub:"
 
 HUB_DEFAULT_SPLIT: Final = "train"
 """The split of a hub data set if none is named."""
-
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Settings(BaseModel):
-    """Base of every settings table: frozen, strictly typed, and an unknown key is an error.
-
-    Validate from JSON (``model_validate_json``): only there does strict mode take the text of an enum.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class DataSettings(Settings):
@@ -63,7 +50,8 @@ class DataSettings(Settings):
     text: str = Field(default="text", description="column with the text")
     criterion: str = Field(default="criterion", description="column with the criterion; text alone is used if absent")
     label: str = Field(
-        default="label", description="column with the label, an integer from 0; with multi_label a list of them"
+        default="label",
+        description="column with the label: an integer from 0, or a name; with multi_label a list of them",
     )
     group: str = Field(
         default="group", description="column whose values may not cross splits; each row alone if absent"
@@ -71,12 +59,44 @@ class DataSettings(Settings):
     evidence: str = Field(
         default="evidence", description="column with [start, end) character spans; checked where present"
     )
-    num_labels: int = Field(default=2, ge=1, le=1000, description="number of classes; 1 only with multi_label")
+    num_labels: int = Field(
+        default=2,
+        ge=1,
+        le=1000,
+        description="number of classes, that of `labels` if these are given; 1 only with multi_label",
+    )
+    labels: tuple[str, ...] = Field(
+        default=(),
+        max_length=1000,
+        strict=False,  # the validator below sees a list, as JSON has it
+        description="names of the classes, from class 0 on; empty: integers, or the names of the training rows, sorted",
+    )
     multi_label: bool = Field(
         default=False, description="a row may have any number of classes: each is decided for itself"
     )
     train_limit: int | None = Field(default=None, ge=1, description="use only the first rows of train")
     validation_limit: int | None = Field(default=None, ge=1, description="use only the first rows of validation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, table: Any) -> Any:
+        """Let names alone say how many classes there are."""
+        named = cast("dict[str, Any]", table) if isinstance(table, dict) else {}
+        labels = named.get("labels")
+        counted = isinstance(labels, list | tuple) and "num_labels" not in named
+        return {**named, "num_labels": len(cast("list[Any]", labels))} if counted and labels else cast("Any", table)
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if any(not name.strip() or name != name.strip() for name in self.labels):
+            raise ValueError("data.labels has a name that is empty, or has white space around it")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("data.labels has a name twice")
+        return self
+
+    def class_name(self, label: int) -> str:
+        """Return the name of a class; its number where classes have no names."""
+        return self.labels[label] if self.labels else str(label)
 
 
 class ModelSettings(Settings):
@@ -334,32 +354,6 @@ class LmSettings(Settings):
         if "text" not in names or not _PROMPT_FIELDS.issuperset(names):
             raise ValueError("a prompt has {text}, may have {criterion}, and writes any other brace twice: {{ }}")
         return prompt
-
-
-Knob: TypeAlias = bool | int | float | str
-"""A value of a key that a user's own task declares."""
-
-OWN_KEY: Final = re.compile(r"[a-z][a-z0-9_]{0,99}")
-"""Pattern of the names of such keys."""
-
-
-class OwnSettings(Settings):
-    """``[own]``: keys that a task of your own declares."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Knob] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    @property
-    def knobs(self) -> Mapping[str, Knob]:
-        """Its keys with their values; attributes of this class may have the same names."""
-        return self.__pydantic_extra__
-
-    @model_validator(mode="after")
-    def _named(self) -> "OwnSettings":
-        for name in self.knobs:
-            if not OWN_KEY.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a key: a small letter, then small letters, digits and _")
-        return self
 
 
 class TrialSettings(Settings):

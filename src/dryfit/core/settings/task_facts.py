@@ -11,7 +11,8 @@ from pydantic import Field
 
 from dryfit.core.settings.choices import BuiltInTask, Metric
 from dryfit.core.settings.functions import NAME_PATTERN, FunctionName
-from dryfit.core.settings.tables import OWN_KEY, DataSettings, Knob
+from dryfit.core.settings.settings_table import OWN_KEY, Knob
+from dryfit.core.settings.tables import DataSettings
 
 TaskName: TypeAlias = Annotated[
     BuiltInTask | Annotated[str, Field(pattern=NAME_PATTERN, description="package.module:Class or file.py:Class")],
@@ -160,7 +161,7 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         spans=True,
         tables=frozenset({"head", "loss", "span"}),
         unread=frozenset({"head.pooling", "head.threshold", "loss.alpha", "loss.class_balance", "loss.effective_beta"})
-        | {"data.label", "data.num_labels", "data.multi_label"},
+        | {"data.label", "data.num_labels", "data.labels", "data.multi_label"},
         metrics=metrics_of_spans,
         mean=_MEAN_OF_SPANS,
         pipeline="question-answering",

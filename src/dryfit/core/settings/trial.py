@@ -58,7 +58,8 @@ class TrialConfig(Settings):
         # A newer key that is not set must not change the fingerprints of older trials.
         lora = _at_default(self.settings.lora, "double_quant", "compute")
         train = _at_default(self.settings.train, "early_stopping_min_delta")
-        later: dict[str, Any] = {"data": _at_default(self.data, "folds"), "settings": {"lora": lora, "train": train}}
+        data = _at_default(self.data, "folds") | {"labels"}  # whatever the classes are called, the same is learned
+        later: dict[str, Any] = {"data": data, "settings": {"lora": lora, "train": train}}
         text = self.model_dump_json(exclude={"number": True, "params": True, **later})
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

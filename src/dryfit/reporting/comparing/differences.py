@@ -86,11 +86,11 @@ def comparison_of(
     """
     assert state.created is not None  # it has trials
     metric = state.goals[0].name
-    best = _read(contenders[0])
-    trials, pairs = [_compared(1, best)], list[_Pair]()
+    best, names = _read(contenders[0]), state.resolved.labels if state.resolved is not None else ()
+    trials, pairs = [_compared(1, best, names)], list[_Pair]()
     for rank, contender in enumerate(contenders[1:], start=2):
         other = _read(contender)
-        trials.append(_compared(rank, other))
+        trials.append(_compared(rank, other, names))
         pairs.append(_pair(metric, best, other, facts or {}))
     comparison = Comparison(
         study=state.created.name,
@@ -119,14 +119,14 @@ def _read(contender: Contender) -> _Read:
     return _Read(contender, files)
 
 
-def _compared(rank: int, read: _Read) -> ComparedTrial:
+def _compared(rank: int, read: _Read, names: Sequence[str]) -> ComparedTrial:
     trial = read.contender.trial
     assert trial.score is not None  # only complete trials are compared
     runs = tuple(
         ComparedRun(
             seed=one.seed,
             value=one.value if one.value is not None and math.isfinite(one.value) else None,
-            collapsed=(collapsed(read.files[one.seed].rows) or None) if one.seed in read.files else None,
+            collapsed=(collapsed(read.files[one.seed].rows, names) or None) if one.seed in read.files else None,
             error=one.error,
             folder=one.scored.parent.name,
         )

@@ -1,9 +1,9 @@
 """The figures of a trained model: its reliability, and precision over recall with the thresholds in use."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dryfit.core.jobs.analysis import CalibrationBin, PrecisionRecall
-from dryfit.reporting.html.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure
+from dryfit.reporting.html.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, text
 
 _COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED)
 _UNIT = {"range": [-0.02, 1.02], "zeroline": False}
@@ -40,11 +40,16 @@ def reliability_figure(bins: Sequence[CalibrationBin]) -> Figure:
     return {"data": data, "layout": layout}
 
 
-def precision_recall_figure(curves: Sequence[PrecisionRecall]) -> Figure:
-    """Plot precision over recall of each class, and where its answers lie."""
+def precision_recall_figure(curves: Sequence[PrecisionRecall], name_of: Callable[[int], str]) -> Figure:
+    """Plot precision over recall of each class, and where its answers lie.
+
+    Args:
+        curves: Of some classes.
+        name_of: Returns what a class is called.
+    """
     data: list[Figure] = []
     for at, curve in enumerate(curves):
-        color, name = _COLORS[at % len(_COLORS)], f"class {curve.label}"
+        color, name = _COLORS[at % len(_COLORS)], text(f"class {name_of(curve.label)}")
         line = {
             "type": "scatter",
             "mode": "lines",

@@ -60,5 +60,5 @@ def _charts(found: ClassAnalysis) -> list[Figure]:
     drawn = [curve for curve in found.curves if curve.thresholds]
     return [
         *([reliability_figure(found.calibration)] if found.calibration else []),
-        *([precision_recall_figure(drawn)] if drawn else []),
+        *([precision_recall_figure(drawn, found.name)] if drawn else []),
     ]

@@ -1,6 +1,6 @@
 """The sections of a report page: their texts, figures and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dryfit.core.jobs.baselines import BaselinesResult
@@ -338,9 +338,9 @@ def _trials(state: StudyState) -> Section | None:
     return Section("trials", "Trials, the best first", tables=(("", table),), notes=notes)
 
 
-def _row_counts(split: SplitFacts) -> str:
+def _row_counts(split: SplitFacts, class_name: Callable[[int], str]) -> str:
     """Return the number of rows by label, and of those with evidence if the task reads it."""
-    counts = [f"{label}: {count}" for label, count in split.label_counts.items()]
+    counts = [f"{class_name(label)}: {count}" for label, count in split.label_counts.items()]
     return ", ".join(counts if split.with_evidence is None else [*counts, f"with evidence: {split.with_evidence}"])
 
 
@@ -362,7 +362,9 @@ def _facts(state: StudyState) -> Section:
         facts += [("data fingerprint", resolved.data_fingerprint), ("device", _device(resolved))]
     tables = [("", Table(("what", "value"), tuple(facts)))]
     if resolved is not None:
-        splits = tuple((name, str(split.rows), _row_counts(split)) for name, split in resolved.splits.items())
+        splits = tuple(
+            (name, str(split.rows), _row_counts(split, resolved.class_name)) for name, split in resolved.splits.items()
+        )
         tables.append(("Data", Table(("split", "rows", "rows by label"), splits)))
         tables.append(("Models", Table(("model", "revision or content"), tuple(resolved.revisions.items()))))
         tables.append(("Versions", Table(("package", "version"), tuple(resolved.versions.items()))))

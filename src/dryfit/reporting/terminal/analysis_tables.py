@@ -36,7 +36,7 @@ def analysis_tables(analysis: Analysis) -> Captioned:
 def _of_classes(found: ClassAnalysis) -> Captioned:
     rows = tuple(
         (
-            str(one.label),
+            printable(found.name(one.label)),
             *map(number_text, (one.precision, one.recall, one.f1)),
             *map(str, (one.support, one.answered, one.right)),
         )
@@ -44,9 +44,11 @@ def _of_classes(found: ClassAnalysis) -> Captioned:
     )
     tables = [("", Table(("class", "precision", "recall", "F1", "rows", "answered", "right"), rows))]
     if 1 < len(found.confusion) <= _MOST_CONFUSED:
-        heads = ("right class, by answer", *(str(one.label) for one in found.scores))
+        heads = ("right class, by answer", *(printable(found.name(one.label)) for one in found.scores))
         counts = zip(found.scores, found.confusion, strict=True)
-        tables.append(("Confusion", Table(heads, tuple((str(one.label), *map(str, of)) for one, of in counts))))
+        tables.append(
+            ("Confusion", Table(heads, tuple((printable(found.name(one.label)), *map(str, of)) for one, of in counts)))
+        )
     if found.ece is not None:
         caption = f"Calibration: expected error {number_text(found.ece)}"
         bins = tuple(
@@ -56,7 +58,10 @@ def _of_classes(found: ClassAnalysis) -> Captioned:
         tables.append((caption, Table(("probability", "answers", "mean", "share that came true"), bins)))
     if found.curves:
         curves = tuple(
-            (str(one.label), *map(number_text, (one.threshold, one.precision, one.recall, one.average_precision)))
+            (
+                printable(found.name(one.label)),
+                *map(number_text, (one.threshold, one.precision, one.recall, one.average_precision)),
+            )
             for one in found.curves
         )
         tables.append(("Thresholds", Table(("class", "above", "precision", "recall", "average precision"), curves)))

@@ -44,7 +44,7 @@ from dryfit.study.planning.trial_plans import host_bytes_for, planning_device
 from dryfit.study.resources.disk import disk_need, taken_bytes
 from dryfit.study.resources.trial_devices import choose_place, degrees_at_hand, most_on_node
 from dryfit.study.trials.child_limits import STANDALONE_LIMITS
-from dryfit.study.trials.child_requests import resolve_request
+from dryfit.study.trials.child_requests import resolve_request, with_names
 from dryfit.study.trials.trial_config import possible_values
 
 OnNote = Callable[[str], None]
@@ -123,8 +123,9 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
     except DryfitError as error:
         yield failed_by(DATA, "rows", error)
         return
-    yield from data_findings(resolved.splits, config.data.num_labels)
+    yield from data_findings(resolved, config.data.num_labels)
     yield from fold_findings(resolved.fold_rows)
+    config = with_names(config, resolved)
     changed = study_checks.data_changed(state, resolved.data_fingerprint)
     if changed is not None:
         yield changed

@@ -9,7 +9,7 @@ from typing import Final
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, MachineError
 from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, PointCheck, ProbeResult, StepCheck
-from dryfit.core.jobs.train import SplitFacts, TrainRequest
+from dryfit.core.jobs.train import ResolveResult, TrainRequest
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind, plan_execution
 from dryfit.core.settings.splits import TRAIN, VALIDATION
@@ -107,14 +107,17 @@ def device_of(config: StudyConfig, probe: ProbeResult) -> DeviceKind:
     return DeviceKind.CUDA if config.execution.device != "cpu" and probe.devices else DeviceKind.CPU
 
 
-def data_findings(splits: dict[str, SplitFacts], num_labels: int) -> Iterator[Finding]:
+def data_findings(resolved: ResolveResult, num_labels: int) -> Iterator[Finding]:
     """Describe the splits, every row of which was read, and warn of labels or evidence that they lack."""
+    splits, name_of = resolved.splits, resolved.class_name
     labelled = any(facts.label_counts for facts in splits.values())
     for name, facts in splits.items():
         found, missing = [f"{facts.rows} rows"], list[str]()
         if labelled:
-            found.append("by label " + ", ".join(f"{label}: {count}" for label, count in facts.label_counts.items()))
-            missing += [f"of label {label}" for label in range(num_labels) if label not in facts.label_counts]
+            found.append(
+                "by label " + ", ".join(f"{name_of(label)}: {count}" for label, count in facts.label_counts.items())
+            )
+            missing += [f"of label {name_of(label)}" for label in range(num_labels) if label not in facts.label_counts]
         if facts.with_evidence is not None:
             found.append(f"{facts.with_evidence} with evidence")
             missing += [] if facts.with_evidence else ["with evidence"]

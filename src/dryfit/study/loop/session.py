@@ -7,7 +7,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dryfit.config.freeze import dump_toml
@@ -50,6 +50,7 @@ from dryfit.study.loop.prepare import baselines_are_known, compute_baselines, pr
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
 from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.resources.disk import check_disk, study_need, taken_bytes
+from dryfit.study.trials.child_requests import with_names
 from dryfit.study.trials.context import StudyContext
 
 _MIRROR_FLUSH_S = 10.0
@@ -233,6 +234,7 @@ def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequ
     resolved = prepare(work.config, work.layout, work.space, node, stops)
     if resolved is None:
         return stops.why or End.STOPPED
+    work = replace(work, config=with_names(work.config, resolved))
     for text in _revisions_changed(work, resolved):
         _note(observers, text)
     following = next_generation(work.state, basis_now(work.config, work.space, work.layout, resolved))

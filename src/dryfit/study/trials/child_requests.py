@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import AttemptTerms
 from dryfit.core.jobs.memory import ExecutionChoice
-from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, TrainRequest
+from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, ResolveResult, TrainRequest
 from dryfit.core.settings.execution import PlanSubject, adapters, plan_execution
 from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.settings.tables import ModelSettings, TrialSettings
@@ -80,6 +80,13 @@ def resolve_request(
         precisions=precisions,
         processes=config.execution.processes,
     )
+
+
+def with_names(config: StudyConfig, resolved: ResolveResult) -> StudyConfig:
+    """Return a configuration with the names of classes that the training rows gave, where the study file gives none."""
+    if config.data.labels or not resolved.labels:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"labels": resolved.labels})})
 
 
 def plan_subject(config: StudyConfig, settings: TrialSettings, source: str = "") -> PlanSubject:

@@ -39,10 +39,13 @@ def class_baselines(splits: Splits, data: DataSettings) -> Iterator[Baseline]:
         yield Baseline("constant", "always every class", lambda: answer(every_C))
     else:
         ranked = np.argsort(-p_C, kind="stable").tolist()
-        words = f"always class {ranked[0]}, which {has_RC[:, ranked[0]].mean():.0%} of the training rows have"
+        first, share = data.class_name(ranked[0]), has_RC[:, ranked[0]].mean()
+        words = f"always class {first}, which {share:.0%} of the training rows have"
         yield Baseline("majority", words, lambda: answer(p_C))
         for one in ranked[1:_MOST_CONSTANTS]:
-            yield Baseline(f"constant-{one}", f"always class {one}", partial(answer, _likeliest(p_C, one)))
+            yield Baseline(
+                f"constant-{one}", f"always class {data.class_name(one)}", partial(answer, _likeliest(p_C, one))
+            )
     by_chance = partial(_by_chance, rows, p_C, several)
     yield Baseline("prior", "each class as often as in the training rows, by chance", by_chance)
     for name, words, balanced in (("tfidf", "", False), ("tfidf-balanced", ", classes weighed alike", True)):

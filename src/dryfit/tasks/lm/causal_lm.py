@@ -380,7 +380,8 @@ class CausalLmTask(EncoderTask):
             words = answer_words(self._lm, self.context.data.num_labels)
             word = answers[PromptPart.CRITERIA]
             yield "answer", word
-            yield "label", words.index(word) if word in words else None
+            label = words.index(word) if word in words else None
+            yield "label", self.context.data.labels[label] if label is not None and self.context.data.labels else label
         if PromptPart.EVIDENCE in answers:
             evidence = answers[PromptPart.EVIDENCE]
             yield "evidence", None if evidence == self._lm.no_evidence.strip() else evidence

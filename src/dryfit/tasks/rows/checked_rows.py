@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import xxhash
 
@@ -19,6 +19,7 @@ from dryfit.core.settings.splits import SPLITS, TEST, TRAIN, VALIDATION, SplitRu
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.text.json_text import parse_json
 from dryfit.core.text.words import brief, few
+from dryfit.tasks.rows.class_names import named_class
 from dryfit.tasks.rows.sources import RawRow, read_rows
 
 _OPTIONAL: Final = ("id", "criterion", "group", "evidence")
@@ -234,13 +235,16 @@ def _name(raw: RawRow, column: str) -> str:
 
 def _label(raw: RawRow, data: DataSettings) -> int:
     value = raw.values[data.label]
+    if data.labels:
+        return named_class(value, data, raw.place)
     allowed = f"an integer from 0 to {data.num_labels - 1} (data.num_labels = {data.num_labels})"
+    hint = "data.labels names the classes where they are not numbered from 0"
     if isinstance(value, str) and raw.source.endswith(".csv") and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
         value = int(value)  # CSV has text alone
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _error(raw, f"{data.label} is {brief(value)}, not an integer", allowed=allowed)
+        raise _error(raw, f"{data.label} is {brief(value)}, not an integer", allowed=allowed, hint=hint)
     if not 0 <= value < data.num_labels:
-        raise _error(raw, f"{data.label} is {brief(value)}", allowed=allowed)
+        raise _error(raw, f"{data.label} is {brief(value)}", allowed=allowed, hint=hint)
     return value
 
 
@@ -250,6 +254,8 @@ def _several_labels(raw: RawRow, data: DataSettings) -> tuple[int, ...]:
     if not isinstance(value, list):
         hint = "with data.multi_label = true a row without a class has []"
         raise _error(raw, f"{data.label} is {brief(value)}, not a list", allowed=allowed, hint=hint)
+    if data.labels:
+        value = [named_class(label, data, raw.place) for label in cast("list[object]", value)]
     for label in value:
         if type(label) is not int or not 0 <= label < data.num_labels:
             raise _error(raw, f"{data.label} has {brief(label)}", allowed=allowed)
@@ -323,14 +329,16 @@ def check_classes(splits: Splits, data: DataSettings) -> None:
     """
     rows = splits[TRAIN]
     counts = label_counts(rows)
-    absent = [str(label) for label in range(data.num_labels) if label not in counts]
+    absent = [data.class_name(label) for label in range(data.num_labels) if label not in counts]
     if absent:
         raise DataError(
             "preparing the split train",
             f"no row has label {', '.join(absent)}",
             allowed=f"rows of all {data.num_labels} classes (data.num_labels)",
         )
-    everywhere = [str(label) for label, count in counts.items() if count == len(rows)] if data.multi_label else []
+    everywhere = (
+        [data.class_name(label) for label, count in counts.items() if count == len(rows)] if data.multi_label else []
+    )
     if everywhere:
         raise DataError(
             "preparing the split train",

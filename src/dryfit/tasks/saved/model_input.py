@@ -38,6 +38,7 @@ class ModelInput(Settings):
         max_length: Tokens a row, or a window of it, is cut to.
         pad_id: The token that rows are padded with.
         num_labels: Classes of the data it was trained on.
+        labels: Names of the classes; empty: they are numbers.
         multi_label: Each class has a probability of its own.
         cls_last: The classification token is each row's last one.
         settings: Settings of the training; of a model's folder only the last part of its path.
@@ -51,6 +52,7 @@ class ModelInput(Settings):
     max_length: int
     pad_id: int
     num_labels: int = 2
+    labels: tuple[str, ...] = ()
     multi_label: bool
     cls_last: bool = False
     settings: TrialSettings = TrialSettings()
@@ -74,7 +76,13 @@ class ModelInput(Settings):
     def context(self) -> TaskContext:
         """Return the context to make the task with."""
         train = self.settings.train.model_copy(update={"max_length": self.max_length})
-        data = DataSettings(id=self.id, text=self.text, num_labels=self.num_labels, multi_label=self.multi_label)
+        data = DataSettings(
+            id=self.id,
+            text=self.text,
+            num_labels=self.num_labels,
+            labels=self.labels,
+            multi_label=self.multi_label,
+        )
         return TaskContext(
             settings=self.settings.model_copy(update={"train": train}),
             data=data if self.criterion is None else data.model_copy(update={"criterion": self.criterion}),
@@ -103,6 +111,7 @@ def model_input(task: TaskName, context: TaskContext) -> ModelInput:
         max_length=context.settings.train.max_length,
         pad_id=facts.pad_id,
         num_labels=data.num_labels,
+        labels=data.labels,
         multi_label=data.multi_label,
         cls_last=facts.cls_last,
         settings=context.settings.model_copy(update=shortened),

@@ -144,6 +144,7 @@ def _common(read: ModelInput) -> Iterator[tuple[str, object]]:
     yield "text column", read.text
     yield "criterion column", read.criterion
     yield "data.num_labels", read.num_labels
+    yield "data.labels", read.labels
     yield "data.multi_label", read.multi_label
 
 

@@ -1,5 +1,6 @@
 """Saved models: write a trained model into a folder, and load any model (``dryfit.load``)."""
 
+import copy
 import os
 import shutil
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.analysis import ANALYSIS_FILE
@@ -164,9 +165,20 @@ def save_trained(
     for part, base in model.pretrained().items():
         (temporary / part).mkdir(exist_ok=True)
         if adapted is None:
-            base.config.to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
+            _named(base.config, facts).to_json_file(temporary / part / _CONFIG_FILE, use_diff=False)
         copy_tokenizer(tokenizer_folders[part], temporary / part)
     publish_folder(temporary, folder, {**texts, DRYFIT_FILE: text})
+
+
+def _named(config: PreTrainedConfig, facts: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return a config that has the names of the classes, where they have names."""
+    names = facts.get("input", {}).get("labels") or ()
+    if not names:
+        return config
+    named = copy.deepcopy(config)
+    named.id2label = dict(enumerate(names))
+    named.label2id = {name: number for number, name in enumerate(names)}
+    return named
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

@@ -39,4 +39,5 @@ def analysed(
         facts = None
     names = threshold_names(task.classes or 0, multi_label=config.data.multi_label)
     thresholds = [fitted.get(name, HALF) for name in names]
-    return analyse(rows, facts, split=split, metric=config.metric, thresholds=thresholds)
+    labels = config.data.labels
+    return analyse(rows, facts, split=split, metric=config.metric, thresholds=thresholds, labels=labels)

@@ -41,22 +41,25 @@ def _on_what(analysis: Analysis) -> str:
 def _of_classes(found: ClassAnalysis) -> list[str]:
     listed = found.scores[:_MOST_CLASSES]
     cells = [
-        [str(one.label), _number(one.precision), _number(one.recall), _number(one.f1), str(one.support)]
+        [_plain(found.name(one.label)), _number(one.precision), _number(one.recall), _number(one.f1), str(one.support)]
         for one in listed
     ]
     blocks = [_table(["class", "precision", "recall", "F1", "rows"], cells)]
     if len(listed) < found.classes:
         blocks.append(f"{found.classes - len(listed)} more classes are not listed.")
     if 1 < len(found.confusion) <= _MOST_CONFUSED:
-        heads = ["right class, by answer", *(str(one.label) for one in found.scores)]
-        rows = [[str(one.label), *map(str, counts)] for one, counts in zip(found.scores, found.confusion, strict=True)]
+        heads = ["right class, by answer", *(_plain(found.name(one.label)) for one in found.scores)]
+        rows = [
+            [_plain(found.name(one.label)), *map(str, counts)]
+            for one, counts in zip(found.scores, found.confusion, strict=True)
+        ]
         blocks.append(_table(heads, rows))
     if found.ece is not None:
         blocks.append(f"Expected calibration error of its probabilities: {found.ece:.4f}.")
     if found.curves:
         cells = [
             [
-                str(one.label),
+                _plain(found.name(one.label)),
                 f"{one.threshold:.4f}",
                 _number(one.precision),
                 _number(one.recall),

@@ -18,7 +18,7 @@ from dryfit.core.jobs.diagnostics import (
     ProbeResult,
     StepCheck,
 )
-from dryfit.core.jobs.train import SplitFacts
+from dryfit.core.jobs.train import ResolveResult, SplitFacts
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.wire import ErrorParts
@@ -135,18 +135,31 @@ def test_what_is_wrong_with_a_model(
     assert found.about == "model m"
 
 
-def test_labels_are_counted_and_an_absent_one_is_said() -> None:
+def read(labels: tuple[str, ...], **splits: SplitFacts) -> ResolveResult:
+    return ResolveResult(
+        data_fingerprint="",
+        splits=splits,
+        revisions={},
+        device=DeviceKind.CPU,
+        device_count=0,
+        versions={},
+        labels=labels,
+    )
+
+
+@pytest.mark.parametrize(("labels", "no", "yes"), [((), "0", "1"), (("no", "yes"), "no", "yes")])
+def test_labels_are_counted_and_an_absent_one_is_said(labels: tuple[str, ...], no: str, yes: str) -> None:
     full, part = SplitFacts(rows=5, label_counts={0: 2, 1: 3}), SplitFacts(rows=2, label_counts={1: 2})
-    found = list(data_findings({"train": full, "validation": part}, 2))
+    found = list(data_findings(read(labels, train=full, validation=part), 2))
     assert [one.status for one in found] == [Status.PASS, Status.WARN]
-    assert found[0].found == "5 rows; by label 0: 2, 1: 3"
-    assert "label 0" in found[1].fix
+    assert found[0].found == f"5 rows; by label {no}: 2, {yes}: 3"
+    assert f"label {no}" in found[1].fix
 
 
 def test_evidence_is_counted() -> None:
     some = SplitFacts(rows=5, label_counts={}, with_evidence=3)
     none = SplitFacts(rows=2, label_counts={}, with_evidence=0)
-    found = list(data_findings({"train": some, "validation": none}, 2))
+    found = list(data_findings(read((), train=some, validation=none), 2))
     assert [one.status for one in found] == [Status.PASS, Status.WARN]
     assert [one.found for one in found] == ["5 rows; 3 with evidence", "2 rows; 0 with evidence"]
     assert "add rows with evidence" in found[1].fix
