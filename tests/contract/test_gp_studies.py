@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
@@ -66,6 +67,22 @@ def test_a_study_that_is_killed_is_the_undisturbed_one(tmp_path: Path, sampler: 
     assert [trial.params for trial in have] == [trial.params for trial in want]
     notes = fold(whole).sessions[0].notes
     assert ("cmaes leaves to tpe: kind (conditional, or a choice)" in notes) == (sampler == "cmaes")
+
+
+@pytest.mark.slow
+def test_another_process_takes_over_from_one_that_is_killed(tmp_path: Path) -> None:
+    whole, disturbed = (study(tmp_path / name, "gp") for name in ("whole", "disturbed"))
+    assert run("tune", whole).returncode == 0
+    process = start("tune", disturbed)
+    assert wait_for_events(disturbed, 26, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    (gp,) = [child for child in children if "dryfit.search.sampling.gp_process" in child.cmdline()]
+    gp.kill()
+    process.communicate()
+    want, have = (fold(folder).trials for folder in (whole, disturbed))
+    assert len(have) == TRIALS
+    assert [trial.params for trial in have] == [trial.params for trial in want]
+    assert "Gaussian process" not in (disturbed / "ledger.jsonl").read_text()
 
 
 def test_a_process_that_cannot_work_leaves_the_trial_to_tpe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
