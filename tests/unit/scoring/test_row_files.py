@@ -1,5 +1,4 @@
 import gzip
-import json
 import math
 from pathlib import Path
 
@@ -70,30 +69,36 @@ def test_facts_come_back(tmp_path: Path) -> None:
     assert read_facts(tmp_path / "new" / "rows.jsonl.gz") == facts
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"not gzip",
-        gzip.compress(b""),
-        gzip.compress(b"[1]\n"),
-        gzip.compress(b'{"v": 2, "split": "test", "of": 0, "metrics": {}}\n'),
-        gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n{"id": "a"}\n'),
-        gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n{"id": 1, "truth": 3, "answer": {}}\n'),
-        gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": []}\n'),
-        *(gzip.compress(HEAD + row) for row in WRONG_ROWS),
-        gzip.compress(b'{"v": 1, "split": "test"\n'),
-        gzip.compress(b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n')[:-9],
-        gzip.compress(b"[" * 100_000),
-        gzip.compress(json.dumps({"v": 1}).encode() + b"\n" + b"\0" * (40 << 20)),  # a small file that inflates
-    ],
-)
-def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "validation.jsonl.gz"
+NO_SUCH_FILES = {
+    "of another version": b'{"v": 2, "split": "test", "of": 0, "metrics": {}}\n',
+    "empty": b"",
+    "a list": b"[1]\n",
+    "a row without its parts": b'{"v": 1, "split": "test", "of": 1, "metrics": {}}\n{"id": "a"}\n',
+    "an id of another type": HEAD + b'{"id": 1, "truth": 3, "answer": {}}\n',
+    "metrics of another type": b'{"v": 1, "split": "test", "of": 1, "metrics": []}\n',
+    **{f"wrong row {number}": HEAD + row for number, row in enumerate(WRONG_ROWS)},
+    "a line cut off": b'{"v": 1, "split": "test"\n',
+    "deeply nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", NO_SUCH_FILES)
+def test_what_is_no_such_file_is_refused(tmp_path: Path, name: str) -> None:
+    refused(tmp_path, gzip.compress(NO_SUCH_FILES[name]))
+
+
+def test_what_does_not_inflate_as_it_should_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, b"")
+    refused(tmp_path, b"not gzip")
+    refused(tmp_path, gzip.compress(HEAD)[:-9])
+    refused(tmp_path, gzip.compress(b'{"v": 1}\n' + b"\0" * (40 << 20)))  # a small file that inflates
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    with pytest.raises(FileError):
+        read_rows(tmp_path / "endless")
+
+
+def refused(folder: Path, content: bytes) -> None:
+    path = folder / "validation.jsonl.gz"
     path.write_bytes(content)
     with pytest.raises(FileError, match=r"validation\.jsonl\.gz"):
-        read_rows(path)
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(FileError):
         read_rows(path)
