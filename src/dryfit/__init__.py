@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         write_report,
     )
     from dryfit.core.errors import DryfitError, LoadError
-    from dryfit.jobs.objective_trial import Trial
+    from dryfit.jobs.own.objective_trial import Trial
     from dryfit.store import event_types as events
     from dryfit.study.loop.observers import Observer
     from dryfit.tasks.saved.saved_model import load
@@ -47,7 +47,7 @@ _HOMES = {
     "DryfitError": "dryfit.core.errors",
     "LoadError": "dryfit.core.errors",
     "Observer": "dryfit.study.loop.observers",
-    "Trial": "dryfit.jobs.objective_trial",
+    "Trial": "dryfit.jobs.own.objective_trial",
     "load": "dryfit.tasks.saved.saved_model",
     "virtual_gpu": "dryfit.virtual.gpu",
 }

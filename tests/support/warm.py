@@ -47,7 +47,7 @@ _PATH_VARIABLE: Final = "PYTHONPATH"
 _MODULES: Final = (
     *("dryfit.cli.app", "dryfit.cli.live", "dryfit.api.studies", "dryfit.api.training", "dryfit.study.loop.session"),
     *("dryfit.jobs.train", "dryfit.jobs.final", "dryfit.jobs.resolve", "dryfit.jobs.plan", "dryfit.jobs.batch_check"),
-    *("dryfit.runtime.children.fork_server", "dryfit.search.mirror.process", "dryfit.jobs.objective"),
+    *("dryfit.runtime.children.fork_server", "dryfit.search.mirror.process", "dryfit.jobs.own.objective"),
 )
 _COMMANDS: Final = (
     *(

@@ -1,4 +1,4 @@
-"""Turn a user's objective function into a study: its importable name, and the study file that it stands for."""
+"""Turn a user's own function into a study: its importable name, and the study file that it stands for."""
 
 import inspect
 import os
@@ -15,13 +15,16 @@ from typing import Any, Final, TypeAlias, cast
 
 from dryfit.config.load import LoadedStudy, load_document
 from dryfit.core.errors import ConfigError, ObjectiveError
-from dryfit.core.settings.choices import FUNCTION_TASK
+from dryfit.core.settings.choices import FUNCTION_TASK, TRAINER_METRIC, TRAINER_TASK
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.store.layout import StudyLayout
 
 Objective: TypeAlias = Callable[[Any], float | Sequence[float] | None]
 """Takes a ``dryfit.Trial`` and returns its value or values; None for a trial that was told to stop."""
+
+MakeTrainer: TypeAlias = Callable[[Any], Any]
+"""Takes a ``dryfit.Trial`` and returns a ``transformers.Trainer`` that was not trained yet."""
 
 _MAIN: Final = "__main__"
 _IMPORTABLE: Final = "a function defined at the top of a module, or of a script that lies in a file"
@@ -49,33 +52,86 @@ def objective_study(
         ObjectiveError: Another process cannot import the function.
         ConfigError: A key or a value is wrong.
     """
+    _refuse_in_trial()
+    name, paths = _name_and_paths(objective, _OBJECTIVE)
+    plain = _plain_tables(tables, "objective", name)
+    wanted = "minimize" if direction is None else direction
+    goals = {_GOAL: wanted} if isinstance(wanted, str) else dict(wanted)
+    own = {"function": str(name), "goals": list(goals), "directions": [str(goal) for goal in goals.values()]}
+    document = {
+        **plain,
+        "study": {"name": _study_name(objective), **plain["study"], "task": FUNCTION_TASK.value},
+        "objective": {**plain["objective"], **own, "paths": paths},
+    }
+    return _loaded(document, name, _study_name(objective), folder=folder, overrides=overrides)
+
+
+def trainer_study(
+    make: MakeTrainer,
+    tables: Mapping[str, Any],
+    *,
+    metric: str | None,
+    direction: str | Mapping[str, str] | None,
+    folder: Path | str | None,
+    overrides: Sequence[str],
+) -> tuple[LoadedStudy, StudyLayout]:
+    """Return the study that trains what a function makes, as if it were loaded from a study file.
+
+    Args:
+        make: The function.
+        tables: Tables of the study file, ``space`` among them.
+        metric: As in :func:`dryfit.tune`.
+        direction: As in :func:`dryfit.tune`.
+        folder: As in :func:`dryfit.tune`.
+        overrides: ``key=value`` pairs.
+
+    Raises:
+        ObjectiveError: Another process cannot import the function.
+        ConfigError: A key or a value is wrong.
+    """
+    _refuse_in_trial()
+    name, paths = _name_and_paths(make, _TRAINER)
+    plain = _plain_tables(tables, "trainer", name)
+    if isinstance(direction, Mapping):
+        found = f"direction is {dict(direction)!r}"
+        raise ConfigError(f"reading the arguments of dryfit.tune({name})", found, '"minimize" or "maximize"')
+    goal = {"metric": metric or TRAINER_METRIC} | ({} if direction is None else {"direction": str(direction)})
+    document = {
+        **plain,
+        "study": {"name": _study_name(make), **goal, **plain["study"], "task": TRAINER_TASK.value},
+        "trainer": {**plain["trainer"], "make": str(name), "paths": paths},
+    }
+    return _loaded(document, name, _study_name(make), folder=folder, overrides=overrides)
+
+
+def _refuse_in_trial() -> None:
     if MARKER_VARIABLE in os.environ:
         raise ObjectiveError(
             "starting a study",
             "this process is itself a trial of one, and importing its script has come to dryfit.tune again",
             hint='write `if __name__ == "__main__":` above the call of dryfit.tune',
         )
-    name, first_path = function_name(objective)
+
+
+def _name_and_paths(function: Callable[..., object], role: "Role") -> tuple[FunctionName, list[str]]:
+    name, first_path = function_name(function, role)
+    return name, [first_path, *caller_paths()] if first_path else caller_paths()
+
+
+def _plain_tables(tables: Mapping[str, Any], own: str, name: FunctionName) -> dict[str, Any]:
     doing = f"reading the arguments of dryfit.tune({name})"
     plain = {table: _plain(value, table, doing) for table, value in tables.items()}
-    for table in ("study", "objective"):
+    for table in ("study", own):
         if not isinstance(plain.setdefault(table, {}), dict):
             raise ConfigError(doing, f"{table} is {plain[table]!r}", "a table of keys")
-    wanted = "minimize" if direction is None else direction
-    goals = {_GOAL: wanted} if isinstance(wanted, str) else dict(wanted)
-    document = {
-        **plain,
-        "study": {"name": _study_name(objective), **plain["study"], "task": FUNCTION_TASK.value},
-        "objective": {
-            **plain["objective"],
-            "function": str(name),
-            "goals": list(goals),
-            "directions": [str(goal) for goal in goals.values()],
-            "paths": [first_path, *caller_paths()] if first_path else caller_paths(),
-        },
-    }
-    loaded = load_document(document, Path(f"dryfit.tune({name})"), overrides)
-    place = Path(folder) if folder is not None else Path(f"{_study_name(objective)}-study")
+    return plain
+
+
+def _loaded(
+    document: Mapping[str, Any], name: FunctionName, short: str, *, folder: Path | str | None, overrides: Sequence[str]
+) -> tuple[LoadedStudy, StudyLayout]:
+    loaded = load_document(dict(document), Path(f"dryfit.tune({name})"), overrides)
+    place = Path(folder) if folder is not None else Path(f"{short}-study")
     return loaded, StudyLayout(place.resolve())
 
 
@@ -88,6 +144,7 @@ class Role:
 
 
 _OBJECTIVE: Final = Role("the objective", "def objective(trial): ...")
+_TRAINER: Final = Role("the function that makes a Trainer", "def make_trainer(trial): ...")
 
 
 def function_name(objective: Callable[..., object], role: Role = _OBJECTIVE) -> tuple[FunctionName, str]:

@@ -189,7 +189,7 @@ def _checked(studies: Sequence[Path | str], overrides: Sequence[str]) -> list[_R
             folders[layout.folder] = study
             loaded = load_study_file(file, overrides)
             storage_url(loaded.config.search.mirror, os.environ)
-            demand_secrets(loaded.config.objective, os.environ)
+            demand_secrets(loaded.config.function, os.environ, table=loaded.config.function_table)
             turn = Turn(number, len(studies), loaded.config.study.name, layout.folder)
             rows.append(_Ready(turn, loaded.config, space_of(loaded), layout))
         except DryfitError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dryfit.api.files import layout_of, space_of, study_file_of
-from dryfit.api.objectives import Objective, objective_study
+from dryfit.api.objectives import MakeTrainer, Objective, objective_study, trainer_study
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
 from dryfit.core.failure import Action
@@ -95,6 +95,8 @@ def tune(
     study_file: Path | str | None = None,
     *,
     objective: Objective | None = None,
+    trainer: MakeTrainer | None = None,
+    metric: str | None = None,
     space: Mapping[str, Any] | None = None,
     direction: str | Mapping[str, str] | None = None,
     overrides: Sequence[str] = (),
@@ -103,41 +105,48 @@ def tune(
     observers: Sequence[Observer] = (),
     **tables: Mapping[str, Any],
 ) -> TuneResult:
-    """Search the hyperparameters of a study file or of your own function, going on where an earlier run stopped.
+    """Search the hyperparameters of a study file, a function or a Trainer, going on where an earlier run stopped.
 
     Args:
-        study_file: A study file, or a folder with a ``study.toml``; not beside ``objective``.
+        study_file: A study file, or a folder with a ``study.toml``; not beside a function.
         objective: A function that takes a :class:`dryfit.Trial` and returns a number. Each call is in a process of its
             own, so it must be importable: defined at the top of a module, or of the script that runs.
-        space: With ``objective``: its parameters, each as ``[space]`` of a study file has it, a list of choices or a
+        trainer: A function that takes a :class:`dryfit.Trial` and returns a ``transformers.Trainer``, importable too;
+            dryfit trains it. Not beside ``objective``.
+        metric: With ``trainer``: what is optimised, by its name in the Trainer's evaluations.
+        space: With a function: its parameters, each as ``[space]`` of a study file has it, a list of choices or a
             table with ``low`` and ``high``.
-        direction: With ``objective``: ``"minimize"`` (the default) or ``"maximize"``; of a function that returns a
-            tuple, the names of its numbers, in order, each with its direction.
+        direction: With a function: ``"minimize"`` (the default, but for metrics of a Trainer other than its loss) or
+            ``"maximize"``; of an objective that returns a tuple, the names of its numbers, in order, each with its
+            direction.
         overrides: ``key=value`` pairs that replace keys of the file.
         trials: The study's total of counted trials; replaces ``study.trials``.
-        folder: Where the study lives. Of a file, see :func:`layout_of` for the default; of an objective, a folder with
+        folder: Where the study lives. Of a file, see :func:`layout_of` for the default; of a function, a folder with
             its name and ``-study`` in the current one.
         observers: Called with what happens.
-        tables: With ``objective``: further tables of a study file, ``search={"sampler": "random"}``.
+        tables: With a function: further tables of a study file, ``search={"sampler": "random"}``.
 
     Raises:
         DryfitError: It could not run.
     """
-    if objective is not None:
-        if study_file is not None:
-            raise ConfigError("starting a study", f"an objective and a study file ({study_file})", "one of them")
-        loaded, layout = objective_study(
-            objective,
-            {**tables, "space": space or {}},
-            direction=direction,
-            folder=folder,
-            overrides=with_total(overrides, trials),
-        )
-        return result_of(run_session(loaded.config, space_of(loaded), layout, observers))
+    given = {"an objective": objective, "a trainer": trainer, f"a study file ({study_file})": study_file}
+    named = [what for what, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError("starting a study", " and ".join(named), "one of them")
+    if metric is not None and trainer is None:
+        raise ConfigError("starting a study", f"metric={metric!r}, and no trainer", "trainer= and metric=")
+    asked, totals = {**tables, "space": space or {}}, with_total(overrides, trials)
+    own = None
+    if trainer is not None:
+        own = trainer_study(trainer, asked, metric=metric, direction=direction, folder=folder, overrides=totals)
+    elif objective is not None:
+        own = objective_study(objective, asked, direction=direction, folder=folder, overrides=totals)
+    if own is not None:
+        return result_of(run_session(own[0].config, space_of(own[0]), own[1], observers))
     if study_file is None or space is not None or direction is not None or tables:
-        given = ", ".join(tables) or "no study file"
-        found = "a space or a direction" if space is not None or direction is not None else given
-        raise ConfigError("starting a study", f"{found}, and no objective", "a study file, or objective= and space=")
+        found = "a space or a direction" if space is not None or direction is not None else ", ".join(tables)
+        found = f"{found or 'no study file'}, and no objective"
+        raise ConfigError("starting a study", found, "a study file, or objective= or trainer=, and space=")
     path = study_file_of(Path(study_file))
     loaded = load_study_file(path, with_total(overrides, trials))
     layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)

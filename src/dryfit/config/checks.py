@@ -55,7 +55,7 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Return all problems between keys of a configuration whose single values are valid."""
     unread = [*unread_problems(config), *_unread(config), *_unread_by_pruner(config), *_mirror(config)]
     if facts_of(config.study.task).calls_function:
-        return [*function_problems(config, planned=use is Use.PLAN), *unread]
+        return [*function_problems(config, planned=use is Use.PLAN), *direction_problems(config), *unread]
     problems = [*_data(config, use), *_classes(config), *decoder_problems(config), *direction_problems(config)]
     problems += [*_precision(config), *_limit(config), *_goals(config), *unread]
     return [*problems, *(_plannable(config) if use is Use.PLAN else metric_problems(config))]

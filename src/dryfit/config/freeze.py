@@ -40,8 +40,9 @@ def _make_relative(document: dict[str, Any], folder: Path) -> None:
     study["listeners"] = [_relative(name, folder) for name in study["listeners"]]
     if "lm" in document:
         document["lm"]["metric"] = _relative(document["lm"]["metric"], folder)
-    if "objective" in document:
-        document["objective"]["paths"] = [_relative(path, folder) for path in document["objective"]["paths"]]
+    for table in ("objective", "trainer"):
+        if table in document:
+            document[table]["paths"] = [_relative(path, folder) for path in document[table]["paths"]]
 
 
 def _relative(value: object, folder: Path) -> object:

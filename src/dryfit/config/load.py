@@ -25,7 +25,7 @@ from dryfit.config.schema import StudyConfig, dotted
 from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.errors import ConfigError
 from dryfit.core.regular_files import read_bounded
-from dryfit.core.settings.choices import FUNCTION_TASK
+from dryfit.core.settings.choices import FUNCTION_TASK, TRAINER_TASK
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import HUB_PREFIX
 from dryfit.core.settings.task_facts import OWN_TABLE
@@ -285,7 +285,7 @@ def _override_value(text: str) -> Any:
 
 
 def _has_own_function(document: Document) -> bool:
-    return _table(document, "study").get("task") == FUNCTION_TASK
+    return _table(document, "study").get("task") in (FUNCTION_TASK, TRAINER_TASK)
 
 
 def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:
@@ -295,12 +295,12 @@ def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, st
         return Path.cwd() if places.get(place) == SET_ORIGIN else folder
 
     study, search, space = (_table(document, name) for name in ("study", "search", "space"))
-    if isinstance(document.get("objective"), dict):
-        objective = _table(document, "objective")
-        paths = objective.setdefault("paths", [str(folder), str(Path.cwd())])
-        if isinstance(paths, list) and all(isinstance(path, str) for path in cast("list[object]", paths)):
-            around = base(("objective", "paths"))
-            objective["paths"] = list(dict.fromkeys(_absolute(path, around) for path in cast("list[str]", paths)))
+    for table in ("objective", "trainer"):
+        if isinstance(document.get(table), dict):
+            paths = (own := _table(document, table)).setdefault("paths", [str(folder), str(Path.cwd())])
+            if isinstance(paths, list) and all(isinstance(path, str) for path in cast("list[object]", paths)):
+                around = base((table, "paths"))
+                own["paths"] = list(dict.fromkeys(_absolute(path, around) for path in cast("list[str]", paths)))
     for table, key in _NAMED:
         if isinstance(name := _table(document, table).get(key), str) and ":" in name:
             document[table][key] = _located(name, folder, base((table, key)))

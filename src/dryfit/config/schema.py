@@ -6,10 +6,10 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dryfit.core.settings.choices import DEFAULT_TASK, Direction, Metric
+from dryfit.core.settings.choices import DEFAULT_TASK, TRAINER_METRIC, Direction, Metric
 from dryfit.core.settings.execution import ExecutionSettings
 from dryfit.core.settings.functions import NAME_PATTERN
-from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.objective_table import ObjectiveSettings, TrainerSettings
 from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName, TaskName, default_metric
 from dryfit.core.settings.trial import Goal
@@ -38,7 +38,7 @@ _MOST_CASES = 100
 _MOST_STEPS = 2**53
 """Of a grid: floats count no further."""
 
-_MINIMIZED = frozenset({Metric.LOSS, Metric.ECE})
+_MINIMIZED = frozenset({Metric.LOSS, Metric.ECE, TRAINER_METRIC})
 
 
 def _own_direction(metric: MetricName) -> Direction:
@@ -64,7 +64,7 @@ class StudySettings(Settings):
     metric: MetricName = Field(
         default_factory=lambda before: default_metric(before.get("task", DEFAULT_TASK)),
         description="what is optimised, on the validation rows; unset: f1_macro, of evidence span_balanced, of share "
-        "and joint combined, of causal-lm loss. A task of your own has names of its own",
+        "and joint combined, of causal-lm loss, of trainer eval_loss. A task of your own has names of its own",
     )
     direction: Direction | None = Field(default=None, description="maximize or minimize; unset: what the metric wants")
     also: tuple[MetricName, ...] = Field(
@@ -338,8 +338,32 @@ class StudyConfig(TrialSettings):
     space: dict[str, Cases] = Field(default_factory=dict[str, Cases], description="searched keys, by dotted name")
     search: SearchSettings = SearchSettings()
     objective: ObjectiveSettings | None = Field(default=None, description="your own function, for the task objective")
+    trainer: TrainerSettings | None = Field(
+        default=None, description="a function that makes your own Trainer, for the task trainer"
+    )
     execution: ExecutionSettings = ExecutionSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+
+    @property
+    def function(self) -> ObjectiveSettings | None:
+        """The user's own function that is called for each trial, whichever table names it; None: there is none."""
+        if self.trainer is None:
+            return self.objective
+        made, goals = self.trainer, self.goals
+        return ObjectiveSettings(
+            function=made.make,
+            goals=tuple(goal.name for goal in goals),
+            directions=tuple(goal.direction for goal in goals),
+            paths=made.paths,
+            version=made.version,
+            preload=made.preload,
+            secrets=made.secrets,
+        )
+
+    @property
+    def function_table(self) -> str:
+        """The table that names that function."""
+        return "objective" if self.trainer is None else "trainer"
 
     @property
     def goals(self) -> tuple[Goal, ...]:

@@ -7,11 +7,15 @@ from typing import Final
 from dryfit.config.problems import Problem
 from dryfit.config.schema import PrunerName, SamplerName, SearchSettings, StudyConfig
 from dryfit.config.schema_json import TABLES
-from dryfit.core.settings.choices import FUNCTION_TASK, Direction, Metric
+from dryfit.core.settings.choices import FUNCTION_TASK, TRAINER_TASK, Direction, Metric
 from dryfit.core.settings.functions import FunctionName
+from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.task_facts import BUILT_IN, OWN_TABLE, OWN_VERSION, facts_of, reads, task_word
 from dryfit.core.settings.weight_formats import PRECISIONS_WITH, base_format
+
+_TABLES: Final = {"objective": FUNCTION_TASK, "trainer": TRAINER_TASK}
+"""Tables that name a user's own function, each with the only task that reads it."""
 
 _ELSEWHERE: Final = {
     "study.metric": "name what the function returns in objective.goals",
@@ -34,12 +38,14 @@ def unread_problems(config: StudyConfig) -> list[Problem]:
     """
     task = config.study.task
     facts, word = facts_of(task), task_word(task)
-    if config.objective is not None and not facts.calls_function:
-        found = f"is read only with study.task = {FUNCTION_TASK}, and it is {word}"
-        hint = f'remove the table, or write study.task = "{FUNCTION_TASK}"'
-        return [Problem(("objective",), found, hint=hint)]
+    misplaced = [table for table, reader in _TABLES.items() if getattr(config, table) is not None and reader != task]
+    if misplaced:
+        table = misplaced[0]
+        found = f"is read only with study.task = {_TABLES[table]}, and it is {word}"
+        hint = f'remove the table, or write study.task = "{_TABLES[table]}"'
+        return [Problem((table,), found, hint=hint)]
 
-    given = [f"{table}.{key}" for table, keys in TABLES.items() for key in keys]
+    given = [f"{table}.{key}" for table, keys in TABLES.items() if getattr(config, table) is not None for key in keys]
     given = [key for key in given if not reads(task, key) and config.is_changed(key)]
     given += [f"{OWN_TABLE}.{name}" for name in config.own.knobs if not facts.own]
     problems = [
@@ -87,15 +93,16 @@ def _nearest(metric: str, known: Sequence[str]) -> str:
 
 def direction_problems(config: StudyConfig) -> list[Problem]:
     """Return metrics of a user's own for which the study file must say what is better, and does not."""
-    study, problems = config.study, list[Problem]()
-    if not facts_of(study.task).own and config.lm.metric is None:
+    study, problems, facts = config.study, list[Problem](), facts_of(config.study.task)
+    if not facts.own and config.lm.metric is None and not facts.makes_trainer:
         return []
     whose = task_word(study.task) if config.lm.metric is None else FunctionName.parse(config.lm.metric).short
-    if not isinstance(study.metric, Metric) and study.direction is None:
+    known = facts.metrics(config.data)
+    if not isinstance(study.metric, Metric) and study.metric not in known and study.direction is None:
         found = f"is unset, and {study.metric} is a metric of {whose}: nobody else knows what is better"
         hint = 'write direction = "minimize" or "maximize"'
         problems.append(Problem(("study", "direction"), found, _DIRECTIONS, hint))
-    unknown = [metric for metric in study.also if not isinstance(metric, Metric)]
+    unknown = [metric for metric in study.also if not isinstance(metric, Metric) and metric not in known]
     if unknown and study.also_directions is None:
         found = f"is unset, and {', '.join(unknown)} of study.also has no direction that dryfit knows"
         problems.append(Problem(("study", "also_directions"), found, f"{_DIRECTIONS} for each metric of study.also"))
@@ -109,18 +116,22 @@ def function_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
         config: The study file.
         planned: It is read to plan memory, which is not possible for a function.
     """
+    task = config.study.task
     if planned:
-        found = f"is {FUNCTION_TASK}: what your own function takes of a device cannot be planned"
+        found = f"is {task}: what your own function takes of a device cannot be planned"
         trained = [task for task, facts in BUILT_IN.items() if not facts.calls_function]
         return [Problem(("study", "task"), found, ", ".join(trained))]
-    own, pruner, problems = config.objective, config.search.pruner, list[Problem]()
-    if own is None:
-        hint = 'add [objective] with function = "package.module:function"'
-        return [Problem(("study", "task"), f"is {FUNCTION_TASK}, and there is no [objective]", hint=hint)]
+    own, pruner, problems = config.function, config.search.pruner, list[Problem]()
+    if own is None or (task == TRAINER_TASK) != (config.trainer is not None):
+        table, key = ("trainer", "make") if task == TRAINER_TASK else ("objective", "function")
+        hint = f'add [{table}] with {key} = "package.module:function"'
+        return [Problem(("study", "task"), f"is {task}, and there is no [{table}]", hint=hint)]
     if not config.space:
         problems.append(Problem(("space",), "is empty", "at least one parameter of your function"))
-    if len(set(own.goals)) != len(own.goals) or not all(own.goals):
-        problems.append(Problem(("objective", "goals"), "repeats a name, or has an empty one", "each name once"))
+    if config.trainer is None:
+        problems += _goals_of(config.objective or own)
+    elif len(set(own.goals)) != len(own.goals):
+        problems.append(Problem(("study", "also"), "repeats a metric", "each once, and not study.metric"))
     if len(own.goals) > 1 and pruner is not PrunerName.NONE:
         found = f"is {pruner}, and there are {len(own.goals)} goals: reports know only the first"
         problems.append(Problem(("search", "pruner"), found, str(PrunerName.NONE)))
@@ -131,6 +142,13 @@ def function_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
         )
     if len(own.goals) > 1:
         problems += sampler_problems(config.search, len(own.goals))
+    return problems
+
+
+def _goals_of(own: ObjectiveSettings) -> list[Problem]:
+    problems: list[Problem] = []
+    if len(set(own.goals)) != len(own.goals) or not all(own.goals):
+        problems.append(Problem(("objective", "goals"), "repeats a name, or has an empty one", "each name once"))
     if own.directions is not None and len(own.directions) != len(own.goals):
         found = f"has {len(own.directions)} directions for {len(own.goals)} goals"
         problems.append(Problem(("objective", "directions"), found, "one for each, or none at all"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from dryfit.core.settings.switches import TRIAL_NEEDS
-from dryfit.core.settings.task_facts import facts_of
+from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import Scalar
 from dryfit.search.comparability import FOLDS, Fixed, PossibleTrials, with_defaults
 from dryfit.search.space.params import (
@@ -97,7 +97,7 @@ def _not_comparable(old: ComparabilityKey, new: ComparabilityKey) -> Iterator[st
     if old.task != new.task:
         yield f"study.task was {old.task}, is now {new.task}"
     elif old.function != new.function:
-        what = "the task" if facts_of(new.task).own else "the objective"
+        what = "the task" if facts_of(new.task).own else f"the {task_word(new.task)}"
         yield f"{what} was {old.function}, is now {new.function}"
     if old.goals != new.goals:
         was, now = (", ".join(f"{goal.direction} {goal.name}" for goal in key.goals) for key in (old, new))

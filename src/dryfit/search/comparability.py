@@ -44,7 +44,7 @@ def comparability_key(config: StudyConfig, space: Space, *, data: str, folder: P
         data: Fingerprint of the rows; empty where there are none, or they were not read yet.
         folder: Where the study lies.
     """
-    own, task = config.objective, config.study.task
+    own, task = config.function, config.study.task
     function = f"{own.function}, version {own.version}" if own is not None else ""
     return ComparabilityKey(
         task=task,

@@ -127,7 +127,7 @@ def study_toml(task: BuiltInTask, name: str) -> str:
         **facts.starter,
         "study.name": name,
         "study.task": task.value,
-        "study.metric": facts.metrics(DataSettings())[0].value,
+        "study.metric": str(facts.metrics(DataSettings())[0]),
     }
     if facts.decoder:
         given["model.name"] = MODEL_FOLDER
@@ -220,7 +220,8 @@ def starter_study(folder: Path, *, task: BuiltInTask | None, force: bool, preset
             f"writing a study to {folder}",
             f"a study of the task {task} is about a function of your own",
             str(DEFAULT_TASK),
-            "call dryfit.tune(objective=..., space=...); docs/objective.md has an example",
+            "call dryfit.tune(objective=..., space=...), or trainer= for objective=; "
+            "docs/objective.md and docs/trainer.md have examples",
         )
     name = _name(folder)
     text = study_toml(task, name) if preset is None else f"{_HEAD}#\n{preset_study(preset, name, _DATA_FILES, task)}"

@@ -9,7 +9,7 @@ import pytest
 
 import dryfit
 import objectives
-from dryfit.api.objectives import caller_paths, function_name, objective_study
+from dryfit.api.objectives import caller_paths, function_name, objective_study, trainer_study
 from dryfit.core.errors import ConfigError, DryfitError, ObjectiveError
 from dryfit.core.settings.choices import Direction
 from dryfit.core.wire import MARKER_VARIABLE
@@ -93,6 +93,21 @@ def test_the_study_of_a_function(tmp_path):
     assert study({"x": [1, 2]})[1].folder == Path.cwd() / "quadratic-study"
 
 
+def test_the_study_of_a_trainer(tmp_path):
+    given = {"metric": None, "direction": None, "folder": tmp_path / "here", "overrides": ("study.trials=7",)}
+    config = trainer_study(objectives.quadratic, {"space": {"x": [1]}}, **given)[0].config
+    assert config.trainer is not None and config.function is not None and config.objective is None
+    assert (config.trainer.make, config.study.task, config.study.trials) == ("objectives:quadratic", "trainer", 7)
+    assert (config.function.function, config.function.goals) == ("objectives:quadratic", ("eval_loss",))
+    assert [(goal.name, goal.direction) for goal in config.goals] == [("eval_loss", "minimize")]
+    given |= {"metric": "eval_f1"}
+    with pytest.raises(ConfigError, match="nobody else knows what is better"):
+        trainer_study(objectives.quadratic, {"space": {"x": [1]}}, **given)
+    given |= {"direction": {"eval_f1": "maximize"}}
+    with pytest.raises(ConfigError, match='"minimize" or "maximize"'):
+        trainer_study(objectives.quadratic, {"space": {"x": [1]}}, **given)
+
+
 @pytest.mark.parametrize(
     ("space", "given", "said"),
     [
@@ -123,6 +138,8 @@ def test_wrong_arguments_are_refused_before_anything_starts(space, given, said, 
         ({"study_file": "study.toml", "direction": "maximize"}, "and no objective"),
         ({"study_file": "study.toml", "search": {"sampler": "random"}}, "search, and no objective"),
         ({"study_file": "study.toml", "objective": objectives.quadratic}, "an objective and a study file"),
+        ({"trainer": objectives.quadratic, "objective": objectives.quadratic}, "an objective and a trainer"),
+        ({"objective": objectives.quadratic, "space": {"x": [1]}, "metric": "eval_loss"}, "and no trainer"),
     ],
 )
 def test_a_file_or_a_function(arguments, said):

@@ -12,7 +12,7 @@ import pytest
 from dryfit.core.errors import CheckpointError
 from dryfit.core.jobs.train import ObjectiveRequest
 from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.jobs.objective_files import TRIAL_FILE, make_checkpoint_folder
+from dryfit.jobs.own.objective_files import TRIAL_FILE, make_checkpoint_folder
 from dryfit.store.layout import TrialLayout
 
 

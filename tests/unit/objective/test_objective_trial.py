@@ -11,7 +11,7 @@ from dryfit.core.errors import NonFiniteError, ObjectiveError
 from dryfit.core.jobs.train import ObjectiveRequest, StopReason
 from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.settings.trial import MetricPoint
-from dryfit.jobs.objective_trial import Trial, as_number, as_values
+from dryfit.jobs.own.objective_trial import Trial, as_number, as_values
 
 
 @dataclass

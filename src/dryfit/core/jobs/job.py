@@ -19,6 +19,7 @@ class Job(StrEnum):
     BATCH_CHECK = "batch-check"
     IMPORT = "import"
     OBJECTIVE = "objective"
+    TRAINER = "trainer"
     FINAL = "final"
     ENSEMBLE = "ensemble"
     PREDICT = "predict"

@@ -82,7 +82,7 @@ class StopReason(StrEnum):
 
 
 class TrainResult(Wire):
-    """The result of TRAIN, or of OBJECTIVE.
+    """The result of TRAIN, OBJECTIVE or TRAINER.
 
     Attributes:
         value: The best validation's metric; with folds their mean; None if there is none.
@@ -325,6 +325,7 @@ class ImportRequest(JobRequest[ImportResult]):
 
     job: Literal[Job.IMPORT] = Job.IMPORT
     objective: ObjectiveSettings
+    table: str = Field(default="objective", description="the table of the study file that names it")
 
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""
@@ -368,3 +369,22 @@ class ObjectiveRequest(JobRequest[TrainResult]):
         return ProcessNeeds(
             hides_devices=True, visible_device=self.visible_device, diagnostic=self.diagnostic, of_the_user=True
         )
+
+
+class TrainerRequest(JobRequest[TrainResult]):
+    """Train what a user's own function makes for one trial; the result is a ``TrainResult``.
+
+    Attributes:
+        calling: The call of the function, as for OBJECTIVE; its goals are metrics of the Trainer's evaluations.
+        best_dir: Folder of the weights of this attempt's best evaluation; None: nobody keeps them.
+        checkpoint_every_s: Seconds between checkpoints that the Trainer does not ask for itself, at evaluations.
+    """
+
+    job: Literal[Job.TRAINER] = Job.TRAINER
+    calling: ObjectiveRequest
+    best_dir: str | None
+    checkpoint_every_s: float = Field(gt=0)
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return self.calling.process_needs()

@@ -19,13 +19,21 @@ class BuiltInTask(StrEnum):
     """Causal language modelling."""
     OBJECTIVE = "objective"
     """A user's own function."""
+    TRAINER = "trainer"
+    """A Trainer of transformers, which a user's own function makes for each trial."""
 
 
 DEFAULT_TASK: Final = BuiltInTask.CRITERIA
 """The task of a study file that names none."""
 
 FUNCTION_TASK: Final = BuiltInTask.OBJECTIVE
-"""The task of a study that calls a user's own function."""
+"""The task of a study that calls a user's own function for its value."""
+
+TRAINER_TASK: Final = BuiltInTask.TRAINER
+"""The task of a study that trains what a user's own function makes."""
+
+TRAINER_METRIC: Final = "eval_loss"
+"""What such a study optimises unless it says otherwise: the loss that every Trainer evaluates."""
 
 
 class Metric(StrEnum):

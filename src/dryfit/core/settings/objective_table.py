@@ -1,4 +1,4 @@
-"""The table of a study file that names a user's own function, for the task ``objective``."""
+"""The tables of a study file that name a user's own function, for the tasks ``objective`` and ``trainer``."""
 
 from typing import Annotated
 
@@ -7,20 +7,12 @@ from pydantic import Field
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.tables import Settings
 
+_NAME = r"^[^:]+:[\w.]+$"
 
-class ObjectiveSettings(Settings):
-    """``[objective]``: a function of your own, for the task ``objective``."""
 
-    function: str = Field(
-        pattern=r"^[^:]+:[\w.]+$",
-        description="what is called for each trial: `package.module:function`, or `file.py:function`",
-    )
-    goals: tuple[str, ...] = Field(
-        default=("value",), min_length=1, description="names of the numbers it returns, in their order"
-    )
-    directions: tuple[Direction, ...] | None = Field(
-        default=None, description="a direction for each of the goals; unset: all are minimized"
-    )
+class OwnFunction(Settings):
+    """What both tables say of a function, beside its name."""
+
     paths: tuple[str, ...] = Field(
         default=(".",),
         description="folders it is imported from, beside installed packages; unset: this file's, and the current one",
@@ -33,4 +25,28 @@ class ObjectiveSettings(Settings):
     )
     secrets: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = Field(
         default=(), description="names of environment variables with secrets that it reads; no trial has any other"
+    )
+
+
+class ObjectiveSettings(OwnFunction):
+    """``[objective]``: a function of your own, for the task ``objective``."""
+
+    function: str = Field(
+        pattern=_NAME,
+        description="what is called for each trial: `package.module:function`, or `file.py:function`",
+    )
+    goals: tuple[str, ...] = Field(
+        default=("value",), min_length=1, description="names of the numbers it returns, in their order"
+    )
+    directions: tuple[Direction, ...] | None = Field(
+        default=None, description="a direction for each of the goals; unset: all are minimized"
+    )
+
+
+class TrainerSettings(OwnFunction):
+    """``[trainer]``: a function that makes your own Trainer, for the task ``trainer``."""
+
+    make: str = Field(
+        pattern=_NAME,
+        description="what makes the Trainer of a trial: `package.module:function`, or `file.py:function`",
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Final, TypeAlias
 
 from pydantic import Field
 
-from dryfit.core.settings.choices import BuiltInTask, Metric
+from dryfit.core.settings.choices import TRAINER_METRIC, BuiltInTask, Metric
 from dryfit.core.settings.functions import NAME_PATTERN, FunctionName
 from dryfit.core.settings.settings_table import OWN_KEY, Knob
 from dryfit.core.settings.tables import DataSettings
@@ -88,6 +88,12 @@ def metrics_of_text(data: DataSettings) -> tuple[Metric, ...]:
     return (Metric.LOSS, Metric.EXACT_MATCH, Metric.TOKEN_F1)
 
 
+def metrics_of_trainer(data: DataSettings) -> tuple[MetricName, ...]:
+    """Return the metric that is known of any Trainer; what else it computes, only its code says."""
+    del data
+    return (TRAINER_METRIC,)
+
+
 def _unknown_metrics(data: DataSettings) -> tuple[Metric, ...]:
     del data
     return ()
@@ -100,7 +106,8 @@ class TaskFacts:
     Attributes:
         implementation: Its class, ``module:Class``; empty for a user's own class or function.
         own: It is a user's own class.
-        calls_function: A user's own function is called; no model is trained.
+        calls_function: A user's own function is called: it trains what it likes, or makes what is trained.
+        makes_trainer: That function makes a Trainer, which leaves its best weights.
         decoder: Its model is a decoder, which answers prompts and may be trained by adapters. ``dryfit init`` writes a
             toy one, as none is packaged.
         spans: It answers with spans, or none.
@@ -119,13 +126,14 @@ class TaskFacts:
     implementation: str = ""
     own: bool = False
     calls_function: bool = False
+    makes_trainer: bool = False
     decoder: bool = False
     spans: bool = False
     tables: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
     not_searched: Mapping[str, str] = field(default_factory=dict[str, str])
-    metrics: Callable[[DataSettings], tuple[Metric, ...]] = _unknown_metrics
+    metrics: Callable[[DataSettings], tuple[MetricName, ...]] = _unknown_metrics
     mean: str = ""
     no_mean: str = ""
     pipeline: str | None = "text-classification"
@@ -147,6 +155,16 @@ _SPACE: Final[Mapping[str, str]] = {
     "head.hidden": '{choices = [128, 256], when = {"head.layers" = 1}}  # drawn only where there is such a layer',
 }
 _SPACE_OF_BOTH: Final = {**_SPACE, "multitask.criteria_weight": "{low = 0.3, high = 0.7, step = 0.1}"}
+
+_READ_WITH_FUNCTION: Final = (
+    frozenset({"space", "search"})
+    | {f"study.{key}" for key in ("name", "task", "trials", "seed", "max_hours", "patience", "listeners")}
+    | {f"execution.{key}" for key in ("device", "threads")}
+    | {f"runtime.{key}" for key in ("parallel", "isolation", "retries", "device_wait_s")}
+    | {f"runtime.{key}" for key in ("start_timeout_s", "hang_timeout_s", "trial_timeout_s", "verdict_timeout_s")}
+    | {f"runtime.{key}" for key in ("stop_grace_s", "max_failed_in_a_row", "max_same_failure")}
+)
+"""What a study reads that calls a user's own function, beside the function's own table."""
 
 BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
     BuiltInTask.CRITERIA: TaskFacts(
@@ -210,14 +228,20 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
     ),
     BuiltInTask.OBJECTIVE: TaskFacts(
         calls_function=True,
-        only=frozenset({"objective", "space", "search"})
-        | {f"study.{key}" for key in ("name", "task", "trials", "seed", "max_hours", "patience", "listeners")}
-        | {f"execution.{key}" for key in ("device", "threads")}
-        | {f"runtime.{key}" for key in ("parallel", "isolation", "retries", "device_wait_s")}
-        | {f"runtime.{key}" for key in ("start_timeout_s", "hang_timeout_s", "trial_timeout_s", "verdict_timeout_s")}
-        | {f"runtime.{key}" for key in ("stop_grace_s", "max_failed_in_a_row", "max_same_failure")},
+        only=_READ_WITH_FUNCTION | {"objective"},
         unread=frozenset({"search.defaults_first"}),
         no_mean="dryfit trains no model there: your function does",
+        pipeline=None,
+    ),
+    BuiltInTask.TRAINER: TaskFacts(
+        calls_function=True,
+        makes_trainer=True,
+        only=_READ_WITH_FUNCTION
+        | {"trainer", "study.metric", "study.direction", "study.also", "study.also_directions"}
+        | {"runtime.keep", "runtime.checkpoint_every_s"},
+        unread=frozenset({"search.defaults_first"}),
+        metrics=metrics_of_trainer,
+        no_mean="what the outputs of your own Trainer's models mean is not known",
         pipeline=None,
     ),
 }

@@ -146,7 +146,8 @@ def outcomes_table(state: StudyState) -> Table:
 def file_locations(state: StudyState, layout: StudyLayout) -> tuple[tuple[str, Path], ...]:
     """Return the names and paths of a study's files."""
     files: list[tuple[str, Path]] = []
-    trains = state.created is not None and not facts_of(state.created.task).calls_function
+    facts = facts_of(state.created.task) if state.created is not None else None
+    trains = facts is not None and (facts.makes_trainer or not facts.calls_function)
     if trains and state.best is not None and not state.best.folds:  # the weights of folds are not kept
         files.append(("best weights", layout.trial(state.best.number).best))
     files += [("configuration", layout.frozen_file), ("ledger", layout.ledger), ("trials and logs", layout.trials)]

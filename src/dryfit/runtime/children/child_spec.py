@@ -23,8 +23,11 @@ PRELOAD = (
 )
 """Modules the fork server imports once for all children."""
 
-OBJECTIVE_PRELOAD = ("dryfit.jobs.objective",)
+OBJECTIVE_PRELOAD = ("dryfit.jobs.own.objective",)
 """The same where children call a function of the user's own: no torch, so the server is small and there at once."""
+
+TRAINER_PRELOAD = (*OBJECTIVE_PRELOAD, "dryfit.jobs.own.trainer")
+"""The same where that function makes a Trainer: what every Trainer needs."""
 
 
 @dataclass(frozen=True, slots=True)

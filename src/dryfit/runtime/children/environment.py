@@ -17,8 +17,15 @@ from pydantic import BaseModel
 
 from dryfit.core.errors import MachineError
 from dryfit.core.jobs.job import JobRequest
-from dryfit.core.jobs.train import ImportRequest, MergeRequest, ObjectiveRequest, PredictRequest, RowsRequest
-from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.jobs.train import (
+    ImportRequest,
+    MergeRequest,
+    ObjectiveRequest,
+    PredictRequest,
+    RowsRequest,
+    TrainerRequest,
+)
+from dryfit.core.settings.objective_table import OwnFunction
 from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL, DataSettings, JointSettings, ModelSettings
 from dryfit.core.text.secrets import HUB_TOKENS, forget_secrets, public_environment
 from dryfit.core.wire import MARKER_VARIABLE
@@ -55,7 +62,7 @@ def kept_secrets(body: JobRequest[Any]) -> frozenset[str]:
     """Return the names of the secrets that a job may have.
 
     ==========================================  ============================
-    the user's own function: import, and call   those in ``objective.secrets``
+    the user's own function: import, and call   those in its ``secrets``
     any other job, if it may read from the hub  the hub's token
     any other job                               none
     ==========================================  ============================
@@ -63,6 +70,8 @@ def kept_secrets(body: JobRequest[Any]) -> frozenset[str]:
     match body:
         case ImportRequest() | ObjectiveRequest():
             return frozenset(body.objective.secrets)
+        case TrainerRequest():
+            return frozenset(body.calling.objective.secrets)
         case PredictRequest() | MergeRequest():
             return HUB_TOKENS  # the base of adapters may be on the hub, which only their folder says
         case RowsRequest():
@@ -93,24 +102,25 @@ def _on_hub(model: str) -> bool:
     return not Path(model).is_absolute() and model != PACKAGED_MODEL
 
 
-def demand_secrets(objective: ObjectiveSettings | None, environment: Mapping[str, str]) -> None:
+def demand_secrets(function: OwnFunction | None, environment: Mapping[str, str], *, table: str = "objective") -> None:
     """Check, before anything starts, that the secrets are there which a user's own function reads.
 
     Args:
-        objective: The study's ``[objective]``; None: it has none.
+        function: The study's ``[objective]`` or ``[trainer]``; None: it has neither.
         environment: The control process's own.
+        table: Which of the two it is.
 
     Raises:
         MachineError: One is not set.
     """
-    names = () if objective is None else objective.secrets
+    names = () if function is None else function.secrets
     missing = [name for name in names if not environment.get(name)]
     if missing:
         raise MachineError(
-            f"starting trials with objective.secrets = {json.dumps(names)}",
+            f"starting trials with {table}.secrets = {json.dumps(names)}",
             f"not set in the environment: {', '.join(missing)}",
             "variables that hold the secrets of your function",
-            f"export {missing[0]}=..., or take it out of objective.secrets",
+            f"export {missing[0]}=..., or take it out of {table}.secrets",
         )
 
 

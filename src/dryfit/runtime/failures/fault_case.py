@@ -133,7 +133,7 @@ def plans(case: FaultCase) -> bool:
 
 def calls_own_function(case: FaultCase) -> bool:
     """The child called a function of the user."""
-    return case.job is Job.OBJECTIVE
+    return case.job in (Job.OBJECTIVE, Job.TRAINER)
 
 
 def validates(case: FaultCase) -> bool:

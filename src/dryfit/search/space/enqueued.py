@@ -25,7 +25,7 @@ def enqueued_points(space: Space, config: StudyConfig, number: int) -> tuple[Poi
         ConfigError: An enqueued value is not searched, outside its range, or its condition is not met.
     """
     enqueued = tuple(_checked(space, point, index) for index, point in enumerate(config.search.enqueue))
-    if number > 0 or not config.search.defaults_first or config.objective is not None:
+    if number > 0 or not config.search.defaults_first or config.function is not None:
         return enqueued  # a user's function has no known defaults
     settings = config.trial_settings
     return ({name: setting(settings, name) for name in space.names}, *enqueued)

@@ -108,8 +108,8 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
     yield from record
     yield study_checks.cache_finding(layout, folder)
     yield study_checks.mirror_finding(config.search.mirror, layout, os.environ)
-    if config.objective is not None:
-        yield _function(config.objective, runner, on_note)
+    if config.function is not None:
+        yield _function(config.function, config.function_table, runner, on_note)
         return
     probe = runner.probe
     if probe is None:
@@ -154,12 +154,11 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
     yield from _memory(study, resolved, nodes, own, on_note)
 
 
-def _function(own: ObjectiveSettings, runner: CheckRunner, on_note: OnNote) -> Finding:
+def _function(own: ObjectiveSettings, table: str, runner: CheckRunner, on_note: OnNote) -> Finding:
     """Check whether the user's own function can be imported; it is not called."""
     on_note(f"importing {own.function}")
-    job = ChildJob(
-        f"importing {own.function}", ImportRequest(objective=own), runner.folder / "function", STANDALONE_LIMITS
-    )
+    body = ImportRequest(objective=own, table=table)
+    job = ChildJob(f"importing {own.function}", body, runner.folder / "function", STANDALONE_LIMITS)
     try:
         run_job(job, runner.node)
     except DryfitError as error:

@@ -54,7 +54,7 @@ def space_findings(config: StudyConfig, space: Space) -> tuple[Finding, Drawn]:
             seed=config.study.seed,
             number=number,
         )
-        if config.objective is not None:  # its names are its own: there are no settings to put the values into
+        if config.function is not None:  # its names are its own: there are no settings to put the values into
             drawn.append((point.params, config.trial_settings))
             continue
         try:

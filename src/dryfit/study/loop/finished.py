@@ -43,7 +43,7 @@ def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
 
 def _untouched(config: StudyConfig, since_s: float) -> bool:
     """Whether no file of rows was changed, or put in the place of another, since a moment (Unix seconds)."""
-    for source in _texts(config.data.model_dump()) if config.objective is None else ():
+    for source in _texts(config.data.model_dump()) if config.function is None else ():
         if source.startswith(HUB_PREFIX):
             return False
         file = Path(source)

@@ -71,7 +71,7 @@ class MessageHandler:
                 self._write(FirstStepDone(number=number, attempt=attempt, after_ms=after_ms))
             case Checkpointed(step=step):
                 self._write(CheckpointMade(number=number, attempt=attempt, step=step))
-                if self._study.config.objective is None:
+                if self._study.config.function is None:
                     drop_superseded(self._study.layout.trial(number), attempt)
             case Report() as report:
                 self._keep_report(child, report)

@@ -39,8 +39,8 @@ def prepare(
             function that cannot be imported.
         ChildError: The child failed in another way, or died several times.
     """
-    if config.objective is not None:
-        return _import_function(config, config.objective, layout, nodes, stops)
+    if config.function is not None:
+        return _import_function(config, config.function, layout, nodes, stops)
     body = resolve_request(
         config,
         space,
@@ -57,7 +57,7 @@ def _import_function(
     config: StudyConfig, own: ObjectiveSettings, layout: StudyLayout, nodes: Nodes, stops: StopRequests
 ) -> ResolveResult | None:
     device, count = devices_without_torch(config.execution.device, len(first_node(nodes).facts.devices))
-    body, limits = ImportRequest(objective=own), preparing_limits(config.runtime)
+    body, limits = ImportRequest(objective=own, table=config.function_table), preparing_limits(config.runtime)
     job = ChildJob(f"importing {own.function}", body, layout.preparations, limits)
     result = run_job(job, nodes, stops)
     if result is None:
@@ -75,7 +75,7 @@ def _import_function(
 
 def baselines_are_known(config: StudyConfig, layout: StudyLayout, state: StudyState, resolved: ResolveResult) -> bool:
     """Whether nothing is left to find out: the study has its baselines, wants none, or its task can have none."""
-    if config.objective is not None or config.study.baselines_s == 0:
+    if config.function is not None or config.study.baselines_s == 0:
         return True
     known = state.baselines is not None and state.baselines.key == _baselines_key(config, resolved)
     return known and (layout.baselines / FACTS_FILE).is_file()

@@ -22,7 +22,7 @@ from dryfit.core.settings.task_facts import task_word
 from dryfit.core.text.words import sendable
 from dryfit.core.version import VERSION
 from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
-from dryfit.runtime.children.child_spec import OBJECTIVE_PRELOAD, PRELOAD, SupervisorSettings
+from dryfit.runtime.children.child_spec import OBJECTIVE_PRELOAD, PRELOAD, TRAINER_PRELOAD, SupervisorSettings
 from dryfit.runtime.children.environment import demand_secrets
 from dryfit.runtime.children.orphans import sweep
 from dryfit.runtime.children.processes import marker_of
@@ -121,7 +121,7 @@ def run_session(
     if sendable(str(layout.folder)) != str(layout.folder):
         raise MachineError(f"opening the study in {layout.folder}", "its path is not UTF-8", "a path that is text")
     storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
-    demand_secrets(config.objective, os.environ)
+    demand_secrets(config.function, os.environ, table=config.function_table)
     demand_package(config.search.sampler)
     observers = (*observers, *listeners(config.study.listeners))
     with ExitStack() as stack:
@@ -229,7 +229,7 @@ def _open(
 
 
 def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequence[Observer]) -> End:
-    own = work.config.objective
+    own = work.config.function
     _note(observers, "checking data and models" if own is None else f"importing {own.function}")
     resolved = prepare(work.config, work.layout, work.space, node, stops)
     if resolved is None:
@@ -277,12 +277,12 @@ def _find_baselines(
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
     """Return a sentence for each model or function that has changed since the trials so far; the user must judge it."""
-    before, own = work.state.resolved, work.config.objective
+    before, own = work.state.resolved, work.config.function
     if before is None or not work.state.present:
         return []
     changed = [name for name, found in resolved.revisions.items() if before.revisions.get(name, found) != found]
     task = task_word(work.config.study.task)
-    keys = {task: "study.task_version"} if own is None else {own.function: "objective.version"}
+    keys = {task: "study.task_version"} if own is None else {own.function: f"{work.config.function_table}.version"}
     if (metric := work.config.lm.metric) is not None:
         keys[FunctionName.parse(metric).short] = "lm.metric"
     hint = "it is up to you whether they compare; with another {} a new generation begins"
@@ -339,13 +339,13 @@ def _created(config: StudyConfig, space: Space, layout: StudyLayout, taken: Take
 
 def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> SupervisorSettings:
     work.layout.logs.mkdir(exist_ok=True)
-    own = work.config.objective
+    own, warm = work.config.function, OBJECTIVE_PRELOAD if work.config.trainer is None else TRAINER_PRELOAD
     return SupervisorSettings(
         marker=work.marker,
         wakeup_fifo=work.layout.wakeup_fifo,
         isolation=work.config.runtime.isolation,
         server_log=work.layout.logs / "forkserver.txt",
-        preload=PRELOAD if own is None else (*OBJECTIVE_PRELOAD, *own.preload),
+        preload=PRELOAD if own is None else (*warm, *own.preload),
         probe=around.probe,
     )
 

@@ -26,11 +26,12 @@ def take_over(trial: TrialLayout, attempt: int, job: Job) -> None:
     Args:
         trial: The trial, or the final training.
         attempt: The attempt's number, from 1.
-        job: What it did. What a user's own function keeps to go on is moved as a whole.
+        job: What it did. What a user's own code keeps to go on is moved as a whole.
     """
     own = trial.files_of(attempt)
-    if job is Job.OBJECTIVE:
+    if job in (Job.OBJECTIVE, Job.TRAINER):
         _replace(own.checkpoints, trial.checkpoints)
+        _replace(own.best, trial.best)
     else:
         _take_checkpoints(trial, attempt)
         _replace(own.best, trial.best)

@@ -167,7 +167,7 @@ class Placements:
         attempts = {child.number: self.study.state.trials[child.number].attempts[-1] for child in children}
         pids = [attempt.pid for attempt in attempts.values() if attempt.pid is not None]
         look = self.nodes.all()[node].host_memory(pids)
-        own = self.study.config.objective is not None  # its steps are not known
+        own = self.study.config.function is not None  # its steps are not known
         grown = [attempt.pid for attempt in attempts.values() if own or attempt.first_step_ms is not None]
         self._host_bytes = max([self._host_bytes, *(look.rss_bytes.get(pid or 0, 0) for pid in grown)])
         expected: dict[int, int] = {}

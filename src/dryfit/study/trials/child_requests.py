@@ -1,4 +1,4 @@
-"""What children of a study are asked: RESOLVE, TRAIN and OBJECTIVE, made of its settings and of where they run."""
+"""What children of a study are asked: RESOLVE, TRAIN, OBJECTIVE, TRAINER, made of its settings and where they run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import AttemptTerms
 from dryfit.core.jobs.memory import ExecutionChoice
-from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, ResolveResult, TrainRequest
+from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, ResolveResult, TrainerRequest, TrainRequest
 from dryfit.core.settings.execution import PlanSubject, adapters, plan_execution
 from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.settings.tables import ModelSettings, TrialSettings
@@ -20,6 +20,7 @@ from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.search.space.space import Space
 from dryfit.store.layout import TrialLayout
 from dryfit.store.state import TrialState
+from dryfit.study.resources.retention import most_kept
 from dryfit.study.trials.child_limits import training_limits
 from dryfit.study.trials.context import AnyStudy, StudyContext
 from dryfit.study.trials.trial_config import trial_config
@@ -119,7 +120,7 @@ def _bounds(space: Space, name: str) -> tuple[Scalar, ...]:
 
 def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> ChildSpec:
     """Return the child that trains a trial, or calls the user's own function for it."""
-    paths, own = study.layout.trial(trial.number), study.config.objective
+    paths, own = study.layout.trial(trial.number), study.config.function
     limits = training_limits(study.config.runtime, trial.past_failures)
     if own is None:
         config = trial_config(study, trial.number, trial.params, trial.seed)
@@ -135,6 +136,8 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
         )
     else:
         body = _objective_request(study, own, trial, paths, placement)
+        if study.config.trainer is not None:
+            body = _trainer_request(study, body, paths, placement)
         # Its signs of life come from a thread of their own: they say nothing of its pace.
         limits = replace(limits, hang_learned=False)
     attempt = placement.attempt
@@ -170,6 +173,17 @@ def _objective_request(
         threads=study.config.execution.threads or max(1, study.nodes[node].cores // study.most_on(node)),
         visible_device=visible_devices(placement.place),
         diagnostic=placement.terms.diagnostic,
+    )
+
+
+def _trainer_request(
+    study: StudyContext, calling: ObjectiveRequest, paths: TrialLayout, placement: Placement
+) -> TrainerRequest:
+    runtime = study.config.runtime
+    return TrainerRequest(
+        calling=calling,
+        best_dir=str(paths.files_of(placement.attempt).best) if most_kept(runtime.keep) != 0 else None,
+        checkpoint_every_s=runtime.checkpoint_every_s,
     )
 
 

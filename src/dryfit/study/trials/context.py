@@ -44,6 +44,8 @@ class StudyContext(AnyStudy):
     @property
     def trial_job(self) -> Job:
         """The job of a trial's process."""
+        if self.config.trainer is not None:
+            return Job.TRAINER
         return Job.TRAIN if self.config.objective is None else Job.OBJECTIVE
 
 

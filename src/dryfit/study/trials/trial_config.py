@@ -48,7 +48,7 @@ def trial_config(study: AnyStudy, number: int, params: Mapping[str, Scalar], see
 
 def trial_fingerprint(study: StudyContext, number: int, params: Mapping[str, Scalar], seed: int) -> str:
     """Return a hash of all that changes a trial's result; the user's own function counts by its name and version."""
-    own = study.config.objective
+    own = study.config.function
     if own is None:
         return trial_config(study, number, params, seed).fingerprint
     decides = {"function": own.function, "version": own.version, "params": dict(params), "seed": seed}

@@ -16,9 +16,9 @@ from dryfit.core.errors import ObjectiveError
 from dryfit.core.jobs.train import ImportRequest, ImportResult, ObjectiveRequest, TrainResult
 from dryfit.core.user_code import demand_unchanged, source_file, source_hash
 from dryfit.core.wire import Phase
-from dryfit.jobs.objective_files import make_checkpoint_folder
-from dryfit.jobs.objective_function import import_function
-from dryfit.jobs.objective_trial import Trial
+from dryfit.jobs.own.objective_files import make_checkpoint_folder
+from dryfit.jobs.own.objective_function import import_function
+from dryfit.jobs.own.objective_trial import Trial
 
 _BEAT_EVERY_S = 1.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -33,10 +33,10 @@ def check(body: ImportRequest, channel: ChildChannel) -> ImportResult:
     """
     channel.send(Phase(name="load"))
     before = set(sys.modules)
-    with _beating(channel):
+    with beating(channel):
         for name in body.objective.preload:
-            _import_preloaded(name)
-        function = import_function(body.objective)
+            _import_preloaded(name, body.table)
+        function = import_function(body.objective, body.table)
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
         versions = {"python": platform.python_version(), **_versions(new | {"dryfit", *body.objective.preload})}
     file = source_file(function)
@@ -52,9 +52,9 @@ def run(body: ObjectiveRequest, channel: ChildChannel) -> TrainResult:
         CheckpointError: What is to go on from belongs to another trial.
         NonFiniteError: One of them is NaN or infinite.
     """
-    _use_threads(body.threads)
+    use_threads(body.threads)
     channel.send(Phase(name="load"))
-    with _beating(channel):
+    with beating(channel):
         demand_unchanged(body.own_file, body.own_hash)
         function = import_function(body.objective)
         make_checkpoint_folder(body)
@@ -77,7 +77,7 @@ def seed_libraries(seed: int) -> None:
 
 
 @contextmanager
-def _beating(channel: ChildChannel) -> Iterator[None]:
+def beating(channel: ChildChannel) -> Iterator[None]:
     """Send a heartbeat every second: the process is watched, as only the user knows the pace of the function."""
     ended = threading.Event()
 
@@ -95,7 +95,7 @@ def _beating(channel: ChildChannel) -> Iterator[None]:
         thread.join()
 
 
-def _use_threads(count: int) -> None:
+def use_threads(count: int) -> None:
     """Replace the limit of one thread that children start with, for libraries that are imported from here on."""
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(count)
@@ -104,11 +104,11 @@ def _use_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-def _import_preloaded(name: str) -> None:
+def _import_preloaded(name: str, table: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        raise ObjectiveError(f"importing objective.preload {name!r}", str(error), "installed modules") from error
+        raise ObjectiveError(f"importing {table}.preload {name!r}", str(error), "installed modules") from error
 
 
 def _versions(modules: set[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from dryfit.core.jobs.train import ObjectiveRequest, StopReason, TrainResult
 from dryfit.core.process import peak_rss_bytes
 from dryfit.core.settings.trial import MetricPoint, Scalar
 from dryfit.core.wire import Checkpointed
+from dryfit.jobs.own.read_params import ReadParams
 
 _A_NUMBER = "a number"
 
@@ -29,14 +30,16 @@ class Trial:
         attempt: Which process of the trial this is, from 1.
         checkpoint_dir: A folder for what the trial needs to go on; every attempt finds what those before it left there,
             in a copy of its own. It is removed when the trial has ended. ``.dryfit-trial.json`` in it is dryfit's.
+        folder: The same folder; where ``TrainingArguments.output_dir`` of a Trainer is.
     """
 
     def __init__(self, request: ObjectiveRequest, channel: ChildChannel) -> None:
-        self.params: Mapping[str, Scalar] = MappingProxyType(dict(request.params))
+        self._read = ReadParams(request.params)
+        self.params: Mapping[str, Scalar] = MappingProxyType(self._read)
         self.number = request.number
         self.seed = request.seed
         self.attempt = request.attempt
-        self.checkpoint_dir = Path(request.checkpoint_dir)
+        self.checkpoint_dir = self.folder = Path(request.checkpoint_dir)
         self._channel = channel
         self._timeout_s = request.verdict_timeout_s
         self._goals = request.objective.goals
@@ -46,7 +49,8 @@ class Trial:
         self._stopped_by: StopReason | None = None
 
     def __repr__(self) -> str:
-        return f"Trial(number={self.number}, attempt={self.attempt}, params={dict(self.params)})"
+        params = {name: dict.__getitem__(self._read, name) for name in self._read}
+        return f"Trial(number={self.number}, attempt={self.attempt}, params={params})"
 
     @property
     def should_stop(self) -> bool:
@@ -58,7 +62,19 @@ class Trial:
             self._stopped_by = self._channel.stop_requested()
         return self._stopped_by is not None
 
-    def report(self, value: float, step: int) -> bool:
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The names of parameters that nobody has read so far."""
+        return self._read.unread
+
+    @property
+    def stopped_by(self) -> StopReason | None:
+        """Why the function is to return, as far as it was told."""
+        return self._stopped_by
+
+    def report(
+        self, value: float, step: int, *, epoch: float = 0.0, metrics: Mapping[str, float] | None = None
+    ) -> bool:
         """Report how good the trial is by now, and hear whether to stop.
 
         An attempt that goes over steps again that an earlier one has reported gets the answers of then. So report
@@ -67,6 +83,8 @@ class Trial:
         Args:
             value: The first of the study's goals, as far as it is known. May be NaN.
             step: Where the trial is; it grows from report to report.
+            epoch: Passes over the data done, if it makes any.
+            metrics: Further numbers to keep with the report, by their names.
 
         Returns:
             Whether the function is to return now; see :attr:`should_stop`.
@@ -85,7 +103,8 @@ class Trial:
         # Also where a stop was asked for: a checkpoint may follow, behind which nobody would report this step again.
         n = self._index(at)
         if n is not None:
-            point = MetricPoint(n=n, step=at, epoch=0.0, value=number, metrics={self._goals[0]: number})
+            said = {name: as_number(one, doing) for name, one in (metrics or {}).items()}
+            point = MetricPoint(n=n, step=at, epoch=float(epoch), value=number, metrics=said | {self._goals[0]: number})
             if not self._channel.report(point, timeout_s=self._timeout_s):
                 self._stopped_by = StopReason.VERDICT
         return self.should_stop
