@@ -10,9 +10,9 @@ from dryfit.cli import doctor, models, planning, rehearse, reports, studies, tra
 from dryfit.cli import imports as importing
 from dryfit.cli.streams import safe_streams
 from dryfit.core.errors import DryfitError, ExitStatus, MachineError
+from dryfit.core.installed import version_lines
 from dryfit.core.platforms import refuse_unsupported_platform
 from dryfit.core.process import end_by_signals_alone
-from dryfit.core.version import VERSION
 
 _DOING = "running this command"
 _NO_THREAD = "can't start new thread"
@@ -23,7 +23,6 @@ app = typer.Typer(
     name="dryfit",
     help="Dry-fit every trial before it touches the GPU: fine-tuning searches that lose no trial.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -31,13 +30,15 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(VERSION)
+        typer.echo("\n".join(version_lines()))
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it, and what it stands on.")
+    ] = False,
 ) -> None:
     del version
 
@@ -93,7 +94,7 @@ def _run() -> None:
         refuse_unsupported_platform()
         end_by_signals_alone()
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # this process computes nothing: a thread a core is a waste
-        app()
+        app(prog_name="dryfit")  # also of `python -m dryfit.cli.app`: completion asks by this name
     except DryfitError as error:
         from dryfit.cli.output import print_error
 
