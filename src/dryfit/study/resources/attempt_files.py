@@ -31,7 +31,8 @@ def take_over(trial: TrialLayout, attempt: int, job: Job) -> None:
     own = trial.files_of(attempt)
     if job in (Job.OBJECTIVE, Job.TRAINER):
         _replace(own.checkpoints, trial.checkpoints)
-        _replace(own.best, trial.best)
+        if job is Job.TRAINER:
+            _replace(own.best, trial.best)
     else:
         _take_checkpoints(trial, attempt)
         _replace(own.best, trial.best)
