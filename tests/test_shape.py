@@ -34,6 +34,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.cli.planning:plan": "a command's options are its parameters",
     "dryfit.cli.rehearse:rehearse": "a command's options are its parameters",
     "dryfit.cli.training:train": "a command's options are its parameters",
+    "dryfit.cli.studies:init": "a command's options are its parameters",
     "dryfit.cli.imports:import_rows": "a command's options are its parameters",
     "dryfit.cli.training:predict": "a command's options are its parameters",
     "dryfit.api.models:predict": "the public face of predicting, as of loading",

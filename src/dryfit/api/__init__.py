@@ -6,6 +6,7 @@ from dryfit.api.ensembles import EnsembleOutcome, train_ensemble
 from dryfit.api.files import layout_of
 from dryfit.api.imports import import_rows
 from dryfit.api.models import check, merge, predict
+from dryfit.api.own_rows import init_rows
 from dryfit.api.planning import calibrate, plan, plan_combinations, plan_input, plan_space, plan_trial
 from dryfit.api.rehearsal import RehearsalOptions, read_command, rehearse, rehearse_command, write_rehearsal
 from dryfit.api.reports import export, write_report
@@ -55,6 +56,7 @@ __all__ = [
     "import_rows",
     "in_process",
     "init",
+    "init_rows",
     "layout_of",
     "merge",
     "open_study",

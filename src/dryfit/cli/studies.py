@@ -1,7 +1,8 @@
 """The commands that work on studies: init, tune, resume, status, show, stop, schema."""
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
@@ -46,11 +47,31 @@ def init(
         typer.Option(metavar="NAME", help="One of the study files below; default: a small commented one."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|hub:NAME", help="Your own rows: .csv, .jsonl, .parquet. No synthetic data then."),
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the text.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the class.")] = None,
+    criterion: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: what is asked of it.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: what no split may cut.")] = None,
 ) -> None:
-    """Write a commented study.toml and a small synthetic data set."""
+    """Write a commented study.toml: of a small synthetic data set, or of your own rows."""
     import dryfit.api as api
     from dryfit.starter.template import MODEL_FOLDER, STUDY_FILE
 
+    columns = {"text": text, "label": label, "criterion": criterion, "group": group}
+    given = {role: column for role, column in columns.items() if column is not None}
+    if data is not None:
+        if task == _ALL:
+            raise ConfigError("writing a study of your own rows", f"--task {_ALL} is of synthetic ones", "one task")
+        named = BuiltInTask(task) if task is not None else None
+        file = _init_asking(folder, data, given, task=named, force=force, preset=preset)
+        typer.echo(file)
+        typer.echo(f"check it with: dryfit doctor {file}; search with: dryfit tune {file}", err=True)
+        return
+    if given:
+        raise ConfigError("writing a study", f"--{next(iter(given))} is given without --data", "--data FILE beside it")
     one = BuiltInTask(task) if task is not None and task != _ALL else None
     written = api.init(folder, task=_ALL if task == _ALL else one, force=force, preset=preset)
     for path in written:
@@ -59,6 +80,49 @@ def init(
         typer.echo("the model is a toy: tiny, of random weights, with a tokenizer trained on these rows", err=True)
     studies = [path.parent if task == _ALL else path for path in written if path.name == STUDY_FILE]
     typer.echo(f"search with: dryfit tune {' '.join(map(str, studies))}", err=True)
+
+
+def _init_asking(
+    folder: Path, data: str, columns: Mapping[str, str], *, task: BuiltInTask | None, force: bool, preset: str | None
+) -> Path:
+    """Write a study of the user's own rows; on a terminal, ask which column is meant where several may be.
+
+    Raises:
+        DryfitError: As :func:`dryfit.api.init_rows`; also where it is not clear, and nobody can be asked.
+    """
+    import dryfit.api as api
+    from dryfit.starter.roles import AmbiguousError
+
+    given = dict(columns)
+    while True:
+        try:
+            return api.init_rows(folder, data, columns=given, task=task, force=force, preset=preset, on_note=_note)
+        except AmbiguousError as error:
+            if not (error.candidates and is_asked()):
+                raise
+            given[error.role] = _asked(error.role, error.candidates)
+
+
+def _note(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def is_asked() -> bool:
+    """Return whether somebody sits at a terminal, who reads a question and can answer it."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _asked(role: str, candidates: tuple[str, ...]) -> str:
+    """Return the column that the user chooses, by its name or number."""
+    for number, name in enumerate(candidates, start=1):
+        typer.echo(f"  {number}: {name}", err=True)
+    while True:
+        answer: str = typer.prompt(f"which column is the {role}?", err=True)
+        if answer in candidates:
+            return answer
+        if answer.isdigit() and 0 < int(answer) <= len(candidates):
+            return candidates[int(answer) - 1]
+        typer.echo(f"a name, or a number from 1 to {len(candidates)}", err=True)
 
 
 def tune(

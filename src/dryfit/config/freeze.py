@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -25,7 +26,7 @@ def dump_toml(config: StudyConfig, folder: Path | None = None) -> str:
     lines = [_HEADER]
     for table, keys in document.items():
         lines.append(f"[{table}]")
-        lines += [f"{_key(key)} = {_value(value)}" for key, value in keys.items() if value is not None]
+        lines += [f"{_key(key)} = {toml_value(value)}" for key, value in keys.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
 
@@ -60,17 +61,18 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _value(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Return a value as TOML writes it."""
     match value:
         case bool():
             return "true" if value else "false"
         case str():
             return _text(value)
-        case list():
-            return "[" + ", ".join(_value(item) for item in cast("list[object]", value)) + "]"
+        case list() | tuple():
+            return "[" + ", ".join(toml_value(item) for item in cast("Sequence[object]", value)) + "]"
         case dict():
             items = cast("dict[str, object]", value).items()
-            return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in items if item is not None) + "}"
+            return "{" + ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in items if item is not None) + "}"
         case _:
             return repr(value)
 

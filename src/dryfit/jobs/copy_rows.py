@@ -36,6 +36,8 @@ def copy_rows(body: RowsRequest, channel: ChildChannel) -> RowsResult:
 def _line(row: RawRow | BadRow, columns: tuple[str, ...]) -> dict[str, object]:
     if isinstance(row, BadRow):
         return {"error": f"{row.error.found}"}
+    if not columns:
+        return {"values": json.loads(json.dumps(row.values, default=_unwritten))}
     absent = [column for column in columns if column not in row.values]
     if absent:
         return {"error": f"there is no column {few(map(repr, absent))}"}
@@ -45,6 +47,10 @@ def _line(row: RawRow | BadRow, columns: tuple[str, ...]) -> dict[str, object]:
     except (TypeError, ValueError) as error:  # an image, a date, bytes
         return {"error": str(error)}
     return {"values": values}
+
+
+def _unwritten(value: object) -> dict[str, str]:
+    return {"unwritten": type(value).__name__}
 
 
 def _check_columns(row: RawRow, body: RowsRequest) -> None:

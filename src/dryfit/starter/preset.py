@@ -9,11 +9,12 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Final
+from typing import Final, cast
 
+from dryfit.config.freeze import toml_value
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
 from dryfit.core.settings.presets import PRESETS
@@ -23,6 +24,8 @@ TASKS: Final = tuple(task for task in BuiltInTask if not facts_of(task).calls_fu
 """The tasks that a study file can be written of."""
 
 _FOLDER: Final = files("dryfit.starter") / "presets"
+_OF_TWO_CLASSES: Final = frozenset({"head.threshold", "loss.alpha"})
+"""Searched keys that a study of more classes cannot have."""
 _TABLE: Final = re.compile(r"\[(\w+)\]")
 _KEY: Final = re.compile(r'"?([\w.]+)"? = ')
 
@@ -42,12 +45,13 @@ def preset_tasks(name: str) -> tuple[BuiltInTask, ...]:
     return (BuiltInTask(tomllib.loads(_file(name).read_text(encoding="utf-8"))["study"]["task"]),)
 
 
-def preset_text(name: str, task: BuiltInTask | None = None) -> str:
+def preset_text(name: str, task: BuiltInTask | None = None, without: Collection[str] = ()) -> str:
     """Return the study file of a preset.
 
     Args:
         name: The preset.
         task: What the model is to learn; None: the preset's task, or the first of its tasks.
+        without: Searched keys to leave out.
 
     Raises:
         ConfigError: There is no such preset, or it is for another task.
@@ -64,23 +68,29 @@ def preset_text(name: str, task: BuiltInTask | None = None) -> str:
     if len(tasks) == 1:
         return _file(name).read_text(encoding="utf-8")
     text = _file(name, decoder=facts_of(task).decoder).read_text(encoding="utf-8")
-    return re.sub(r'(?m)^task = ".*"$', f'task = "{task}"', "".join(_read_by(task, text.splitlines(keepends=True))))
+    return re.sub(
+        r'(?m)^task = ".*"$', f'task = "{task}"', "".join(_read_by(task, text.splitlines(keepends=True), without))
+    )
 
 
-def preset_study(name: str, study_name: str, data: Mapping[str, str], task: BuiltInTask | None = None) -> str:
+def preset_study(name: str, study_name: str, data: Mapping[str, object], task: BuiltInTask | None = None) -> str:
     """Return the study file of a preset with another study name and data files.
 
     Args:
         name: The preset.
         study_name: Name of the study.
-        data: Keys of ``[data]`` that name files.
+        data: Keys of ``[data]``: files, or all that is said of the user's own rows.
         task: As in :func:`preset_text`.
 
     Raises:
         ConfigError: There is no such preset, or it is for another task.
     """
-    text = preset_text(name, task)
-    paths = "".join(f"{key} = {json.dumps(value)}\n" for key, value in data.items())
+    classes = data.get("num_labels", data.get("labels", 2))
+    several = (classes if isinstance(classes, int) else len(cast("Sequence[str]", classes))) > 2
+    text = preset_text(name, task, _OF_TWO_CLASSES if several and not data.get("multi_label") else ())
+    if {"num_labels", "labels"} & data.keys():
+        text = re.sub(r"(?m)^num_labels = .*\n", "", text)
+    paths = "".join(f"{key} = {toml_value(value)}\n" for key, value in data.items())
     named = text.replace(f'[study]\nname = "{name}"', f"[study]\nname = {json.dumps(study_name)}", 1)
     return named.replace("[data]\n", f"[data]\n{paths}", 1)
 
@@ -89,8 +99,8 @@ def _file(name: str, *, decoder: bool = False) -> Traversable:
     return _FOLDER / (f"{name}.decoder.toml" if decoder else f"{name}.toml")
 
 
-def _read_by(task: BuiltInTask, lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of a study file without tables and keys that a task does not read."""
+def _read_by(task: BuiltInTask, lines: Iterable[str], without: Collection[str]) -> Iterator[str]:
+    """Yield the lines of a study file without tables and keys that a task does not read, or that are to be left out."""
     table, keeps = "", True
     for line in lines:
         header, key = _TABLE.match(line), _KEY.match(line)
@@ -98,7 +108,8 @@ def _read_by(task: BuiltInTask, lines: Iterable[str]) -> Iterator[str]:
             table = header[1]
             keeps = reads(task, table)
         elif key is not None:  # its value may go on in the next lines
-            keeps = reads(task, key[1] if table == "space" else f"{table}.{key[1]}")
+            name = key[1] if table == "space" else f"{table}.{key[1]}"
+            keeps = reads(task, name) and not (table == "space" and name in without)
         if keeps:
             yield line
         if not line.strip():

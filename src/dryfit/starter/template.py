@@ -1,19 +1,20 @@
 """Write what ``dryfit init`` makes: a commented study file, and a small synthetic data set beside it."""
 
-import json
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dryfit.config.freeze import toml_value
 from dryfit.config.schema_json import key_description, legal_values
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.task_facts import TaskFacts, facts_of, reads
 from dryfit.core.wire import write_text_atomic
+from dryfit.starter.own_rows import OwnRows, Written
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
-from dryfit.starter.preset import preset_study, preset_tasks
+from dryfit.starter.preset import TASKS, preset_study, preset_tasks, preset_text
 
 STUDY_FILE: Final = "study.toml"
 DATA_FOLDER: Final = "data"
@@ -21,8 +22,6 @@ MODEL_FOLDER: Final = "model"
 """Where ``init --task causal-lm`` writes its toy model, which the study file names."""
 
 _DATA_FILES: Final = {split: f"{DATA_FOLDER}/{split}.jsonl" for split in ("train", "validation", "test")}
-
-Written = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,29 +114,32 @@ _WIDTH: Final = 116
 _COMMENT_COLUMN: Final = 34
 
 
-def study_toml(task: BuiltInTask, name: str) -> str:
+def study_toml(task: BuiltInTask, name: str, own: OwnRows | None = None) -> str:
     """The text of a starter study file: every table, each key with what it means and what it takes.
 
     Args:
         task: What the model learns.
         name: Name of the study.
+        own: What to say of the user's own rows; None: the study is of the synthetic ones.
     """
     facts = facts_of(task)
+    keys = _KEYS if own is None else {**_KEYS, "data": {**own.data}}
     given: dict[str, Written] = {
         **facts.starter,
+        **({"train.max_length": own.max_length} if own is not None else {}),
         "study.name": name,
         "study.task": task.value,
         "study.metric": str(facts.metrics(DataSettings())[0]),
     }
     if facts.decoder:
         given["model.name"] = MODEL_FOLDER
-    tables = [table for table in _KEYS if reads(task, table)]
+    tables = [table for table in keys if reads(task, table)]
     parts = [_HEAD]
     for table in tables:
         if table == "search":
             parts.append(_space(facts, last=tables[tables.index(table) - 1]))
         lines = [f"# {key_description((table,)).capitalize()}", f"[{table}]"]
-        for key, usual in _KEYS[table].items():
+        for key, usual in keys[table].items():
             if reads(task, f"{table}.{key}"):
                 lines += _line(table, key, given.get(f"{table}.{key}", usual))
         parts.append("\n".join(lines) + "\n")
@@ -160,7 +162,7 @@ def _space(facts: TaskFacts, last: str) -> str:
 def _line(table: str, key: str, value: Written | _Off) -> list[str]:
     """Return one key with its comment."""
     off = isinstance(value, _Off)
-    assignment = f"{'# ' if off else ''}{key} = {json.dumps(value.value if off else value)}"
+    assignment = f"{'# ' if off else ''}{key} = {toml_value(value.value if off else value)}"
     comment = key_description((table, key))
     legal = legal_values((table, key))
     if not legal.startswith("text") and not all(
@@ -205,6 +207,52 @@ def init_folder(
     written = write_splits(folder / DATA_FOLDER, (sizes.train, sizes.validation, sizes.test), seed, difficulty)
     write_text_atomic(folder / STUDY_FILE, text)
     return [folder / STUDY_FILE, *written]
+
+
+def init_own(folder: Path, own: OwnRows, *, task: BuiltInTask, force: bool, preset: str | None) -> Path:
+    """Write a study file of the user's own rows, which stay where they are.
+
+    Args:
+        folder: The target, made if absent. Its name becomes the study's.
+        own: What to say of the rows.
+        task: What the model learns.
+        force: Overwrite an existing file.
+        preset: The study file that comes with dryfit to write; None: a small commented one.
+
+    Returns:
+        The study file.
+
+    Raises:
+        ConfigError: As :func:`check_own`.
+    """
+    check_own(folder, task=task, force=force, preset=preset)
+    name, file = _name(folder), folder / STUDY_FILE
+    text = study_toml(task, name, own) if preset is None else f"{_HEAD}#\n{preset_study(preset, name, own.data, task)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(file, text)
+    return file
+
+
+def check_own(folder: Path, *, task: BuiltInTask, force: bool, preset: str | None) -> None:
+    """Refuse what :func:`init_own` would not write, before rows are read.
+
+    Raises:
+        ConfigError: The file exists and ``force`` is not set, there is no such preset, it is for another task, or the
+            task has no rows of this form or no packaged model.
+    """
+    doing = f"writing a study of your own rows to {folder}"
+    if facts_of(task).decoder or facts_of(task).calls_function:
+        found = f"the task {task} needs more than rows"
+        fits = [one.value for one in TASKS if not facts_of(one).decoder]
+        raise ConfigError(
+            doing, found, ", ".join(fits), f"write a study with `dryfit init DIR --task {task}`, and edit it"
+        )
+    if preset is not None and task not in preset_tasks(preset):
+        preset_text(preset, task)  # says which it is for
+    if (folder / STUDY_FILE).exists() and not force:
+        raise ConfigError(
+            doing, f"{folder / STUDY_FILE} exists", "a new or an empty folder", "another folder, or --force"
+        )
 
 
 def starter_study(folder: Path, *, task: BuiltInTask | None, force: bool, preset: str | None) -> str:

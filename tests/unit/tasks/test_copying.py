@@ -42,6 +42,12 @@ def test_values_that_json_does_not_have(tmp_path: Path) -> None:
     assert row == {"row": 0, "error": "Object of type date is not JSON serializable"}
 
 
+def test_all_columns_whatever_they_hold(tmp_path: Path) -> None:
+    source = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"a": ["x"], "day": [datetime.date(2020, 1, 1)]}), source)
+    assert copied(source) == [{"row": 0, "values": {"a": "x", "day": {"unwritten": "date"}}}]
+
+
 def test_a_source_without_the_column(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text('{"a": 1}\n', encoding="utf-8")

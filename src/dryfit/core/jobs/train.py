@@ -296,7 +296,8 @@ class RowsRequest(JobRequest[RowsResult]):
 
     Attributes:
         source: As in ``[data]``.
-        columns: The columns; the first row must have them.
+        columns: The columns; the first row must have them. None named: all, where a value that JSON cannot hold is the
+            object ``{"unwritten": its type}``.
         out: A new file with a line for each row: ``{"row", "values"}``, or ``{"row", "error"}`` if it cannot be read.
     """
 
