@@ -356,7 +356,8 @@ def test_a_fold_that_cannot_be_learned_is_named(tmp_path: Path, model: Path) -> 
 def test_a_key_that_is_not_set_changes_no_fingerprint(tmp_path: Path, model: Path) -> None:
     """Checkpoints of before are gone on from; with folds they are another trial's."""
     config = trials.small(tmp_path, encoder=model).request().config
-    later = {"data": {"folds"}, "settings": {"lora": {"double_quant", "compute"}}}
+    newer = {"lora": {"double_quant", "compute"}, "train": {"early_stopping_min_delta"}}
+    later = {"data": {"folds", "labels"}, "settings": newer}
     text = config.model_dump_json(exclude={"number": True, "params": True, **later})
     assert config.fingerprint == hashlib.sha256(text.encode()).hexdigest()[:16]
     in_two = config.model_copy(update={"data": config.data.model_copy(update={"folds": 2})})
