@@ -183,10 +183,10 @@ class InternalError(DryfitError):
 
 
 def _tree(cls: type[DryfitError]) -> dict[str, type[DryfitError]]:
-    classes = {cls.code: cls}
+    classes: dict[str, type[DryfitError]] = {}
     for child in cls.__subclasses__():
         classes.update(_tree(child))
-    return classes
+    return {**classes, cls.code: cls}  # last: a subclass without a code of its own is rebuilt as its parent
 
 
 def error_class(code: str) -> type[DryfitError]:
