@@ -44,7 +44,7 @@ def environments():
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes()
-            command = (folder / "cmdline").read_bytes().decode()
+            command = (folder / "cmdline").read_bytes().decode("utf-8", "replace")
         except OSError:
             continue
         if f"DRYFIT_STUDY={os.environ['DRYFIT_STUDY']}".encode() in environment or "dryfit.search.mirror" in command:

@@ -31,9 +31,11 @@ class Watch(dryfit.Observer):
 
 def prepare(folder: Path) -> list[str]:
     files = assert_type(dryfit.init(folder, preset="smoke", force=True), list[Path])
+    own = assert_type(dryfit.init_rows(folder / "own", folder / "rows.csv", columns={"label": "answer"}), Path)
     rows = dryfit.import_rows("squad", folder / "squad.json", out=folder / "data")
     diagnosis = dryfit.doctor(folder / "study.toml", machine=False)
-    return [*(file.name for file in files), rows.model_dump_json(), *(found.found for found in diagnosis.findings)]
+    names = [file.name for file in (*files, own)]
+    return [*names, rows.model_dump_json(), *(found.found for found in diagnosis.findings)]
 
 
 def search(folder: Path) -> dryfit.TuneResult:
