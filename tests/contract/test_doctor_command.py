@@ -152,7 +152,7 @@ def test_a_dry_run_names_the_bad_row_and_runs_no_trial(tmp_path: Path) -> None:
     (failure,) = (line for line in done.stdout.splitlines() if line.startswith("FAIL"))
     assert failure.startswith("FAIL  data: rows: ")
     assert "train.jsonl, line 5: label is 7" in failure
-    assert "      fix: allowed: an integer from 0 to 1 (data.num_labels = 2)" in done.stdout
+    assert "; allowed: an integer from 0 to 1 (data.num_labels = 2)" in done.stdout and "data.labels" in done.stdout
     assert "machine:" not in done.stdout
     assert done.stdout.splitlines()[-1].startswith("not ready: ")
     assert contents(tmp_path / "study") == before
