@@ -14,6 +14,7 @@ NEEDS = {
     "lightning_module.py": ("lightning",),
 }
 RANKS = {"data_parallel.py": 2}
+SHORTER = {"parsed_arguments.py": ("--max_steps", "2")}  # of three epochs, which take minutes
 STATUS = {"odd/fails.py": 1, "odd/fails_early.py": 1, "odd/exits.py": 3}
 NAMES = sorted(str(path.relative_to(PROGRAMS)) for path in PROGRAMS.rglob("*.py"))
 
@@ -28,6 +29,7 @@ def test_it_ends_as_its_first_line_says(tmp_path: Path, program: str) -> None:
         tmp_path,
         program,
         *(("--output_dir", str(tmp_path / "out")) if takes_folder else ()),
+        *SHORTER.get(program, ()),
         ranks=RANKS.get(program, 1),
         surroundings=with_timm(tmp_path / "timm") if program == "timm_vit.py" else None,
     )
