@@ -12,7 +12,7 @@ WORKERS ?= 3
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE)
-NEVER := not chaos_long and not gpu
+NEVER := not chaos_long and not gpu and not nodes
 QUICK := not slow and not nightly and $(NEVER)
 BASE ?= HEAD
 # What `make versions` runs in each environment besides `make check`: what holds on to private names of libraries.
@@ -21,7 +21,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench gpu gpu-memory clean
-.PHONY: attack engines wheel-test versions mutants map cards
+.PHONY: attack engines test-nodes wheel-test versions mutants map cards
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -51,6 +51,9 @@ test: $(STAMP) ## unit, property, contract and chaos tests, about five minutes o
 
 proof: $(STAMP) ## the tests that take longer, about half an hour on two cores
 	$(PYTEST) -m 'slow and not nightly and $(NEVER)'
+
+test-nodes: $(STAMP) ## studies on real engines, several nodes on this machine, some of which die: a few minutes
+	$(TEST_ENV) $(BIN)/python -m pytest tests/nodes -m nodes
 
 nightly: $(STAMP) ## every member of every product, all drawn examples, each process from nothing: hours
 	DRYFIT_FULL=1 DRYFIT_COLD=1 $(PYTEST) -m '$(NEVER)'

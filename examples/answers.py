@@ -6,7 +6,7 @@
 from sklearn.metrics import f1_score
 
 
-def judged(answers: list[str], wanted: list[str]) -> dict[str, float]:
+def judged(answers: list[str], wanted: list[str]) -> dict[str, float | list[float]]:
     """Score words of classes: their macro F1 by scikit-learn, and how many answers are the word of a class at all.
 
     Args:
@@ -16,5 +16,5 @@ def judged(answers: list[str], wanted: list[str]) -> dict[str, float]:
     words = sorted(set(wanted))
     return {
         "answer_f1": float(f1_score(wanted, answers, labels=words, average="macro", zero_division=0)),
-        "in_words": sum(answer in words for answer in answers) / len(answers),
+        "in_words": [float(answer in words) for answer in answers],  # a list: the mean counts, and has an interval
     }

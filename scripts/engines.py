@@ -23,6 +23,9 @@ ENGINES = (
     Engine("unshare", "util-linux", "tests with mounts that nothing else sees"),
     Engine("mount", "mount", "tests on a disk that is full"),
     Engine("pg_ctl", "postgresql", "a mirror whose database stops and comes back"),
+    Engine("munged", "munge", "whom a Slurm of the tests believes"),
+    Engine("slurmctld", "slurm-wlm", "agents as jobs of Slurm: the queue"),
+    Engine("slurmd", "slurm-wlm", "agents as jobs of Slurm: a node"),
     Engine("chromium-headless-shell", "chromium-headless-shell", "pages as a browser shows them"),
 )
 

@@ -32,7 +32,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "parallel/planning/axes.py": ("property/test_parallel_axes.py", "unit/parallel/test_axes.py"),
 }
 """Of each module, the files that test it and start no processes; the night has more examples or members of them."""
-NEVER = "not chaos_long and not gpu"
+NEVER = "not chaos_long and not gpu and not nodes"
 MEMORY_BYTES = 16 * 2**30
 """What a run may map: a mutant may ask for more and more without end."""
 NO_SHRINKING = """

@@ -24,7 +24,7 @@ from throwaway import ROOT, CheckError, copy_sources, make_environment, outside,
 SHOWN = ("torch", "transformers", "accelerate", "optuna")
 AT_THEIR_LOWEST = (*SHOWN, "peft")
 """What a run of the lowest versions takes at its lower bound; pip chooses the rest."""
-_QUICK = "not slow and not nightly and not gpu and not chaos_long"
+_QUICK = "not slow and not nightly and not gpu and not chaos_long and not nodes"
 QUICK = ("-m", _QUICK)
 CHECK = ("--light", "-m", f"{_QUICK} and not heavy")
 """What `make check` runs; the tests that are asked for are run after it."""

@@ -14,7 +14,13 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 HOMES = packages_distributions()
 
 # What is declared although no source file names it, each with its reason.
-NOT_NAMED = {"psycopg": "the driver that SQLAlchemy imports for a mirror in PostgreSQL"}
+NOT_NAMED = {
+    "psycopg": "the driver that SQLAlchemy imports for a mirror in PostgreSQL",
+    "mlflow-skinny": "imported by a tracker's process, by its name in `study.track`",
+    "tensorboard": "likewise",
+    "wandb": "likewise",
+    "trackio": "likewise",
+}
 # Tools of development that no test imports, each with its reason.
 TOOLS = {
     "pytest-timeout": "pytest's setting `timeout`",
@@ -27,6 +33,7 @@ TOOLS = {
     "cmaes": "Optuna's sampler cmaes",
     "pytorch-optimizer": "the optimizer lion of the tests",
     "psycopg": "the mirror in a real PostgreSQL",
+    "ipykernel": "what nbclient runs a notebook in",
 }
 
 

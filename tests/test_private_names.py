@@ -31,6 +31,9 @@ TEXTS = {
     "dryfit.train.rehearsal.observing:_mask": "how names of inputs end",
     "dryfit.virtual.traffic:_like": "how names of operators end",
     "dryfit.virtual.writes.redirected_files:_io": "the module of open, as its functions name it",
+    "dryfit.search.trackers.trackio_runs:_Group": "a key of a run's settings, as trackio writes it",
+    "dryfit.search.trackers.trackio_runs:_Created": "a key of a run's settings, as trackio writes it",
+    "dryfit.search.trackers.trackio_runs:_Username": "a key of a run's settings, as trackio writes it",
     "dryfit.runtime.failures.fault_case:_pickle.UnpicklingError": "pickle.UnpicklingError, as a text",
 }
 # Names in the package that need no row of NAMES.

@@ -35,6 +35,7 @@ MANY_ARGUMENTS: dict[str, str] = {
     "dryfit.cli.rehearse:rehearse": "a command's options are its parameters",
     "dryfit.cli.training:train": "a command's options are its parameters",
     "dryfit.cli.studies:init": "a command's options are its parameters",
+    "dryfit.cli.studies:tune": "a command's options are its parameters",
     "dryfit.cli.imports:import_rows": "a command's options are its parameters",
     "dryfit.cli.training:predict": "a command's options are its parameters",
     "dryfit.api.models:predict": "the public face of predicting, as of loading",
@@ -68,6 +69,8 @@ ASKED_OF_A_NODE = ("config", "importers", "reporting", "search", "starter", "sto
 """Packages that learn of machines from nodes alone: a study may have several."""
 THIS_VERY_MACHINE: dict[str, str] = {
     "dryfit.search.sampling.gp_handle": "the process beside it is to see none of its devices",
+    "dryfit.study.doctor.bug_report": "a report on a bug tells of the machine where it is written",
+    "dryfit.study.doctor.drill": "the drill's study is to see none of its devices",
     "dryfit.study.doctor.machine_facts": "the doctor examines the machine where it is called",
     "dryfit.study.loop.session": "the ledger names the host of the control process, beside its process id",
     "dryfit.reporting.terminal.watch": "a process id means something on the host that the ledger names",
@@ -84,9 +87,10 @@ CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.study.loop.observers": "the outermost frame of an observer's thread: whatever it raises detaches it",
     "dryfit.virtual.session": "the outermost frame of a user's script: whatever ends it is told",
     "dryfit.virtual.script.largest_batch": "a script's own data set may raise anything: the search is given up",
-    "dryfit.search.mirror.process": "drivers have errors of their own; after any of them the storage is tried again",
+    "dryfit.search.mirror.following": "drivers have errors of their own; after any of them the target is tried again",
 }
 IMPORTS_IN_FUNCTIONS: dict[str, str] = {
+    "dryfit.api.studies": "only an agent pays for its messages and sockets",
     "dryfit": "the public names load lazily, so that the command line never imports torch",
     "dryfit.cli.app": "errors are printed by what is imported then: help stays fast",
     "dryfit.cli.doctor": "commands import what they need: help stays fast",
@@ -102,6 +106,7 @@ IMPORTS_IN_FUNCTIONS: dict[str, str] = {
     "dryfit.runtime.children.fork_server": "the fork server imports the compute plane, nobody else may",
     "dryfit.search.sampling.importance": "optuna.importance brings scikit-learn: only a report pays",
     "dryfit.virtual.session": "bitsandbytes is an optional extra",
+    "dryfit.study.resources.study_nodes": "only a study with [nodes] pays for its messages and sockets",
     "dryfit.tasks.baselines.words": "scikit-learn takes a second and 100 MB: only baselines pay",
     "dryfit.tasks.metrics": "scikit-learn takes a second and 100 MB: loading and planning need neither",
     "dryfit.tasks.rows.sources": "pyarrow and datasets cost a second: only rows of those kinds pay",

@@ -33,6 +33,8 @@ KINDS = {one.model_fields["type"].default for one in get_args(get_args(events.Ev
 # What no study of the tests writes by itself, each with the reason.
 NOT_HERE = {
     "device_set_aside": "a device that is set aside is one of a GPU machine",
+    "node_joined": "a study that listens for agents has them: tests/chaos/test_nodes.py",
+    "node_lost": "the same",
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from dryfit.search.mirror.handle import mirrored_bytes, storage_error
+from dryfit.search.mirror.follower import followed_bytes, trouble_of
 from dryfit.store.events import TrialFinished
 from dryfit.store.layout import StudyLayout
 from parts import need, need_package
@@ -135,7 +135,7 @@ def test_a_database_that_stops_and_comes_back(
     request.addfinalizer(lambda: kill_now(process))
 
     def complete() -> bool:
-        return storage_error(status) is None and mirrored_bytes(status) == layout.ledger.stat().st_size
+        return trouble_of(status) is None and followed_bytes(status) == layout.ledger.stat().st_size
 
     def mirrored() -> list[tuple[int, str, float | None, dict[int, float]]]:
         storage = optuna.storages.RDBStorage(server.url)
@@ -159,8 +159,8 @@ def test_a_database_that_stops_and_comes_back(
     server.stop()
     for number in (1, 2, 3):
         (go / str(number)).touch()
-    assert wait_for(lambda: finished(folder) >= 4 and storage_error(status), process)  # no trial waited
-    since_s, error = storage_error(status) or (0.0, "")
+    assert wait_for(lambda: finished(folder) >= 4 and trouble_of(status), process)  # no trial waited
+    since_s, error = trouble_of(status) or (0.0, "")
     assert since_s > 0 and "OperationalError" in error
     assert run_here("status", folder).returncode == 0
 
@@ -174,7 +174,7 @@ def test_a_database_that_stops_and_comes_back(
         (go / str(number)).touch()
     output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert storage_error(status) is not None
+    assert trouble_of(status) is not None
 
     server.start()
     done = run_here("resume", folder)  # all trials are done: it gives the mirror what it lacks

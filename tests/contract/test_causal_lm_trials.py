@@ -14,7 +14,8 @@ import tiny
 import tiny_lms
 import trials
 from dryfit.core.errors import LoadError
-from dryfit.core.jobs.train import MergeRequest, StopReason
+from dryfit.core.jobs.export import MergeRequest
+from dryfit.core.jobs.train import StopReason
 from dryfit.core.settings.tables import LmSettings, LoraSettings
 from dryfit.jobs.merge import merge
 from dryfit.tasks.lm.causal_lm import CausalLm

@@ -24,6 +24,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "init",
         "import",
         "doctor",
+        "bug-report",
         "rehearse",
         "plan",
         "calibrate",
@@ -31,6 +32,8 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "resume",
         "status",
         "show",
+        "agent",
+        "nodes",
         "report",
         "export",
         "stop",
@@ -38,6 +41,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "compare",
         "predict",
         "load",
+        "push",
         "schema",
     ]
     for name in named:

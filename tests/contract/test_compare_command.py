@@ -63,6 +63,9 @@ def test_the_best_trials_are_compared_and_the_report_says_how(study: Path) -> No
     assert all(layout.final(folder).attempts == 1 for folder in folders)
     printed = run_here("compare", study, "--top", "2", "--seeds", "2")
     assert printed.returncode == 0 and printed.stdout.startswith(told["judgement"][0] + "\n")
+    for command in ("status", "show"):
+        assert told["judgement"][0] in run_here(command, study).stdout
+    assert json.loads(run_here("status", study, "--json").stdout)["comparison"] == told
     assert run_here("report", study).returncode == 0
     page = layout.report.read_text(encoding="utf-8")
     assert "the best 2 were trained again with 2 seeds each" in page and "Whether the best trials really differ" in page

@@ -21,7 +21,7 @@ from dryfit.core.errors import ConfigError, LoadError
 from dryfit.core.jobs.analysis import Analysis
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.train import FinalRequest, FinalResult
-from dryfit.jobs import predict as predicting
+from dryfit.jobs import prediction as predicting
 from dryfit.jobs.ensemble import ensemble
 from dryfit.jobs.final import final
 from dryfit.meta.files.source import FolderSource

@@ -20,7 +20,7 @@ from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.task_facts import metrics_of_spans
 from dryfit.core.wire import Note
 from dryfit.jobs.final import final
-from dryfit.jobs.predict import Predictor
+from dryfit.jobs.prediction import ModelPredictor
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.tasks.rows.characters import word_spans
@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> trials.Undis
 
 def predicted(folder: Path, rows: list[dict[str, Any]], *, batch_rows: int = 4) -> list[dict[str, Any]]:
     tokenizer = load_tokenizer(FolderSource(str(folder)))
-    predictor = Predictor(load(folder), tokenizer, read_model_input(folder), batch_rows)
+    predictor = ModelPredictor(load(folder), tokenizer, read_model_input(folder), batch_rows)
     return list(predictor.predict([UnlabelledRow(row["id"], row["text"], row["criterion"], "") for row in rows]))
 
 

@@ -73,6 +73,7 @@ def test_json_folder_card_and_report_agree(tmp_path: Path) -> None:
     threshold = json.loads((model / "dryfit.json").read_text(encoding="utf-8"))["input"]["fitted"]["class_threshold"]
     assert analysis.classes.curves[0].threshold == threshold
     said = run("train", tmp_path, "--trial", "0").stdout.splitlines()
+    assert "the strongest baseline" in said[0] and [said[0]] == answer["judgement"]
     assert {"on test", "Rows with and without a span", "By criterion", "Confusion"} <= set(said), said
     file = read_rows(model.parent / "scored" / "test.jsonl.gz")
     facts = read_facts(tmp_path / "baselines" / FACTS_FILE)
@@ -80,6 +81,10 @@ def test_json_folder_card_and_report_agree(tmp_path: Path) -> None:
     assert again == analysis
     card = (model / "README.md").read_text(encoding="utf-8")
     assert "## What it does well and badly" in card and "| rows | answered with a span | answered with none |" in card
+    known = json.loads(run_here("status", tmp_path, "--json").stdout)["baselines"]
+    first = card.partition("trial 0\n\n")[2]
+    assert first.startswith("**In the search it did not beat the strongest baseline") == (not known["beaten"])
+    assert f"{known['values'][known['strongest']]:.6f}" in card
     assert run_here("report", tmp_path).returncode == 0
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     assert f"Trained model {model.parent.name}" in page and "Rows with and without a span" in page

@@ -11,7 +11,8 @@ from optuna.trial import FrozenTrial, TrialState
 import instant
 import plan_jobs
 from dryfit.core.settings.trial import Outcome
-from dryfit.search.mirror.process import Mirror, MirrorStatus
+from dryfit.search.mirror.following import FollowerStatus
+from dryfit.search.mirror.process import Mirror
 from study_runs import fold, run_here
 
 WAYS = ["fine", "out of memory", "assert", "illegal access", "wrong device", "nan", "poor"]
@@ -162,7 +163,7 @@ def test_planned_and_observed_memory_are_those_of_the_exports(tmp_path: Path) ->
         tmp_path / "ledger.jsonl",
         storage=f"journal:{journal}",
         study="n",
-        status=MirrorStatus(tmp_path / "mirror.json"),
+        status=FollowerStatus(tmp_path / "mirror.json"),
     )
     assert mirror.catch_up()
     mirrored = optuna.load_study(study_name="n", storage=JournalStorage(JournalFileBackend(str(journal)))).trials

@@ -38,6 +38,8 @@ NOT_KEPT = {
     "parallel_set": "what the machine, not the study file, allows side by side: how often it is said is chance",
     "baselines": "they are computed again where a ledger lacks them, as those of earlier versions do",
     "device_set_aside": "a device that is set aside is one of a GPU machine",
+    "node_joined": "a study that listens for agents has them: tests/chaos/test_nodes.py",
+    "node_lost": "the same",
 }
 
 on_linux = pytest.mark.skipif(

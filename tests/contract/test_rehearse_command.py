@@ -13,8 +13,9 @@ from dryfit import api
 from dryfit.cli.app import app
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE
 from dryfit.reporting.data.rehearsal_view import PLAN_KEYS
-from dryfit.runtime.rehearsal.rehearsal_process import REHEARSED_VARIABLE, RehearsalSurroundings
+from dryfit.runtime.rehearsal.rehearsal_process import RehearsalSurroundings
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 BATCH, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
@@ -127,6 +128,9 @@ def test_only_a_crash_is_rehearsed_again_with_room_for_everything(script: str, a
         (["missing.py"], "there is no file missing.py"),
         ([], "no script was given"),
         (["--unknown", "x.py"], "there is no option --unknown"),
+        (["--devcie", "a100", "x.py"], "did you mean --device?"),
+        (["--no-wrost-batch", "x.py"], "did you mean --no-worst-batch?"),
+        (["--step=4", "x.py"], "did you mean --steps?"),
         (["deepspeed", "train.py"], "DeepSpeed"),
         (["--device", "rtx409", "train.py", "fits", "1"], "rtx4090"),
         (["--device", "cpu:16GiB", "train.py", "fits", "1"], "a CUDA device"),

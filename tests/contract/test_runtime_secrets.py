@@ -9,10 +9,10 @@ import pytest
 
 from dryfit.config.schema import Isolation
 from dryfit.core.jobs.diagnostics import BatchCheckRequest, CheckRequest, ProbeRequest
+from dryfit.core.jobs.export import MergeRequest
 from dryfit.core.jobs.plan import CalibrateRequest
 from dryfit.core.jobs.train import (
     ImportRequest,
-    MergeRequest,
     ResolveRequest,
     RowsRequest,
     TinyLmRequest,

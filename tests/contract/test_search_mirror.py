@@ -6,77 +6,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, distribution_to_json
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from dryfit.search.mirror import process as mirror_process
-from dryfit.search.mirror.handle import MirrorProcess, mirrored_bytes, pause_after, storage_error
-from dryfit.search.mirror.process import Mirror, MirrorStatus
+from dryfit.search.mirror import following
+from dryfit.search.mirror.follower import followed_bytes, pause_after, trouble_of
+from dryfit.search.mirror.following import FollowerStatus
+from dryfit.search.mirror.handle import MirrorProcess
+from dryfit.search.mirror.process import Mirror
+from toy_ledger import Ledger
 
 pytestmark = pytest.mark.heavy
 
-LR = distribution_to_json(FloatDistribution(1e-5, 1e-1, log=True))
 FLUSH_S = 60.0
-
-
-class Ledger:
-    """Appends events as the store would."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.seq = 0
-        self.after_add: Callable[[], object] = lambda: None
-        facts = {"id": "toy-1", "task": "objective", "metric": "value", "seed": 0, "space": "[]"}
-        self.add("study_created", name="toy", direction="maximize", **facts)
-
-    def add(self, kind: str, **fields: Any) -> None:
-        event = {"seq": self.seq, "at": 1_700_000_000.0 + self.seq, "type": kind, **fields}
-        self.seq += 1
-        with self.path.open("a") as file:
-            file.write(json.dumps(event) + "\n")
-        self.after_add()
-
-    def ask(self, number: int, choices: tuple[int, ...] = (8, 16)) -> None:
-        public = {"optim.lr": 0.001 * (number + 1), "train.batch_size": choices[number % 2]}
-        internal = {"optim.lr": public["optim.lr"], "train.batch_size#0": public["train.batch_size"]}
-        batch = distribution_to_json(CategoricalDistribution(choices))
-        distributions = {"optim.lr": LR, "train.batch_size#0": batch}
-        facts = {"params": public, "internal": internal, "distributions": distributions}
-        self.add("trial_asked", number=number, seed=number, fingerprint=str(number), **facts)
-        self.add("attempt_placed", number=number, attempt=1)
-
-    def report(self, number: int, n: int, value: float, attrs: dict[str, float] | None = None) -> None:
-        point = {"n": n, "step": n, "epoch": float(n), "value": value, "metrics": {}}
-        self.add("report", number=number, attempt=1, point=point)
-        self.add("verdict", number=number, n=n, proceed=True, system_attrs=attrs or {})
-
-    def finish(self, number: int, outcome: str, value: float | None = None, reason: str = "") -> None:
-        self.add("trial_finished", number=number, outcome=outcome, value=value, reason=reason)
-
-    def whole_study(self) -> Iterator[None]:
-        """Every kind of end; yields after each trial."""
-        for number, outcome in enumerate(["complete", "pruned", "failed", "refused", "cancelled", "complete"]):
-            self.ask(number)
-            if outcome != "refused":
-                self.report(number, 0, 0.1 * number, {"completed_rung_0": 0.1 * number})
-                self.report(number, 1, float("nan") if number == 4 else 0.2 * number)
-            if outcome == "failed":
-                failure = {"kind": "killed", "sentence": "SIGKILL", "action": "retry"}
-                self.add("attempt_ended", number=number, attempt=1, failure=failure)
-                self.add("attempt_placed", number=number, attempt=2)
-            self.finish(number, outcome, 0.5 + number if outcome == "complete" else None, f"because {outcome}")
-            yield
-        self.ask(6)
-        self.report(6, 0, 0.75)
-        yield
 
 
 @pytest.fixture
@@ -199,7 +148,7 @@ def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
 
 def in_process(ledger: Ledger, journal: Path) -> Mirror:
     where = f"journal:{journal}"
-    return Mirror(ledger.path, storage=where, study="toy", status=MirrorStatus(journal.with_suffix(".json")))
+    return Mirror(ledger.path, storage=where, study="toy", status=FollowerStatus(journal.with_suffix(".json")))
 
 
 def test_killed_between_any_two_writes(ledger: Ledger, tmp_path: Path) -> None:
@@ -288,9 +237,9 @@ def test_a_storage_that_cannot_be_written_is_never_given_up() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         clock = {"s": 0.0}
-        patch.setattr(mirror_process.time, "monotonic", lambda: clock["s"])
-        patch.setattr(mirror_process.time, "sleep", lambda s: clock.update(s=clock["s"] + 60.0) or paused.append(s))
-        assert mirror_process.follow(Flaky, ending=lambda: len(done) > 3, failed=told.append)  # type: ignore[arg-type]
+        patch.setattr(following.time, "monotonic", lambda: clock["s"])
+        patch.setattr(following.time, "sleep", lambda s: clock.update(s=clock["s"] + 60.0) or paused.append(s))
+        assert following.follow(Flaky, ending=lambda: len(done) > 3, failed=told.append)  # type: ignore[arg-type]
     assert len(told) == 10_000 and len(paused) >= 10_000
     assert done[0] == 10_000
 
@@ -305,15 +254,15 @@ def test_a_storage_that_comes_back_has_everything(ledger: Ledger, tmp_path: Path
         study = ledger.whole_study()
         for _ in range(3):
             next(study)
-        assert until(lambda: storage_error(status))
-        since_s, error = storage_error(status) or (0.0, "")
+        assert until(lambda: trouble_of(status))
+        since_s, error = trouble_of(status) or (0.0, "")
         assert "unable to open database file" in error and "\n" not in error
         assert abs(since_s - time.time()) < FLUSH_S
         (tmp_path / "later").mkdir()
         for _ in study:
             pass
-        assert until(lambda: mirrored_bytes(status) == ledger.path.stat().st_size)
-        assert storage_error(status) is None
+        assert until(lambda: followed_bytes(status) == ledger.path.stat().st_size)
+        assert trouble_of(status) is None
         assert mirror.flush(FLUSH_S)
     finally:
         mirror.stop()
@@ -327,7 +276,7 @@ def test_a_study_that_ends_does_not_wait_for_its_storage(ledger: Ledger, tmp_pat
     assert not mirror.alive  # one more try, and it ended
     mirror.stop()
     assert "unable to open database file" in (tmp_path / "mirror.log").read_text()
-    assert storage_error(tmp_path / "mirror.json")
+    assert trouble_of(tmp_path / "mirror.json")
 
 
 def test_a_last_try_finds_a_storage_that_came_back(ledger: Ledger, tmp_path: Path) -> None:
@@ -336,7 +285,7 @@ def test_a_last_try_finds_a_storage_that_came_back(ledger: Ledger, tmp_path: Pat
     mirror.start()
     for _ in ledger.whole_study():
         pass
-    assert until(lambda: storage_error(tmp_path / "mirror.json"))
+    assert until(lambda: trouble_of(tmp_path / "mirror.json"))
     (tmp_path / "later").mkdir()
     assert mirror.flush(FLUSH_S)
     mirror.stop()
@@ -452,7 +401,7 @@ def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monke
     command = [sys.executable, "-m", "dryfit.search.mirror.process", "--ledger", str(ledger.path)]
     command += ["--storage", "env:MY_STORAGE", "--study", "toy", "--status", str(tmp_path / "status.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert until(lambda: storage_error(tmp_path / "status.json"))
+        assert until(lambda: trouble_of(tmp_path / "status.json"))
         process.terminate()
         said, _ = process.communicate()
     assert process.returncode == 1

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,16 @@ def rows_to(folder: Path, train: list[dict[str, object]], validation: list[dict[
 @pytest.mark.slow
 def test_a_best_trial_that_learned_nothing_is_said_to_have(tmp_path: Path) -> None:
     rows_to(tmp_path, skewed(80, 0), skewed(60, 80))
-    done = run("tune", study(tmp_path, epochs=2, rates="[1e-3, 2e-3]"), "--quiet")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "baselines").symlink_to(elsewhere)
+    done = run("tune", study(tmp_path, epochs=2, rates="[1e-3, 2e-3]"))
     assert done.returncode == 0, done.stderr
+    assert not list(elsewhere.iterdir()) and not (tmp_path / "baselines").is_symlink()
+    assert "strongest baseline: f1_macro 0." in done.stderr
+    assert (
+        "(best so far; collapsed, as every trial before it; not better than the strongest baseline, 0." in done.stderr
+    )
     summary = summary_of(tmp_path)
     assert summary["collapsed"] == [0, 1] and summary["best"]["collapsed"] == "every row is answered with class 1"
     known = summary["baselines"]
@@ -85,6 +94,7 @@ def test_a_best_trial_that_learned_nothing_is_said_to_have(tmp_path: Path) -> No
     for text in (done.stdout, run_here("status", tmp_path).stdout, run_here("show", tmp_path).stdout):
         assert "The best trial does not beat the strongest baseline" in text
         assert "2 of 2 complete trials collapsed" in text
+        assert re.search(r"The best trial does not beat .*^ *best[ 0-9.]*: ", text, re.DOTALL | re.MULTILINE)
     assert run_here("report", tmp_path).returncode == 0
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     assert "Every complete trial collapsed" in page and "always class 1" in page

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
-import datasets
+import datasets.config
 import pytest
 
+import dryfit
 import tiny
+from dryfit.config.load import load_study_file
 from dryfit.core.errors import DataError
+from dryfit.tasks.rows.class_names import with_names
 from dryfit.tasks.rows.sources import read_rows
 
 
@@ -31,3 +34,24 @@ def test_a_split_of_a_data_set(hub: Path, split: str, count: int) -> None:
 def test_a_split_that_is_not_there(hub: Path) -> None:
     with pytest.raises(DataError, match="SPLIT"):
         read_rows(f"hub:{hub}:nowhere")
+
+
+@pytest.mark.parametrize(("split", "count"), [(":train", 12), ("", 12), (":test:default", 5)])
+def test_a_study_of_its_own_begins_with_a_split(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, count: int
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))  # it is read in a process of its own
+    said: list[str] = []
+    file = dryfit.init_rows(tmp_path / "study", f"hub:{hub}{split}", columns={"label": "label"}, on_note=said.append)
+    assert said[0].startswith(f"hub:{hub}{split}: {count} rows, columns ")
+    assert said[1].startswith("text: text; criterion: criterion; label: label; ")
+    data = load_study_file(file).config.data
+    assert (data.file, data.text, data.criterion) == (f"hub:{hub}{split}", "text", "criterion")
+    assert data.num_labels == 2
+    assert with_names(data, {"label"}).labels == data.labels
+
+
+def test_a_study_of_a_split_that_is_not_there_is_not_begun(hub: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere"):
+        dryfit.init_rows(tmp_path / "study", f"hub:{hub}:nowhere")
+    assert not (tmp_path / "study").exists()

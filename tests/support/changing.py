@@ -21,7 +21,8 @@ from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import MetricPoint, Scalar
 from dryfit.core.wire import RESULT_FILE, Report, Started
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.search.mirror.process import Mirror, MirrorStatus
+from dryfit.search.mirror.following import FollowerStatus
+from dryfit.search.mirror.process import Mirror
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
@@ -199,7 +200,7 @@ def run(
 def mirrored(folder: Path, name: str) -> optuna.Study:
     """A generation of the study in ``folder``, as Optuna reads it from a mirror made now."""
     journal = folder / "optuna.journal"
-    status = MirrorStatus(folder / "mirror.json")
+    status = FollowerStatus(folder / "mirror.json")
     mirror = Mirror(folder / "ledger.jsonl", storage=f"journal:{journal}", study="toy", status=status)
     mirror.catch_up()
     return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(journal))))

@@ -35,7 +35,7 @@ def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
         command = [sys.executable, "-m", "dryfit.cli.app", *words[1:]]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (line, done.stderr)
-        if words[1] == "init" and "--data" not in words:
+        if words[1] == "init" and not {"--data", "--script"} & set(words):
             leave_rows(folder / words[2] / "data")
     return len(lines)
 

@@ -14,6 +14,7 @@ from typing import Any
 from dryfit.core.channel import ChildChannel
 from dryfit.core.failure import ChildFault
 from dryfit.core.jobs.child import JOBS
+from dryfit.core.jobs.diagnostics import ProbeRequest, ProbeResult
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import (
     Effect,
@@ -25,7 +26,7 @@ from dryfit.core.jobs.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest
 from dryfit.core.jobs.train import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.trial import MetricPoint
@@ -217,6 +218,31 @@ def resolve_cuda(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     device = DeviceSpec(name="made up", capacity_bytes=1 << 30)
     found = {"device": DeviceKind.CUDA, "device_count": 1, "device_spec": device}
     return resolved().model_copy(update=found)
+
+
+CARD = DeviceSpec(name="a card", capacity_bytes=1 << 30)
+
+
+def probe(body: ProbeRequest, channel: ChildChannel) -> ProbeResult:
+    """A machine with the card."""
+    return ProbeResult(torch="2.0", cuda_build="12", devices=(CARD,))
+
+
+def rehearse(body: RehearsedPlanRequest, channel: ChildChannel) -> PlanResult:
+    """The plan of a user's Trainer with batches of 8: half of one fits; with a dropout of 0.3 nothing does."""
+    facts: dict[str, Any] = {"device": body.device, "torch": "2.0", "planner_s": 0.1}
+    if body.calling.params["dropout"] == 0.3:
+        verdict, short_bytes = VerdictKind.REFUSED, needs(2, 1024) - body.device.capacity_bytes
+        refused = PlanAnswer(verdict=verdict, memory=memory(2, 1024), shortfall_bytes=short_bytes, **facts)
+        return PlanResult(answers=(refused,))
+    fits = PlanAnswer(
+        verdict=VerdictKind.FITS_WITH,
+        memory=memory(1, 512),
+        execution=ExecutionChoice(micro_batch=4, accumulation=2),
+        fallbacks=(ExecutionChoice(micro_batch=2, accumulation=4, checkpointing=True),),
+        **facts,
+    )
+    return PlanResult(answers=(fits,))
 
 
 def train_beside(body: TrainRequest, channel: ChildChannel) -> TrainResult:

@@ -34,6 +34,12 @@ two classes are two scores. With `data.multi_label = true` a row has any number 
 and a class counts as found at a probability of one half. Every class must have training rows; with `multi_label` it
 must also be absent in some.
 
+With `data.num_labels = 1` and no `multi_label` a label is a number: regression, for *criteria* and your own
+tasks. The model has one score, which is the number; the loss is the mean squared error, of numbers as they
+stand in the rows: a head begins near 0, so numbers of mean 0 and deviation 1 are learned soonest.
+`study.metric` is then `mse` unless it is said. `[loss]` and `head.threshold` are not read, and refused. A trial
+has collapsed where its numbers spread over less than a hundredth of the standard deviation of the right ones.
+
 `head.threshold = "calibrated"` finds a class above a probability that is fitted on the validation rows instead: of
 two classes that of class 1, by `study.metric` where it depends on the decision (`f1_macro`, `f1`, `accuracy`,
 `balanced_accuracy`, `mcc`), else by `f1_macro`; with `multi_label` one for each class, by the F1 of that class,
@@ -110,7 +116,7 @@ says. A warm-up of one step or less is none.
 
 ## Metrics
 
-All are computed on the validation rows. `loss` and `ece` are minimised, the others maximised, unless
+All are computed on the validation rows. `loss`, `ece`, `mse` and `mae` are minimised, the others maximised, unless
 `study.direction` says otherwise.
 
 """
@@ -130,8 +136,9 @@ _METRICS = {
         "likeliest class's probability; with `multi_label` of each class's presence, over all (row, class) pairs"
     ),
     Metric.LOSS: (
-        "plain cross entropy (binary with `multi_label`), whatever the training loss: trials compare by it; of "
-        "causal-lm the mean over the learned tokens, of share and joint the mean of the class's and the span's"
+        "plain cross entropy (binary with `multi_label`; of a regression `mse`), whatever the training loss: trials "
+        "compare by it; of causal-lm the mean over the learned tokens, of share and joint the mean of the class's and "
+        "the span's"
     ),
     Metric.TOKEN_F1: (
         "F1 over the words of the span found and of the best-matching true one; 1 where both are none; of causal-lm "
@@ -147,6 +154,10 @@ _METRICS = {
         "them is NaN, the other"
     ),
     Metric.COMBINED: "the mean of `f1_macro` and `token_f1`",
+    Metric.MSE: "mean squared error; with `data.num_labels = 1`, as the next three",
+    Metric.MAE: "mean absolute error",
+    Metric.PEARSON: "Pearson's correlation of the numbers; NaN where one of the two sides has one number alone",
+    Metric.SPEARMAN: "Spearman's: that of their ranks, of equal numbers the mean rank; NaN likewise",
 }
 
 
@@ -155,7 +166,7 @@ def render() -> str:
     tables = [_table(table) for table in ("data", *TrialSettings.model_fields)]
     metrics = ["| metric | what | tasks | one class of several | `multi_label` |", "|---|---|---|---|---|"]
     metrics += [f"| `{metric}` | {_METRICS[metric]} | {_tasks(metric)} | {_whose(metric)} |" for metric in Metric]
-    source = "\nscikit-learn computes them, torch the loss, and dryfit itself the calibration error.\n"
+    source = "\nscikit-learn computes them, SciPy correlations, torch the loss, dryfit itself the calibration error.\n"
     return _INTRODUCTION + "\n".join(tables) + "\n" + _DEFINITIONS + "\n".join(metrics) + "\n" + source
 
 
@@ -191,7 +202,12 @@ def _readers(table: str) -> str:
 
 
 def _tasks(metric: Metric) -> str:
-    return ", ".join(task for task, facts in BUILT_IN.items() if metric in facts.metrics(DataSettings()))
+    kinds = (DataSettings(), DataSettings(num_labels=1))
+    return ", ".join(
+        task
+        for task, facts in BUILT_IN.items()
+        if any(metric in facts.metrics(data) for data in (kinds if facts.numbers else kinds[:1]))
+    )
 
 
 def _whose(metric: Metric) -> str:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 import tiny
-from dryfit.jobs.predict import Predictor
+from dryfit.jobs.prediction import ModelPredictor
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.tasks.base import Batch
@@ -145,7 +145,7 @@ def assert_predicts_as_validated(trial: Trial) -> None:
     """What the folder of a trial's best weights says of the validation rows scores as it did in training."""
     folder = trial.folder / "best"
     source = FolderSource(str(folder))
-    predictor = Predictor(load(folder), load_tokenizer(source), read_model_input(folder), 4, source)
+    predictor = ModelPredictor(load(folder), load_tokenizer(source), read_model_input(folder), 4, source)
     path = Path(trial.data.validation or "")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     said: list[Any] = list(

@@ -28,14 +28,14 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def model(dropout: float = 0.1) -> BertForSequenceClassification:
+def model(dropout: float = 0.1, wide: int = 32) -> BertForSequenceClassification:
     """A model with dropout, whose weights the seed decides."""
     config = BertConfig(
         vocab_size=64,
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
-        intermediate_size=32,
+        intermediate_size=wide,
         max_position_embeddings=16,
         hidden_dropout_prob=dropout,
     )
@@ -145,11 +145,15 @@ class _Killer(TrainerCallback):
 
 def killed(trial: dryfit.Trial) -> Trainer:
     """One of :data:`MAKERS`, killed in its first attempt, and in its second again where it says so: ``KILL_AT``."""
+    return kill_at(MAKERS[json.loads(os.environ["KILL_AT"])["maker"]](trial), trial.attempt)
+
+
+def kill_at(trainer: Trainer, attempt: int) -> Trainer:
+    """Let a Trainer die where ``KILL_AT`` says for an attempt."""
     plan = json.loads(os.environ["KILL_AT"])
-    trainer = MAKERS[plan["maker"]](trial)
-    if trial.attempt > len(plan["at"]):
+    if attempt > len(plan["at"]):
         return trainer
-    event, step = plan["at"][trial.attempt - 1]
+    event, step = plan["at"][attempt - 1]
     if event == "half":
         save_rng_state = trainer._save_rng_state
 
@@ -248,3 +252,53 @@ def needs_two(trial: dryfit.Trial, other: object) -> Trainer:
 def without_any() -> Trainer:
     """Takes no trial."""
     raise AssertionError
+
+
+# ---- planned
+
+
+def on_gpu(trial: dryfit.Trial) -> Trainer:
+    """Trains on a GPU where there is one, with activations that are larger than what it takes for a library."""
+    return Trainer(
+        model=model(trial.params["dropout"], wide=2**17),
+        args=arguments(trial, use_cpu=False),
+        train_dataset=rows(ROWS, 1),
+        eval_dataset=rows(32, 2),
+    )
+
+
+def without_evaluation(trial: dryfit.Trial) -> Trainer:
+    """Never evaluates."""
+    return made(trial, eval_strategy="no")
+
+
+class RunsOut(Trainer):
+    """Has too little memory for four rows at once, from its fourth step on."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.args.per_device_train_batch_size > 2 and self.state.global_step == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().training_step(*args, **kwargs)
+
+
+def runs_out(trial: dryfit.Trial) -> Trainer:
+    """Has too little memory for four rows at once, from its fourth step on."""
+    trainer = made(trial, RunsOut)
+    assert (trial.attempt, trainer.args.per_device_train_batch_size) in {(1, 4), (2, 2)}
+    return trainer
+
+
+def changed_by(trial: dryfit.Trial) -> Trainer:
+    """Has arguments or a model that its parameter names."""
+    fixed, way = _Fixed(trial), str(trial.params["way"])
+    if way == "pushes":
+        return made(fixed, push_to_hub=True, auto_find_batch_size=True)
+    trainer = made(fixed, dataloader_drop_last=way == "drop last")
+    if way == "set afterwards":
+        trainer.args.per_device_train_batch_size = BATCH
+    if way == "batch norm":
+        changed: Any = trainer.model
+        changed.classifier = torch.nn.Sequential(torch.nn.BatchNorm1d(16), changed.classifier)
+    if way == "fsdp":
+        trainer.args.fsdp = "full_shard"
+    return trainer

@@ -5,7 +5,7 @@ Run with a study's folder and a saved model, it reads both.
 
 import sys
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -47,6 +47,13 @@ def search(folder: Path) -> dryfit.TuneResult:
     return dryfit.resume(folder, trials=4)
 
 
+def in_a_script(folder: Path) -> None:
+    """What a training script calls, in a trial or by itself."""
+    dryfit.report(0.5, step=1)
+    if dryfit.current_trial() is not None:
+        dryfit.checkpointed(1)
+
+
 def plan(study_file: Path) -> tuple[bool, int]:
     answer = dryfit.plan(study_file, device="8GiB", overrides=["train.batch_size=4"])
     space = dryfit.plan_space(preset="smoke", device="rtx4090")
@@ -71,15 +78,31 @@ def use(folder: Path, model: Path) -> int:
     assert compared is None or assert_type(compared.judgement, tuple[str, ...])
     assert_type(dryfit.check(model).healthy, bool)
     assert_type(dryfit.export(folder, "csv"), Path)
+    assert_type(dryfit.export(model, "transformers", folder / "plain"), Path)
     assert_type(dryfit.write_report(folder), Path)
     predicted = dryfit.predict(model, folder / "data" / "test.jsonl", folder / "predictions.jsonl", batch=8)
-    return int(trained.status) + predicted.rows - predicted.bad
+    said = assert_type(dryfit.Predictor(model, device="cpu")(["a text", {"text": "another"}]), list[dict[str, Any]])
+    assert dryfit.push(model, "me/model", dry_run=True).sizes
+    return int(trained.status) + predicted.rows - predicted.bad + len(said)
 
 
 def cut(model: Path) -> int:
     """Under torchrun."""
     part = assert_type(parallelize(model, 2), PreTrainedModel)
     return sum(one.numel() for one in part.parameters())
+
+
+def tell(folder: Path) -> list[str]:
+    script = assert_type(dryfit.init_script(folder / "script", "train.py", ["--lr", "1e-3"]), Path)
+    archive = dryfit.bug_report(folder).file
+    several = dryfit.status_all([folder])
+    assert_type(dryfit.Study(folder).trial(0).model_dump(), dict[str, Any])
+    return [
+        str(script),
+        archive,
+        *(study.model_dump_json() for study in several.studies),
+        *map(str, dryfit.drill().kills),
+    ]
 
 
 def read(folder: Path, model: Path) -> None:

@@ -12,4 +12,5 @@ folder: Path = dryfit.stop("study")  # wrong: reportAssignmentType
 dryfit.load("model", dtype="fp32")  # wrong: reportArgumentType
 print(dryfit.train("study").modle)  # wrong: reportAttributeAccessIssue
 dryfit.predict("model", "rows.jsonl")  # wrong: reportCallIssue
+dryfit.Predictor("model")("one text", bad=True)  # wrong: reportCallIssue
 raise dryfit.LoadError("only what was being done")  # wrong: reportCallIssue

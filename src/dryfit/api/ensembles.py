@@ -10,6 +10,7 @@ from dryfit.core.jobs.ensemble import EnsembleResult
 from dryfit.core.settings.task_facts import BUILT_IN, facts_of, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.reporting.data.final_results import EnsembleMemberScores, TrainedEnsemble
+from dryfit.reporting.data.worth import model_judgement
 from dryfit.store.state import TrialState
 from dryfit.study.loop.final_runs import EnsembleRun, final_run
 from dryfit.study.loop.final_training import copy_model, finished, refuse_taken
@@ -118,12 +119,17 @@ def _best_trials(study: StudySnapshot, top: int) -> list[TrialState]:
 
 def _trained(study: StudySnapshot, run: EnsembleRun, result: EnsembleResult, folder: Path) -> TrainedEnsemble:
     metric = study.config.study.metric
+    value = (result.validation or {}).get(metric)
+    judgement = model_judgement(
+        study.state, study.layout, value, subject="This ensemble", trial=None, folds=study.config.data.folds
+    )
     return TrainedEnsemble.of(
         result,
         study=study.config.study.name,
         metric=metric,
         with_validation=run.with_validation,
-        value=(result.validation or {}).get(metric),
+        value=value,
+        judgement=judgement,
         members=tuple(
             EnsembleMemberScores.of(
                 own,

@@ -1,13 +1,20 @@
-"""Check a model folder, predict rows with a trained model, and merge its adapters."""
+"""Check a model folder, predict rows with a trained model, merge its adapters, export it, and send it to a hub."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
-from dryfit.core.errors import ConfigError, LoadError
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from pydantic import BaseModel
+
+from dryfit.core.errors import ConfigError, LoadError, MachineError
 from dryfit.core.jobs.checkpoint_health import Health
 from dryfit.core.jobs.diagnostics import CheckRequest
-from dryfit.core.jobs.train import MergeRequest, PredictRequest, PredictResult
+from dryfit.core.jobs.export import ExportRequest, MergeRequest
+from dryfit.core.jobs.model_folders import is_study, model_folder
+from dryfit.core.jobs.train import PredictRequest, PredictResult
 from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import Message, Note, Progress
 from dryfit.runtime.machine.local_devices import available_cores
@@ -76,7 +83,7 @@ def predict(
         DataError: The source is absent, or cannot be read to its end.
         MachineError: There is no such device.
     """
-    folder, target = _model_folder(model, f"looking at {model}"), Path(out).expanduser().absolute()
+    folder, target = model_folder(model, f"looking at {model}"), Path(out).expanduser().absolute()
     _check_target(target, force=force)
     name = str(source)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -113,19 +120,107 @@ def merge(model: Path | str, out: Path | str, *, trust: bool = False) -> Path:
         LoadError: The model's folder is absent or not of dryfit, or its base is no longer where it was.
     """
     doing = f"merging the adapters of {model}"
-    folder, target = _model_folder(model, doing), Path(out).expanduser().absolute()
-    if target.exists() or not target.parent.is_dir():
-        found = f"{target} exists" if target.exists() else f"there is no folder {target.parent}"
-        raise ConfigError(doing, found, "a new folder in one that is there")
+    folder, target = model_folder(model, doing), _new_folder(out, doing)
     body = MergeRequest(model_dir=str(folder), out=str(target), threads=available_cores(), trust=trust)
     return Path(run_alone(doing, body).out)
 
 
-def _model_folder(model: Path | str, doing: str) -> Path:
-    folder = Path(model).expanduser().resolve()
-    if not folder.is_dir():
-        raise LoadError(doing, "there is no such folder", "a trained model's folder", "check the path")
-    return folder
+def export_model(
+    model: Path | str,
+    out: Path | str | None,
+    *,
+    encoder_alone: bool = False,
+    trust: bool = False,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Save a trained model as a folder that plain transformers loads; see :func:`dryfit.export`."""
+    doing = f"exporting {model} to transformers"
+    folder = model_folder(model, doing)
+    if out is None:
+        study = next((parent for parent in folder.parents if is_study(parent)), None)
+        if study is not None:
+            raise ConfigError(doing, f"it lies in the study {study}, which keeps its folders itself", "-o FOLDER")
+        out = folder.with_name(f"{folder.name}-{'encoder' if encoder_alone else 'transformers'}")
+    target = _new_folder(out, doing)
+    body = ExportRequest(
+        model_dir=str(folder), out=str(target), encoder_alone=encoder_alone, threads=available_cores(), trust=trust
+    )
+    return Path(run_alone(doing, body, lambda message: _pass_on(message, on_note)).out)
+
+
+class Pushed(BaseModel, frozen=True):
+    """What was sent to a hub, or would be.
+
+    Attributes:
+        repo: The repository, ``owner/name``.
+        sizes: The bytes of each file, by its path in the model's folder.
+        url: The commit's address; empty: nothing was sent.
+    """
+
+    repo: str
+    sizes: dict[str, int]
+    url: str = ""
+
+
+_UNREACHABLE = cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__)
+"""The error of the HTTP client that this huggingface_hub uses (its name depends on the version), and OSError."""
+
+
+def push(model: Path | str, repo: str, *, public: bool = False, dry_run: bool = False) -> Pushed:
+    """Send a trained model, its tokenizer and its card to a Hugging Face hub, as one commit.
+
+    Nothing else in dryfit sends anything to a hub. The hub is that of ``HF_ENDPOINT``; the token comes from
+    ``HF_TOKEN`` or from what ``hf auth login`` keeps.
+
+    Args:
+        model: A folder that `dryfit train` wrote, or a trial's best weights.
+        repo: ``owner/name``, made if it is not there yet; one that is keeps who may see it.
+        public: A new repository can be seen by everyone; otherwise by its owner alone.
+        dry_run: Only return what would be sent.
+
+    Raises:
+        LoadError: The folder is none of a model; the models in it are named.
+        ConfigError: The repository's name is none, or the folder holds links.
+        MachineError: The hub cannot be reached, or refuses.
+    """
+    doing = f"sending {model} to {repo}"
+    folder = model_folder(model, doing)
+    files = sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    links = [path for path in files if path.is_symlink()]
+    if links:
+        raise ConfigError(doing, f"{links[0]} is a link, and what it points at may be no part of the model", "files")
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+    if dry_run:
+        return Pushed(repo=repo, sizes=sizes)
+    hub = huggingface_hub.HfApi(library_name="dryfit")
+    try:
+        there = hub.create_repo(repo, private=not public, exist_ok=True)
+        commit = hub.upload_folder(
+            repo_id=there.repo_id, folder_path=folder, commit_message="Model trained with dryfit"
+        )
+    except HFValidationError as error:
+        raise ConfigError(doing, f"{repo!r} is no name of a repository: {error}", "OWNER/NAME") from error
+    except OfflineModeIsEnabled as error:
+        raise MachineError(doing, "HF_HUB_OFFLINE is set", hint="unset it for this command") from error
+    except HfHubHTTPError as error:
+        hint = "export HF_TOKEN, one that may write, or run `hf auth login`"
+        raise MachineError(doing, f"{hub.endpoint} refuses: {error}", hint=hint) from error
+    except _UNREACHABLE as error:
+        raise MachineError(doing, f"{hub.endpoint} cannot be reached: {error}", hint="see HF_ENDPOINT") from error
+    return Pushed(repo=there.repo_id, sizes=sizes, url=str(commit.commit_url))
+
+
+def _new_folder(out: Path | str, doing: str) -> Path:
+    """Return the whole path of a folder that is to be made.
+
+    Raises:
+        ConfigError: It is there already, or the folder that it is to lie in is not.
+    """
+    target = Path(out).expanduser().absolute()
+    if target.exists() or not target.parent.is_dir():
+        found = f"{target} exists" if target.exists() else f"there is no folder {target.parent}"
+        raise ConfigError(doing, found, "a new folder in one that is there")
+    return target
 
 
 def _pass_on(message: Message, on_note: Callable[[str], None]) -> None:

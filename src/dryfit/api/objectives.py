@@ -143,6 +143,10 @@ class Role:
     example: str
 
 
+_OWN_FILE: Final = (
+    "write it into a file of its own, and import it from there; in a notebook a cell that begins with "
+    "`%%writefile objective.py` does so"
+)
 _OBJECTIVE: Final = Role("the objective", "def objective(trial): ...")
 _TRAINER: Final = Role("the function that makes a Trainer", "def make_trainer(trial): ...")
 
@@ -181,7 +185,7 @@ def _in_main(module: ModuleType, qualname: str, doing: str) -> tuple[FunctionNam
     script = Path(os.path.abspath(file)) if isinstance(file, str) else None
     if script is None or script.suffix != ".py" or not script.is_file():
         found = "it is defined in a notebook or an interactive session, which no other process can import"
-        raise ObjectiveError(doing, found, _IMPORTABLE, "write it into a file of its own, and import it from there")
+        raise ObjectiveError(doing, found, _IMPORTABLE, _OWN_FILE)
     return FunctionName(script.name, qualname), str(script.parent)
 
 

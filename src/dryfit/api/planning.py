@@ -9,7 +9,7 @@ from dryfit.config.checks import Use
 from dryfit.config.load import load_study_file, load_study_text
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.plan import CalibrateResult, PlanAnswer
-from dryfit.core.settings.choices import BuiltInTask
+from dryfit.core.settings.choices import BuiltInTask, Precision
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.core.sharding.rank_search import AUTO, DEGREES, degrees_within
@@ -18,6 +18,7 @@ from dryfit.runtime.machine.local_devices import first_gpu, gpu_count, named_gpu
 from dryfit.starter.preset import preset_text
 from dryfit.store.layout import shared_traces
 from dryfit.study.planning.calibration import measure_and_compare
+from dryfit.study.planning.pace import with_precision
 from dryfit.study.planning.plan_requests import OnNote, PlanInput, SpacePlan, plan_combinations, plan_trial
 
 
@@ -100,7 +101,8 @@ def plan_input(
     if limit is not None:
         spec = spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, parse_bytes(limit))})
     degrees = _degrees(loaded.config.execution, named=device is not None)
-    return PlanInput(loaded.config, space_of(loaded), spec, shared_traces(os.environ, Path.home()), layout, degrees)
+    config = with_precision(loaded.config, Precision.FP32)  # auto may take bf16, which needs no more
+    return PlanInput(config, space_of(loaded), spec, shared_traces(os.environ, Path.home()), layout, degrees)
 
 
 def _degrees(execution: ExecutionSettings, *, named: bool) -> tuple[int, ...]:

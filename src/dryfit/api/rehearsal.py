@@ -15,15 +15,14 @@ from dryfit.api.planning import device_of
 from dryfit.api.reports import refuse_foreign, writing
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import Effect, VerdictKind
-from dryfit.core.jobs.rehearsal import PricedArguments, RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, PricedArguments, RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.html.page import render
 from dryfit.reporting.html.rehearsal_page import rehearsal_page
-from dryfit.runtime.rehearsal.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
 from dryfit.runtime.rehearsal.command_line import ScriptCommand, parse_command
 from dryfit.runtime.rehearsal.rehearsal_process import (
-    REHEARSED_VARIABLE,
     OnOutput,
     RehearsalSurroundings,
     broke,

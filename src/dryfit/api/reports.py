@@ -2,19 +2,21 @@
 
 import errno
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dryfit.api.files import layout_of
+from dryfit.api.models import export_model
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, MachineError
+from dryfit.core.jobs.model_folders import is_model, is_study
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.data.csv_file import csv_text
 from dryfit.reporting.data.formats import ExportFormat
 from dryfit.reporting.html.build import build_page
-from dryfit.reporting.html.page import MARK, render
+from dryfit.reporting.html.page import MARK, Page, render
 from dryfit.search.mirror.export import export_ledger, is_sqlite, storage_file
 from dryfit.store.layout import StudyLayout
 from dryfit.store.lock import lock_owner
@@ -39,52 +41,76 @@ def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
         MachineError: It cannot be written.
     """
     layout = layout_of(folder)
-    state = read_study(layout)
+    read_study(layout)
     target = Path(file).expanduser().absolute() if file is not None else layout.report
     refuse_foreign(target)
-    page = build_page(
-        state,
-        _config(layout),
-        layout,
-        running=lock_owner(layout.lock) is not None,
-        now_s=time.time(),
-    )
+    page = report_page(layout)
     with writing(target, own=file is None):
         write_text_atomic(target, render(page), durable=False)
     return target
 
 
-def export(folder: Path | str, to: ExportFormat | str, file: Path | str | None = None) -> Path:
-    """Write a study, running or not, in a format of other programs.
-
-    Args:
-        folder: The study's folder.
-        to: ``"csv"`` or ``"optuna"``.
-        file: What to write; in the study's folder ``report/trials.csv`` or ``report/optuna.journal`` by default. For
-            Optuna a name ending in ``.db``, ``.sqlite`` or ``.sqlite3``, or a ``sqlite:///PATH``, gives a database.
-
-    Returns:
-        The file.
+def report_page(layout: StudyLayout) -> Page:
+    """Return what a report of a study, as it is now, shows.
 
     Raises:
         LedgerError: There is no study in the folder.
-        ConfigError: The format is unknown, or the file is already there.
+    """
+    running = lock_owner(layout.lock) is not None
+    return build_page(read_study(layout), _config(layout), layout, running=running, now_s=time.time())
+
+
+def export(
+    folder: Path | str,
+    to: ExportFormat | str,
+    file: Path | str | None = None,
+    *,
+    trust: bool = False,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write a study, running or not, or a trained model in a format of other programs.
+
+    Args:
+        folder: The study's folder; with ``"transformers"`` and ``"transformers-encoder"`` a model's.
+        to: ``"csv"`` or ``"optuna"``; of a model ``"transformers"``, or its encoder alone: ``"transformers-encoder"``.
+        file: What to write; in the study's folder ``report/trials.csv`` or ``report/optuna.journal`` by default. For
+            Optuna a name ending in ``.db``, ``.sqlite`` or ``.sqlite3``, or a ``sqlite:///PATH``, gives a database.
+            Of a model it is a new folder; by default beside the model's, if that does not lie in a study:
+            ``NAME-transformers`` or ``NAME-encoder``.
+        trust: Run code that comes with the model.
+        on_note: Called with what a model's folder cannot say.
+
+    Returns:
+        The file, or the folder.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+        LoadError: There is no model in the folder; if models lie deeper in it, they are named.
+        ConfigError: The format is unknown or another folder's, the file is already there, or no class of transformers
+            computes what the model does; what could be exported is said.
         MachineError: It cannot be written.
     """
-    layout = layout_of(folder)
-    state = read_study(layout)
     wanted = _format(to)
-    text = str(file) if file is not None else str(layout.report.with_name(wanted.file_name))
+    if wanted.of_model:
+        return export_model(folder, file, encoder_alone=wanted is ExportFormat.ENCODER, trust=trust, on_note=on_note)
+    doing, layout = f"exporting {folder} to {wanted}", layout_of(folder)
+    if is_model(layout.folder) and not is_study(layout.folder):
+        allowed = f"{ExportFormat.TRANSFORMERS} or {ExportFormat.ENCODER}"
+        raise ConfigError(doing, "it is a model's folder, and no study's", allowed, "give the folder of the study")
+    if trust:
+        raise ConfigError(doing, "trust is given, and no model is loaded", "trust with a model's folder")
+    state = read_study(layout)
+    default = layout.report.with_name("optuna.journal" if wanted is ExportFormat.OPTUNA else "trials.csv")
+    text = str(file) if file is not None else str(default)
     target = (storage_file(text) if wanted is ExportFormat.OPTUNA else Path(text)).expanduser().absolute()
     if target.exists():
         raise ConfigError(f"exporting to {target}", "there is such a file", "a new one", "remove it, or give -o FILE")
     with writing(target, own=file is None):
-        match wanted:
-            case ExportFormat.CSV:
-                write_text_atomic(target, csv_text(state), durable=False)
-            case ExportFormat.OPTUNA:
-                assert state.created is not None
-                export_ledger(layout.ledger, target, study=state.created.name, sqlite=is_sqlite(text))
+        if wanted is ExportFormat.CSV:
+            write_text_atomic(target, csv_text(state), durable=False)
+        else:
+            assert state.created is not None
+            export_ledger(layout.ledger, target, study=state.created.name, sqlite=is_sqlite(text))
     return target
 
 
@@ -92,7 +118,7 @@ def _format(to: ExportFormat | str) -> ExportFormat:
     try:
         return ExportFormat(to)
     except ValueError:
-        raise ConfigError("exporting a study", f"the format {to!r} is unknown", " or ".join(ExportFormat)) from None
+        raise ConfigError("exporting", f"the format {to!r} is unknown", ", ".join(ExportFormat)) from None
 
 
 def _config(layout: StudyLayout) -> StudyConfig | ConfigError:

@@ -1,4 +1,4 @@
-"""Run several studies one after another, each in a session of its own."""
+"""Run several studies one after another, each in a session of its own, and say how far several are."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,12 +12,20 @@ from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.text.secrets import redacted, secrets_of
-from dryfit.reporting.data.several import FAILED, NOT_BEGUN, SeveralSummary, StudyEntry
+from dryfit.reporting.data.several import (
+    FAILED,
+    NOT_BEGUN,
+    SeveralStatuses,
+    SeveralSummary,
+    StudyEntry,
+    StudyStatus,
+)
 from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.runtime.children.environment import demand_secrets
 from dryfit.search.mirror.handle import storage_url
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
+from dryfit.store.lock import lock_owner
 from dryfit.study.loop.finished import finished
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.observers import Observer, threaded
@@ -150,6 +158,26 @@ def tune_all(
     return TuneAllResult(tuple(runs), stopped, _summary(rows, runs, stopped))
 
 
+def status_all(studies: Sequence[Path | str]) -> SeveralStatuses:
+    """Return how far several studies are, running or not; one that cannot be read does not hide the others.
+
+    Args:
+        studies: Their folders, or their study files.
+    """
+    entries = tuple(_status(layout_of(study)) for study in studies)
+    unreadable = any(entry.error is not None for entry in entries)
+    return SeveralStatuses(status=ExitStatus.CANNOT_RUN if unreadable else ExitStatus.DONE, studies=entries)
+
+
+def _status(layout: StudyLayout) -> StudyStatus:
+    try:
+        summary, owner = summarise(read_study(layout), layout), lock_owner(layout.lock)
+    except (DryfitError, OSError) as error:
+        text = redacted(str(error), secrets_of(os.environ))
+        return StudyStatus(folder=str(layout.folder), owner=None, error=text, summary=None)
+    return StudyStatus(folder=str(layout.folder), owner=owner, error=None, summary=summary)
+
+
 def overall(statuses: Sequence[ExitStatus]) -> ExitStatus:
     """Return the gravest of several exit statuses.
 
@@ -248,6 +276,6 @@ def _entry(layout: StudyLayout, run: StudyRun) -> StudyEntry:
 def _so_far(layout: StudyLayout) -> StudySummary | None:
     """Return the summary of earlier runs; None where there was none, or the ledger cannot be read."""
     try:
-        return summarise(read_study(layout))
+        return summarise(read_study(layout), layout)
     except (DryfitError, OSError):
         return None

@@ -1,11 +1,12 @@
 """Begin, run, resume, inspect and stop a study."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dryfit.api.files import layout_of, space_of, study_file_of
+from dryfit.api.handle import Study, trial_of
 from dryfit.api.objectives import MakeTrainer, Objective, objective_study, trainer_study
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, ExitStatus, LedgerError
@@ -14,10 +15,13 @@ from dryfit.core.jobs.train import TinyLmRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Outcome
+from dryfit.core.text.shown import Shown, shown_by
 from dryfit.core.wire import write_text_atomic
+from dryfit.reporting.data.nodes_view import NodesView, nodes_view
 from dryfit.reporting.data.story import trial_story
 from dryfit.reporting.data.story_view import TrialStory
 from dryfit.reporting.data.summary import StudySummary, summarise
+from dryfit.reporting.html.notebook import Card, summary_card
 from dryfit.reporting.terminal.watch import StudyFollower
 from dryfit.starter.preset import TASKS
 from dryfit.starter.template import DATA_FOLDER, MODEL_FOLDER, init_folder, starter_study
@@ -25,7 +29,6 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import read_ledger
 from dryfit.store.lock import lock_owner
 from dryfit.store.replay import StudyState
-from dryfit.store.state import TrialState
 from dryfit.study.loop.child_jobs import run_alone
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.observers import Observer
@@ -35,7 +38,7 @@ from dryfit.study.planning.refusals import nothing_fits_text
 
 
 @dataclass(frozen=True, slots=True)
-class TuneResult:
+class TuneResult(Shown):
     """How a run of a study ended.
 
     Attributes:
@@ -53,11 +56,16 @@ class TuneResult:
     status: ExitStatus
     advice: str = ""
 
+    @property
+    def study(self) -> Study:
+        """The study at hand: its trials, its report."""
+        return Study(self.folder)
+
 
 def init(
     folder: Path | str,
     *,
-    task: BuiltInTask | Literal["all"] | None = None,
+    task: BuiltInTask | str | None = None,
     force: bool = False,
     preset: str | None = None,
 ) -> list[Path]:
@@ -82,8 +90,13 @@ def init(
         for one in TASKS:
             starter_study(target / one, task=one, force=force, preset=preset)
         return [path for one in TASKS for path in init(target / one, task=one, force=force, preset=preset)]
-    written = init_folder(target, task=task, force=force, preset=preset)
-    if task is None or not facts_of(task).decoder or preset is not None:
+    if task is not None and task not in list(BuiltInTask):
+        raise ConfigError(
+            f"writing a study in {target}", f"there is no task {task!r}", ", ".join((*BuiltInTask, "all"))
+        )
+    named = None if task is None else BuiltInTask(task)
+    written = init_folder(target, task=named, force=force, preset=preset)
+    if named is None or not facts_of(named).decoder or preset is not None:
         return written
     model = (target / MODEL_FOLDER).absolute()
     source = (target / DATA_FOLDER / "train.jsonl").absolute()
@@ -191,6 +204,45 @@ def status(folder: Path | str) -> StudySummary:
     return summarise(read_study(layout), layout)
 
 
+def nodes(folder: Path | str) -> NodesView:
+    """Return what is known of the machines of a study, running or not.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+    """
+    return nodes_view(read_study(layout_of(folder)))
+
+
+def agent(
+    folder: Path | str | None = None,
+    *,
+    join: str | None = None,
+    token_file: Path | str | None = None,
+    wait_s: float = 600.0,
+    on_note: Callable[[str], None] = lambda _text: None,
+) -> str:
+    """Run trials of a study on this machine until its session is over, or SIGTERM or SIGINT ask this process to end.
+
+    Args:
+        folder: The study's folder, in which address and token lie; it must be shared between the machines.
+        join: ``HOST:PORT`` instead, with ``token_file``.
+        token_file: A copy of the study's ``nodes/token``.
+        wait_s: How long to wait for a control process, at the start and whenever it is gone.
+        on_note: Called with what happens, in sentences.
+
+    Returns:
+        Why it ended.
+
+    Raises:
+        ConfigError: Neither a folder is given, nor an address with a token.
+        DryfitError: It may not join, finds nobody to join, or this machine lacks what trials need.
+    """
+    from dryfit.nodes.serving import serve
+
+    layout = layout_of(folder) if folder is not None else None
+    return serve(layout, join, Path(token_file) if token_file is not None else None, wait_s, on_note)
+
+
 def story(folder: Path | str, number: int) -> TrialStory:
     """Return everything known of one trial, in the order in which it happened.
 
@@ -225,17 +277,6 @@ def owner(folder: Path | str) -> int | None:
     return lock_owner(layout_of(folder).lock)
 
 
-def trial_of(state: StudyState, number: int) -> TrialState:
-    """Return a trial by its number.
-
-    Raises:
-        ConfigError: There is no such trial.
-    """
-    if number < len(state.trials):
-        return state.trials[number]
-    raise ConfigError("looking for a trial", f"there is no trial {number}", f"0 to {len(state.trials) - 1}")
-
-
 def stop(folder: Path | str, *, now: bool = False) -> int | None:
     """Ask the process that runs a study to stop.
 
@@ -266,7 +307,7 @@ def result_of(session: SessionResult) -> TuneResult:
     """Return how a session ended as the result of this API."""
     return TuneResult(
         end=session.end,
-        summary=summarise(session.state),
+        summary=summarise(session.state, session.layout),
         folder=session.layout.folder,
         status=exit_status(session.end, session.state),
         advice=_advice(session),
@@ -290,6 +331,16 @@ def _stopped_by(state: StudyState) -> str:
         if failure is not None and failure.action in (Action.PAUSE, Action.STOP_STUDY):
             return f"trial {trial.number}: {failure.kind}: {failure.sentence}"
     return ""
+
+
+def _result_card(result: TuneResult) -> Card:
+    card = summary_card(result.summary)
+    advice = result.advice.splitlines()
+    ended = f"{card.title}: {str(result.end).replace('_', ' ')}"
+    return Card(ended, (*card.lines, *advice, f"everything lies in {result.folder}"))
+
+
+shown_by(TuneResult, _result_card)
 
 
 def exit_status(end: End, state: StudyState) -> ExitStatus:

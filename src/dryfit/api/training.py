@@ -1,6 +1,7 @@
 """Train a study's configurations once more: the best, the top over several seeds, or one under a debugger."""
 
 import os
+import shlex
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,14 +15,18 @@ from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
 from dryfit.core.jobs.train import FinalResult
+from dryfit.core.settings.choices import SCRIPT_TASK
 from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.core.sharding.device_groups import HERE
+from dryfit.core.text.script_command import FOLDER, CommandTemplate
 from dryfit.reporting.data.final_results import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
+from dryfit.reporting.data.worth import model_judgement
 from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.machine.local_devices import local_facts
 from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
@@ -30,11 +35,14 @@ from dryfit.study.loop.generations import as_it_was
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
 from dryfit.study.loop.stops import StopRequests
+from dryfit.study.planning.pace import recorded_precision, with_precision
 from dryfit.study.trials.child_requests import with_names
 from dryfit.study.trials.context import StudySnapshot
 from dryfit.study.trials.trial_config import trial_settings
 
 BEST = "best"
+_OWN_CODE = ("function", "script")
+"""What trains instead of dryfit."""
 
 
 def exit_status(end: End) -> ExitStatus:
@@ -199,10 +207,12 @@ def study_snapshot(folder: Path | str) -> StudySnapshot:
     state = read_study(layout)
     task = state.created.task if state.created is not None else None
     if task is not None and facts_of(task).calls_function:
+        whose = _OWN_CODE[task == SCRIPT_TASK]
         raise ConfigError(
             f"training a configuration of the study in {layout.folder}",
-            f'study.task is "{task_word(task)}": dryfit trains no model there, your function does',
+            f'study.task is "{task_word(task)}": dryfit trains no model there, your {whose} does',
             "a study whose task trains a model",
+            _instead(layout, state),
         )
     if state.resolved is None:
         raise LedgerError(
@@ -211,12 +221,29 @@ def study_snapshot(folder: Path | str) -> StudySnapshot:
             hint=f"run it with `dryfit tune {layout.study_file}`",
         )
     return StudySnapshot(
-        config=with_names(load_study_file(layout.frozen_file).config, state.resolved),
+        config=with_names(
+            with_precision(load_study_file(layout.frozen_file).config, recorded_precision(state)), state.resolved
+        ),
         layout=layout,
         state=state,
         resolved=state.resolved,
         nodes={HERE: local_facts(state.resolved)},
     )
+
+
+def _instead(layout: StudyLayout, state: StudyState) -> str:
+    """Return where the best trial of the user's own code left its weights, and how to run a script as it was run."""
+    if state.best is None or state.created is None or not facts_of(state.created.task).makes_trainer:
+        return ""
+    number, left = state.best.number, layout.trial(state.best.number).best
+    script = load_study_file(layout.frozen_file).config.script
+    kept = f"what trial {number} has left is in {left}" if left.is_dir() else 'keep weights by runtime.keep = "best:1"'
+    if script is None:
+        return kept
+    command = CommandTemplate.parse(script.command)
+    words = command.arguments({**state.best.params, FOLDER: "DIR", "seed": state.best.seed, "number": number})
+    target = ["-m", command.target] if command.is_module else [command.target]
+    return f"{kept}; it was run by: python {shlex.join([*target, *words])}"
 
 
 def _chosen(state: StudyState, trial: int | str) -> TrialState:
@@ -285,6 +312,10 @@ def do_runs(
 
 def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: Path) -> TrainedModel:
     metric = study.config.study.metric
+    value = (result.validation or {}).get(metric)
+    judgement = model_judgement(
+        study.state, study.layout, value, subject="This model", trial=run.trial, folds=study.config.data.folds
+    )
     return TrainedModel.of(
         result,
         study=study.config.study.name,
@@ -293,7 +324,8 @@ def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: P
         seed=run.seed,
         with_validation=run.last_step is not None,
         searched=run.trial.value,
-        value=(result.validation or {}).get(metric),
+        value=value,
+        judgement=judgement,
         steps=result.training.steps,
         folder=str(folder),
     )

@@ -47,6 +47,7 @@ for command in (
     studies.init,
     importing.import_rows,
     doctor.doctor,
+    doctor.bug_report,
     rehearse.rehearse,
     planning.plan,
     planning.calibrate,
@@ -54,6 +55,8 @@ for command in (
     studies.resume,
     studies.status,
     studies.show,
+    studies.agent,
+    studies.nodes,
     reports.report,
     reports.export,
     studies.stop,
@@ -61,6 +64,7 @@ for command in (
     training.compare,
     training.predict,
     models.load,
+    models.push,
     studies.schema,
 ):
     settings = rehearse.CONTEXT if command is rehearse.rehearse else None

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from dryfit.api import StudyRun, Turn
 from dryfit.cli.output import console, run_text
-from dryfit.cli.panel import StudyPanel, study_progress_line, trial_progress_line
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action
 from dryfit.core.jobs.memory import VerdictKind
@@ -20,15 +19,20 @@ from dryfit.core.settings.trial import MetricPoint, Outcome
 from dryfit.core.sharding.device_groups import place_in_words
 from dryfit.core.wire import Message, Note, Progress
 from dryfit.reporting.data.observed_memory import choice_text, plan_text
+from dryfit.reporting.data.worth import flaws_of_best, strongest_baseline
 from dryfit.reporting.terminal.generation_text import began_text, revised_text
 from dryfit.reporting.terminal.live import LiveStudy
+from dryfit.reporting.terminal.panel import StudyPanel, study_progress_line, trial_progress_line
 from dryfit.reporting.terminal.tables import number_text, params_text
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
+    BaselinesComputed,
     DeviceSetAside,
     Event,
     GenerationBegan,
+    NodeJoined,
+    NodeLost,
     ParallelSet,
     ReportMade,
     SessionOpened,
@@ -44,6 +48,7 @@ from dryfit.store.state import TrialState
 
 _REFRESH_PER_S = 4
 _PROGRESS_EVERY_S = 60.0
+_BEST = "best so far"
 
 
 def event_line(event: Event, state: StudyState) -> str | None:
@@ -56,6 +61,8 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return revised_text(event)
         case GenerationBegan():
             return began_text(event, state)
+        case BaselinesComputed():
+            return _baseline_line(state)
         case TrialAsked(number=number, params=params):
             return f"trial {number}: new  {params_text(params)}"
         case TrialPlanned(number=number, answer=answer) if answer is not None:
@@ -64,6 +71,11 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return f"trial {number}: {', '.join([f'attempt {attempt}', *terms])}"
         case DeviceSetAside(device=device, reason=reason):
             return f"{place_in_words(device)} is set aside: {reason}"
+        case NodeJoined(node=node, host=host, cores=cores, devices=joined):
+            return f"node {node} joined: {host}, {cores} core(s), {len(joined)} CUDA device(s)"
+        case NodeLost(node=node, why=why, trials=trials):
+            again = f"; {trials} trial(s) start again elsewhere" if trials else ""
+            return f"node {node} is gone: {why}{again}"
         case ParallelSet(parallel=parallel, reason=reason):
             return f"side by side: {parallel} ({reason})"
         case ReportMade(number=number, point=point):
@@ -75,7 +87,9 @@ def event_line(event: Event, state: StudyState) -> str | None:
         case AttemptEnded(number=number, failure=failure) if failure is not None and failure.action is not Action.PAUSE:
             return f"trial {number}: {failure.kind}: {failure.sentence} -> {failure.action}"
         case TrialFinished(number=number, outcome=outcome, value=value, also=also, reason=reason):
-            star = "  (best so far)" if state.best is not None and state.best.number == number else ""
+            star = ""
+            if state.best is not None and state.best.number == number:
+                star = f"  ({'; '.join([_BEST, *flaws_of_best(state)])})"
             if state.front:
                 star = "  (on the Pareto front)" if number in {trial.number for trial in state.front} else ""
             shown = f" {', '.join(map(number_text, (value, *also)))}" if value is not None else ""
@@ -83,6 +97,15 @@ def event_line(event: Event, state: StudyState) -> str | None:
             return f"trial {number}: {outcome}{shown}{why}{star}"
         case _:
             return None
+
+
+def _baseline_line(state: StudyState) -> str | None:
+    """Return what the metric is worth without a model; None where no baseline has it."""
+    strongest = strongest_baseline(state)
+    if strongest is None:
+        return None
+    metric = state.goals[0].name
+    return f"strongest baseline: {metric} {number_text(strongest.metrics[metric])}, {strongest.words}"
 
 
 def _goals_text(point: MetricPoint, state: StudyState) -> str:
@@ -163,7 +186,7 @@ class LiveDisplay:
             self._study.on_event(event, state)
         line = event_line(event, state)
         if line is not None:
-            is_best = line.endswith(("(best so far)", "(on the Pareto front)"))
+            is_best = line.endswith((f"({_BEST})", "(on the Pareto front)"))
             self._print(line, "bold green" if is_best else _line_style(event))
         match event:
             case AttemptPlaced(number=number):

@@ -1,4 +1,4 @@
-"""The command ``load``, which says whether a checkpoint can be loaded."""
+"""The commands ``load``, which says whether a checkpoint can be loaded, and ``push``, which sends one to a hub."""
 
 from pathlib import Path
 from typing import Annotated
@@ -34,3 +34,23 @@ def load(
         print_health(health)
     if not health.healthy:
         raise typer.Exit(ExitStatus.ANSWER_IS_NO)
+
+
+def push(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model that `dryfit train` wrote.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub; made if need be.")],
+    public: Annotated[bool, typer.Option("--public", help="Everyone may see a new repository.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be sent.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a trained model, its tokenizer and its card to a Hugging Face hub (HF_ENDPOINT, HF_TOKEN)."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_json
+
+    pushed = api.push(model, repo, public=public, dry_run=dry_run)
+    if as_json:
+        print_json(pushed)
+        return
+    for name, size in pushed.sizes.items():
+        typer.echo(f"{size / 2**20:9.1f} MiB  {name}")
+    typer.echo(f"sent: {pushed.url}" if pushed.url else f"nothing was sent; {pushed.repo} would get these files")

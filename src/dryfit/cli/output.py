@@ -23,7 +23,7 @@ from dryfit.core.jobs.rehearsal import RehearsalAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.core.text.words import printable
-from dryfit.reporting.comparing.comparison import Comparison
+from dryfit.reporting.comparing.comparison import Comparison, read_comparison
 from dryfit.reporting.comparing.comparison_text import comparison_table
 from dryfit.reporting.data.final_results import (
     TopTable,
@@ -44,6 +44,7 @@ from dryfit.reporting.terminal import rehearsal_tables
 from dryfit.reporting.terminal.analysis_tables import analysis_tables
 from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table
 from dryfit.reporting.terminal.findings import finding_lines, verdict_line
+from dryfit.reporting.terminal.follower_lines import follower_lines
 from dryfit.reporting.terminal.generation_text import generation_text
 from dryfit.reporting.terminal.health_table import health_table, health_verdict
 from dryfit.reporting.terminal.plan_tables import (
@@ -66,7 +67,6 @@ from dryfit.reporting.terminal.tables import (
     measured_text,
     outcomes_table,
     params_text,
-    time_text,
     trials_table,
     values_text,
 )
@@ -181,13 +181,15 @@ def print_study(state: StudyState, layout: StudyLayout) -> None:
         _print("")
     print_table(outcomes_table(state))
     _print("")
+    comparison = read_comparison(layout, state)
+    _print(*judgement(standing_of(state, layout), collapses_of(state)))
+    _print(*(comparison.judgement if comparison is not None else ()))
     if state.front:
         _print(f"Pareto front: {len(state.front)} trial(s) that no other beats in all goals")
         print_table(front_table(state))
     elif state.best is not None and state.created is not None:
         _print(f"best: trial {state.best.number}, {state.created.metric} {values_text(state.best)}")
         _print(f"  {params_text(state.best.params)}")
-        _print(*(f"  {line}" for line in judgement(standing_of(state, layout), collapses_of(state))))
     else:
         _print("best: no trial has completed yet")
     totals = plan_totals(state)
@@ -290,7 +292,7 @@ def print_verdict(diagnosis: Diagnosis) -> None:
 def print_trained(model: TrainedModel | TrainedEnsemble) -> None:
     """Print a trained model or ensemble with its scores."""
     is_single = isinstance(model, TrainedModel)
-    _print(*(trained_lines(model) if is_single else ensemble_lines(model)))
+    _print(*model.judgement, *(trained_lines(model) if is_single else ensemble_lines(model)))
     print_table(scores_table(model) if is_single else ensemble_table(model))
     if model.analysis is None:
         return
@@ -333,18 +335,20 @@ def print_status(summary: StudySummary, owner: int | None) -> None:
     generation = generation_text(summary.generation)
     if generation:
         _print(f"  {generation}")
+    _print(*(f"  {line}" for line in summary.judgement))
+    _print(*(f"  {line}" for line in (summary.comparison.judgement if summary.comparison is not None else ())))
     if summary.best is not None:
         best = summary.best
         value = measured_text(best.value, best.spread)
         _print(f"  best {value}: trial {best.number}  {params_text(best.params)}")
-    _print(*(f"  {line}" for line in summary.judgement))
     if summary.pareto:
         _print(f"  Pareto front: trials {', '.join(str(trial.number) for trial in summary.pareto)}")
     if summary.plans is not None:
         _print(f"  plans: {totals_text(summary.plans)}")
+    if summary.nodes is not None:
+        _print(f"  other machines: {summary.nodes.joined} joined, {summary.nodes.lost} lost (see dryfit nodes)")
     _print(*(f"  {line}" for line in trouble_lines(summary.troubles)))
-    if summary.mirror is not None:
-        _print(f"  the mirror could not be written since {time_text(summary.mirror.since_s)}: {summary.mirror.error}")
+    _print(*(f"  {line}" for line in follower_lines(summary)))
 
 
 def print_advice(result: TuneResult) -> None:

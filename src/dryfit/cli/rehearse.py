@@ -2,6 +2,7 @@
 
 import codecs
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,6 +19,7 @@ _KEPT = 1 << 14
 
 
 def rehearse(
+    context: typer.Context,
     command: Annotated[
         list[str] | None,
         typer.Argument(metavar="SCRIPT ARGS...", help="A script, -m MODULE, torchrun ..., or accelerate launch ..."),
@@ -51,6 +53,7 @@ def rehearse(
 
     if not command:
         raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
+    _refuse_mistyped(command[0], context)
     passed = _PassedOn(quiet=quiet)
     options = api.RehearsalOptions(
         device=device,
@@ -71,6 +74,21 @@ def rehearse(
     raise typer.Exit(
         ExitStatus.DONE if answer.fits else ExitStatus.ANSWER_IS_NO if answer.ran else ExitStatus.CANNOT_RUN
     )
+
+
+def _refuse_mistyped(word: str, context: typer.Context) -> None:
+    """Refuse an option before the script that is nearly one of the command's: unknown ones are taken for the script's.
+
+    Raises:
+        ConfigError: It is one, and ``-m`` it is not.
+    """
+    name = word.partition("=")[0]
+    known = [option for one in context.command.params for option in (*one.opts, *one.secondary_opts)]
+    near = get_close_matches(name, known, n=1) if name.startswith("--") and name not in known else []
+    if near:
+        raise ConfigError(
+            "rehearsing", f"there is no option {name}", "an option of rehearse", f"did you mean {near[0]}?"
+        )
 
 
 class _PassedOn:

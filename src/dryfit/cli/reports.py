@@ -1,11 +1,11 @@
-"""The commands ``report`` and ``export``, which write a study as a page, a table or an Optuna storage."""
+"""The commands ``report`` and ``export``: a study as a page, a table or an Optuna storage, a model for transformers."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dryfit.cli.options import StudyArgument
+from dryfit.cli.options import StudyArgument, notes
 from dryfit.reporting.data.formats import ExportFormat
 
 
@@ -28,14 +28,17 @@ def report(
 
 
 def export(
-    study: StudyArgument,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A study's (csv, optuna), or a model's (the other formats).")
+    ],
     to: Annotated[ExportFormat, typer.Option("--to", help="The format.")],
     file: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Default: in report/ of the study."),
+        typer.Option("-o", "--output", metavar="FILE", help="Default: in report/ of the study, or beside the model."),
     ] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the model's own code, or its task's.")] = False,
 ) -> None:
-    """Write all trials as CSV, or as an Optuna storage."""
+    """Write all trials as CSV or an Optuna storage, or a model as plain transformers loads it."""
     import dryfit.api as api
 
-    typer.echo(api.export(study, to, file))
+    typer.echo(api.export(folder, to, file, trust=trust, on_note=notes(quiet=False)))

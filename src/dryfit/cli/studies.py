@@ -1,4 +1,4 @@
-"""The commands that work on studies: init, tune, resume, status, show, stop, schema."""
+"""The commands that work on studies: init, tune, resume, status, show, stop, agent, nodes, schema."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 import typer
 
 from dryfit.cli.doctor import examine
-from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
 from dryfit.core.settings.presets import PRESETS
@@ -52,23 +52,35 @@ def init(
         typer.Option(metavar="FILE|hub:NAME", help="Your own rows: .csv, .jsonl, .parquet. No synthetic data then."),
     ] = None,
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the text.")] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the class.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: the class, or the number.")] = None,
     criterion: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: what is asked of it.")] = None,
     group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of --data: what no split may cut.")] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Your own training script; what it is run with follows after --."),
+    ] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="Of --script.")] = None,
 ) -> None:
-    """Write a commented study.toml: of a small synthetic data set, or of your own rows."""
+    """Write a commented study.toml: of a small synthetic data set, of your own rows, or of a training script."""
     import dryfit.api as api
     from dryfit.starter.template import MODEL_FOLDER, STUDY_FILE
 
     columns = {"text": text, "label": label, "criterion": criterion, "group": group}
     given = {role: column for role, column in columns.items() if column is not None}
+    if script is not None:
+        others = {"--task": task, "--preset": preset, "--data": data, **{f"--{role}": "" for role in given}}
+        if refused := [option for option, value in others.items() if value is not None]:
+            raise ConfigError("writing a study of a script", f"{refused[0]} beside --script", "one of them")
+        _hint(api.init_script(folder, script, words or (), force=force))
+        return
+    if words:
+        raise ConfigError("writing a study", f"{words[0]!r} is given without --script", "--script FILE before it")
     if data is not None:
         if task == _ALL:
             raise ConfigError("writing a study of your own rows", f"--task {_ALL} is of synthetic ones", "one task")
         named = BuiltInTask(task) if task is not None else None
         file = _init_asking(folder, data, given, task=named, force=force, preset=preset)
-        typer.echo(file)
-        typer.echo(f"check it with: dryfit doctor {file}; search with: dryfit tune {file}", err=True)
+        _hint(file)
         return
     if given:
         raise ConfigError("writing a study", f"--{next(iter(given))} is given without --data", "--data FILE beside it")
@@ -80,6 +92,11 @@ def init(
         typer.echo("the model is a toy: tiny, of random weights, with a tokenizer trained on these rows", err=True)
     studies = [path.parent if task == _ALL else path for path in written if path.name == STUDY_FILE]
     typer.echo(f"search with: dryfit tune {' '.join(map(str, studies))}", err=True)
+
+
+def _hint(file: Path) -> None:
+    typer.echo(file)
+    typer.echo(f"check it with: dryfit doctor {file}; search with: dryfit tune {file}", err=True)
 
 
 def _init_asking(
@@ -133,7 +150,18 @@ def tune(
     trials: TrialsOption = None,
     overrides: SetOption = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the study as `doctor` does; run no trial.")] = False,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes", metavar="listen|slurm:N|ray[:ADDRESS]", help="Replace nodes.launch: who starts agents elsewhere."
+        ),
+    ] = None,
+    sbatch: Annotated[
+        str | None, typer.Option(metavar="OPTIONS", help="Replace nodes.sbatch: more options of Slurm's sbatch.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the study as `doctor` does, print what --nodes submits; no trial.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -141,15 +169,18 @@ def tune(
     import dryfit.api as api
     from dryfit.cli.live import watching
 
+    changed = api.with_nodes(overrides or (), launch, sbatch)
     if len(studies) > 1:
         _refuse_for_several({"--dir": folder is not None, "--dry-run": dry_run})
-        _tune_all(studies, overrides or (), trials, as_json=as_json, quiet=quiet)
+        _tune_all(studies, changed, trials, as_json=as_json, quiet=quiet)
     (study,) = studies
     if dry_run:
-        examine(study, api.with_total(overrides or (), trials), folder, machine=False, as_json=as_json, quiet=quiet)
+        if (submitted := api.submitted_text(study, overrides=changed, folder=folder)) and not as_json:
+            typer.echo(submitted)
+        examine(study, api.with_total(changed, trials), folder, machine=False, as_json=as_json, quiet=quiet)
     with watching(quiet=quiet) as observer:
         observers = [observer] if observer is not None else []
-        result = api.tune(study, overrides=overrides or (), trials=trials, folder=folder, observers=observers)
+        result = api.tune(study, overrides=changed, trials=trials, folder=folder, observers=observers)
     _finish(result, as_json=as_json)
 
 
@@ -171,7 +202,10 @@ def resume(
 
 
 def status(
-    study: StudyArgument,
+    studies: Annotated[
+        list[Path],
+        typer.Argument(metavar="STUDY_DIR...", help="A study's folder, or its study.toml; several: a row each."),
+    ],
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until the study ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -182,6 +216,11 @@ def status(
 
     if watch and as_json:
         raise ConfigError("looking at a study", "--watch and --json", "one of them: --json prints one object")
+    if len(studies) > 1:
+        if watch:
+            raise ConfigError("looking at several studies", "--watch beside them", "--watch with one study")
+        _status_all(studies, as_json=as_json)
+    (study,) = studies
     if watch:
         try:
             watch_study(api.follow(study))
@@ -191,6 +230,23 @@ def status(
         print_json(api.status(study))
     else:
         print_status(api.status(study), api.owner(study))
+
+
+def _status_all(studies: Sequence[Path], *, as_json: bool) -> NoReturn:
+    """Print a row for each study; why one cannot be read goes to stderr."""
+    import dryfit.api as api
+    from dryfit.cli.output import print_json, print_table
+    from dryfit.reporting.data.several import statuses_table
+
+    several = api.status_all(studies)
+    if as_json:
+        print_json(several)
+    else:
+        print_table(statuses_table(several))
+        for entry in several.studies:
+            if entry.error is not None:
+                typer.echo(f"error: {entry.error}", err=True)
+    raise typer.Exit(several.status)
 
 
 def show(
@@ -283,3 +339,33 @@ def _finish(result: "TuneResult", *, as_json: bool) -> None:
         print_end(result)
     print_advice(result)
     raise typer.Exit(result.status)
+
+
+def agent(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[STUDY_DIR]", help="The study's folder, shared by all machines.")
+    ] = None,
+    join: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the study listens.")] = None,
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A copy of the study's nodes/token.")] = None,
+    wait_s: Annotated[float, typer.Option("--wait", min=0, metavar="SECONDS", help="For a study that runs.")] = 600.0,
+    quiet: QuietOption = False,
+) -> None:
+    """Run trials of a study with [nodes] on this machine. Ctrl-C: they go on elsewhere."""
+    from dryfit.api import agent as run_agent
+
+    typer.echo(run_agent(folder, join=join, token_file=token_file, wait_s=wait_s, on_note=notes(quiet=quiet)), err=True)
+
+
+def nodes(study: StudyArgument, as_json: JsonOption = False) -> None:
+    """List the machines that joined a study: devices, trials, losses."""
+    from dryfit.api import nodes as nodes_of
+    from dryfit.cli.output import print_json, print_table
+    from dryfit.reporting.data.nodes_view import nodes_table
+
+    view = nodes_of(study)
+    if as_json:
+        print_json(view)
+    elif view.nodes:
+        print_table(nodes_table(view))
+    else:
+        typer.echo("no other machine has joined in its last session")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from dryfit.cli.output import console
-from dryfit.cli.panel import StudyPanel, study_progress_line, trial_progress_line
+from dryfit.reporting.terminal.panel import StudyPanel, study_progress_line, trial_progress_line
 from dryfit.reporting.terminal.watch import StudyFollower, Watched, watched_lines
 
 _EVERY_S = 1.0

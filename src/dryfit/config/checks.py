@@ -12,9 +12,11 @@ from dryfit.config.task_checks import (
     direction_problems,
     function_problems,
     metric_problems,
+    regression_problems,
     sampler_problems,
     unread_problems,
 )
+from dryfit.config.trackers import tracker_problems
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind
@@ -54,6 +56,7 @@ _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Return all problems between keys of a configuration whose single values are valid."""
     unread = [*unread_problems(config), *_unread(config), *_unread_by_pruner(config), *_mirror(config)]
+    unread += tracker_problems(config.study.track)
     if facts_of(config.study.task).calls_function:
         return [*function_problems(config, planned=use is Use.PLAN), *direction_problems(config), *unread]
     problems = [*_data(config, use), *_classes(config), *decoder_problems(config), *direction_problems(config)]
@@ -108,9 +111,8 @@ def _classes(config: StudyConfig) -> list[Problem]:
         problems.append(Problem(("data", "num_labels"), found, "a name for each class", "leave out data.num_labels"))
     if data.multi_label:
         return problems
-    if data.num_labels < 2:
-        found = f"is {data.num_labels}, and data.multi_label is false"
-        problems.append(Problem(("data", "num_labels"), found, "2 or more, or 1 or more with data.multi_label = true"))
+    if data.is_regression:
+        return [*problems, *regression_problems(config)]
     if data.num_labels > 2 and (config.loss.alpha is not None or "loss.alpha" in config.space):
         path = ("space", "loss.alpha") if "loss.alpha" in config.space else ("loss", "alpha")
         found = f"weighs class 1 against class 0, and data.num_labels is {data.num_labels}"
@@ -153,6 +155,13 @@ def _precision(config: StudyConfig) -> list[Problem]:
     if config.train.precision is Precision.FP16 and config.execution.device == DeviceKind.CPU:
         found = "is fp16, and execution.device is cpu"
         return [Problem(("train", "precision"), found, "fp16 on CUDA only", "use bf16 or fp32")]
+    drawn = any(Precision.AUTO in (case.choices or ()) for case in config.space.get("train.precision", ()))
+    if config.train.precision is Precision.AUTO and facts_of(config.study.task).decoder:
+        found = "is auto, and steps of a language model are not measured"
+        return [Problem(("train", "precision"), found, "fp32, fp16 or bf16", "use bf16 where the device has it")]
+    if drawn or (config.train.precision is Precision.AUTO and "train.precision" in config.space):
+        found, hint = "is auto and searched", "leave one of them out"
+        return [Problem(("train", "precision"), found, "auto, or formats in [space]", hint)]
     return []
 
 
@@ -170,6 +179,9 @@ def password_problem(place: KeyPath) -> Problem:
     if place == ("search", "mirror"):
         hint = 'put the URL into a variable, such as DRYFIT_STORAGE, and write mirror = "env:DRYFIT_STORAGE"'
         return Problem(place, found, "env:NAME, a URL without", hint)
+    if place[:2] == ("study", "track"):
+        hint = 'put the URL into a variable, such as MLFLOW_TRACKING_URI, and write "mlflow:env:MLFLOW_TRACKING_URI"'
+        return Problem(place, found, "mlflow:env:NAME, a URL without", hint)
     hint = "the file is copied into the study's folder: let what reads the URL take the password from a variable"
     return Problem(place, found, "a URL without", hint)
 

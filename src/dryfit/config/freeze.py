@@ -41,6 +41,8 @@ def _make_relative(document: dict[str, Any], folder: Path) -> None:
     study["listeners"] = [_relative(name, folder) for name in study["listeners"]]
     if "lm" in document:
         document["lm"]["metric"] = _relative(document["lm"]["metric"], folder)
+    if "script" in document:
+        document["script"]["folder"] = _relative(document["script"]["folder"], folder)
     for table in ("objective", "trainer"):
         if table in document:
             document[table]["paths"] = [_relative(path, folder) for path in document[table]["paths"]]

@@ -7,27 +7,25 @@ so that ``--set data.train=posts.jsonl`` needs no quotes.
 """
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
+from dryfit.config.absolute_paths import SET_ORIGIN, Document, absolute, has_own_function, resolve_paths, table_of
 from dryfit.config.checks import Use, cross_problems, password_problem
 from dryfit.config.locate import KeyPath, locate_keys, parse_key
 from dryfit.config.problems import MOST_PROBLEMS, Problem, config_error, explain, unknown_searched_keys
-from dryfit.config.schema import StudyConfig, dotted
+from dryfit.config.schema import StudyConfig
 from dryfit.config.schema_json import CASE_KEYS, TABLES
 from dryfit.core.errors import ConfigError
 from dryfit.core.regular_files import read_bounded
-from dryfit.core.settings.choices import FUNCTION_TASK, TRAINER_TASK
-from dryfit.core.settings.functions import FunctionName
-from dryfit.core.settings.tables import HUB_PREFIX
+from dryfit.core.settings.choices import DEFAULT_TASK, Metric
 from dryfit.core.settings.task_facts import OWN_TABLE
 from dryfit.core.text.json_text import MOST_DEPTH, is_too_deep
 from dryfit.core.text.secrets import has_password
@@ -36,15 +34,8 @@ from dryfit.core.text.words import sendable
 STUDY_FILE: Final = "study.toml"
 FROZEN_FILE: Final = "frozen.toml"
 DEFAULT_ORIGIN: Final = "default"
-SET_ORIGIN: Final = "--set"
 _MOST_SEARCHED: Final = 1000
 _TOO_DEEP: Final = f"its tables and lists are nested deeper than {MOST_DEPTH} levels"
-_PATHS: Final = (*(("data", name) for name in ("train", "validation", "test", "file")), ("search", "enqueue_from"))
-_NAMED: Final = (("study", "task"), ("lm", "metric"))
-_MODELS: Final = ("model.name", "joint.criteria_model")
-"""Keys whose values may be model folders."""
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +118,8 @@ def load_document(
         _apply(document, override, places)
     _check_bounds(path, document, places)
     _refuse_passwords(path, document, places)
-    folder = Path(_absolute("", path.parent))
-    _resolve_paths(document, folder, places)
+    folder = Path(absolute("", path.parent))
+    resolve_paths(document, folder, places)
     config = _checked(path, document, places, use)
     return LoadedStudy(config, _origins(config, places, path.name), folder, path)
 
@@ -165,22 +156,16 @@ def _parse(path: Path, text: str) -> Document:
         raise ConfigError(f"reading {path}", "a number has thousands of digits", "integers of 64 bits") from error
 
 
-def _table(document: Document, name: str) -> Document:
-    """Return a table of the document; an empty one if it is missing or not a table."""
-    value = document.get(name)
-    return cast("Document", value) if isinstance(value, dict) else {}
-
-
 def _rename_old_keys(document: Document) -> None:
     """Rename keys of a file that an earlier dryfit wrote, as its user cannot be asked to do so."""
-    runtime = _table(document, "runtime")
+    runtime = table_of(document, "runtime")
     if "keep_best" in runtime:
         runtime["keep"] = f"best:{runtime.pop('keep_best')}"
 
 
 def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None:
     """Replace nested tables in ``[space]``, as TOML reads ``optim.lr = ...``, by the one key that is meant."""
-    space = _table(document, "space")
+    space = table_of(document, "space")
     joined: Document = {}
     for name, value in space.items():
         if isinstance(value, dict) and "." not in name and not set(CASE_KEYS) & set(cast("Document", value)):
@@ -206,7 +191,7 @@ def _check_bounds(path: Path, document: Document, places: Mapping[KeyPath, str])
     if is_too_deep(document):
         raise ConfigError(f"reading {path}", _TOO_DEEP)
     problems = [problem for place, value in _leaves(document) if (problem := _illegal(place, value)) is not None]
-    if (searched := len(_table(document, "space"))) > _MOST_SEARCHED:
+    if (searched := len(table_of(document, "space"))) > _MOST_SEARCHED:
         problems.insert(0, Problem(("space",), f"has {searched} keys", f"at most {_MOST_SEARCHED}"))
     if problems:
         raise config_error(str(path), problems[:MOST_PROBLEMS], places)
@@ -284,97 +269,11 @@ def _override_value(text: str) -> Any:
     return text if len(parsed) != 1 or has_date else value
 
 
-def _has_own_function(document: Document) -> bool:
-    return _table(document, "study").get("task") in (FUNCTION_TASK, TRAINER_TASK)
-
-
-def _resolve_paths(document: Document, folder: Path, places: Mapping[KeyPath, str]) -> None:
-    """Make relative paths of rows, models and functions absolute, from the place where each was written."""
-
-    def base(place: KeyPath) -> Path:
-        return Path.cwd() if places.get(place) == SET_ORIGIN else folder
-
-    study, search, space = (_table(document, name) for name in ("study", "search", "space"))
-    for table in ("objective", "trainer"):
-        if isinstance(document.get(table), dict):
-            paths = (own := _table(document, table)).setdefault("paths", [str(folder), str(Path.cwd())])
-            if isinstance(paths, list) and all(isinstance(path, str) for path in cast("list[object]", paths)):
-                around = base((table, "paths"))
-                own["paths"] = list(dict.fromkeys(_absolute(path, around) for path in cast("list[str]", paths)))
-    for table, key in _NAMED:
-        if isinstance(name := _table(document, table).get(key), str) and ":" in name:
-            document[table][key] = _located(name, folder, base((table, key)))
-    if isinstance(listeners := study.get("listeners"), list):
-        around = base(("study", "listeners"))
-        study["listeners"] = [
-            _located(name, folder, around) if isinstance(name, str) and ":" in name else name
-            for name in cast("list[object]", listeners)
-        ]
-    for table, key in _PATHS:
-        source = _table(document, table).get(key)
-        if isinstance(source, str) and not source.startswith(HUB_PREFIX):
-            document[table][key] = _absolute(source, base((table, key)))
-    for table, key in (name.split(".") for name in _MODELS):
-        if isinstance(model := _table(document, table).get(key), str):
-            document[table][key] = _model(model, base((table, key)))
-    if _has_own_function(document):
-        return  # its searched keys are the user's own: none is a model
-    if isinstance(points := search.get("enqueue"), list):
-        search["enqueue"] = [_enqueued_model(point, base(("search", "enqueue"))) for point in cast("list[Any]", points)]
-    for key, value in space.items():
-        space[key] = _searched_models(key, value, base(("space", key)))
-
-
-def _searched_models(key: str, value: object, base: Path) -> object:
-    """Return the cases of a searched key, with absolute model folders in choices and conditions."""
-    if isinstance(value, list):
-        return [_searched_models(key, item, base) for item in cast("list[object]", value)]
-    if isinstance(value, str):
-        return _model(value, base) if key in _MODELS else value
-    if isinstance(value, dict):
-        case = cast("Document", value)
-        inner = {"choices": key, "when": key}
-        named = [name for name in _MODELS if name in case]
-        if named:  # the table of a condition
-            return case | {name: _searched_models(name, case[name], base) for name in named}
-        return {name: _searched_models(key, item, base) if name in inner else item for name, item in case.items()}
-    return value
-
-
-def _enqueued_model(point: object, base: Path) -> object:
-    """Return an enqueued point with dotted names and absolute model folders."""
-    table = dotted(point)
-    if not isinstance(table, dict):
-        return table
-    names = cast("Document", table)
-    models = {key: names.get(key) for key in _MODELS}
-    return names | {key: _model(name, base) for key, name in models.items() if isinstance(name, str)}
-
-
-def _model(name: str, base: Path) -> str:
-    """Return a folder as an absolute path; any other name (a hub id, the packaged model) unchanged."""
-    looks_like_path = name.startswith((".", "/", "~"))
-    return _absolute(name, base) if looks_like_path or (base / name).is_dir() else name
-
-
-def _located(text: str, folder: Path, base: Path) -> str:
-    """Return the name of a class or function with the folder of its file or module; unchanged if it is installed."""
-    name = FunctionName.parse(text)
-    if name.folder:
-        return str(replace(name, place=_absolute(name.place, base)))
-    located = name.within(dict.fromkeys((base, folder, Path.cwd())))
-    return str(located if located.folder or not name.in_script else replace(name, place=_absolute(name.place, base)))
-
-
-def _absolute(path: str, base: Path) -> str:
-    return os.path.abspath(base / Path(path).expanduser())
-
-
 def _checked(path: Path, document: Document, places: Mapping[KeyPath, str], use: Use) -> StudyConfig:
-    problems = [] if _has_own_function(document) else unknown_searched_keys(_table(document, "space"))
+    problems = [] if has_own_function(document) else unknown_searched_keys(table_of(document, "space"))
     try:
         # Strict models take the text of an enum, and a list for a tuple, from JSON only.
-        config = StudyConfig.model_validate_json(json.dumps(document))
+        config = StudyConfig.model_validate_json(json.dumps(_with_metric(document)))
     except ValidationError as error:
         named = {problem.path for problem in problems}
         problems += [problem for problem in explain(error, document) if problem.path[:2] not in named]
@@ -398,3 +297,14 @@ def _origins(config: StudyConfig, places: Mapping[KeyPath, str], file: str) -> d
     keys += [("space", key) for key in config.space]
     keys += [("search", "enqueue", index, name) for index, point in enumerate(config.search.enqueue) for name in point]
     return {".".join(map(str, key)): places.get(key, DEFAULT_ORIGIN).replace("line ", f"{file}:") for key in keys}
+
+
+def _with_metric(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables of a study file with the metric of a regression, where it is one and names none."""
+    study, data = document.get("study", {}), document.get("data", {})
+    if not isinstance(study, dict) or not isinstance(data, dict) or "metric" in study:
+        return document
+    study, data = cast("dict[str, Any]", study), cast("dict[str, Any]", data)
+    if data.get("num_labels") != 1 or data.get("multi_label") or study.get("task", DEFAULT_TASK) != DEFAULT_TASK:
+        return document
+    return {**document, "study": {**study, "metric": str(Metric.MSE)}}

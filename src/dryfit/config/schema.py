@@ -6,10 +6,11 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from dryfit.config.nodes_table import NodesSettings
 from dryfit.core.settings.choices import DEFAULT_TASK, TRAINER_METRIC, Direction, Metric
 from dryfit.core.settings.execution import ExecutionSettings
 from dryfit.core.settings.functions import NAME_PATTERN
-from dryfit.core.settings.objective_table import ObjectiveSettings, TrainerSettings
+from dryfit.core.settings.objective_table import CalledCode, ObjectiveSettings, OwnCode, ScriptSettings, TrainerSettings
 from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName, TaskName, default_metric
 from dryfit.core.settings.trial import Goal
@@ -38,7 +39,7 @@ _MOST_CASES = 100
 _MOST_STEPS = 2**53
 """Of a grid: floats count no further."""
 
-_MINIMIZED = frozenset({Metric.LOSS, Metric.ECE, TRAINER_METRIC})
+_MINIMIZED = frozenset({Metric.LOSS, Metric.ECE, Metric.MSE, Metric.MAE, TRAINER_METRIC})
 
 
 def _own_direction(metric: MetricName) -> Direction:
@@ -64,7 +65,8 @@ class StudySettings(Settings):
     metric: MetricName = Field(
         default_factory=lambda before: default_metric(before.get("task", DEFAULT_TASK)),
         description="what is optimised, on the validation rows; unset: f1_macro, of evidence span_balanced, of share "
-        "and joint combined, of causal-lm loss, of trainer eval_loss. A task of your own has names of its own",
+        "and joint combined, of causal-lm loss, of trainer and script eval_loss, of a regression mse. Your own task "
+        "has names of its own",
     )
     direction: Direction | None = Field(default=None, description="maximize or minimize; unset: what the metric wants")
     also: tuple[MetricName, ...] = Field(
@@ -89,6 +91,10 @@ class StudySettings(Settings):
     listeners: tuple[ListenerName, ...] = Field(
         default=(),
         description="functions of your own that make observers: `package.module:function`, or `file.py:function`",
+    )
+    track: tuple[str, ...] = Field(
+        default=(),
+        description="trackers that show the study: `tensorboard`, `mlflow:env:NAME`, `wandb[:PROJECT]`, `trackio`",
     )
 
     @property
@@ -250,7 +256,8 @@ class SearchSettings(Settings):
         description="Optuna mirror: `journal` (optuna.journal in the study), a storage URL, `env:NAME` or `none`",
     )
     enqueue: Annotated[tuple[Point, ...], BeforeValidator(_points)] = Field(
-        default=(), description="enqueued points, tried first: tables of searched keys and their values"
+        default=(),
+        description="points to try after the study file's own values, before the sampler's: tables of searched keys",
     )
     enqueue_from: Annotated[str, Field(pattern=rf"^.+{TOP}[1-9][0-9]{{0,3}}$")] | None = Field(
         default=None, description="`DIR:top10`: a new study tries the best 10 trials of the study in DIR after these"
@@ -274,7 +281,7 @@ class RuntimeSettings(Settings):
     """``[runtime]``: processes and patience."""
 
     parallel: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
-        default=1, description='trials side by side, at most; "auto": as many as cores and memory have room for'
+        default=1, description='trials side by side, at most; "auto": as many as run fastest, and memory has room for'
     )
     isolation: Isolation = Field(
         default=Isolation.AUTO, description="auto, forkserver (Linux) or fresh (new interpreter)"
@@ -341,29 +348,32 @@ class StudyConfig(TrialSettings):
     trainer: TrainerSettings | None = Field(
         default=None, description="a function that makes your own Trainer, for the task trainer"
     )
+    script: ScriptSettings | None = Field(
+        default=None, description="your own training script with its arguments, for the task script"
+    )
     execution: ExecutionSettings = ExecutionSettings()
     runtime: RuntimeSettings = RuntimeSettings()
+    nodes: NodesSettings | None = Field(default=None, description="other machines; unset: there are none")
 
     @property
-    def function(self) -> ObjectiveSettings | None:
-        """The user's own function that is called for each trial, whichever table names it; None: there is none."""
-        if self.trainer is None:
+    def function(self) -> CalledCode | None:
+        """The user's own code that is called for each trial, whichever table names it; None: there is none."""
+        made = self.trainer or self.script
+        if made is None:
             return self.objective
-        made, goals = self.trainer, self.goals
-        return ObjectiveSettings(
-            function=made.make,
+        goals = self.goals
+        return CalledCode(
+            function=made.command if isinstance(made, ScriptSettings) else made.make,
             goals=tuple(goal.name for goal in goals),
             directions=tuple(goal.direction for goal in goals),
-            paths=made.paths,
-            version=made.version,
-            preload=made.preload,
-            secrets=made.secrets,
+            paths=(made.folder,) if isinstance(made, ScriptSettings) else made.paths,
+            **made.model_dump(include=set(OwnCode.model_fields)),
         )
 
     @property
     def function_table(self) -> str:
-        """The table that names that function."""
-        return "objective" if self.trainer is None else "trainer"
+        """The table that names that code."""
+        return "script" if self.script is not None else "objective" if self.trainer is None else "trainer"
 
     @property
     def goals(self) -> tuple[Goal, ...]:

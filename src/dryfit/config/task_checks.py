@@ -1,21 +1,29 @@
 """Checks between a study file's task and its other keys: what the task reads, measures and needs."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from dryfit.config.problems import Problem
 from dryfit.config.schema import PrunerName, SamplerName, SearchSettings, StudyConfig
 from dryfit.config.schema_json import TABLES
-from dryfit.core.settings.choices import FUNCTION_TASK, TRAINER_TASK, Direction, Metric
+from dryfit.core.settings.choices import FUNCTION_TASK, SCRIPT_TASK, TRAINER_TASK, Direction, Metric, Precision
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.tables import DataSettings, LossSettings
 from dryfit.core.settings.task_facts import BUILT_IN, OWN_TABLE, OWN_VERSION, facts_of, reads, task_word
 from dryfit.core.settings.weight_formats import PRECISIONS_WITH, base_format
+from dryfit.core.text.script_command import OF_THE_TRIAL, CommandTemplate
 
-_TABLES: Final = {"objective": FUNCTION_TASK, "trainer": TRAINER_TASK}
-"""Tables that name a user's own function, each with the only task that reads it."""
+_TABLES: Final = {"objective": FUNCTION_TASK, "trainer": TRAINER_TASK, "script": SCRIPT_TASK}
+"""Tables that name a user's own code, each with the only task that reads it."""
+
+_EXAMPLES: Final = {
+    "objective": 'function = "package.module:function"',
+    "trainer": 'make = "package.module:function"',
+    "script": 'command = "train.py --learning_rate {lr}"',
+}
+"""What such a table says, for who has none."""
 
 _ELSEWHERE: Final = {
     "study.metric": "name what the function returns in objective.goals",
@@ -25,6 +33,9 @@ _ELSEWHERE: Final = {
     "search.defaults_first": "your function's parameters have no defaults that dryfit knows",
 }
 """Keys that a study with a user's own function does not read, with what to write instead."""
+
+_OF_CLASSES: Final = (*(f"loss.{key}" for key in LossSettings.model_fields), "head.threshold")
+"""Keys that no regression reads."""
 
 _DIRECTIONS: Final = " or ".join(Direction)
 _ASKS_LABELS: Final = ("criteria", "both")
@@ -86,6 +97,26 @@ def metric_problems(config: StudyConfig) -> list[Problem]:
     return problems
 
 
+def regression_problems(config: StudyConfig) -> list[Problem]:
+    """Return what contradicts a label that is a number: names of classes, and keys that only classes have."""
+    task, data = config.study.task, config.data
+    if not facts_of(task).numbers:
+        found = f"is 1, and data.multi_label is false: a number to each row, which study.task = {task} does not learn"
+        return [Problem(("data", "num_labels"), found, "2 or more, or 1 or more with data.multi_label = true")]
+    problems: list[Problem] = []
+    if data.labels:
+        found = f"has one name, {data.labels[0]!r}, and data.num_labels = 1 is regression, which has no classes"
+        problems.append(Problem(("data", "labels"), found, "two names or more, or none", "remove it"))
+    if facts_of(task).own:
+        return problems  # its class says itself what it reads
+    for key in _OF_CLASSES:
+        if key in config.space or config.is_changed(key):
+            path = ("space", key) if key in config.space else tuple(key.split(".", 1))
+            found = "is not read: data.num_labels = 1 is regression, whose loss is the mean squared error"
+            problems.append(Problem(path, found, hint="remove it, or classes: data.num_labels = 2"))
+    return problems
+
+
 def _nearest(metric: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(metric, known, n=1)
     return f"did you mean {near[0]}?" if near and metric not in list(Metric) else f"use {known[0]}"
@@ -122,14 +153,16 @@ def function_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
         trained = [task for task, facts in BUILT_IN.items() if not facts.calls_function]
         return [Problem(("study", "task"), found, ", ".join(trained))]
     own, pruner, problems = config.function, config.search.pruner, list[Problem]()
-    if own is None or (task == TRAINER_TASK) != (config.trainer is not None):
-        table, key = ("trainer", "make") if task == TRAINER_TASK else ("objective", "function")
-        hint = f'add [{table}] with {key} = "package.module:function"'
+    table = next(table for table, reader in _TABLES.items() if reader == task)
+    if own is None or config.function_table != table:
+        hint = f"add [{table}] with {_EXAMPLES[table]}"
         return [Problem(("study", "task"), f"is {task}, and there is no [{table}]", hint=hint)]
     if not config.space:
         problems.append(Problem(("space",), "is empty", "at least one parameter of your function"))
-    if config.trainer is None:
-        problems += _goals_of(config.objective or own)
+    if config.script is not None:
+        problems += _command_problems(config.script.command, config.space)
+    if config.objective is not None:
+        problems += _goals_of(config.objective)
     elif len(set(own.goals)) != len(own.goals):
         problems.append(Problem(("study", "also"), "repeats a metric", "each once, and not study.metric"))
     if len(own.goals) > 1 and pruner is not PrunerName.NONE:
@@ -142,6 +175,33 @@ def function_problems(config: StudyConfig, *, planned: bool) -> list[Problem]:
         )
     if len(own.goals) > 1:
         problems += sampler_problems(config.search, len(own.goals))
+    return problems
+
+
+def _command_problems(text: str, space: Collection[str]) -> list[Problem]:
+    """Return what is wrong with a script's command, and its placeholders that no trial has a value for."""
+    where = ("script", "command")
+    try:
+        command = CommandTemplate.parse(text)
+    except ValueError as error:
+        return [Problem(where, str(error), "train.py ARGS..., or -m package.module ARGS...")]
+    free = command.placeholders - OF_THE_TRIAL
+    problems = [
+        Problem(
+            where,
+            f"has {{{name}}}, and [space] has no {name}",
+            f"a key of [space], or {', '.join(f'{{{one}}}' for one in sorted(OF_THE_TRIAL))}",
+            f"did you mean {{{near[0]}}}?" if (near := difflib.get_close_matches(name, space, n=1)) else "",
+        )
+        for name in sorted(free - set(space))
+    ]
+    for name in space:
+        if name in OF_THE_TRIAL:
+            found = f"has a name that commands have a meaning of their own for: {{{name}}}"
+            problems.append(Problem(("space", name), found, "another name"))
+        elif name not in free:
+            found = f"is searched, and script.command has no {{{name}}}: the script would never get it"
+            problems.append(Problem(("space", name), found, hint=f"add --{name} {{{name}}} to the command"))
     return problems
 
 
@@ -173,8 +233,8 @@ def decoder_problems(config: StudyConfig) -> list[Problem]:
 def _base(config: StudyConfig) -> list[Problem]:
     lora, precision = config.lora, config.train.precision
     searched = {"lora.base", "lora.compute", "train.precision"} & config.space.keys()
-    if (not lora.r and "lora.r" not in config.space) or searched:
-        return []
+    if (not lora.r and "lora.r" not in config.space) or searched or precision is Precision.AUTO:
+        return []  # of auto, which no language model has, `checks` says so
     base = base_format(lora, config.train)
     if base.quantised and config.execution.processes > 1:
         found = f'is "{base.name}", of which a process cannot read its slice'

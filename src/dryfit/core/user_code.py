@@ -1,5 +1,6 @@
 """Import of a user's own functions and classes by name."""
 
+import ast
 import difflib
 import hashlib
 import importlib
@@ -12,6 +13,7 @@ from types import ModuleType
 
 from dryfit.core.errors import ChangedError, ConfigError, DryfitError
 from dryfit.core.settings.functions import FunctionName
+from dryfit.core.text.script_command import CommandTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +134,29 @@ def source_file(defined: object) -> Path | None:
         return Path(inspect.getsourcefile(unwrapped) or "")  # pyright: ignore[reportArgumentType]  # refused below
     except TypeError:
         return None
+
+
+def script_file(command: str, folder: Path) -> Path | None:
+    """Return the file of a script's command; of a module one below the folder, None if it is not there."""
+    parsed = CommandTemplate.parse(command)
+    if not parsed.is_module:
+        return folder / parsed.target
+    place = folder.joinpath(*parsed.target.split("."))
+    found = (file for file in (place.with_name(f"{place.name}.py"), place / "__main__.py") if file.is_file())
+    return next(found, None)
+
+
+def script_imports(command: str, folder: Path) -> frozenset[str]:
+    """Return the top-level modules that a script's own file imports; none where it cannot be read or has an error."""
+    file = script_file(command, folder)
+    try:
+        tree = ast.parse(file.read_bytes() if file is not None else b"")
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return frozenset(names)

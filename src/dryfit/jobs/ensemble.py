@@ -7,7 +7,7 @@ last has run.
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -216,6 +216,7 @@ class EnsemblePredictor:
         device: Where each member takes its turn.
         batch_rows: Rows at once.
         trust: Run code that comes with a model.
+        held: Members that stay in memory, by their folders; the others are loaded for each call.
     """
 
     ensemble: EnsembleFolder
@@ -223,10 +224,20 @@ class EnsemblePredictor:
     device: DeviceKind
     batch_rows: int
     trust: bool = False
+    held: Mapping[Path, TaskModel] = field(default_factory=dict[Path, TaskModel])
 
     @classmethod
-    def of(cls, folder: Path, device: DeviceKind, *, batch_rows: int, trust: bool = False) -> "EnsemblePredictor":
-        """Read an ensemble's folder; its models are loaded when rows are predicted.
+    def of(
+        cls, folder: Path, device: DeviceKind, *, batch_rows: int, trust: bool = False, hold: bool = False
+    ) -> "EnsemblePredictor":
+        """Read an ensemble's folder.
+
+        Args:
+            folder: The ensemble's.
+            device: Where its members compute.
+            batch_rows: Rows at once.
+            trust: Run code that comes with a model.
+            hold: Load all members now and keep them; otherwise each is loaded when rows are predicted.
 
         Raises:
             LoadError: It is damaged, or its members do not belong together.
@@ -234,7 +245,8 @@ class EnsemblePredictor:
         ensemble = read_ensemble(folder, trust=trust)
         sources = [FolderSource(str(folder), trust_remote_code=trust) for folder in ensemble.folders]
         tokenizers = tuple(map(load_tokenizer, sources))
-        return cls(ensemble, tokenizers, device, batch_rows, trust)
+        held = {member: _loaded(member, device, trust=trust) for member in ensemble.folders} if hold else {}
+        return cls(ensemble, tokenizers, device, batch_rows, trust, held)
 
     @property
     def model_input(self) -> ModelInput:
@@ -280,7 +292,8 @@ class EnsemblePredictor:
         tokenizer: PreTrainedTokenizerBase,
         beat: Callable[[], None],
     ) -> ModelOutputs:
-        model = _loaded(folder, self.device, trust=self.trust)
+        held = self.held.get(folder)
+        model = _loaded(folder, self.device, trust=self.trust) if held is None else held
         tokens = task.tokenise_unlabelled(rows, tokenizer)
         bounds = replace(model_bounds(model), labels=None)
         check_tokens("to predict", tokens, bounds, hint="the model's folder is damaged: its tokenizer is not its own")

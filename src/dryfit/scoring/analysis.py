@@ -9,12 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from dryfit.core.jobs.analysis import Analysis, PartScores, SpanAnalysis, TextAnalysis, WorstRow
+import numpy as np
+
+from dryfit.core.jobs.analysis import Analysis, NumberAnalysis, PartScores, SpanAnalysis, TextAnalysis, WorstRow
 from dryfit.core.settings.choices import Metric
 from dryfit.core.text.words import sendable
 from dryfit.scoring.class_analysis import MOST_WORST, analysed_classes, number, row_name
-from dryfit.scoring.row_metrics import row_metric
-from dryfit.scoring.scored_row import CLASS, LOSS_TERMS, SPAN, TEXT, RowFacts, ScoredRow, known_facts
+from dryfit.scoring.row_metrics import both_parts, row_metric
+from dryfit.scoring.scored_row import CLASS, LOSS_TERMS, NUMBER, SPAN, TEXT, RowFacts, ScoredRow, known_facts
 
 MOST_CRITERIA: Final = 50
 MOST_GROUPS: Final = 20
@@ -24,6 +26,7 @@ _MOST_SPANS: Final = 5
 
 _OF_CLASSES: Final = (Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
 _OF_SPANS: Final = (Metric.TOKEN_F1, Metric.TOKEN_F1_HAS, Metric.NULL_RECALL)
+_OF_NUMBERS: Final = (Metric.MSE, Metric.MAE, Metric.PEARSON, Metric.SPEARMAN)
 _OF_TEXTS: Final = (Metric.EXACT_MATCH, Metric.TOKEN_F1, Metric.LOSS)
 
 
@@ -60,7 +63,9 @@ def analyse(
         )
     classes = [row for row in rows if row.p and CLASS in row.answer]
     spans = [row for row in rows if SPAN in row.answer]
-    names = _metrics(rows, metric, classes=bool(classes), spans=bool(spans))
+    numbers = [row for row in rows if NUMBER in row.answer]
+    usual = (*(_OF_CLASSES if classes else ()), *(_OF_SPANS if spans else ()), *(_OF_NUMBERS if numbers else ()))
+    names = _metrics(rows, metric, usual or _OF_TEXTS)
     parts, notes = ((), ()), ("Which criterion and group rows have is not known: the study keeps no such file.",)
     if facts is not None:
         parts, notes = _parts(rows, facts, names)
@@ -71,7 +76,8 @@ def analyse(
         overall=_scores("all", rows, names),
         classes=analysed_classes(classes, thresholds, labels) if classes else None,
         spans=_spans(spans) if spans else None,
-        texts=_texts(rows) if not classes and not spans and _is_scored(rows) else None,
+        texts=_texts(rows) if not classes and not spans and not numbers and _is_scored(rows) else None,
+        numbers=_numbers(numbers) if numbers else None,
         criteria=parts[0],
         groups=parts[1],
         notes=notes,
@@ -94,10 +100,9 @@ def _unanalysable(rows: Sequence[ScoredRow]) -> str:
     return ""
 
 
-def _metrics(rows: Sequence[ScoredRow], metric: str, *, classes: bool, spans: bool) -> list[str]:
+def _metrics(rows: Sequence[ScoredRow], metric: str, usual: Sequence[str]) -> list[str]:
     """Return the names of the metrics that these rows have: the study's, and the usual ones of such answers."""
-    usual = (*(_OF_CLASSES if classes else ()), *(_OF_SPANS if spans else ()))
-    names = dict.fromkeys(map(str, (metric, *(usual or _OF_TEXTS))))
+    names = dict.fromkeys(map(str, (metric, *usual)))
     return [name for name in names if row_metric(name, rows) is not None]
 
 
@@ -162,6 +167,25 @@ def _texts(rows: Sequence[ScoredRow]) -> TextAnalysis:
     exact = [row for row in asked if row.answer[TEXT] == row.truth[TEXT]]
     wrong = [row for row in asked if row.answer[TEXT] != row.truth[TEXT]] if asked else rows
     return TextAnalysis(asked=len(asked), exact=len(exact), worst=_worst(wrong, lambda _: ""))
+
+
+def _numbers(rows: Sequence[ScoredRow]) -> NumberAnalysis:
+    right_R, said_R = (np.array([part[NUMBER] for part in parts], np.float64) for parts in both_parts(rows))
+    return NumberAnalysis(
+        mean=number(float(right_R.mean())),
+        deviation=number(float(right_R.std())),
+        answered_mean=number(float(said_R.mean())),
+        answered_deviation=number(float(said_R.std())),
+        worst=tuple(
+            WorstRow(
+                id=row_name(row),
+                right=f"{row.truth[NUMBER]:.6g}",
+                answered=f"{row.answer[NUMBER]:.6g}",
+                values={str(Metric.MAE): number(row.values.get(Metric.MAE, math.nan))},
+            )
+            for row in sorted(rows, key=lambda row: (-_loss(row), row.id))[:MOST_WORST]
+        ),
+    )
 
 
 def _worst(rows: Sequence[ScoredRow], said: Callable[[Any], str]) -> tuple[WorstRow, ...]:

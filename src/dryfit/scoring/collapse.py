@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from dryfit.core.text.words import brief
-from dryfit.scoring.scored_row import CLASS, SPAN, TEXT, ScoredRow
+from dryfit.scoring.row_metrics import both_parts
+from dryfit.scoring.scored_row import CLASS, NUMBER, SPAN, TEXT, ScoredRow
 
 _FEWEST_ROWS: Final = 2
+_SPREAD: Final = 0.01
+"""Standard deviation of numbers from which on they differ, as a share of that of the right ones."""
 _WORDS: Final = {CLASS: "class", SPAN: "span", TEXT: "answer"}
 
 
@@ -16,15 +21,29 @@ def collapsed(rows: Sequence[ScoredRow], names: Sequence[str] = ()) -> str:
     Each part of an answer is looked at for itself, where the right answers differ and the rows asked for it are two at
     least: one class, or one set of classes, for all rows; no span for any, or the same characters for all; one text.
 
+    Numbers have collapsed where they spread over less than a hundredth of what is right: a model of the mean alone
+    still says something else in the last digits.
+
     Args:
         rows: With their answers.
         names: Of the classes; empty: they are numbers.
     """
-    return "; ".join(
+    said = [
         f"every row is answered with {_said(part, only, names)}"
         for part in _WORDS
         if (only := _only_answer(part, [row for row in rows if part in row.answer])) is not _DIFFERENT
-    )
+    ]
+    return "; ".join([*said, *_only_number([row for row in rows if NUMBER in row.answer])])
+
+
+def _only_number(rows: Sequence[ScoredRow]) -> list[str]:
+    """Return what is said of numbers that hardly differ; nothing where they do, or where it is right."""
+    if len(rows) < _FEWEST_ROWS:
+        return []
+    right, said = (np.array([part[NUMBER] for part in parts], np.float64) for parts in both_parts(rows))
+    if not np.isfinite(said).all() or said.std() >= _SPREAD * right.std():
+        return []
+    return [f"every row is answered with {said.mean():.4g}, or nearly"]
 
 
 _DIFFERENT: Final = object()

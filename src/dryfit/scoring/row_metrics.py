@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dryfit.core.settings.choices import Metric
-from dryfit.scoring.scored_row import CLASS, LOSS_TERMS, SPAN, ScoredRow
+from dryfit.scoring.scored_row import CLASS, LOSS_TERMS, NUMBER, SPAN, ScoredRow
 
 Floats = NDArray[np.float64]
 
 CALIBRATION_BINS: Final = 15
 """Bins of the calibration error, as in Guo et al. 2017, arXiv:1706.04599, section 5."""
 
+_CORRELATIONS: Final = frozenset({Metric.PEARSON, Metric.SPEARMAN})
 _MEANS: Final = frozenset({Metric.TOKEN_F1, Metric.EXACT_MATCH, Metric.SPAN_IOU})
 
 
@@ -55,6 +56,8 @@ def row_metric(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
         return _mean([row.values.get(name, math.nan) for row in rows])
     if name in _SPAN_METRICS and all(SPAN in row.answer for row in rows):
         return _of_spans(name, rows)
+    if name in _CORRELATIONS and all(NUMBER in row.answer for row in rows):
+        return _of_numbers(name, rows)
     if all(row.p and CLASS in row.answer for row in rows):
         return _of_classes(name, rows)
     return None
@@ -74,6 +77,35 @@ def _loss(rows: Sequence[ScoredRow]) -> RowMetric | None:
     losses_R = np.array([row.values[Metric.LOSS] for row in rows])
     terms_R = np.array([row.values.get(LOSS_TERMS, 1.0) for row in rows])
     return RowMetric(len(rows), lambda weights_BR: _quotient(weights_BR @ losses_R, weights_BR @ terms_R))
+
+
+def _of_numbers(name: str, rows: Sequence[ScoredRow]) -> RowMetric:
+    """Return a correlation; NaN where one of the two sides has the same number in all rows."""
+    right_R, said_R = (np.array([part[NUMBER] for part in parts], np.float64) for parts in both_parts(rows))
+    if not np.isfinite(said_R).all():
+        return RowMetric(len(rows), lambda w: np.full(len(w), math.nan))
+    if name == Metric.PEARSON:
+        return RowMetric(len(rows), lambda w: _correlation(w, right_R[None], said_R[None]))
+    return RowMetric(len(rows), lambda w: _correlation(w, _ranks(w, right_R), _ranks(w, said_R)))
+
+
+def _correlation(weights_BR: Floats, one_BR: Floats, other_BR: Floats) -> Floats:
+    """Return Pearson's correlation, (B,)."""
+    of_all_B1 = weights_BR.sum(axis=1, keepdims=True)
+    one_BR, other_BR = (
+        side_BR - _quotient((weights_BR * side_BR).sum(axis=1, keepdims=True), of_all_B1)
+        for side_BR in (one_BR, other_BR)
+    )
+    spread_B = (weights_BR * one_BR**2).sum(axis=1) * (weights_BR * other_BR**2).sum(axis=1)
+    return _quotient((weights_BR * one_BR * other_BR).sum(axis=1), np.sqrt(spread_B))
+
+
+def _ranks(weights_BR: Floats, values_R: Floats) -> Floats:
+    """Return the rank of each row, (B, R), of equal numbers the mean, where a row is there as often as it counts."""
+    _, of_row_R = np.unique(values_R, return_inverse=True)
+    counts_BU = np.zeros((len(weights_BR), int(of_row_R.max()) + 1))
+    np.add.at(counts_BU.T, of_row_R, weights_BR.T)
+    return (np.cumsum(counts_BU, axis=1) - counts_BU / 2)[:, of_row_R]
 
 
 def _of_spans(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:

@@ -11,6 +11,9 @@ SPAN: Final = "span"
 TEXT: Final = "text"
 """Part of an answer: generated text."""
 
+NUMBER: Final = "number"
+"""Part of an answer: the number that a regression says."""
+
 LOSS_TERMS: Final = "loss_terms"
 """Name in :attr:`ScoredRow.values` of how many terms (windows, tokens) the row's ``loss`` is the sum of; absent: 1."""
 
@@ -21,7 +24,8 @@ class ScoredRow:
 
     Attributes:
         id: The row's own.
-        truth: What is right, by part (:data:`CLASS`, :data:`SPAN`, :data:`TEXT`); of JSON values.
+        truth: What is right, by part (:data:`CLASS`, :data:`SPAN`, :data:`TEXT`,
+            :data:`NUMBER`); of JSON values.
         answer: What the model said, by the same parts; a part may be missing where it was not asked.
         p: Probability of each class; empty where the task has none.
         values: Numbers of this row whose mean over rows is a metric, by the metric's name; ``loss`` is a sum of

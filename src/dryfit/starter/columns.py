@@ -72,6 +72,11 @@ class Column:
         return len(self.values) > MOST_VALUES
 
     @property
+    def is_numeric(self) -> bool:
+        """Whether all values are numbers, some of which are not written as whole ones."""
+        return self.numbers > 0 and self.integers + self.numbers == self.rows - self.empty
+
+    @property
     def is_text(self) -> bool:
         """Whether most values are texts that are no numbers."""
         return 2 * (self.integers + self.numbers + self.lists + self.others + self.empty) < self.rows

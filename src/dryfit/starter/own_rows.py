@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -55,11 +55,12 @@ class OwnRows:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Rows as a split sees them: the group and the classes of each, and its length in tokens, estimated."""
+    """Rows as a split sees them: the group and the classes of each, its number, and its length in tokens, estimated."""
 
     groups: list[str]
     classes: list[tuple[str, ...]]
     tokens: list[int]
+    numbers: list[float]
 
 
 def own_rows(
@@ -72,7 +73,7 @@ def own_rows(
         source: The file, absolute, or hub name that they were read from.
         place: What the study file calls it.
         given: Columns that the user named, by role.
-        needs: What the task reads: ``label``, ``evidence``.
+        needs: What the task reads: ``label``, ``evidence``; with ``number`` a label may be one.
 
     Raises:
         ConfigError: A column was named that is not there, or it is not clear which one is meant.
@@ -91,16 +92,18 @@ def own_rows(
                 f"reading {source}", f"column {column.name!r} is in {column.rows} of {rows} rows", "all rows"
             )
     whole = {name: column for name, column in columns.items() if column.rows == rows}
-    roles = find_roles(whole, given, source, needs_label="label" in needs)
+    may_be_numbers = "number" in needs
+    roles = find_roles(whole, given, source, needs_label="label" in needs, may_be_numbers=may_be_numbers)
     if "evidence" in needs and roles.evidence is None:
         raise DataError(
             f"looking at the columns of {source}", "no column `evidence` with spans", "[[start, end], ...] in each row"
         )
     column = columns[roles.label] if roles.label is not None else None
     group = roles.group or _of_repeated_texts(whole[roles.text])
-    seen = _seen(_rows(copied, source), source, roles, group, of_csv=of_csv)
+    numeric = column is not None and column.is_numeric and may_be_numbers
+    seen = _seen(_rows(copied, source), source, roles, group, of_csv=of_csv, numeric=numeric)
     data: Keys = {"file": place, **_columns(roles, group, columns)}
-    data |= _classes(column) if column is not None else {}
+    data |= {"num_labels": 1} if numeric else _classes(column) if column is not None else {}
     split, rule = _split(seen, source)
     data |= {"validation_fraction": rule.validation, "test_fraction": rule.test}
     data |= {"split_seed": rule.seed} if rule.seed else {}
@@ -111,12 +114,17 @@ def own_rows(
     said = [
         f"{called}: {rows} rows, columns {few(columns, most=12)}",
         _said_of_roles(roles, group, columns),
-        *([_said_of_classes(column)] if column is not None else []),
+        *([_said_of_numbers(seen.numbers) if numeric else _said_of_classes(column)] if column is not None else []),
         f"length: 95 % of the rows have at most {longest} tokens, estimated; train.max_length is {max_length}",
         _said_of_split(split, seen),
     ]
     unread = roles.unread(columns)
     return OwnRows(data, max_length, (*said, *([f"not read: {few(unread, most=12)}"] if unread else [])))
+
+
+def is_regression(data: Mapping[str, object]) -> bool:
+    """Return whether the keys of ``[data]`` say that labels are numbers."""
+    return data.get("num_labels") == 1 and not data.get("multi_label")
 
 
 def reference(source: str, folder: Path) -> str:
@@ -139,15 +147,24 @@ def _rows(copied: Path, source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _seen(
-    rows: Iterator[tuple[str, Mapping[str, Any]]], source: str, roles: Roles, group: str | None, *, of_csv: bool
+    rows: Iterator[tuple[str, Mapping[str, Any]]],
+    source: str,
+    roles: Roles,
+    group: str | None,
+    *,
+    of_csv: bool,
+    numeric: bool,
 ) -> _Seen:
-    seen = _Seen([], [], [])
+    seen = _Seen([], [], [], [])
     for place, values in rows:
         number = place.rpartition(" ")[2]
         name = group or roles.id
         seen.groups.append(str(values[name]) if name is not None else f"{source}:{number}")
         held: Any = cell(values[roles.label], of_csv=of_csv) if roles.label is not None else list[Any]()
-        seen.classes.append(tuple(value_name(one) for one in listed(held)))
+        if numeric and not math.isfinite(held):
+            raise DataError(f"reading {source}, {place}", f"{roles.label} is {held}", "a finite number in each row")
+        seen.numbers.extend([float(held)] if numeric else [])
+        seen.classes.append(() if numeric else tuple(value_name(one) for one in listed(held)))
         texts = [str(values[name]) for name in (roles.criterion, roles.text) if name is not None]
         seen.tokens.append(sum(map(_tokens, texts)) + _SPECIAL_TOKENS)
     return seen
@@ -241,6 +258,11 @@ def _said_of_classes(column: Column) -> str:
     counts = [f"{name} ({column.values[name]})" for name in _sorted(column.values)]
     several = ", any number of them to a row" if column.lists else ""
     return f"{len(counts)} classes{several}: {few(counts, most=12)}"
+
+
+def _said_of_numbers(numbers: Sequence[float]) -> str:
+    mean = math.fsum(numbers) / len(numbers)
+    return f"numbers from {min(numbers):g} to {max(numbers):g}, {mean:.4g} in the mean: regression"
 
 
 def _said_of_split(split: Mapping[str, str], seen: _Seen) -> str:

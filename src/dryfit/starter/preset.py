@@ -16,9 +16,11 @@ from typing import Final, cast
 
 from dryfit.config.freeze import toml_value
 from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
+from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask, Metric
 from dryfit.core.settings.presets import PRESETS
+from dryfit.core.settings.tables import LossSettings
 from dryfit.core.settings.task_facts import facts_of, reads
+from dryfit.starter.own_rows import is_regression
 
 TASKS: Final = tuple(task for task in BuiltInTask if not facts_of(task).calls_function)
 """The tasks that a study file can be written of."""
@@ -26,6 +28,8 @@ TASKS: Final = tuple(task for task in BuiltInTask if not facts_of(task).calls_fu
 _FOLDER: Final = files("dryfit.starter") / "presets"
 _OF_TWO_CLASSES: Final = frozenset({"head.threshold", "loss.alpha"})
 """Searched keys that a study of more classes cannot have."""
+_OF_CLASSES: Final = _OF_TWO_CLASSES | {f"loss.{key}" for key in LossSettings.model_fields}
+"""Searched keys that a regression does not have."""
 _TABLE: Final = re.compile(r"\[(\w+)\]")
 _KEY: Final = re.compile(r'"?([\w.]+)"? = ')
 
@@ -66,7 +70,8 @@ def preset_text(name: str, task: BuiltInTask | None = None, without: Collection[
         )
     task = task or tasks[0]
     if len(tasks) == 1:
-        return _file(name).read_text(encoding="utf-8")
+        lines = _file(name).read_text(encoding="utf-8").splitlines(keepends=True)
+        return "".join(_read_by(task, lines, without))
     text = _file(name, decoder=facts_of(task).decoder).read_text(encoding="utf-8")
     return re.sub(
         r'(?m)^task = ".*"$', f'task = "{task}"', "".join(_read_by(task, text.splitlines(keepends=True), without))
@@ -86,8 +91,12 @@ def preset_study(name: str, study_name: str, data: Mapping[str, object], task: B
         ConfigError: There is no such preset, or it is for another task.
     """
     classes = data.get("num_labels", data.get("labels", 2))
+    regression = is_regression(data)
     several = (classes if isinstance(classes, int) else len(cast("Sequence[str]", classes))) > 2
-    text = preset_text(name, task, _OF_TWO_CLASSES if several and not data.get("multi_label") else ())
+    without = _OF_TWO_CLASSES if several and not data.get("multi_label") else frozenset[str]()
+    text = preset_text(name, task, _OF_CLASSES if regression else without)
+    if regression:
+        text = re.sub(r"(?m)^metric = .*$", f'metric = "{Metric.MSE}"', text)
     if {"num_labels", "labels"} & data.keys():
         text = re.sub(r"(?m)^num_labels = .*\n", "", text)
     paths = "".join(f"{key} = {toml_value(value)}\n" for key, value in data.items())

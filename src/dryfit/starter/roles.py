@@ -20,7 +20,10 @@ ROLES: Final = ("text", "label", "criterion", "group")
 """What a user may say the column of."""
 
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "label": ("label", "labels", "answer", "class", "category", "target", "sentiment", "intent", "gold", "y", "stars"),
+    "label": (
+        *("label", "labels", "answer", "class", "category", "target", "sentiment", "intent", "gold", "y", "stars"),
+        *("score", "rating", "similarity"),
+    ),
     "text": (
         *("text", "passage", "context", "body", "content", "sentence", "premise", "document", "review", "post"),
         *("message", "comment", "tweet", "abstract", "paragraph", "utterance", "description", "sentence1"),
@@ -56,7 +59,7 @@ class Roles:
 
     Attributes:
         text: The text.
-        label: The class; None: there is none, and rows have evidence.
+        label: The class, or the number; None: there is none, and rows have evidence.
         criterion: What the text is held against; None: there is none.
         group: What may not cross splits; None: each row is alone.
         id: The row's own id; None: it has none.
@@ -77,7 +80,12 @@ class Roles:
 
 
 def find_roles(
-    columns: Mapping[str, Column], given: Mapping[str, str], source: str, *, needs_label: bool = True
+    columns: Mapping[str, Column],
+    given: Mapping[str, str],
+    source: str,
+    *,
+    needs_label: bool = True,
+    may_be_numbers: bool = False,
 ) -> Roles:
     """Return which column is what.
 
@@ -85,7 +93,8 @@ def find_roles(
         columns: What they hold.
         given: Columns that the user named, by role.
         source: For messages.
-        needs_label: Rows must have a class.
+        needs_label: Rows must have a label.
+        may_be_numbers: Numbers are labels as well as classes are.
 
     Raises:
         ConfigError: There is no such column, or it was named twice.
@@ -100,7 +109,7 @@ def find_roles(
     free = _without(free, evidence)
     label = given.get("label")
     if label is None and needs_label:
-        label = _label(free, doing)
+        label = _label(free, doing, may_be_numbers=may_be_numbers)
     free = _without(free, label)
     text = given.get("text")
     criterion, named = given.get("criterion"), _named(_texts(free), _NAMES["criterion"])
@@ -119,19 +128,22 @@ def find_roles(
     if group is not None and columns[group].empty:
         raise DataError(doing, _emptiness(columns[group]), "a group for each row", "another --group, or fill them in")
     if label is not None:
-        check_label(columns[label], doing)
+        check_label(columns[label], doing, may_be_numbers=may_be_numbers)
     return Roles(text, label, criterion, group, row_id, evidence)
 
 
-def check_label(column: Column, doing: str) -> None:
-    """Refuse a column that holds no classes.
+def check_label(column: Column, doing: str, *, may_be_numbers: bool = False) -> None:
+    """Refuse a column that holds no classes, and no numbers where these may be labels.
 
     Raises:
         DataError: It lacks values, has one alone, or so many that it holds numbers, ids or free text.
     """
     name, values, rows = column.name, column.values, column.rows - column.empty
     if column.empty:
-        raise DataError(doing, _emptiness(column), "a class for each row", "leave these rows out, or another --label")
+        raise DataError(doing, _emptiness(column), "a label for each row", "leave these rows out, or another --label")
+    if column.is_numeric and may_be_numbers:
+        _check_numbers(column, doing)
+        return
     if column.numbers:
         number = next(one for one in values if not one.lstrip("+-").isdigit())
         found = f"column {name!r} holds numbers such as {number}: that looks like regression"
@@ -150,11 +162,22 @@ def check_label(column: Column, doing: str) -> None:
     if len(values) > MOST_CLASSES:
         count = "more than 1000" if column.has_many else str(len(values))
         found = f"column {name!r} has {count} different values: that looks like numbers or free text"
-        hint = "another --label; many classes can be written into a study file by hand"
+        hint = "another --label; many classes can be written into a study file by hand, and regression: num_labels = 1"
         raise DataError(doing, found, f"at most {MOST_CLASSES} classes", hint)
     if name.strip() in values:
         found = f"column {name!r} is called as one of its values: the first line looks like a row"
         raise DataError(doing, found, "a first line with the names of the columns", "add it")
+
+
+def _check_numbers(column: Column, doing: str) -> None:
+    """Refuse numbers that are all the same, or two whole ones: classes that were written with a point."""
+    values = sorted({float(value) for value in column.values})
+    if len(values) < 2:
+        found = f"column {column.name!r} is {values[0]:g} in every row"
+        raise DataError(doing, found, "two different numbers at least", "another --label")
+    if len(values) == 2 and all(value.is_integer() for value in values):
+        found = f"column {column.name!r} holds {values[0]} and {values[1]}: classes, written with a point"
+        raise DataError(doing, found, "classes as whole numbers, or names", f"write {values[0]:g} and {values[1]:g}")
 
 
 def _check_given(columns: Mapping[str, Column], given: Mapping[str, str], doing: str) -> None:
@@ -170,13 +193,15 @@ def _check_given(columns: Mapping[str, Column], given: Mapping[str, str], doing:
         roles[name] = role
 
 
-def _label(columns: Mapping[str, Column], doing: str) -> str:
+def _label(columns: Mapping[str, Column], doing: str, *, may_be_numbers: bool) -> str:
+    numeric = [name for name, column in columns.items() if may_be_numbers and column.is_numeric and not column.empty]
     named = list(_all_named(columns, _NAMES["label"]))
     if named:
-        shaped = [name for name in named if _looks_like_classes(columns[name])]
+        shaped = [name for name in named if name in numeric or _looks_like_classes(columns[name])]
         return (shaped or named)[0]  # what is wrong with it is said by its name
     others = {name for role in ("id", "group") for name in _all_named(columns, _NAMES[role])}
     shaped = [name for name, column in columns.items() if name not in others and _looks_like_classes(column)]
+    shaped = shaped or [name for name in numeric if name not in others]
     if len(shaped) != 1:
         raise AmbiguousError(doing, "label", tuple(shaped or columns))
     return shaped[0]

@@ -12,7 +12,7 @@ from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.task_facts import TaskFacts, facts_of, reads
 from dryfit.core.wire import write_text_atomic
-from dryfit.starter.own_rows import OwnRows, Written
+from dryfit.starter.own_rows import OwnRows, Written, is_regression
 from dryfit.starter.posts import DEFAULT_DIFFICULTY, write_splits
 from dryfit.starter.preset import TASKS, preset_study, preset_tasks, preset_text
 
@@ -61,7 +61,7 @@ _KEYS: Final[dict[str, dict[str, Written | _Off]]] = {
         "epochs": 2,
         "batch_size": 16,
         "max_length": 96,
-        "precision": "fp32",
+        "precision": "auto",
         "evals_per_epoch": 2,
         "early_stopping": _Off(2),
     },
@@ -97,7 +97,7 @@ _KEYS: Final[dict[str, dict[str, Written | _Off]]] = {
     },
     "search": {"sampler": "tpe", "startup_trials": 4, "pruner": "median", "pruner_startup_trials": 3},
     "execution": {"device": "auto", "micro_batch": _Off(8), "threads": _Off(2)},
-    "runtime": {"parallel": 1, "retries": _Off(3), "trial_timeout_s": _Off(3600.0)},
+    "runtime": {"parallel": "auto", "retries": _Off(3), "trial_timeout_s": _Off(3600.0)},
 }
 
 _HEAD: Final = """\
@@ -124,15 +124,18 @@ def study_toml(task: BuiltInTask, name: str, own: OwnRows | None = None) -> str:
     """
     facts = facts_of(task)
     keys = _KEYS if own is None else {**_KEYS, "data": {**own.data}}
+    regression = own is not None and is_regression(own.data)
+    if regression:
+        keys = {table: keys[table] for table in keys if table != "loss"}  # it has no keys to choose by
     given: dict[str, Written] = {
         **facts.starter,
         **({"train.max_length": own.max_length} if own is not None else {}),
         "study.name": name,
         "study.task": task.value,
-        "study.metric": str(facts.metrics(DataSettings())[0]),
+        "study.metric": str(facts.metrics(DataSettings(num_labels=1) if regression else DataSettings())[0]),
     }
     if facts.decoder:
-        given["model.name"] = MODEL_FOLDER
+        given |= {"model.name": MODEL_FOLDER, "train.precision": "fp32"}
     tables = [table for table in keys if reads(task, table)]
     parts = [_HEAD]
     for table in tables:
@@ -226,7 +229,7 @@ def init_own(folder: Path, own: OwnRows, *, task: BuiltInTask, force: bool, pres
         ConfigError: As :func:`check_own`.
     """
     check_own(folder, task=task, force=force, preset=preset)
-    name, file = _name(folder), folder / STUDY_FILE
+    name, file = study_name(folder), folder / STUDY_FILE
     text = study_toml(task, name, own) if preset is None else f"{_HEAD}#\n{preset_study(preset, name, own.data, task)}"
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomic(file, text)
@@ -271,7 +274,7 @@ def starter_study(folder: Path, *, task: BuiltInTask | None, force: bool, preset
             "call dryfit.tune(objective=..., space=...), or trainer= for objective=; "
             "docs/objective.md and docs/trainer.md have examples",
         )
-    name = _name(folder)
+    name = study_name(folder)
     text = study_toml(task, name) if preset is None else f"{_HEAD}#\n{preset_study(preset, name, _DATA_FILES, task)}"
     targets = [folder / file for file in (STUDY_FILE, *_DATA_FILES.values())]
     toys = [folder / MODEL_FOLDER] if facts_of(task).decoder and preset is None else []
@@ -286,7 +289,7 @@ def starter_study(folder: Path, *, task: BuiltInTask | None, force: bool, preset
     return text
 
 
-def _name(folder: Path) -> str:
+def study_name(folder: Path) -> str:
     """Return a legal study name that resembles the folder's."""
     plain = "".join(
         char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in folder.resolve().name

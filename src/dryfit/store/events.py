@@ -277,6 +277,30 @@ class DeviceSetAside(LedgerEvent):
     reason: str
 
 
+class NodeJoined(LedgerEvent):
+    """An agent has joined with its machine, or has come back after its trials were given up."""
+
+    type: Literal["node_joined"] = "node_joined"
+    node: str
+    agent: str = Field(description="the agent's own name, which no other has")
+    epoch: int = Field(description="1, and one more whenever the agent has ended its trials and come back")
+    host: str
+    pid: int
+    cores: int
+    host_bytes: int
+    devices: tuple[str, ...] = Field(description="its CUDA devices, as they are called there")
+
+
+class NodeLost(LedgerEvent):
+    """A node was given up, with the trials that ran there."""
+
+    type: Literal["node_lost"] = "node_lost"
+    node: str
+    epoch: int
+    why: str
+    trials: int = Field(description="how many trials ran there")
+
+
 class ParallelSet(LedgerEvent):
     """The number of trials that may run at the same time was changed."""
 
@@ -317,6 +341,8 @@ Event = Annotated[
     | CheckpointMade
     | AttemptEnded
     | DeviceSetAside
+    | NodeJoined
+    | NodeLost
     | ParallelSet
     | TrialFinished,
     Field(discriminator="type"),

@@ -96,6 +96,21 @@ class FinalLayout(TrialLayout):
 
 
 @dataclass(frozen=True, slots=True)
+class TrackerLayout:
+    """The files of one tracker's process.
+
+    Attributes:
+        position: How much of the ledger the tracker has for certain; it stays between sessions.
+        status: How far the process is, and since when it fails; removed when the next one starts.
+        log: The process's output.
+    """
+
+    position: Path
+    status: Path
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
 class StudyLayout:
     """The folder of a study."""
 
@@ -117,10 +132,18 @@ class StudyLayout:
     """Tokenised data; safe to delete."""
     logs = _Inside("logs")
     """Logs of processes that belong to no trial."""
+    nodes = _Inside("nodes")
+    """What agents on other machines need to join."""
+    node_address = _Inside("nodes", "address.json")
+    """Where the control process listens for them; there while it does."""
+    node_token = _Inside("nodes", "token")
+    """The secret that both sides prove to have; readable by its owner alone."""
     mirror_status = _Inside("logs", "mirror.json")
     """The mirror's progress, and the journal it writes."""
     journal = _Inside("optuna.journal")
     """The Optuna journal of the mirror, unless it had to begin another one."""
+    trackers = _Inside("trackers")
+    """How much of the ledger each tracker of ``study.track`` has."""
     baselines = _Inside("baselines")
     """What the metric is worth without a model: scored rows of each baseline, and the groups of all rows."""
     preparations = _Inside("prepare")
@@ -133,6 +156,16 @@ class StudyLayout:
     """Folders of final trainings."""
     comparison = _Inside("final", "compare.json")
     """The last comparison of the best trials over several seeds."""
+
+    def tracker(self, slug: str) -> TrackerLayout:
+        """Return the files of a tracker's process."""
+        log = self.logs / f"track-{slug}"
+        return TrackerLayout(self.trackers / f"{slug}.json", log.with_suffix(".json"), log.with_suffix(".txt"))
+
+    @property
+    def tracker_statuses(self) -> list[Path]:
+        """The status files of all trackers, sorted."""
+        return sorted(self.logs.glob("track-*.json"))
 
     def final(self, name: str) -> FinalLayout:
         """Return the folder of a final training."""

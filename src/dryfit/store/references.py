@@ -42,7 +42,7 @@ def check_order(event: Event, *, created: bool, generations: int, sessions: int,
             raise wrong_reference(event, "the study is created a second time")
         case "study_revised" if not generations:
             raise wrong_reference(event, "no study was created before")
-        case "session_closed" | "device_set_aside" | "parallel_set" if not sessions:
+        case "session_closed" | "device_set_aside" | "parallel_set" | "node_joined" | "node_lost" if not sessions:
             raise wrong_reference(event, "no session was opened before")
         case _:
             pass

@@ -1,15 +1,13 @@
 """The state of a study, projected from the events of its ledger: the only memory a study has."""
 
 import math
-from itertools import compress
 
-from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.train import ResolveResult
-from dryfit.core.pareto import Losses, as_losses, dominates
+from dryfit.core.pareto import ParetoFront, as_losses
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Goal, Outcome, best_first, better
-from dryfit.core.sharding.device_groups import cpu_of
+from dryfit.store.attempt_events import apply_to_attempt
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -21,6 +19,8 @@ from dryfit.store.events import (
     Event,
     FirstStepDone,
     GenerationBegan,
+    NodeJoined,
+    NodeLost,
     ParallelSet,
     ReportMade,
     Resolved,
@@ -35,7 +35,8 @@ from dryfit.store.events import (
 )
 from dryfit.store.history import History
 from dryfit.store.references import attempt_of, check_order, trial_of, wrong_reference
-from dryfit.store.state import AttemptState, GenerationState, PlanState, SessionState, TrialState, VerdictState
+from dryfit.store.session_state import SessionState
+from dryfit.store.state import AttemptState, GenerationState, PlanState, TrialState, VerdictState
 from dryfit.store.tally import FailureTally
 
 
@@ -49,7 +50,6 @@ class StudyState:
         generations: A new one begins whenever the study changed so that its trials no longer counted; the first is 1.
         baselines: What the metric is worth without a model; None: nobody has found out.
         best: The best complete trial by the study's metric; one that gave all rows the same answer only where all did.
-        front: With several goals, the complete trials that no other one dominates, in the order they ended; else empty.
         finished_since_best: Finished trials since the best trial, or the front, last improved.
         failures: Failed trials of this session since the last one that ended well.
     """
@@ -63,7 +63,6 @@ class StudyState:
         self.trials: list[TrialState] = []
         self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.best: TrialState | None = None
-        self.front: list[TrialState] = []
         self.finished_since_best = 0
         self.failures = FailureTally()
         self.refused_in_a_row = 0
@@ -71,7 +70,7 @@ class StudyState:
         self._unfinished: dict[int, TrialState] = {}
         self._history = History()
         self._distributions: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
-        self._front_losses: list[Losses] = []
+        self._front = ParetoFront[TrialState]()
 
     @property
     def generation(self) -> GenerationState:
@@ -88,6 +87,11 @@ class StudyState:
         if number == len(self.generations):
             return self.present
         return self.trials[self.generations[number - 1].first : self.generations[number].first]
+
+    @property
+    def front(self) -> list[TrialState]:
+        """With several goals, the complete trials that no other one dominates, in the order they ended; else empty."""
+        return self._front.members
 
     @property
     def complete(self) -> list[TrialState]:
@@ -196,9 +200,8 @@ class StudyState:
                 self._plan(event)
             case DeviceSetAside():
                 self.sessions[-1].set_aside[event.device] = event.reason
-            case ParallelSet():
-                self.sessions[-1].side_by_side = event.parallel
-                self.sessions[-1].side_by_side_reason = event.reason
+            case NodeJoined() | NodeLost() | ParallelSet():
+                self.sessions[-1].take(event)
             case TrialFinished():
                 self._finish(trial_of(event, self.trials), event)
             case ReportMade():
@@ -210,7 +213,7 @@ class StudyState:
                 trial.verdicts[event.n] = VerdictState(event.proceed, event.reason)
                 trial.system_attrs.update(event.system_attrs)
             case AttemptPlaced() | AttemptStarted() | FirstStepDone() | CheckpointMade() | AttemptEnded():
-                self._attempt(trial_of(event, self.trials), event)
+                apply_to_attempt(event, trial_of(event, self.trials), self.sessions[-1] if self.sessions else None)
         if self.sessions:
             self.sessions[-1].last_at_s = event.at
 
@@ -253,7 +256,7 @@ class StudyState:
         )
         self._remake_history()
         self.counts = dict.fromkeys(Outcome, 0)
-        self.best, self.front, self._front_losses = None, [], []
+        self.best, self._front = None, ParetoFront[TrialState]()
         self.finished_since_best = self.refused_in_a_row = 0
         self.failures = FailureTally()
 
@@ -308,43 +311,6 @@ class StudyState:
         self._unfinished[trial.number] = trial
         self._history.put(trial.record())
 
-    def _attempt(
-        self,
-        trial: TrialState,
-        event: AttemptPlaced | AttemptStarted | FirstStepDone | CheckpointMade | AttemptEnded,
-    ) -> None:
-        if isinstance(event, AttemptPlaced):
-            trial.attempts.append(
-                AttemptState(
-                    event.attempt,
-                    event.at,
-                    event.device or cpu_of(event.node),
-                    needs_bytes=event.needs_bytes,
-                    terms=event.terms,
-                    session=self.sessions[-1] if self.sessions else None,
-                    trial=trial.number,
-                )
-            )
-            return
-        attempt = attempt_of(event, trial)
-        match event:
-            case AttemptStarted():
-                attempt.pid = event.pid
-                attempt.overhead_ms = event.overhead_ms
-            case FirstStepDone():
-                attempt.first_step_ms = event.after_ms
-            case CheckpointMade():
-                attempt.checkpoint_step = event.step
-                attempt.checkpoint_at_s = event.at
-            case AttemptEnded():
-                attempt.ended = True
-                attempt.ended_at_s = event.at
-                attempt.failure = event.failure
-                if trial.plan is not None and event.failure is not None:
-                    trial.plan.misses += event.failure.kind is FailureKind.OOM_DEVICE
-                    if event.failure.action is Action.FALLBACK:
-                        trial.plan.take_fallback(event.failure.phase)
-
     def _finish(self, trial: TrialState, event: TrialFinished) -> None:
         trial.outcome = event.outcome
         trial.finished_at_s = event.at
@@ -384,17 +350,8 @@ class StudyState:
     def _join_front(self, trial: TrialState) -> bool:
         """Add a trial to the Pareto front if it belongs there; return whether it improved the front.
 
-        Trials with equal values are all in the front, but only the first of them improves it. A trial with a missing
-        or NaN value is never in it.
+        A trial with a missing or NaN value is never in it.
         """
         values = trial.values or ()
         losses = as_losses(values, self.directions) if len(values) == len(self.directions) else None
-        if losses is None:
-            return False
-        before = self._front_losses
-        if any(dominates(theirs, losses) for theirs in before):
-            return False
-        stay = [not dominates(losses, theirs) for theirs in before]
-        self.front = [*compress(self.front, stay), trial]
-        self._front_losses = [*compress(before, stay), losses]
-        return losses not in before
+        return losses is not None and self._front.join(trial, losses)

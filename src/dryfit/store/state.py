@@ -7,44 +7,14 @@ from math import isfinite
 from typing import Final
 
 from dryfit.core.failure import PERMITTED, Action, PastFailure
-from dryfit.core.jobs.memory import ExecutionChoice
+from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
 from dryfit.core.sharding.device_groups import HERE, cpu_of, on_cpu
 from dryfit.core.wire import VALIDATING
 from dryfit.store.events import ComparabilityKey, FailureFacts, Observed
-
-
-@dataclass(slots=True)
-class SessionState:
-    """One session: the work of one control process on the study.
-
-    Attributes:
-        set_aside: Devices that are not used any more, each with the reason.
-        side_by_side: How many trials may run at the same time, as determined last; None: as asked for.
-        side_by_side_reason: Why not more.
-        superseded: Whether a later session was opened; if this one was not closed, it was killed.
-    """
-
-    opened_at_s: float
-    last_at_s: float
-    total: int
-    parallel: int = 1
-    host: str = ""
-    version: str = ""
-    notes: tuple[str, ...] = ()
-    closed: str | None = None
-    set_aside: dict[str, str] = field(default_factory=dict[str, str])
-    side_by_side: int | None = None
-    side_by_side_reason: str = ""
-    pid: int | None = None
-    superseded: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its control process works on the study, as far as the ledger says."""
-        return self.closed is None and not self.superseded
+from dryfit.store.session_state import SessionState
 
 
 class AttemptEnd(StrEnum):
@@ -183,6 +153,11 @@ class PlanState:
         if choice is None or not self.eval_batches_taken:
             return choice
         return choice.with_eval_rows_at_most(self.answer.eval_batches[self.eval_batches_taken - 1])
+
+    @property
+    def changes_what_was_asked(self) -> bool:
+        """Whether the next attempt is executed otherwise than was asked for."""
+        return self.answer.verdict is VerdictKind.FITS_WITH or self.fallbacks_taken > 0
 
     @property
     def runs_otherwise(self) -> bool:

@@ -1,4 +1,4 @@
-"""The task ``criteria``: classify (criterion, text), or text alone, into one class or any number of classes.
+"""The task ``criteria``: classify (criterion, text), or text alone, into one class or any number of them; or a number.
 
 Dimension suffixes: ``B`` rows of a batch, ``R`` rows of a split, ``C`` classes.
 """
@@ -17,17 +17,19 @@ from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.baselines.baseline import Baseline
 from dryfit.tasks.baselines.classes import class_baselines
+from dryfit.tasks.baselines.numbers import number_baselines
 from dryfit.tasks.class_threshold import check_two, decided, fit_thresholds
 from dryfit.tasks.encoder import EncoderTask
-from dryfit.tasks.losses import ScoreLoss, make_loss
+from dryfit.tasks.losses import ScoreLoss, SquaredLoss, make_loss
 from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
-from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
+from dryfit.tasks.number_answers import NumberAnswers, scale_remark
+from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes, check_numbers
 from dryfit.tasks.tokens.token_set import Tokens, TokenSet, class_labels
 
 
 @final
 class CriteriaTask(EncoderTask):
-    """Classification by cross entropy or focal loss.
+    """Classification by cross entropy or focal loss; with ``data.num_labels = 1`` regression by squared error.
 
     Args:
         context: Settings, rows and tokens.
@@ -44,30 +46,39 @@ class CriteriaTask(EncoderTask):
 
     @property
     def num_outputs(self) -> int:
-        """One score for each class."""
+        """One score for each class; of a regression the number itself."""
         return self.context.data.num_labels
 
     @property
-    def classes(self) -> int:
-        """Number of classes of the data."""
-        return self.context.data.num_labels
+    def classes(self) -> int | None:
+        """Number of classes of the data; None where labels are numbers."""
+        return None if self.context.data.is_regression else self.context.data.num_labels
 
     def metric_names(self) -> tuple[str, ...]:
-        """Return the metrics that such classes have."""
+        """Return the metrics that such labels have."""
         return metrics_of_classes(self.context.data)
 
     def check_rows(self, splits: Splits) -> None:
-        """Refuse training rows that lack a class, or from which one cannot be learned."""
-        check_classes(splits, self.context.data)
+        """Refuse training rows that lack a class, or from which one cannot be learned; or all of the same number."""
+        if self.context.data.is_regression:
+            check_numbers(splits)
+        else:
+            check_classes(splits, self.context.data)
 
     def labels(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Return each row's class, or for each class whether the row has it."""
+        """Return each row's class, or for each class whether the row has it; its number, fp64."""
+        if self.context.data.is_regression:
+            return torch.tensor([row.label for row in rows], dtype=torch.float64)
         return class_labels(rows, self.context.data.num_labels)
 
     def batch_sizes(self, rows: int, length: int, *, segments: bool) -> dict[str, tuple[int, ...]]:
         """Return the sizes for any encoder; with ``multi_label`` there is a label for each class."""
         sizes = super().batch_sizes(rows, length, segments=segments)
         return sizes | {"labels": (rows, self.num_outputs)} if self.context.data.multi_label else sizes
+
+    def remarks(self, tokens: Tokens) -> tuple[str, ...]:
+        """Return a remark on numbers far from what a fresh head says."""
+        return scale_remark(tokens) if self.context.data.is_regression else ()
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
         """Return the normaliser of a batch."""
@@ -83,22 +94,24 @@ class CriteriaTask(EncoderTask):
         return self._answers(kept, tokens).fit()
 
     def metrics(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> dict[str, float]:
-        """Return every metric that such classes have."""
+        """Return every metric that such labels have."""
         return self._answers(kept, tokens).metrics(fitted)
 
     def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
         """Yield what the metrics are worth without a model."""
         del tokens
+        if self.context.data.is_regression:
+            return number_baselines(splits)
         return class_baselines(splits, self.context.data)
 
     def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
-        """Yield each row with its class beside the right one."""
+        """Yield each row with its answer beside the right one."""
         return self._answers(kept, tokens).scored_rows(tokens.source_names, fitted)
 
     def predictions(
         self, kept: torch.Tensor, tokens: TokenSet, rows: Sequence[Readable]
     ) -> Iterator[dict[str, object]]:
-        """Yield each row's class, or with ``multi_label`` its classes, and every class's probability."""
+        """Yield each row's class, or with ``multi_label`` its classes, and every class's probability; or its number."""
         return self._answers(kept, tokens).predictions(rows, self.context.fitted)
 
     def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
@@ -107,11 +120,16 @@ class CriteriaTask(EncoderTask):
         return None
 
     def averaged(self, outputs: Sequence[ModelOutputs]) -> Answers:
-        """Return the mean of each row's probabilities."""
+        """Return the mean of each row's probabilities, or numbers."""
+        if self.context.data.is_regression:
+            said_R = torch.stack([one.kept_RK[:, 0].double() for one in outputs]).mean(dim=0)
+            return NumberAnswers(said_R, outputs[0].tokens.labels_R)
         scores_RC = mean_scores([one.kept_RK for one in outputs], multi_label=self.context.data.multi_label)
         return self._answers(scores_RC, outputs[0].tokens)
 
-    def _answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> "ClassAnswers":
+    def _answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> "ClassAnswers | NumberAnswers":
+        if self.context.data.is_regression:
+            return NumberAnswers(scores_RC[:, 0], tokens.labels_R)
         return class_answers(scores_RC, tokens.labels_R, self.context)
 
 
@@ -207,12 +225,14 @@ def check_threshold(context: TaskContext) -> None:
 
 
 def class_loss(context: TaskContext) -> ScoreLoss:
-    """Return the classification loss that the settings ask for.
+    """Return the loss of scores that the settings ask for.
 
     Raises:
         ConfigError: ``loss.alpha`` is set and there are more than two classes, of which a row has one.
     """
     data, facts = context.data, context.facts
+    if data.is_regression:
+        return SquaredLoss()
     return make_loss(
         context.settings.loss,
         num_labels=data.num_labels,

@@ -1,4 +1,4 @@
-"""Classification losses: cross entropy and focal loss, for one class of several or for each class by itself.
+"""Losses of a row's scores: cross entropy and focal loss, for one class of several or each by itself; squared error.
 
 Each is a sum with a normaliser: their quotient is the weighted mean over a batch. docs/settings.md has the formulas.
 
@@ -122,7 +122,28 @@ class MultiLabelLoss:
         return loss_BC.sum(dim=1)
 
 
-ScoreLoss: TypeAlias = ClassificationLoss | MultiLabelLoss
+@final
+class SquaredLoss:
+    """Squared error of rows whose label is a number: the mean over a batch is torch's ``MSELoss``."""
+
+    def batch_weight(self, batch: Batch) -> torch.Tensor:
+        """Return the number of rows; fp64."""
+        return torch.tensor(len(batch["labels"]), dtype=torch.float64, device=batch["labels"].device)
+
+    def row_weights(self, batch: Batch) -> torch.Tensor:
+        """Return 1 for each row."""
+        return torch.ones(len(batch["labels"]), dtype=torch.float64, device=batch["labels"].device)
+
+    def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the squared error of all rows."""
+        return self.row_losses(outputs, batch).sum()
+
+    def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the squared error of each row."""
+        return F.mse_loss(outputs.squeeze(-1), batch["labels"].to(outputs), reduction="none")
+
+
+ScoreLoss: TypeAlias = ClassificationLoss | MultiLabelLoss | SquaredLoss
 """A loss of (B, C) scores. ``row_losses`` are each row's part of its sum, ``row_weights`` of its normaliser; (B,)."""
 
 

@@ -1,9 +1,10 @@
-"""Metrics of classification over a split, most of them by scikit-learn. docs/settings.md defines each.
+"""Metrics of classes and numbers over a split, most of them by scikit-learn and SciPy. docs/settings.md defines each.
 
 Dimension suffixes: ``R`` rows of a split, ``C`` classes, ``N`` probabilities.
 """
 
 import math
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,6 +86,36 @@ def multi_label_metrics(
         values[Metric.AUROC] = _auroc(p_RC, labels_RC, range(classes))
         values[Metric.ECE] = calibration_error(p_RC.flatten().numpy(), labels_RC.flatten().numpy())
     return _plain(values)
+
+
+def number_metrics(outputs_R: torch.Tensor, labels_R: torch.Tensor) -> dict[str, float]:
+    """Return the metrics of numbers; a correlation is NaN where one of the two sides has the same number in all rows.
+
+    ``loss`` is the mean squared error, which is what training minimises.
+
+    Args:
+        outputs_R: The numbers that are said, on the CPU.
+        labels_R: The right ones.
+    """
+    said_R, right_R = outputs_R.double().numpy(), labels_R.double().numpy()
+    values: Values = dict.fromkeys((Metric.MSE, Metric.MAE, Metric.PEARSON, Metric.SPEARMAN), math.nan)
+    if np.isfinite(said_R).all():
+        values[Metric.MSE] = sklearn_metrics().mean_squared_error(right_R, said_R)
+        values[Metric.MAE] = sklearn_metrics().mean_absolute_error(right_R, said_R)
+        if np.ptp(said_R) > 0 and np.ptp(right_R) > 0:
+            values[Metric.PEARSON], values[Metric.SPEARMAN] = _correlations(right_R, said_R)
+    return _plain(values | {Metric.LOSS: values[Metric.MSE]})
+
+
+def _correlations(one_R: NDArray[Any], other_R: NDArray[Any]) -> tuple[float, float]:
+    """Return Pearson's correlation of numbers, and Spearman's: that of their ranks, of equal ones the mean rank."""
+    from scipy import stats
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.NearConstantInputWarning)  # says that digits are lost, as they are
+        by_value: Any = stats.pearsonr(one_R, other_R)
+        by_rank: Any = stats.spearmanr(one_R, other_R)
+    return float(by_value.statistic), float(by_rank.statistic)
 
 
 def check_metrics(task: Task, asked: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
 """Refuse settings that would have no effect."""
 
-from dryfit.core.errors import ConfigError
+from dryfit.core.errors import ConfigError, InternalError
+from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.switches import TRIAL_NEEDS
 from dryfit.core.settings.trial import TrialConfig
 
@@ -12,7 +13,10 @@ def check_effect(config: TrialConfig) -> None:
 
     Raises:
         ConfigError: Such a key is set.
+        InternalError: The number format was not decided.
     """
+    if config.settings.train.precision is Precision.AUTO:
+        raise InternalError("checking train.precision of a trial", "it is auto", "a number format")
     for needs in TRIAL_NEEDS:
         value, switched = config.settings.value(needs.key), config.settings.value(needs.switch)
         if switched in needs.values or needs.switch in config.params or not config.settings.is_changed(needs.key):

@@ -16,7 +16,14 @@ from typing import Any
 import torch
 
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, RehearsalRequest, ScriptEnd
+from dryfit.core.jobs.rehearsal import (
+    FAILED_BY_ITSELF,
+    NO_STEP_TAKEN,
+    RehearsalAnswer,
+    RehearsalMemory,
+    RehearsalRequest,
+    ScriptEnd,
+)
 from dryfit.core.process import peak_rss_bytes
 from dryfit.core.text.units import gib
 from dryfit.memory.planning.constants import device_constants, read_calibrations
@@ -215,9 +222,9 @@ def _verdict(
     missing = 0 if memory is None else max(0, memory.required_bytes - capacity)
     match end:
         case ScriptEnd.FAILED:
-            return VerdictKind.UNKNOWN, 0, ("the script failed by itself",)
+            return VerdictKind.UNKNOWN, 0, (FAILED_BY_ITSELF,)
         case ScriptEnd.NO_STEP:
-            return VerdictKind.UNKNOWN, 0, ("no optimizer took a step",)
+            return VerdictKind.UNKNOWN, 0, (NO_STEP_TAKEN,)
         case ScriptEnd.OUT_OF_MEMORY:
             asked = gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes
             reason = gpu.out_of_memory[-1].message.partition(". GPU 0")[0]

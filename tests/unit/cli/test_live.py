@@ -13,13 +13,13 @@ from rich.console import Console
 from dryfit.api import StudyRun, Turn
 from dryfit.cli import live
 from dryfit.cli.live import LiveDisplay, watching
-from dryfit.cli.panel import StudyPanel, remaining_text
 from dryfit.core.errors import DataError
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import BuiltInTask, Direction
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Phase, Progress
 from dryfit.reporting.terminal.live import LiveStudy, Vitals, read_vitals
+from dryfit.reporting.terminal.panel import StudyPanel, remaining_text
 from dryfit.store import events
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState

@@ -220,7 +220,7 @@ def test_a_missing_or_unreadable_file(tmp_path):
         ('[study]\nalso_directions = ["minimize"]\n', DATA, "1 direction(s) for 0 metric(s)"),
         ('[study]\nalso = ["loss", "mcc"]\nalso_directions = ["minimize"]\n', DATA, "1 direction(s) for 2 metric(s)"),
         ('[study]\nalso = ["loss"]\n[search]\npruner = "asha"\n', DATA, "search.pruner is asha, but with study.also"),
-        ("num_labels = 1\n", DATA, "data.num_labels is 1, and data.multi_label is false"),
+        ('num_labels = 1\n[study]\ntask = "joint"\n', DATA, "data.num_labels is 1, and data.multi_label is false"),
         ('multi_label = true\n[study]\nmetric = "mcc"\n', DATA, "study.metric is mcc, and data.multi_label is true"),
         ('multi_label = true\n[study]\nalso = ["f1"]\n', DATA, "study.also is f1, and data.multi_label is true"),
         ('num_labels = 3\n[loss]\nname = "focal"\nalpha = 0.3\n', DATA, "loss.alpha weighs class 1 against class 0"),

@@ -66,7 +66,10 @@ def test_a_frozen_study_moves_with_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (STUDY.format(task="a.py:X", metric="mse", more=""), "study.direction is unset, and mse is a metric of a.py:X"),
+        (
+            STUDY.format(task="a.py:X", metric="brier", more=""),
+            "study.direction is unset, and brier is a metric of a.py:X",
+        ),
         (
             STUDY.format(task="a.py:X", metric="mse", more='direction = "minimize"\nalso = ["rank"]'),
             "also_directions is unset, and rank of study.also has no direction",

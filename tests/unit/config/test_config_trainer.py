@@ -48,6 +48,7 @@ def test_mistakes_are_told(text: str, said: str) -> None:
 
 def test_every_key_is_read_or_refused() -> None:
     read = {key for table, names in TABLES.items() for name in names if reads(TRAINER_TASK, key := f"{table}.{name}")}
+    assert {"execution.allow", "execution.unknown", "runtime.max_refused_in_a_row"} <= read
     assert {"study.metric", "study.also", "trainer.make", "runtime.keep", "runtime.checkpoint_every_s"} <= read
     assert not any(key.startswith(("model.", "data.", "train.", "optim.", "objective.")) for key in read)
 

@@ -41,6 +41,46 @@ def test_a_study_without_a_metric_has_its_tasks_first(task: str, metric: str) ->
     assert default_metric(BuiltInTask(task)) == facts_of(BuiltInTask(task)).metrics(DataSettings())[0]
 
 
+REGRESSION = DATA + "num_labels = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"),
+    [
+        ("", "minimize mse"),
+        ('[study]\nname = "mine"\n', "minimize mse"),
+        ('[study]\nmetric = "spearman"\n', "maximize spearman"),
+        ('[study]\nmetric = "mae"\n', "minimize mae"),
+    ],
+)
+def test_one_number_to_a_row_is_a_regression(text: str, goal: str) -> None:
+    goals = load_study_text(text + REGRESSION, Path("x.toml")).config.goals
+    assert [f"{goal.direction} {goal.name}" for goal in goals] == [goal]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[study]\nmetric = "f1_macro"\n', "study.metric is f1_macro, and data.num_labels is 1"),
+        ('[study]\ntask = "share"\nmetric = "combined"\n', "which study.task = share does not learn"),
+        ('[study]\ntask = "evidence"\n', "which study.task = evidence does not learn"),
+        ('[loss]\nname = "focal"\n', "loss.name is not read: data.num_labels = 1 is regression"),
+        ('[space]\n"loss.class_balance" = ["none", "weighted"]\n', "loss.class_balance is not read"),
+        ('[head]\nthreshold = "calibrated"\n', "head.threshold is not read"),
+        ('[space]\n"head.threshold" = ["fixed", "calibrated"]\n', "head.threshold is not read"),
+    ],
+)
+def test_what_a_regression_has_not(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_study_text(text + REGRESSION, Path("x.toml"))
+    assert said in str(caught.value)
+
+
+def test_a_regression_has_no_names_of_classes() -> None:
+    with pytest.raises(ConfigError, match=r"data\.labels has one name, 'a'"):
+        load_study_text(DATA + 'labels = ["a"]\n', Path("x.toml"))
+
+
 def test_of_code_of_the_users_own_the_default_is_what_it_was() -> None:
     assert default_metric("mine:Task") == default_metric(BuiltInTask.OBJECTIVE) == "f1_macro"
 

@@ -10,6 +10,7 @@ from dryfit.core.failure import ChildFault
 from dryfit.core.jobs.child import JOBS, ChildRequest, ChildResult, training_of
 from dryfit.core.jobs.diagnostics import BatchCheckRequest, ProbeRequest
 from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest
+from dryfit.core.jobs.export import ExportRequest, MergeRequest
 from dryfit.core.jobs.job import Job, ProcessNeeds
 from dryfit.core.jobs.plan import CalibrateRequest
 from dryfit.core.jobs.train import (
@@ -17,7 +18,6 @@ from dryfit.core.jobs.train import (
     FinalResult,
     ImportRequest,
     ImportResult,
-    MergeRequest,
     RowsRequest,
     StopReason,
     TrainResult,
@@ -26,8 +26,8 @@ from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.wire import ErrorParts, Wire
 
 NAMES = (
-    "resolve baselines train check plan calibrate probe batch_check imported final ensemble predict merge tiny_lm rows "
-    "fault error"
+    "resolve baselines train check plan calibrate probe pace batch_check imported script_arguments final ensemble "
+    "predict merge exported tiny_lm rows fault error"
 ).split()
 TRAINED = TrainResult(value=0.5, also=(0.25,), best=None, steps=7, stopped_by=StopReason.SIGTERM, peak_rss_bytes=5)
 IN_FILE = {
@@ -121,6 +121,7 @@ def test_every_job_has_its_row_and_a_name_in_files_has_one_type() -> None:
 def test_a_request_is_read_back_as_that_of_its_job() -> None:
     for body in (
         MergeRequest(model_dir="m", out="o", threads=2),
+        ExportRequest(model_dir="m", out="o", threads=2),
         RowsRequest(source="hub:x", columns=("a", "b"), out="o"),
     ):
         request = ChildRequest(placed_at_s=1.0, wakeup_fifo=None, body=body)

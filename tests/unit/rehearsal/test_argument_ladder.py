@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dryfit.core.jobs.memory import Effect, PeakAt, StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import ArgumentValue, SeenArguments
 from dryfit.core.settings.execution import DeviceSpec
-from dryfit.runtime.rehearsal.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
+from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
 from rehearsal_stand_in import GIB, answer_of, seen_arguments
 
 SMALL = DeviceSpec(name="1GiB", capacity_bytes=GIB)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
-from dryfit.reporting.data.refused import refusals
 from dryfit.reporting.data.troubles import failures_by_kind
 from dryfit.reporting.html.plots import (
     MOST_CURVE_POINTS,
@@ -26,11 +25,13 @@ from dryfit.reporting.html.plots import (
     slice_figure,
     text,
 )
+from dryfit.reporting.html.refused import refusals
 from dryfit.reporting.html.timeline import WorkAxis, lanes, timeline_figure
 from dryfit.reporting.html.verdict import verdict_of
 from dryfit.search.sampling.importance import Importance, Importances
 from dryfit.store.events import ReportMade
-from dryfit.store.state import AttemptEnd, SessionState
+from dryfit.store.session_state import SessionState
+from dryfit.store.state import AttemptEnd
 from ledgers import Script, drawn, eventful
 
 

@@ -11,7 +11,7 @@ from dryfit.core.wire import MESSAGES_FILE, STACKS_FILE, Checkpointed, FirstStep
 from dryfit.reporting.data.story import FOLLOWED, trial_story
 from dryfit.reporting.data.story_view import MomentKind, TrialStory
 from dryfit.reporting.terminal.story_text import story_lines
-from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts, ReportMade
+from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts, ReportMade, TrialAsked
 from dryfit.store.layout import StudyLayout
 from ledgers import Script, eventful
 
@@ -225,3 +225,13 @@ def test_folds_are_told() -> None:
     lines = story_lines(story)
     assert "  fold 1: 0.8000 at step 10 of 20" in lines and "  fold 2: 0.7000 at step 20 of 20" in lines
     assert any("validation 5: step 35, epoch 1.50 of fold 2, so far 0.7500: f1_macro 0.7000" in line for line in lines)
+
+
+def test_a_trial_that_another_sampler_drew_says_why() -> None:
+    script = Script()
+    script.begin()
+    script.ask(0, {"train.batch_size": 32})
+    asked = script.events[-1]
+    assert isinstance(asked, TrialAsked)
+    script.events[-1] = asked.model_copy(update={"fallback": "gp took longer than 30 s"})
+    assert texts(told(script))[0] == "asked, drawn by another sampler: gp took longer than 30 s"

@@ -9,7 +9,7 @@ import pytest
 import plan_jobs
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.runtime.machine import local_devices as devices
-from dryfit.runtime.machine.local_devices import first_gpu, gpu_count, local_facts
+from dryfit.runtime.machine.local_devices import first_gpu, gpu_count, local_facts, processor
 from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.runtime.machine.node import DeviceFacts
 from nvml import ScriptedDevices
@@ -85,3 +85,21 @@ def test_what_a_child_has_found_goes_to_the_names_that_trials_are_given(monkeypa
     node.learn(found)
     assert [device.name for device in node.facts.devices] == ["0", "1"]
     assert monitor.uuids == {"0": "a", "1": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "has"),
+    [
+        ("processor\t: 0\nmodel name\t: A B\nflags\t\t: fpu sse2 avx512f avx512_bf16\n", "A B", True),
+        ("flags\t\t: fpu amx_bf16 amx_tile\n", "", True),
+        ("Features\t: fp asimd bf16 i8mm\n", "", True),
+        ("flags\t\t: fpu sse2 avx512f\n", "", False),
+        ("model name\t: the avx512_bf16\nflags\t\t: fpu\n", "the avx512_bf16", False),
+        ("", "", False),
+    ],
+)
+def test_which_processor_has_bf16(text: str, name: str, has: bool, tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(text)
+    assert processor(file) == (name, has)
+    assert processor(tmp_path / "none") == ("", False)

@@ -242,3 +242,49 @@ def test_tasks_that_need_more_than_rows_are_refused(tmp_path: Path) -> None:
             check_own(tmp_path, task=task, force=False, preset=None)
     with pytest.raises(ConfigError, match="there is no preset 'smok'"):
         check_own(tmp_path, task=BuiltInTask.CRITERIA, force=False, preset="smok")
+
+
+NUMBERS = frozenset({"label", "number"})
+
+
+def rated(score: Any, count: int = 40, **columns: Any) -> list[Row]:
+    return [{key: row[key] for key in row if key != "answer"} for row in asked(count, score=score, **columns)]
+
+
+@pytest.mark.parametrize("preset", [None, "standard", "max", "supermax"])
+def test_numbers_are_a_regression(tmp_path: Path, preset: str | None) -> None:
+    own = found(tmp_path, rated(lambda at: f"{at / 8}"), needs=NUMBERS)
+    assert {key: own.data[key] for key in ("label", "num_labels")} == {"label": "score", "num_labels": 1}
+    assert "numbers from 0 to 4.875, 2.438 in the mean: regression" in own.found
+    file = init_own(tmp_path / "study", own, task=BuiltInTask.CRITERIA, force=False, preset=preset)
+    config = load_study_file(file).config
+    assert [f"{goal.direction} {goal.name}" for goal in config.goals] == ["minimize mse"]
+    assert not [key for key in config.space if key.startswith("loss.") or key == "head.threshold"]
+
+
+def test_numbers_need_no_name_and_some_may_be_whole(tmp_path: Path) -> None:
+    rows = [{"body": f"some text {at}", "degree": at % 5 + (0.5 if at % 2 else 0)} for at in range(20)]
+    own = found(tmp_path, rows, needs=NUMBERS)
+    assert (own.data["label"], own.data["num_labels"]) == ("degree", 1)
+
+
+def test_a_column_of_classes_is_taken_before_one_of_numbers(tmp_path: Path) -> None:
+    own = found(tmp_path, asked(degree=lambda at: f"{at}.5"), needs=NUMBERS)
+    assert own.data["label"] == "answer" and "labels" in own.data
+
+
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [
+        (lambda at: "nan" if at == 5 else f"{at}.5", "line 7: score is nan"),
+        (lambda at: float("inf") if at == 5 else at + 0.5, "line 7: score is inf"),
+        (lambda at: "" if at == 5 else f"{at}.5", "'score' is empty in 1 of 40 rows, first in line 7"),
+        (lambda at: "much" if at == 5 else f"{at}.5", "holds numbers such as 0.5"),
+        (lambda _: "2.5", "column 'score' is 2.5 in every row"),
+        (lambda at: f"{at % 2}.0", "'score' holds 0.0 and 1.0: classes, written with a point"),
+    ],
+)
+def test_numbers_that_cannot_be_learned(tmp_path: Path, score: Any, said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        found(tmp_path, rated(score), {"label": "score"}, needs=NUMBERS)
+    assert said in f"{caught.value.doing}: {caught.value.found}".replace(f"reading {tmp_path}/rows.csv, ", "")

@@ -11,7 +11,7 @@ from dryfit.core.failure import ChildFault, Evidence
 from dryfit.core.jobs.checkpoint_health import Health, Subject
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult
-from dryfit.core.jobs.train import MergeResult
+from dryfit.core.jobs.export import MergeResult
 from dryfit.core.wire import ErrorParts
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
 from dryfit.runtime.machine.local_node import LocalNode

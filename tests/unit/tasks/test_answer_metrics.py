@@ -2,12 +2,23 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dryfit.core.errors import ConfigError
-from dryfit.tasks.lm.answer_metrics import Answered, answer_metric, mean_of, scored_answers, words_f1
+from dryfit.core.settings.tables import LmSettings
+from dryfit.scoring.intervals import value_interval
+from dryfit.tasks.lm.answer_metrics import (
+    Answered,
+    OwnNumber,
+    answer_metric,
+    mean_of,
+    measured,
+    scored_answers,
+    words_f1,
+)
 
 
 def answered(pairs: list[tuple[str, str]], quotes: list[bool] | None = None) -> Answered:
@@ -60,11 +71,11 @@ def written(place: Path, body: str, name: str = "judge") -> str:
 
 def test_a_number_has_the_functions_name_and_a_dict_its_own(place: Path) -> None:
     share = answer_metric(written(place, "def judge(a, w):\n    return sum(x == y for x, y in zip(a, w)) / len(a)\n"))
-    assert share.of(answered([("x", "x"), ("x", "y"), ("z", "y"), ("q", "q")])) == {"judge": 0.5}
+    assert share.of(answered([("x", "x"), ("x", "y"), ("z", "y"), ("q", "q")])) == {"judge": OwnNumber(0.5)}
     body = "def judge(answers, wanted, *, prompts, ids):\n    return {'n': len(ids), 'p': prompts[0] == ids[0] + '?'}\n"
     several = answer_metric(written(place, body))
     assert several.names == ("n", "p")
-    assert several.of(answered([("x", "x")])) == {"n": 1.0, "p": 1.0}
+    assert several.of(answered([("x", "x")])) == {"n": OwnNumber(1.0), "p": OwnNumber(1.0)}
     assert several.source and several.source != share.source
 
 
@@ -74,6 +85,8 @@ def test_a_number_has_the_functions_name_and_a_dict_its_own(place: Path) -> None
         ("def judge(answers):\n    return 1\n", "it takes (answers)"),
         ("def judge(a, w):\n    x = 1\n    return x / 0\n", "it raised ZeroDivisionError: division by zero"),
         ("def judge(a, w):\n    return 'good'\n", "it returned 'judge': 'good'"),
+        ("def judge(a, w):\n    return [1.0]\n", "it returned 'judge': [1.0]"),
+        ("def judge(a, w):\n    return [1.0, 'b']\n", "a list of one for each answer"),
         ("def judge(a, w):\n    return {}\n", "it returned an empty dict"),
         ("def judge(a, w):\n    return {'loss': 1.0}\n", "'loss' is the name of one of dryfit's own metrics"),
         ("def judge(a, w):\n    return {'Rouge-L': 1.0}\n", "'Rouge-L' is no name of a metric"),
@@ -89,6 +102,25 @@ def test_what_is_wrong_with_a_function_is_said(place: Path, body: str, said: str
     assert said in str(caught.value)
     if "ZeroDivision" in said:
         assert f"({name.rpartition(':')[0]}:3)" in str(caught.value)
+
+
+def test_a_list_has_a_value_for_each_row_and_so_an_interval(place: Path) -> None:
+    body = (
+        "import numpy as np\n\n\ndef judge(a, w):\n"
+        "    same = [x == y for x, y in zip(a, w)]\n"
+        "    return {'same': same, 'lengths': np.array([len(x) for x in a]), 'whole': sum(same) / len(same)}\n"
+    )
+    lm = LmSettings(format="criteria", metric=written(place, body))
+    found = measured(lm, [4, 7, 9], answered([("x", "x"), ("yes", "y"), ("z", "y")]))
+    assert found.metrics == {"exact_match": 1 / 3, "same": 1 / 3, "lengths": 5 / 3, "whole": 1 / 3}
+    rows = list(found.rows.values())
+    assert list(found.rows) == [4, 7, 9] and [row.values["lengths"] for row in rows] == [1, 3, 1]
+    many = [replace(rows[at % 3], id=f"r{at}") for at in range(60)]
+    interval = value_interval("same", [many], {})
+    assert interval is not None and interval.is_known and interval.low < 1 / 3 < interval.high
+    assert value_interval("whole", [many], {}) is None
+    bad = answer_metric(written(place, "def judge(a, w):\n    return [float('nan'), 1.0]\n"))
+    assert bad.of(answered([("x", "x"), ("y", "y")]))["judge"].rows == ()
 
 
 def test_what_goes_wrong_later_is_said_too(place: Path) -> None:

@@ -4,22 +4,25 @@ import math
 import random
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tiny
-from dryfit.core.settings.choices import BuiltInTask
+import tiny_lms
+from dryfit.core.settings.choices import BuiltInTask, Metric
 from dryfit.core.settings.tables import DataSettings, TrialSettings
+from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.scoring.collapse import collapsed
 from dryfit.scoring.row_metrics import row_metric
 from dryfit.scoring.scored_row import ScoredRow
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.baselines.baseline import Baseline, HasBaselines, TimeIsUpError, at_most
 from dryfit.tasks.baselines.classes import class_baselines
-from dryfit.tasks.baselines.spans import sentences, span_baselines
+from dryfit.tasks.baselines.spans import likeliest_sentences, sentences, span_baselines
 from dryfit.tasks.registry import make_task
-from dryfit.tasks.rows.checked_rows import Row
+from dryfit.tasks.rows.checked_rows import Row, Splits
 
 pytestmark = pytest.mark.heavy
 
@@ -31,7 +34,7 @@ def row(number: int, text: str, label: object = None, evidence: tuple[tuple[int,
 def valued(baselines: list[Baseline], metric: str) -> dict[str, float]:
     values: dict[str, float] = {}
     for one in baselines:
-        found = row_metric(metric, one.rows())
+        found = row_metric(metric, one.scored()[0])
         assert found is not None
         values[one.name] = found.value
     return values
@@ -54,7 +57,7 @@ def test_always_the_commonest_class_of_a_real_imbalance() -> None:
     share = 1631 / 2058
     entropy = -(share * math.log(share) + (1 - share) * math.log(1 - share))
     assert valued(constant[:1], "loss")["majority"] == pytest.approx(entropy, abs=1e-4)
-    assert collapsed(constant[0].rows()) == "every row is answered with class 1"
+    assert collapsed(constant[0].scored()[0]) == "every row is answered with class 1"
 
 
 def test_words_that_decide_are_found() -> None:
@@ -84,7 +87,7 @@ def test_several_classes_to_a_row() -> None:
     values = valued(found, "f1_macro")
     assert values["majority"] == pytest.approx((0.8 + 0 + 0) / 3)  # class 0 alone is there in most rows
     assert values["constant"] == pytest.approx((0.8 + 0.5 + 0) / 3)
-    assert {type(one.answer["class"]) for one in found[0].rows()} == {list}
+    assert {type(one.answer["class"]) for one in found[0].scored()[0]} == {list}
 
 
 def test_a_class_that_no_row_has_and_a_lone_class() -> None:
@@ -103,13 +106,13 @@ def test_spans_by_hand() -> None:
     rows = (row(0, text, evidence=(gold,)), row(1, text), row(2, " \n ", evidence=()))
     golds = {one.id: one.evidence for one in rows}
     found = {one.name: one for one in span_baselines({"train": rows, "validation": rows}, golds)}
-    never, whole = found["never"].rows(), found["whole"].rows()
+    never, whole = found["never"].scored()[0], found["whole"].scored()[0]
     assert [one.answer["span"] for one in never] == [None] * 3
     assert [one.values["exact_match"] for one in never] == [0, 1, 1]
     assert [one.answer["span"] for one in whole] == [[1, len(text) - 1], [1, len(text) - 1], None]
     words = 7
     assert whole[0].values["token_f1"] == pytest.approx(2 * 4 / (4 + words))
-    assert [one.answer["span"] for one in found["first"].rows()] == [[1, 11], [1, 11], None]
+    assert [one.answer["span"] for one in found["first"].scored()[0]] == [[1, 11], [1, 11], None]
 
 
 def test_a_linear_model_finds_the_sentence() -> None:
@@ -126,6 +129,58 @@ def test_a_linear_model_finds_the_sentence() -> None:
     values = valued(list(span_baselines(splits, golds)), "token_f1")
     assert values["never"] == pytest.approx(0.5)
     assert values["tfidf-balanced"] > 0.9
+
+
+def half_told(count: int) -> dict[str, tuple[Row, ...]]:
+    """Rows of eight sentences; of those with "can sleep" in one, half have it as evidence: no sentence is likely."""
+    rng, rows = random.Random(4), []
+    for at in range(count):
+        said = [" ".join(rng.choices(tiny.WORDS, k=4)) + "." for _ in range(8)]
+        if at % 4 < 2:
+            said[at % 8] = f"I can sleep {said[at % 8]}"
+        text, start = " ".join(said), len(" ".join([*said[: at % 8], ""]))
+        rows.append(row(at, text, evidence=((start, start + len(said[at % 8])),) if at % 4 == 0 else ()))
+    return {"train": tuple(rows[: count // 2]), "validation": tuple(rows[count // 2 :])}
+
+
+@pytest.mark.parametrize("metric", ["span_balanced", "token_f1", "loss", None])
+def test_a_linear_models_threshold_of_none_is_fitted_as_a_trained_ones(metric: Metric | None) -> None:
+    splits = half_told(240)
+    golds = {one.id: one.evidence for rows in splits.values() for one in rows}
+    shown = metric or "token_f1" if metric != "loss" else "token_f1"
+    fixed = valued(list(span_baselines(splits, golds)), shown)
+    fitted = valued(list(span_baselines(splits, golds, fits=True, metric=metric)), shown)
+    assert fitted["tfidf"] >= max(fixed["tfidf"], fitted["never"])
+    assert fitted["never"] == fixed["never"]
+    if metric == "span_balanced":
+        assert fitted["tfidf"] > fixed["tfidf"] + 0.05
+    best = likeliest_sentences(splits, golds, balanced=False)
+    (at_half,) = (one.rows() for one in span_baselines(splits, golds) if one.name == "tfidf")
+    assert [one.answer["span"] is None for one in at_half] == (best.differences_R > 0).tolist()
+
+
+def test_the_task_says_whether_thresholds_are_fitted() -> None:
+    splits, values = half_told(160), {}
+    for policy in ("calibrated", "threshold"):
+        settings = TrialSettings.model_validate({"span": {"null_policy": policy}})
+        task = make_task(BuiltInTask.EVIDENCE, TaskContext(settings, DataSettings(), metric=Metric.SPAN_BALANCED))
+        assert isinstance(task, HasBaselines)
+        values[policy] = valued(list(task.baselines(splits, lambda: None)), "span_balanced")  # pyright: ignore
+    assert values["calibrated"]["tfidf"] > values["threshold"]["tfidf"] + 0.05
+
+
+def test_linear_spans_of_rows_that_say_nothing() -> None:
+    """White space has no sentence; where no training sentence is right, none is likelier than another."""
+    rows = (row(0, "One. Two."), row(1, " \n "), row(2, "Three. Four.", evidence=((0, 6),)))
+    golds = {one.id: one.evidence for one in rows}
+    splits = {"train": rows[:2], "validation": rows}
+    best = likeliest_sentences(splits, golds, balanced=False)
+    assert best.spans_R2.tolist() == [[0, 4], [0, 0], [0, 6]]
+    assert best.differences_R.tolist() == [0.5, math.inf, 0.5]
+    for fits in (False, True):
+        found = span_baselines(splits, golds, fits=fits, metric=Metric.SPAN_BALANCED)
+        (one,) = (one.rows() for one in found if one.name == "tfidf")
+        assert one[1].answer["span"] is None and len(one) == 3
 
 
 @pytest.mark.parametrize("name", ["criteria", "evidence", "share", "joint"])
@@ -147,11 +202,51 @@ def test_every_task_of_rows_names_some(name: str) -> None:
     assert sum(one.is_linear for one in found) == 2
     metric = task.metric_names()[0]
     for one in found:
-        scored = one.rows()
+        scored = one.scored()[0]
         assert [each.id for each in scored] == [each.id for each in validation]
         assert all(isinstance(each, ScoredRow) for each in scored)
         value = row_metric(metric, scored)
         assert value is not None and np.isfinite(value.value), (one.name, metric)
+
+
+def test_quotations_and_classes_that_nobody_generated(tmp_path: Path) -> None:
+    train, validation = (
+        tuple(
+            replace(row(at, one["text"], one["label"], tuple(map(tuple, one["evidence"]))), criterion=one["criterion"])
+            for at, one in enumerate(tiny.rows(count, seed=count))
+        )
+        for count in (60, 31)
+    )
+    splits: Splits = {"train": train, "validation": validation}
+    settings = TrialSettings.model_validate(
+        {
+            "model": {"name": str(tiny_lms.causal_lm(tmp_path / "lm"))},
+            "train": {"max_length": 200},
+            "lm": {"format": "both", "answers": "never, always walk", "generate_rows": 40, "packing": True},
+        }
+    )
+    task = make_task(BuiltInTask.CAUSAL_LM, TaskContext(settings, DataSettings()))
+    assert isinstance(task, HasBaselines)
+    tokens = task.tokenise(splits, load_tokenizer(settings.model))
+    found = {one.name: one for one in task.baselines(splits, lambda: tokens)}
+    assert list(found) == ["unigram", "commonest", "none", "whole", "first", "tfidf", "tfidf-balanced"]
+    measured = {name: one.scored()[0] for name, one in found.items() if name != "unigram"}
+    by_id = {one.id: one for one in validation}
+    asked = [one.id for one in measured["none"]]
+    assert len(asked) == 40 and all([one.id for one in rows] == asked for rows in measured.values())
+    quoted = [one for one in asked if one.endswith("(evidence)")]
+    without = [by_id[one.removesuffix(" (evidence)")] for one in quoted]
+    right = row_metric("token_f1", measured["none"])
+    assert right is not None and right.value == pytest.approx(sum(not one.evidence for one in without) / len(without))
+    whole = {one.id: one for one in measured["whole"]}
+    text_of = whole[next(one for one in quoted if by_id[one.removesuffix(" (evidence)")].evidence)]
+    gold, text = text_of.truth["text"].split(), text_of.answer["text"].split()
+    assert text_of.values["token_f1"] == pytest.approx(2 * len(gold) / (len(gold) + len(text)))
+    said = {one.answer["text"] for one in measured["commonest"]}
+    zeros = sum(one.label == 0 for one in train)
+    assert said == {"never" if zeros > len(train) / 2 else "always walk", "none"}
+    exact = row_metric("exact_match", measured["tfidf-balanced"])
+    assert exact is not None and 0 <= exact.value <= 1
 
 
 def test_what_takes_too_long_is_interrupted() -> None:

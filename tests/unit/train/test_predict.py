@@ -16,8 +16,9 @@ import tiny
 import trials
 from dryfit.core.errors import DataError, LoadError
 from dryfit.core.wire import Note
-from dryfit.jobs import predict as predicting
-from dryfit.jobs.predict import Predictor, predict_rows
+from dryfit.jobs import prediction as predicting
+from dryfit.jobs.predict import predict_rows
+from dryfit.jobs.prediction import ModelPredictor
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.tasks.rows.checked_rows import UnlabelledRow
@@ -37,12 +38,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "best"
 
 
-def predictor(model: Path, *, batch_rows: int = 4, dtype: torch.dtype | None = None) -> Predictor:
+def predictor(model: Path, *, batch_rows: int = 4, dtype: torch.dtype | None = None) -> ModelPredictor:
     tokenizer = load_tokenizer(FolderSource(str(model)))
-    return Predictor(load(model, dtype=dtype), tokenizer, read_model_input(model), batch_rows)
+    return ModelPredictor(load(model, dtype=dtype), tokenizer, read_model_input(model), batch_rows)
 
 
-def probabilities(found: Predictor, rows: list[UnlabelledRow]) -> torch.Tensor:
+def probabilities(found: ModelPredictor, rows: list[UnlabelledRow]) -> torch.Tensor:
     return torch.tensor([line["probabilities"] for line in found.predict(rows)], dtype=torch.float64)
 
 

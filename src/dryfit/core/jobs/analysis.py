@@ -78,7 +78,7 @@ class WorstRow(Wire):
 
     Attributes:
         id: Its own.
-        right: What is right: classes, or characters ``12-40``; empty of generated text.
+        right: What is right: classes, a number, or characters ``12-40``; empty of generated text.
         answered: What the model said, likewise.
         values: Its numbers by name: ``loss`` (of a window or token the mean), ``p`` of the answer, ``p_right``,
             ``token_f1`` ...
@@ -153,6 +153,24 @@ class TextAnalysis(Wire):
     worst: tuple[WorstRow, ...]
 
 
+class NumberAnalysis(Wire):
+    """Answers that are numbers.
+
+    Attributes:
+        mean: Of the right ones.
+        deviation: Their standard deviation.
+        answered_mean: Of the answers.
+        answered_deviation: Likewise; smaller than that of the right ones where a model keeps to the mean.
+        worst: The largest error first.
+    """
+
+    mean: float | None
+    deviation: float | None
+    answered_mean: float | None
+    answered_deviation: float | None
+    worst: tuple[WorstRow, ...]
+
+
 class PartScores(Wire):
     """The metrics of some rows.
 
@@ -178,6 +196,7 @@ class Analysis(Wire):
         classes: Of answers that are classes.
         spans: Of answers that are spans.
         texts: Of generated text.
+        numbers: Of a regression.
         criteria: By the question about the text, the most frequent first.
         groups: By group, where they are few.
         notes: What is missing, and why.
@@ -190,6 +209,7 @@ class Analysis(Wire):
     classes: ClassAnalysis | None = None
     spans: SpanAnalysis | None = None
     texts: TextAnalysis | None = None
+    numbers: NumberAnalysis | None = None
     criteria: tuple[PartScores, ...] = ()
     groups: tuple[PartScores, ...] = ()
     notes: tuple[str, ...] = ()

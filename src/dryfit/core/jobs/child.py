@@ -15,19 +15,22 @@ from dryfit.core.jobs.diagnostics import (
     BatchCheckResult,
     CheckRequest,
     CheckResult,
+    PaceRequest,
+    PaceResult,
     ProbeRequest,
     ProbeResult,
+    ScriptArgumentsRequest,
+    ScriptArgumentsResult,
 )
 from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
+from dryfit.core.jobs.export import ExportRequest, ExportResult, MergeRequest, MergeResult
 from dryfit.core.jobs.job import Job, JobRequest, R
-from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult, PlanRequest, PlanResult
+from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult, PlanRequest, PlanResult, RehearsedPlanRequest
 from dryfit.core.jobs.train import (
     FinalRequest,
     FinalResult,
     ImportRequest,
     ImportResult,
-    MergeRequest,
-    MergeResult,
     ObjectiveRequest,
     PredictRequest,
     PredictResult,
@@ -35,6 +38,7 @@ from dryfit.core.jobs.train import (
     ResolveResult,
     RowsRequest,
     RowsResult,
+    ScriptRequest,
     TinyLmRequest,
     TinyLmResult,
     TrainerRequest,
@@ -69,16 +73,25 @@ JOBS = {
     Job.TRAIN: _row("dryfit.jobs.train:train", TrainRequest, train=TrainResult),
     Job.CHECK: _row("dryfit.jobs.resolve:check", CheckRequest, check=CheckResult),
     Job.PLAN: _row("dryfit.jobs.plan:plan", PlanRequest, plan=PlanResult),
+    Job.REHEARSE: _row("dryfit.jobs.own.rehearsed_plan:plan", RehearsedPlanRequest, plan=PlanResult),
     Job.CALIBRATE: _row("dryfit.jobs.calibrate:calibrate", CalibrateRequest, calibrate=CalibrateResult),
     Job.PROBE: _row("dryfit.jobs.resolve:probe", ProbeRequest, probe=ProbeResult),
+    Job.PACE: _row("dryfit.train.rehearsal.pace:pace", PaceRequest, pace=PaceResult),
     Job.BATCH_CHECK: _row("dryfit.jobs.batch_check:batch_check", BatchCheckRequest, batch_check=BatchCheckResult),
     Job.IMPORT: _row("dryfit.jobs.own.objective:check", ImportRequest, imported=ImportResult),
     Job.OBJECTIVE: _row("dryfit.jobs.own.objective:run", ObjectiveRequest, train=TrainResult),
     Job.TRAINER: _row("dryfit.jobs.own.trainer:run", TrainerRequest, train=TrainResult),
+    Job.SCRIPT: _row("dryfit.jobs.script.run:run", ScriptRequest, train=TrainResult),
+    Job.SCRIPT_ARGUMENTS: _row(
+        "dryfit.jobs.script.definitions:read_arguments",
+        ScriptArgumentsRequest,
+        script_arguments=ScriptArgumentsResult,
+    ),
     Job.FINAL: _row("dryfit.jobs.final:final", FinalRequest, final=FinalResult, train=TrainResult),
     Job.ENSEMBLE: _row("dryfit.jobs.ensemble:ensemble", EnsembleRequest, ensemble=EnsembleResult),
     Job.PREDICT: _row("dryfit.jobs.predict:predict", PredictRequest, predict=PredictResult),
     Job.MERGE: _row("dryfit.jobs.merge:merge", MergeRequest, merge=MergeResult),
+    Job.EXPORT: _row("dryfit.jobs.to_transformers:export", ExportRequest, exported=ExportResult),
     Job.TINY_LM: _row("dryfit.tasks.lm.tiny_lm:write", TinyLmRequest, tiny_lm=TinyLmResult),
     Job.ROWS: _row("dryfit.jobs.copy_rows:copy_rows", RowsRequest, rows=RowsResult),
 }
@@ -86,6 +99,9 @@ JOBS = {
 
 _REQUESTS: list[Any] = [row.request for row in JOBS.values()]
 _ANY_REQUEST = Annotated[functools.reduce(lambda one, other: one | other, _REQUESTS), Field(discriminator="job")]
+RequestBody = Annotated[JobRequest[Any], GetPydanticSchema(lambda _, handler: handler.generate_schema(_ANY_REQUEST))]
+"""A request of any job, recognised by its name."""
+
 _RESULTS = {name: result for row in JOBS.values() for name, result in row.results.items()}
 _NAMES = {result: name for name, result in _RESULTS.items()}
 
@@ -162,4 +178,4 @@ class ChildRequest(Wire):
 
     placed_at_s: float
     wakeup_fifo: str | None = Field(validation_alias="doorbell", serialization_alias="doorbell")
-    body: Annotated[JobRequest[Any], GetPydanticSchema(lambda _, handler: handler.generate_schema(_ANY_REQUEST))]
+    body: RequestBody

@@ -1,4 +1,4 @@
-"""Requests and results of the jobs that examine checkpoints, the machine and models before training."""
+"""Requests and results of the jobs that examine checkpoints, the machine, models and scripts before training."""
 
 from typing import Literal
 
@@ -139,3 +139,91 @@ class BatchCheckRequest(JobRequest[BatchCheckResult]):
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""
         return ProcessNeeds(hides_devices=True, visible_device=self.trial.visible_device)
+
+
+class PaceResult(Wire):
+    """The result of PACE.
+
+    Attributes:
+        step_s: Median seconds of an optimizer step, after a first one that is not counted.
+        steps: Steps that were counted.
+        together: Whether all children that were to run side by side did.
+    """
+
+    step_s: float = Field(gt=0)
+    steps: int = Field(ge=1)
+    together: bool
+
+
+class PaceRequest(JobRequest[PaceResult]):
+    """Time optimizer steps of a trial while others of these children do the same; nothing is learned or saved.
+
+    Attributes:
+        trial: The trial; its plan says the threads, its settings the number format.
+        rows: Rows of each step, the first of the first batch.
+        child: Number of this child among those that run side by side, from 0.
+        side_by_side: How many they are.
+        meeting: A folder that they share, in which they wait for each other after their first step.
+        measured_s: How long steps are counted; one at least is.
+    """
+
+    job: Literal[Job.PACE] = Job.PACE
+    trial: TrainRequest
+    rows: int = Field(ge=1)
+    child: int = Field(ge=0)
+    side_by_side: int = Field(ge=1)
+    meeting: str
+    measured_s: float = Field(gt=0)
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(hides_devices=True, visible_device=self.trial.visible_device)
+
+
+class ScriptArgument(Wire):
+    """An argument that a script's parser defines.
+
+    Attributes:
+        option: As a command line has it: ``--learning_rate``.
+        kind: ``float``, ``int``, ``bool``, ``flag`` (an option without a value), ``choice`` or ``text``.
+        default: Its value where the command line does not name it, as JSON has it; None: there is none.
+        given: Its value by the command line, where it names it; None: it does not.
+        choices: The values that it may have; empty: any of its kind.
+        of_trainer: It is a field of transformers' ``TrainingArguments``.
+    """
+
+    option: str
+    kind: Literal["float", "int", "bool", "flag", "choice", "text"]
+    default: bool | int | float | str | None = None
+    given: bool | int | float | str | None = None
+    choices: tuple[bool | int | float | str, ...] = ()
+    of_trainer: bool = False
+
+
+class ScriptArgumentsResult(Wire):
+    """The result of SCRIPT_ARGUMENTS.
+
+    Attributes:
+        arguments: In the order of their definition; none that takes several values.
+        makes_trainer: The parser fills transformers' ``TrainingArguments``.
+    """
+
+    arguments: tuple[ScriptArgument, ...]
+    makes_trainer: bool
+
+
+class ScriptArgumentsRequest(JobRequest[ScriptArgumentsResult]):
+    """Run a script up to where it parses its command line, and read which arguments it takes.
+
+    Attributes:
+        command: The command, as in ``[script]``.
+        folder: The folder that it is run in.
+    """
+
+    job: Literal[Job.SCRIPT_ARGUMENTS] = Job.SCRIPT_ARGUMENTS
+    command: str
+    folder: str
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(hides_devices=True, of_the_user=True)

@@ -1,16 +1,22 @@
 """Requests and results of the jobs that plan the memory of training and measure it."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from dryfit.core.jobs.calibration import Calibration, CaseComparison, MemoryCase, Observation
 from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
 from dryfit.core.jobs.memory import Confidence, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
+from dryfit.core.jobs.train import ObjectiveRequest
 from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
 from dryfit.core.settings.tables import DataSettings, Settings
 from dryfit.core.sharding.shard_summary import ShardSummary
+from dryfit.core.text.shown import Shown
 from dryfit.core.wire import Wire
+
+NOTHING_TAKEN: Final = "it took nothing of the device"
+NO_TORCH: Final = "the script imports nothing that trains with PyTorch"
+"""Why a rehearsal says nothing of memory: what was trained stays on the CPU."""
 
 
 class StudyTokens(Settings):
@@ -21,7 +27,7 @@ class StudyTokens(Settings):
     data_fingerprint: str
 
 
-class PlanAnswer(Wire):
+class PlanAnswer(Shown, Wire):
     """The planner's answer for one subject.
 
     Attributes:
@@ -97,6 +103,33 @@ class PlanRequest(JobRequest[PlanResult]):
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""
         return ProcessNeeds(hides_devices=True)  # a plan must not make a context on a device that trains
+
+
+class RehearsedPlanRequest(JobRequest[PlanResult]):
+    """Plan the memory of what a user's own code trains for one trial, by rehearsing it on a virtual GPU.
+
+    Attributes:
+        calling: The call of the function; its folder of checkpoints is none of the trial's.
+        is_script: Its ``function`` is the command of a script.
+        device: The device to plan for.
+        allow: What a fallback may change: nothing but rounding (numerics), or not even that.
+        steps: Optimizer steps that are rehearsed.
+        calibration_dir: Folder of what was measured of devices.
+        timeout_s: Most seconds of one rehearsal until its first optimizer step has ended.
+    """
+
+    job: Literal[Job.REHEARSE] = Job.REHEARSE
+    calling: ObjectiveRequest
+    is_script: bool = False
+    device: DeviceSpec
+    allow: Literal["exact", "numerics"] = "numerics"
+    steps: int = Field(default=3, ge=1)
+    calibration_dir: str
+    timeout_s: float = Field(default=900.0, gt=0)
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return ProcessNeeds(hides_devices=True, of_the_user=True)
 
 
 class CalibrateResult(Wire):

@@ -5,14 +5,23 @@ code outside torch and dryfit, so that of a library's model where the script onl
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from dryfit.core.jobs.memory import Confidence, Effect, MemoryCategory, PeakAt, StepPhase, VerdictKind
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.tables import Settings
+from dryfit.core.text.shown import Shown
 from dryfit.core.wire import Wire
+
+REHEARSED_VARIABLE: Final = "DRYFIT_REHEARSAL"
+"""Environment variable that marks the process of a rehearsal: it must not begin another."""
+
+
+FAILED_BY_ITSELF: Final = "the script failed by itself"
+NO_STEP_TAKEN: Final = "no optimizer took a step"
+"""Reason of a rehearsal that was ended by an exception of the script."""
 
 
 class ScriptEnd(StrEnum):
@@ -240,7 +249,7 @@ class PricedArguments(Settings):
     fits: bool
 
 
-class RehearsalAnswer(Wire):
+class RehearsalAnswer(Shown, Wire):
     """What a rehearsal says of a script.
 
     Attributes:

@@ -7,8 +7,9 @@ from pydantic import Field
 
 from dryfit.core.jobs.analysis import Analysis
 from dryfit.core.jobs.job import Job, JobRequest, ProcessNeeds
+from dryfit.core.jobs.memory import ExecutionChoice
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionPlan
-from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.settings.tables import DataSettings, ModelSettings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName, TaskName
 from dryfit.core.settings.trial import FoldScore, Scalar, TrialConfig
@@ -239,30 +240,6 @@ class PredictRequest(JobRequest[PredictResult]):
     trust: bool = False
 
 
-class MergeResult(Wire):
-    """Folder and size of the merged model."""
-
-    out: str
-    size_bytes: int
-
-
-class MergeRequest(JobRequest[MergeResult]):
-    """Merge a saved model's adapters into its base.
-
-    Attributes:
-        model_dir: A folder saved by a trial or by FINAL.
-        out: The new folder.
-        threads: CPU threads.
-        trust: Run code that comes with the model.
-    """
-
-    job: Literal[Job.MERGE] = Job.MERGE
-    model_dir: str
-    out: str
-    threads: int = Field(ge=1)
-    trust: bool = False
-
-
 class TinyLmResult(Wire):
     """Number of weights of the model, and of tokens of its tokenizer."""
 
@@ -325,7 +302,7 @@ class ImportRequest(JobRequest[ImportResult]):
     """Check that a user's own function can be imported; it is not called."""
 
     job: Literal[Job.IMPORT] = Job.IMPORT
-    objective: ObjectiveSettings
+    objective: CalledCode
     table: str = Field(default="objective", description="the table of the study file that names it")
 
     def process_needs(self) -> ProcessNeeds:
@@ -348,7 +325,7 @@ class ObjectiveRequest(JobRequest[TrainResult]):
     """
 
     job: Literal[Job.OBJECTIVE] = Job.OBJECTIVE
-    objective: ObjectiveSettings
+    objective: CalledCode
     number: int = Field(ge=0)
     fingerprint: str
     params: dict[str, Scalar]
@@ -379,12 +356,42 @@ class TrainerRequest(JobRequest[TrainResult]):
         calling: The call of the function, as for OBJECTIVE; its goals are metrics of the Trainer's evaluations.
         best_dir: Folder of the weights of this attempt's best evaluation; None: nobody keeps them.
         checkpoint_every_s: Seconds between checkpoints that the Trainer does not ask for itself, at evaluations.
+        choice: What its plan changes of its arguments; None: nothing.
+        memory_fraction: The most of its device that its allocator may take, of trials that share one; None: all.
     """
 
     job: Literal[Job.TRAINER] = Job.TRAINER
     calling: ObjectiveRequest
     best_dir: str | None
     checkpoint_every_s: float = Field(gt=0)
+    choice: ExecutionChoice | None = None
+    memory_fraction: float | None = Field(default=None, gt=0, le=1)
+
+    def process_needs(self) -> ProcessNeeds:
+        """Return what the job needs of its process."""
+        return self.calling.process_needs()
+
+
+class ScriptRequest(JobRequest[TrainResult]):
+    """Run a user's own script for one trial; the result is a ``TrainResult``.
+
+    Attributes:
+        calling: As for a function: its ``function`` is the script's command, its goals are metrics.
+        results: A file below the trial's folder that the script writes reports to; None: there is none.
+        best_dir: Folder of what stays of this attempt: a Trainer's best weights, or all that another script has
+            written; None: nobody keeps it.
+        checkpoint_every_s: Seconds between checkpoints that a Trainer does not ask for itself, at evaluations.
+        choice: What its plan changes of a Trainer's arguments; None: nothing.
+        memory_fraction: The most of its device that its allocator may take, of trials that share one; None: all.
+    """
+
+    job: Literal[Job.SCRIPT] = Job.SCRIPT
+    calling: ObjectiveRequest
+    results: str | None
+    best_dir: str | None
+    checkpoint_every_s: float = Field(gt=0)
+    choice: ExecutionChoice | None = None
+    memory_fraction: float | None = Field(default=None, gt=0, le=1)
 
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""

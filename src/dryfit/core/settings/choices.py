@@ -21,6 +21,8 @@ class BuiltInTask(StrEnum):
     """A user's own function."""
     TRAINER = "trainer"
     """A Trainer of transformers, which a user's own function makes for each trial."""
+    SCRIPT = "script"
+    """A user's own training script, run as it is."""
 
 
 DEFAULT_TASK: Final = BuiltInTask.CRITERIA
@@ -31,6 +33,9 @@ FUNCTION_TASK: Final = BuiltInTask.OBJECTIVE
 
 TRAINER_TASK: Final = BuiltInTask.TRAINER
 """The task of a study that trains what a user's own function makes."""
+
+SCRIPT_TASK: Final = BuiltInTask.SCRIPT
+"""The task of a study that runs a user's own script."""
 
 TRAINER_METRIC: Final = "eval_loss"
 """What such a study optimises unless it says otherwise: the loss that every Trainer evaluates."""
@@ -55,6 +60,10 @@ class Metric(StrEnum):
     TOKEN_F1_HAS = "token_f1_has"
     SPAN_BALANCED = "span_balanced"
     COMBINED = "combined"
+    MSE = "mse"
+    MAE = "mae"
+    PEARSON = "pearson"
+    SPEARMAN = "spearman"
 
 
 class Direction(StrEnum):
@@ -70,7 +79,12 @@ class Precision(StrEnum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+    AUTO = "auto"
+    """Measured before a study's first trial: no trial has it."""
 
+
+ComputeFormat: TypeAlias = Literal[Precision.FP32, Precision.FP16, Precision.BF16]
+"""Number format that something is computed in."""
 
 OptimizerName: TypeAlias = Literal[
     "adamw", "adafactor", "sgd", "lion", "adamw8bit", "radam", "nadam", "paged_adamw", "paged_adamw8bit"

@@ -160,7 +160,10 @@ class ExecutionSettings(Settings):
         description="processes, each with a device, that divide a trial's weights and batches",
     )
     threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads of each process; unset: cores / parallel / processes"
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of each process; unset: cores / parallel / processes, measured with parallel auto",
     )
     loader_workers: int = Field(default=0, ge=0, le=64, description="processes that load batches; 0: none")
 

@@ -1,4 +1,4 @@
-"""The tables of a study file that name a user's own function, for the tasks ``objective`` and ``trainer``."""
+"""The tables of a study file that name a user's own code: ``objective``, ``trainer`` and ``script``."""
 
 from typing import Annotated
 
@@ -10,13 +10,9 @@ from dryfit.core.settings.tables import Settings
 _NAME = r"^[^:]+:[\w.]+$"
 
 
-class OwnFunction(Settings):
-    """What both tables say of a function, beside its name."""
+class OwnCode(Settings):
+    """What all these tables say of the code that they name."""
 
-    paths: tuple[str, ...] = Field(
-        default=(".",),
-        description="folders it is imported from, beside installed packages; unset: this file's, and the current one",
-    )
     version: int = Field(
         default=1, ge=0, description="another number: earlier values do not compare, and a new generation begins"
     )
@@ -28,18 +24,38 @@ class OwnFunction(Settings):
     )
 
 
-class ObjectiveSettings(OwnFunction):
-    """``[objective]``: a function of your own, for the task ``objective``."""
+class OwnFunction(OwnCode):
+    """What two of them say of a function, beside its name."""
 
-    function: str = Field(
-        pattern=_NAME,
-        description="what is called for each trial: `package.module:function`, or `file.py:function`",
+    paths: tuple[str, ...] = Field(
+        default=(".",),
+        description="folders it is imported from, beside installed packages; unset: this file's, and the current one",
     )
+
+
+class CalledCode(OwnFunction):
+    """The user's own code of a study, whichever table names it.
+
+    Attributes:
+        function: ``place:name`` of a function, or the command of a script.
+        paths: Of a script, the folder that it is run in.
+    """
+
+    function: str
     goals: tuple[str, ...] = Field(
         default=("value",), min_length=1, description="names of the numbers it returns, in their order"
     )
     directions: tuple[Direction, ...] | None = Field(
         default=None, description="a direction for each of the goals; unset: all are minimized"
+    )
+
+
+class ObjectiveSettings(CalledCode):
+    """``[objective]``: a function of your own, for the task ``objective``."""
+
+    function: str = Field(
+        pattern=_NAME,
+        description="what is called for each trial: `package.module:function`, or `file.py:function`",
     )
 
 
@@ -49,4 +65,19 @@ class TrainerSettings(OwnFunction):
     make: str = Field(
         pattern=_NAME,
         description="what makes the Trainer of a trial: `package.module:function`, or `file.py:function`",
+    )
+
+
+class ScriptSettings(OwnCode):
+    """``[script]``: a training script of your own with its arguments, for the task ``script``."""
+
+    command: str = Field(
+        min_length=1,
+        description="what is run for each trial: `train.py --lr {lr}`, with a placeholder for each key of `[space]`",
+    )
+    folder: str = Field(default=".", description="folder that it is run in; unset: this file's")
+    results: str | None = Field(
+        default=None,
+        pattern=r"^[^/]",
+        description="a file of JSON lines that it writes below `{folder}`: a report each, with `step` and the metric",
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from dryfit.core.settings.choices import BaseFormat, Fusion, OptimizerName, Precision, Weighting
+from dryfit.core.settings.choices import BaseFormat, ComputeFormat, Fusion, OptimizerName, Precision, Weighting
 from dryfit.core.settings.functions import NAME_PATTERN
 from dryfit.core.settings.settings_table import Fraction, OwnSettings, Positive, Settings
 
@@ -51,7 +51,8 @@ class DataSettings(Settings):
     criterion: str = Field(default="criterion", description="column with the criterion; text alone is used if absent")
     label: str = Field(
         default="label",
-        description="column with the label: an integer from 0, or a name; with multi_label a list of them",
+        description="column with the label: an integer from 0, or a name; with multi_label a list of them; with "
+        "num_labels = 1 a number",
     )
     group: str = Field(
         default="group", description="column whose values may not cross splits; each row alone if absent"
@@ -63,7 +64,7 @@ class DataSettings(Settings):
         default=2,
         ge=1,
         le=1000,
-        description="number of classes, that of `labels` if these are given; 1 only with multi_label",
+        description="number of classes, that of `labels` if these are given; 1 without multi_label: regression",
     )
     labels: tuple[str, ...] = Field(
         default=(),
@@ -94,6 +95,11 @@ class DataSettings(Settings):
             raise ValueError("data.labels has a name twice")
         return self
 
+    @property
+    def is_regression(self) -> bool:
+        """Whether a label is a number that is to be met, and no class: one output, as transformers reads it too."""
+        return self.num_labels == 1 and not self.multi_label
+
     def class_name(self, label: int) -> str:
         """Return the name of a class; its number where classes have no names."""
         return self.labels[label] if self.labels else str(label)
@@ -115,7 +121,10 @@ class TrainSettings(Settings):
     epochs: int = Field(default=2, ge=1, le=1000, description="passes over the training rows")
     batch_size: int = Field(default=16, ge=1, le=65536, description="EFFECTIVE batch: rows behind one optimizer step")
     max_length: int = Field(default=160, ge=8, le=131072, description="tokens a row is cut to")
-    precision: Precision = Field(default=Precision.FP32, description="number format: fp32, fp16 (CUDA only) or bf16")
+    precision: Precision = Field(
+        default=Precision.FP32,
+        description="number format: fp32, fp16 (CUDA only), bf16, or auto (fp32 or bf16: measured)",
+    )
     group_by_length: bool = Field(default=True, description="batch rows of similar length together (less padding)")
     evals_per_epoch: int = Field(
         default=1, ge=1, le=1000, description="validations, reports and pruning points an epoch"
@@ -290,7 +299,7 @@ class LoraSettings(Settings):
         "(the extra 8bit); unset: that of train.precision",
     )
     double_quant: bool = Field(default=False, description="nf4: the scales of the weights are quantised too")
-    compute: Precision | None = Field(
+    compute: ComputeFormat | None = Field(
         default=None,
         description="nf4, int8: what layers compute in, and the number format of all that is not quantised; "
         "unset: that of train.precision",

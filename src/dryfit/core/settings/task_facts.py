@@ -45,6 +45,7 @@ _OF_CLASSES: Final = (
     Metric.ECE,
     Metric.LOSS,
 )
+_OF_NUMBERS: Final = (Metric.MSE, Metric.MAE, Metric.PEARSON, Metric.SPEARMAN, Metric.LOSS)
 _OF_SPANS: Final = (
     Metric.SPAN_BALANCED,
     Metric.TOKEN_F1,
@@ -57,11 +58,13 @@ _OF_SPANS: Final = (
 
 
 def metrics_of_classes(data: DataSettings) -> tuple[Metric, ...]:
-    """Return the metrics of a classification.
+    """Return the metrics of a classification; of one number to a row those of a regression.
 
     ``f1`` is that of class 1 of two. With several labels per row, ``mcc`` and ``balanced_accuracy``, which compare one
     prediction with one label, do not exist.
     """
+    if data.is_regression:
+        return _OF_NUMBERS
     without = {Metric.F1} if data.num_labels != 2 else set[Metric]()
     if data.multi_label:
         without = {Metric.F1, Metric.MCC, Metric.BALANCED_ACCURACY}
@@ -107,10 +110,11 @@ class TaskFacts:
         implementation: Its class, ``module:Class``; empty for a user's own class or function.
         own: It is a user's own class.
         calls_function: A user's own function is called: it trains what it likes, or makes what is trained.
-        makes_trainer: That function makes a Trainer, which leaves its best weights.
+        makes_trainer: That code makes a Trainer, or may: it names metrics, and leaves its best weights.
         decoder: Its model is a decoder, which answers prompts and may be trained by adapters. ``dryfit init`` writes a
             toy one, as none is packaged.
         spans: It answers with spans, or none.
+        numbers: A row's label may be a number instead of a class: regression, with ``data.num_labels = 1``.
         tables: Those of :data:`TASK_TABLES` that it reads.
         unread: Further keys that it does not read, of the tables that it reads.
         only: The tables and keys that alone are read; None: any.
@@ -129,6 +133,7 @@ class TaskFacts:
     makes_trainer: bool = False
     decoder: bool = False
     spans: bool = False
+    numbers: bool = False
     tables: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
@@ -158,20 +163,29 @@ _SPACE_OF_BOTH: Final = {**_SPACE, "multitask.criteria_weight": "{low = 0.3, hig
 
 _READ_WITH_FUNCTION: Final = (
     frozenset({"space", "search"})
-    | {f"study.{key}" for key in ("name", "task", "trials", "seed", "max_hours", "patience", "listeners")}
+    | {f"study.{key}" for key in ("name", "task", "trials", "seed", "max_hours", "patience", "listeners", "track")}
     | {f"execution.{key}" for key in ("device", "threads")}
+    | {"nodes"}
     | {f"runtime.{key}" for key in ("parallel", "isolation", "retries", "device_wait_s")}
     | {f"runtime.{key}" for key in ("start_timeout_s", "hang_timeout_s", "trial_timeout_s", "verdict_timeout_s")}
     | {f"runtime.{key}" for key in ("stop_grace_s", "max_failed_in_a_row", "max_same_failure")}
 )
 """What a study reads that calls a user's own function, beside the function's own table."""
 
+_READ_WITH_TRAINER: Final = frozenset(
+    {"study.metric", "study.direction", "study.also", "study.also_directions"}
+    | {"runtime.keep", "runtime.checkpoint_every_s", "runtime.max_refused_in_a_row"}
+    | {"execution.allow", "execution.unknown"}
+)
+"""What it reads besides where a Trainer is trained, or may be."""
+
 BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
     BuiltInTask.CRITERIA: TaskFacts(
         implementation="dryfit.tasks.classification:CriteriaTask",
+        numbers=True,
         tables=frozenset({"head", "loss"}),
         metrics=metrics_of_classes,
-        mean=_MEAN_OF_CLASSES,
+        mean=f"{_MEAN_OF_CLASSES}, or of their values",
         starter_space=_SPACE,
     ),
     BuiltInTask.EVIDENCE: TaskFacts(
@@ -236,12 +250,19 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
     BuiltInTask.TRAINER: TaskFacts(
         calls_function=True,
         makes_trainer=True,
-        only=_READ_WITH_FUNCTION
-        | {"trainer", "study.metric", "study.direction", "study.also", "study.also_directions"}
-        | {"runtime.keep", "runtime.checkpoint_every_s"},
+        only=_READ_WITH_FUNCTION | _READ_WITH_TRAINER | {"trainer"},
         unread=frozenset({"search.defaults_first"}),
         metrics=metrics_of_trainer,
         no_mean="what the outputs of your own Trainer's models mean is not known",
+        pipeline=None,
+    ),
+    BuiltInTask.SCRIPT: TaskFacts(
+        calls_function=True,
+        makes_trainer=True,
+        only=_READ_WITH_FUNCTION | _READ_WITH_TRAINER | {"script"},
+        unread=frozenset({"search.defaults_first"}),
+        metrics=metrics_of_trainer,
+        no_mean="what the outputs of your script's models mean is not known",
         pipeline=None,
     ),
 }
@@ -254,6 +275,7 @@ TASK_MODULES: Final = tuple(
 
 _OWN: Final = TaskFacts(
     own=True,
+    numbers=True,
     tables=TASK_TABLES,  # its class says which of them it reads
     unread=frozenset({"head.threshold"}),  # its class decides itself
     no_mean="it is not known what a mean of your task's outputs would be: train one model with --trial best",

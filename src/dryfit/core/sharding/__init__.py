@@ -1,1 +1,1 @@
-"""Models over several ranks as both planes know them: plans, proofs, summaries, groups of devices."""
+"""What makes a training fit, as both planes know it: models over ranks, groups of devices, changes of arguments."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
 from typing import Any
 
 from dryfit.core.channel import ChildChannel
@@ -19,6 +20,7 @@ from dryfit.core.wire import Phase
 from dryfit.jobs.own.objective_files import make_checkpoint_folder
 from dryfit.jobs.own.objective_function import import_function
 from dryfit.jobs.own.objective_trial import Trial
+from dryfit.jobs.script.target import described
 
 _BEAT_EVERY_S = 1.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -26,12 +28,14 @@ _NUMPY_SEEDS = 2**32
 
 
 def check(body: ImportRequest, channel: ChildChannel) -> ImportResult:
-    """Import a study's function without calling it.
+    """Import a study's function without calling it; of a script, only read it.
 
     Raises:
-        ObjectiveError: It cannot be imported, or not be called with a trial.
+        ObjectiveError: It cannot be imported, or not be called with a trial; there is no such script.
     """
     channel.send(Phase(name="load"))
+    if body.table == "script":
+        return described(body.objective.function, Path(body.objective.paths[0]))
     before = set(sys.modules)
     with beating(channel):
         for name in body.objective.preload:

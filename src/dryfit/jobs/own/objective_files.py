@@ -16,11 +16,15 @@ TRIAL_FILE = ".dryfit-trial.json"
 _MOST_BYTES = 1 << 16
 
 
-def make_checkpoint_folder(body: ObjectiveRequest) -> None:
+def make_checkpoint_folder(body: ObjectiveRequest, *, anew: bool = False) -> None:
     """Make the folder in which an attempt keeps what it needs to go on, with all that those before it left.
 
     It is a copy: what an earlier attempt's process may still write cannot reach it. It gets its name by one rename,
     complete and on disk.
+
+    Args:
+        body: The call of the user's code.
+        anew: It begins empty, as nothing of what is left there is known to be whole.
 
     Raises:
         CheckpointError: What is there belongs to another trial.
@@ -35,7 +39,7 @@ def make_checkpoint_folder(body: ObjectiveRequest) -> None:
     temporary.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        if kept.is_dir():
+        if kept.is_dir() and not anew:
             _copy(kept, temporary)
         else:
             temporary.mkdir()

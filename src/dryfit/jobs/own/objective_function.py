@@ -10,7 +10,7 @@ from typing import Final
 
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.settings.functions import FunctionName
-from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.user_code import Search
 
 _SCRIPT_MODULE = "__mp_main__"
@@ -24,7 +24,7 @@ _WANTED: Final = {
 """By the table of a study file: what the function there is, and an example."""
 
 
-def import_function(objective: ObjectiveSettings, table: str = "objective") -> Callable[[object], object]:
+def import_function(objective: CalledCode, table: str = "objective") -> Callable[[object], object]:
     """Import the function of a study; a script is run without its ``if __name__ == "__main__"`` block.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.objective_table import CalledCode
 from dryfit.jobs.own.trainer_checkpoints import Evaluation
 
 _PREFIX: Final = "eval_"
@@ -38,7 +38,7 @@ class Goals:
     minimized: bool
 
     @classmethod
-    def of(cls, objective: ObjectiveSettings) -> "Goals":
+    def of(cls, objective: CalledCode) -> "Goals":
         """Return the goals of a request."""
         first = (objective.directions or (Direction.MINIMIZE,))[0]
         return cls(objective.goals, first is Direction.MINIMIZE)

@@ -73,6 +73,11 @@ class StateTrainer(Trainer):
         return self.clip(model, None) if grad_norm is None else float(grad_norm)
 
 
+def load_trained(trainer: Trainer, folder: Path) -> None:
+    """Give a Trainer that is not to be trained any more the weights of a checkpoint."""
+    trainer._load_from_checkpoint(str(folder))
+
+
 _CALLED: Final = {
     "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],

@@ -27,15 +27,22 @@ def csv_text(state: StudyState) -> str:
     """Return the whole table, heads first."""
     out = io.StringIO(newline="")
     writer = csv.writer(out)
+    heads, rows = trial_rows(state)
+    writer.writerow(_row(heads))
+    for row in rows:
+        writer.writerow(_row(row))
+    return out.getvalue()
+
+
+def trial_rows(state: StudyState) -> tuple[list[str], list[list[Scalar]]]:
+    """Return the heads of the table, and a row of values for each trial."""
     further = [f"value.{goal.name}" for goal in state.goals[1:]]
     trials = state.trials
     names = tuple(dict.fromkeys(name for trial in trials for name in trial.params))
     folds = max((len(trial.folds) for trial in trials), default=0)
     parts = ("spread", *(f"fold.{number + 1}" for number in range(folds))) if folds else ()
-    writer.writerow(_row([*_FIRST, *further, *parts, *_FACTS, *(f"param.{name}" for name in names), "reason"]))
-    for trial in trials:
-        writer.writerow(_row(_cells(trial, names, len(further), len(parts))))
-    return out.getvalue()
+    heads = [*_FIRST, *further, *parts, *_FACTS, *(f"param.{name}" for name in names), "reason"]
+    return heads, [_cells(trial, names, len(further), len(parts)) for trial in trials]
 
 
 _FIRST = ("number", "generation", "outcome", "value")

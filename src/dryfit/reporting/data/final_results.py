@@ -19,6 +19,7 @@ class FinalScores(Answer):
         test: Metrics on test; None if the data has no such split.
         rows: Number of rows of each split, and of those trained on as ``trained``.
         analysis: What the model does well and badly on test, or on validation where there are no test rows.
+        judgement: Whether it beats the strongest baseline of the study, in sentences; empty where none is known.
     """
 
     study: str
@@ -29,6 +30,7 @@ class FinalScores(Answer):
     test: dict[str, float] | None
     rows: dict[str, int]
     analysis: Analysis | None = None
+    judgement: tuple[str, ...] = ()
 
 
 class TrainedModel(FinalScores):

@@ -1,4 +1,4 @@
-"""The formats that a study can be exported to."""
+"""The formats that a study, or a model, can be exported to."""
 
 from enum import StrEnum
 
@@ -7,11 +7,15 @@ class ExportFormat(StrEnum):
     """A format of ``dryfit export``."""
 
     OPTUNA = "optuna"
-    """An Optuna storage: a journal, or SQLite if the file's name says so."""
+    """Of a study: an Optuna storage, a journal, or SQLite if the file's name says so."""
     CSV = "csv"
-    """One row for each trial."""
+    """Of a study: one row for each trial."""
+    TRANSFORMERS = "transformers"
+    """Of a model: a folder that plain transformers loads, with the same scores."""
+    ENCODER = "transformers-encoder"
+    """Of a model: its encoder alone, as ``AutoModel`` loads it."""
 
     @property
-    def file_name(self) -> str:
-        """Return the default name of the file."""
-        return {ExportFormat.OPTUNA: "optuna.journal", ExportFormat.CSV: "trials.csv"}[self]
+    def of_model(self) -> bool:
+        """Whether a model is exported, and not a study."""
+        return self in (ExportFormat.TRANSFORMERS, ExportFormat.ENCODER)

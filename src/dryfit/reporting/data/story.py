@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dryfit.core.failure import Action
 from dryfit.core.settings.trial import MetricPoint
-from dryfit.core.sharding.device_groups import place_in_words
+from dryfit.core.sharding.device_groups import HERE, cpu_of, place_in_words
 from dryfit.core.text.units import gib
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Report, Started
 from dryfit.reporting.data.observed_memory import plan_lines, plan_text
@@ -188,7 +188,8 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
     attempt = event.attempt if isinstance(event, AttemptEvent) else None
     match event:
         case TrialAsked():
-            kind, text = MomentKind.ASKED, "asked, from an enqueued point" if event.enqueued else "asked"
+            drawn = f", drawn by another sampler: {event.fallback}" if event.fallback else ""
+            kind, text = MomentKind.ASKED, ("asked, from an enqueued point" if event.enqueued else "asked") + drawn
         case TrialPlanned():
             plan = PlanState(event.key, event.answer or state.answers[event.key])
             kind, text = MomentKind.PLANNED, f"planned: {plan_text(plan)}"
@@ -216,8 +217,8 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
 
 def _placed_text(event: AttemptPlaced) -> str:
     parts = [f"attempt {event.attempt}"]
-    if event.device is not None:
-        parts[0] += f" on {place_in_words(event.device)}"
+    if event.device is not None or event.node != HERE:
+        parts[0] += f" on {place_in_words(event.device or cpu_of(event.node))}"
     if event.needs_bytes is not None:
         parts.append(f"counted with {gib(event.needs_bytes)}")
     return ", ".join([*parts, *event.terms])

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar
+from dryfit.core.text.shown import Shown
 from dryfit.reporting.data.json_view import Answer, View
 from dryfit.reporting.data.plan_view import PlanView
 from dryfit.store.events import Observed
@@ -86,7 +87,7 @@ class AttemptView(View):
     stacks: str | None
 
 
-class TrialStory(Answer):
+class TrialStory(Shown, Answer):
     """The answer of ``dryfit show STUDY TRIAL --json``.
 
     Attributes:

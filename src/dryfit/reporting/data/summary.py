@@ -1,17 +1,20 @@
 """The summary of a study that ``status --json`` and ``tune --json`` print."""
 
 import statistics
+from collections.abc import Iterator
 
 import numpy as np
 from pydantic import Field
 
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, Scalar
+from dryfit.core.text.shown import Shown
+from dryfit.reporting.comparing.comparison import Comparison, read_comparison
 from dryfit.reporting.data.json_view import Answer, View
 from dryfit.reporting.data.observed_memory import Plans, plan_totals
 from dryfit.reporting.data.troubles import Troubles, troubles_of
 from dryfit.reporting.data.worth import Standing, collapses_of, judgement, standing_of, strongest_baseline
-from dryfit.search.mirror.handle import storage_error
+from dryfit.search.mirror.follower import followed_bytes, said_in, trouble_of
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 
@@ -93,6 +96,15 @@ class GenerationView(View):
     used: int = Field(description="those of them that samplers and pruners learn from")
 
 
+class TrackerView(View):
+    """How far one entry of `study.track` is."""
+
+    entry: str
+    behind_bytes: int = Field(description="of the ledger, that the tracker lacks or is being given")
+    failing_since_s: float | None = None
+    error: str | None = None
+
+
 class MirrorTrouble(View):
     """Since when the Optuna mirror cannot be written, and why."""
 
@@ -100,7 +112,14 @@ class MirrorTrouble(View):
     error: str
 
 
-class StudySummary(Answer):
+class NodeCounts(View):
+    """How many machines with agents a running study has, and how many it has lost."""
+
+    joined: int
+    lost: int
+
+
+class StudySummary(Shown, Answer):
     """What ``dryfit status --json`` prints."""
 
     study: str
@@ -115,11 +134,16 @@ class StudySummary(Answer):
     collapsed: tuple[int, ...] = Field(description="complete trials that gave all rows the same answer")
     pareto: tuple[ParetoTrial, ...] | None = Field(description="the Pareto front, of a study with several goals")
     judgement: tuple[str, ...] = Field(description="whether the best trial is worth anything, in sentences")
+    comparison: Comparison | None = Field(
+        default=None, description="what `dryfit compare` found, as long as the best trial is the same"
+    )
     wall_s: float
     trial_overhead_ms: Overhead
     plans: Plans | None = None
     troubles: Troubles
+    nodes: NodeCounts | None = Field(default=None, description="other machines that have joined, while it runs")
     mirror: MirrorTrouble | None = Field(default=None, description="where the Optuna mirror cannot be written")
+    trackers: tuple[TrackerView, ...] = Field(default=(), description="each entry of `study.track`, and how far it is")
 
 
 def summarise(state: StudyState, layout: StudyLayout | None = None) -> StudySummary:
@@ -161,6 +185,7 @@ def summarise(state: StudyState, layout: StudyLayout | None = None) -> StudySumm
         baselines=_baselines(state, standing),
         collapsed=tuple(trial.number for trial in collapses.trials),
         judgement=judgement(standing, collapses),
+        comparison=read_comparison(layout, state) if layout is not None else None,
         pareto=tuple(ParetoTrial.of(trial, values=trial.values or ()) for trial in state.front)
         if created.also
         else None,
@@ -171,7 +196,9 @@ def summarise(state: StudyState, layout: StudyLayout | None = None) -> StudySumm
         ),
         plans=plan_totals(state),
         troubles=troubles_of(state),
+        nodes=_node_counts(state),
         mirror=_mirror_trouble(layout) if layout is not None else None,
+        trackers=tuple(_trackers(layout)) if layout is not None else (),
     )
 
 
@@ -191,6 +218,25 @@ def _baselines(state: StudyState, standing: Standing | None) -> BaselinesView | 
     )
 
 
+def _node_counts(state: StudyState) -> NodeCounts | None:
+    session = state.sessions[-1] if state.sessions else None
+    if session is None or not session.nodes or not session.is_open:
+        return None
+    lost = sum(bool(node.lost) for node in session.nodes.values())
+    return NodeCounts(joined=len(session.nodes) - lost, lost=lost)
+
+
 def _mirror_trouble(layout: StudyLayout) -> MirrorTrouble | None:
-    trouble = storage_error(layout.mirror_status)
+    trouble = trouble_of(layout.mirror_status)
     return None if trouble is None else MirrorTrouble(since_s=trouble[0], error=trouble[1])
+
+
+def _trackers(layout: StudyLayout) -> Iterator[TrackerView]:
+    for status in layout.tracker_statuses:
+        entry, trouble = said_in(status).get("entry"), trouble_of(status)
+        if not isinstance(entry, str):
+            continue
+        position = layout.tracker(status.stem.removeprefix("track-")).position
+        behind = max(0, layout.ledger.stat().st_size - max(0, followed_bytes(position)))
+        since_s, error = trouble or (None, None)
+        yield TrackerView(entry=entry, behind_bytes=behind, failing_since_s=since_s, error=error)

@@ -25,27 +25,28 @@ _MOST_CAUSES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The best trial beside the strongest baseline.
+    """The best trial, or a trained model, beside the strongest baseline.
 
     Attributes:
         metric: The study's.
         direction: Which of its values are better.
-        best: The best trial.
+        score: The value of what is compared.
         baseline: The strongest baseline.
-        difference: How much larger the trial's metric is, with its interval; None where rows are missing.
+        difference: How much larger the score is, with its interval; None where rows are missing.
+        subject: What is compared, as a sentence begins.
     """
 
     metric: str
     direction: Direction
-    best: TrialState
+    score: float
     baseline: BaselineScore
     difference: Interval | None
+    subject: str = "The best trial"
 
     @property
     def beats(self) -> bool:
-        """Whether the trial's value is better than the baseline's, surely or not."""
-        assert self.best.score is not None  # a ranked trial has one
-        return better(self.best.score, self.baseline.metrics[self.metric], self.direction)
+        """Whether the score is better than the baseline's, surely or not."""
+        return better(self.score, self.baseline.metrics[self.metric], self.direction)
 
     @property
     def surely(self) -> bool:
@@ -57,15 +58,14 @@ class Standing:
         """What this means, in a sentence."""
         baseline = f"the strongest baseline ({self.baseline.words}: {number_text(self.baseline.metrics[self.metric])})"
         if not self.beats:
-            return f"The best trial does not beat {baseline}{self._by()}."
+            return f"{self.subject} does not beat {baseline}{self._by()}."
         if self.surely:
-            return f"The best trial beats {baseline}{self._by()}."
-        why = self._by() if self.difference is not None and self.difference.is_known else ""
-        return f"The best trial is not surely better than {baseline}{why}."
+            return f"{self.subject} beats {baseline}{self._by()}."
+        unknown = "" if self.difference is not None and self.difference.is_known else "; no interval is known"
+        return f"{self.subject} is not surely better than {baseline}{self._by()}{unknown}."
 
     def _by(self) -> str:
-        assert self.best.score is not None
-        gap = self.best.score - self.baseline.metrics[self.metric]
+        gap = self.score - self.baseline.metrics[self.metric]
         text = f": {abs(gap):.4f} {'higher' if gap > 0 else 'lower'}" if gap else ": they are equal"
         if self.difference is None or not self.difference.is_known:
             return text
@@ -77,6 +77,17 @@ class Standing:
 def strongest_baseline(state: StudyState) -> BaselineScore | None:
     """Return the baseline that is best by the study's metric; None where there is none."""
     return state.baselines.result.strongest(state.goals[0]) if state.baselines is not None and state.goals else None
+
+
+def flaws_of_best(state: StudyState) -> tuple[str, ...]:
+    """Return in clauses why the best trial so far is worth nothing; empty where that is not known."""
+    best, baseline = state.best, strongest_baseline(state)
+    if best is None or best.value is None:
+        return ()
+    flaws = ("collapsed, as every trial before it",) if best.is_collapsed else ()
+    if baseline is None or better(best.value, value := baseline.metrics[state.goals[0].name], state.direction):
+        return flaws
+    return (*flaws, f"not better than the strongest baseline, {number_text(value)}")
 
 
 def standing_of(state: StudyState, layout: StudyLayout | None) -> Standing | None:
@@ -91,7 +102,39 @@ def standing_of(state: StudyState, layout: StudyLayout | None) -> Standing | Non
         return None
     goal = state.goals[0]
     difference = _difference(goal.name, ranked[0], baseline, layout) if layout is not None else None
-    return Standing(goal.name, goal.direction, ranked[0], baseline, difference)
+    assert ranked[0].score is not None  # a ranked trial has one
+    return Standing(goal.name, goal.direction, ranked[0].score, baseline, difference)
+
+
+def model_judgement(
+    state: StudyState, layout: StudyLayout, value: float | None, *, subject: str, trial: TrialState | None, folds: int
+) -> tuple[str, ...]:
+    """Return in sentences whether a trained model beats the strongest baseline; empty where none is known.
+
+    Args:
+        state: The study.
+        layout: Its folder, for the rows that an interval needs. Only the trial's are there, so a model has an interval
+            where it repeats its trial's value.
+        value: The study's metric on validation; None: validation was trained on.
+        subject: The model, as a sentence begins.
+        trial: Whose configuration it has; None: those of several.
+        folds: ``data.folds``: with several, baselines are means over them, and a model is validated on one split.
+    """
+    baseline = strongest_baseline(state)
+    if baseline is None:
+        return ()
+    goal = state.goals[0]
+    score = trial.score if trial is not None else None
+    if value is None or folds > 1:
+        why = "was trained on validation too" if value is None else "was validated on one split, not on the folds"
+        cannot = f"{subject} {why}, so it cannot be compared with the baselines."
+        if trial is None or score is None:
+            return (cannot,)
+        known = _difference(goal.name, trial, baseline, layout)
+        searched = Standing(goal.name, goal.direction, score, baseline, known, f"In the search, trial {trial.number}")
+        return searched.sentence, cannot
+    known = _difference(goal.name, trial, baseline, layout) if trial is not None and score == value else None
+    return (Standing(goal.name, goal.direction, value, baseline, known, subject).sentence,)
 
 
 def _difference(metric: str, best: TrialState, baseline: BaselineScore, layout: StudyLayout) -> Interval | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs]  # plotly has no types
 
@@ -62,7 +62,7 @@ def render(page: Page) -> str:
         "script": Markup(script),
         "hashes": Markup(" ".join(_hash(text) for text in (plotly, script))),
     }
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))
+    template = _templates().get_template("page.html")
     return template.render(
         page=page,
         figures=Markup(_script_json(figures)),
@@ -71,6 +71,16 @@ def render(page: Page) -> str:
         version=VERSION,
         made_at=time_text(page.made_at_s),
     )
+
+
+def render_card(card: object) -> str:
+    """Return lines and tables (``title``, ``lines``, ``tables``) as a fragment of HTML without scripts."""
+    return _templates().get_template("page.card.html").render(card=card, look=_look)
+
+
+def _templates() -> Environment:
+    """Return what loads the templates of this package; it escapes every text."""
+    return Environment(autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(_asset))
 
 
 def _asset(name: str) -> str:

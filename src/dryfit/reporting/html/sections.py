@@ -10,7 +10,6 @@ from dryfit.core.settings.trial import Outcome, Scalar, best_first
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.reporting.data.observed_memory import plan_totals, totals_text
-from dryfit.reporting.data.refused import refusals
 from dryfit.reporting.data.troubles import FailuresView, failures_by_kind
 from dryfit.reporting.data.worth import collapses_of
 from dryfit.reporting.html.plots import (
@@ -23,6 +22,7 @@ from dryfit.reporting.html.plots import (
     memory_figure,
     slice_figure,
 )
+from dryfit.reporting.html.refused import refusals
 from dryfit.reporting.html.timeline import timeline_figure
 from dryfit.reporting.terminal.generation_text import generations_table
 from dryfit.reporting.terminal.tables import (

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dryfit.core.sharding.device_groups import place_in_words
+from dryfit.core.sharding.device_groups import HERE, cpu_of, place_in_words
 from dryfit.reporting.html.plots import BLUE, GREY, ORANGE, RED, Figure, text
 from dryfit.reporting.terminal.tables import duration_text, shortened, time_text
 from dryfit.store.replay import StudyState
-from dryfit.store.state import AttemptEnd, AttemptState, SessionState
+from dryfit.store.session_state import SessionState
+from dryfit.store.state import AttemptEnd, AttemptState
 
 _LOOKS = {
     AttemptEnd.RESULT: ("with a result", BLUE),
@@ -121,7 +122,7 @@ def lanes(attempts: Sequence[AttemptState]) -> list[tuple[AttemptState, str]]:
     busy: dict[str, list[float]] = {}
     placed: list[tuple[AttemptState, str, int]] = []
     for attempt in sorted(attempts, key=lambda attempt: (attempt.placed_at_s, attempt.trial)):
-        place = place_in_words(attempt.device) if attempt.device is not None else "slot"
+        place = "slot" if attempt.place == cpu_of(HERE) else place_in_words(attempt.place)
         ends = busy.setdefault(place, [])
         lane = next((at for at, end_s in enumerate(ends) if end_s <= attempt.placed_at_s), len(ends))
         ends[lane : lane + 1] = [attempt.end_s]

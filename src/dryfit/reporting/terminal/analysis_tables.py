@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from dryfit.core.jobs.analysis import Analysis, ClassAnalysis, PartScores, SpanAnalysis, WorstRow
+from dryfit.core.jobs.analysis import Analysis, ClassAnalysis, NumberAnalysis, PartScores, SpanAnalysis, WorstRow
 from dryfit.core.text.words import printable
 from dryfit.reporting.terminal.tables import Table, number_text
 
@@ -24,10 +24,12 @@ def analysis_tables(analysis: Analysis) -> Captioned:
     if analysis.texts is not None and analysis.texts.asked:
         counts = (str(analysis.texts.asked), str(analysis.texts.exact))
         tables.append(("Generated answers", Table(("answers", "exactly as wanted"), (counts,))))
+    if analysis.numbers is not None:
+        tables.append(("Numbers", _of_numbers(analysis.numbers)))
     for head, parts in (("criterion", analysis.criteria), ("group", analysis.groups)):
         if parts:
             tables.append((f"By {head}", _by_part(head, parts)))
-    for part in (analysis.classes, analysis.spans, analysis.texts):
+    for part in (analysis.classes, analysis.spans, analysis.texts, analysis.numbers):
         if part is not None and part.worst:
             tables.append(("Worst rows", _worst(part.worst)))
     return tables
@@ -72,6 +74,15 @@ def _of_spans(found: SpanAnalysis) -> Table:
     rows = (("has a span", found.found, found.missed), ("has none", found.invented, found.left))
     heads = ("row", "answered with a span", "answered with none")
     return Table(heads, tuple((name, str(said), str(none)) for name, said, none in rows))
+
+
+def _of_numbers(found: NumberAnalysis) -> Table:
+    sides = (
+        ("right", found.mean, found.deviation),
+        ("answered", found.answered_mean, found.answered_deviation),
+    )
+    rows = tuple((name, number_text(mean), number_text(deviation)) for name, mean, deviation in sides)
+    return Table(("numbers", "mean", "standard deviation"), rows)
 
 
 def _by_part(head: str, parts: Sequence[PartScores]) -> Table:

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 
 from dryfit.core.settings.trial import Outcome
+from dryfit.core.sharding.device_groups import HERE
 from dryfit.core.wire import BEAT_FILE, Message, Phase, Progress
-from dryfit.reporting.data.worth import strongest_baseline
+from dryfit.reporting.data.worth import flaws_of_best, strongest_baseline
 from dryfit.reporting.terminal.eta import Pace, Running, study_left_s, trial_left_s
 from dryfit.reporting.terminal.tables import goal_names
 from dryfit.store.events import (
@@ -78,6 +79,7 @@ class TrialView:
         rss_bytes: Resident host memory of its process; None if unknown.
         beat_age_s: Seconds since its last heartbeat.
         left_s: Estimated seconds to its last step.
+        node: The machine that it runs on.
     """
 
     number: int
@@ -91,6 +93,7 @@ class TrialView:
     rss_bytes: int | None
     beat_age_s: float | None
     left_s: float | None
+    node: str = HERE
 
     @property
     def memory_bytes(self) -> int | None:
@@ -112,6 +115,7 @@ class LiveView:
         left_s: Estimated seconds to its end.
         best: Number of the best trial, and its value of the study's metric.
         baseline: The study's metric of the strongest baseline; None: not known.
+        flaws: Why the best trial is worth nothing, as far as is known.
         front: Number of trials on the Pareto front; 0 with one goal.
         note: What the control process does at the moment.
     """
@@ -125,6 +129,7 @@ class LiveView:
     left_s: float | None
     best: tuple[int, float] | None
     baseline: float | None
+    flaws: tuple[str, ...]
     front: int
     note: str
 
@@ -136,6 +141,7 @@ class _Live:
     phase: str
     attempt: int = 0
     pid: int | None = None
+    node: str = HERE
     placed_s: float | None = None
     loss: float | None = None
     device_bytes: int | None = None
@@ -185,8 +191,8 @@ class LiveStudy:
                 self._finished_s = [trial.time_s for trial in done]
             case TrialAsked(number=number):
                 self._trials[number] = _Live(WAITING)
-            case AttemptPlaced(number=number, attempt=attempt):
-                self._trials[number] = _Live(STARTING, attempt, placed_s=event.at)
+            case AttemptPlaced(number=number, attempt=attempt, node=node):
+                self._trials[number] = _Live(STARTING, attempt, placed_s=event.at, node=node)
                 self._note = ""
             case AttemptStarted(number=number, pid=pid) if number in self._trials:
                 self._trials[number].pid = pid
@@ -222,7 +228,7 @@ class LiveStudy:
         now_s, state = self._clock(), self._state
         trials = tuple(self._trial_view(number, now_s) for number in sorted(self._trials))
         if state is None or not state.sessions:
-            return LiveView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, None, 0, self._note)
+            return LiveView((), trials, 0, 0, dict.fromkeys(Outcome, 0), 0.0, None, None, None, (), 0, self._note)
         best, baseline = state.best, strongest_baseline(state)
         return LiveView(
             goals=goal_names(state),
@@ -234,6 +240,7 @@ class LiveStudy:
             left_s=self._left_s(state, now_s),
             best=(best.number, best.value) if best is not None and best.value is not None else None,
             baseline=baseline.metrics[state.goals[0].name] if baseline is not None else None,
+            flaws=flaws_of_best(state),
             front=len(state.front),
             note=self._note,
         )
@@ -266,7 +273,8 @@ class LiveStudy:
         reports = state.trials[number].reports if state is not None else []
         vitals = Vitals()
         if self._layout is not None and live.attempt:
-            vitals = self._vitals(self._layout.trial(number).attempt(live.attempt), live.pid, now_s)
+            pid = live.pid if live.node == HERE else None  # of another machine: here it is nobody, or somebody else
+            vitals = self._vitals(self._layout.trial(number).attempt(live.attempt), pid, now_s)
         last, names = (reports[-1] if reports else None), goal_names(state) if state is not None else ()
         return TrialView(
             number=number,
@@ -280,4 +288,5 @@ class LiveStudy:
             rss_bytes=vitals.rss_bytes,
             beat_age_s=vitals.beat_age_s,
             left_s=trial_left_s(live.pace(now_s)),
+            node=live.node,
         )

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dryfit.config.schema import Isolation
+from dryfit.config.schema import Isolation, StudyConfig
 from dryfit.core.failure import Evidence
 from dryfit.core.jobs.child import JOBS, ChildResult, JobRow
 from dryfit.core.jobs.job import Job, JobRequest
 from dryfit.core.settings.task_facts import TASK_MODULES
 from dryfit.core.sharding.device_groups import HERE, cpu_of
+from dryfit.core.user_code import script_imports
 from dryfit.core.wire import Message
 
 PRELOAD = (
@@ -28,6 +29,26 @@ OBJECTIVE_PRELOAD = ("dryfit.jobs.own.objective",)
 
 TRAINER_PRELOAD = (*OBJECTIVE_PRELOAD, "dryfit.jobs.own.trainer")
 """The same where that function makes a Trainer: what every Trainer needs."""
+
+SCRIPT_PRELOAD = ("dryfit.jobs.script.run",)
+"""The same where children run the user's own script."""
+
+_WARM = {"transformers": "dryfit.jobs.script.trainers", "torch": "torch"}
+_ON_TRANSFORMERS = frozenset({"transformers", "trl", "sentence_transformers", "setfit", "span_marker", "peft"})
+_ON_TORCH = frozenset({"torch", "lightning", "pytorch_lightning", "timm", "torchvision", "accelerate"})
+"""What scripts import that is slow, and is therefore imported once."""
+
+
+def preload_of(config: StudyConfig) -> tuple[str, ...]:
+    """Return the modules that the fork server of a study imports."""
+    own = config.function
+    if own is None:
+        return PRELOAD
+    if config.script is None:
+        return (*(OBJECTIVE_PRELOAD if config.trainer is None else TRAINER_PRELOAD), *own.preload)
+    imported = script_imports(config.script.command, Path(config.script.folder))
+    slow = "transformers" if imported & _ON_TRANSFORMERS else "torch" if imported & _ON_TORCH else None
+    return (*SCRIPT_PRELOAD, *((_WARM[slow],) if slow is not None else ()), *own.preload)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,18 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from dryfit.core.errors import MachineError
+from dryfit.core.jobs.export import ExportRequest, MergeRequest
 from dryfit.core.jobs.job import JobRequest
+from dryfit.core.jobs.plan import RehearsedPlanRequest
 from dryfit.core.jobs.train import (
     ImportRequest,
-    MergeRequest,
     ObjectiveRequest,
     PredictRequest,
     RowsRequest,
+    ScriptRequest,
     TrainerRequest,
 )
-from dryfit.core.settings.objective_table import OwnFunction
+from dryfit.core.settings.objective_table import OwnCode
 from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL, DataSettings, JointSettings, ModelSettings
 from dryfit.core.text.secrets import HUB_TOKENS, forget_secrets, public_environment
 from dryfit.core.wire import MARKER_VARIABLE
@@ -70,9 +72,9 @@ def kept_secrets(body: JobRequest[Any]) -> frozenset[str]:
     match body:
         case ImportRequest() | ObjectiveRequest():
             return frozenset(body.objective.secrets)
-        case TrainerRequest():
+        case TrainerRequest() | ScriptRequest() | RehearsedPlanRequest():
             return frozenset(body.calling.objective.secrets)
-        case PredictRequest() | MergeRequest():
+        case PredictRequest() | MergeRequest() | ExportRequest():
             return HUB_TOKENS  # the base of adapters may be on the hub, which only their folder says
         case RowsRequest():
             return HUB_TOKENS if body.source.startswith(HUB_PREFIX) else frozenset()
@@ -102,13 +104,13 @@ def _on_hub(model: str) -> bool:
     return not Path(model).is_absolute() and model != PACKAGED_MODEL
 
 
-def demand_secrets(function: OwnFunction | None, environment: Mapping[str, str], *, table: str = "objective") -> None:
+def demand_secrets(function: OwnCode | None, environment: Mapping[str, str], *, table: str = "objective") -> None:
     """Check, before anything starts, that the secrets are there which a user's own function reads.
 
     Args:
-        function: The study's ``[objective]`` or ``[trainer]``; None: it has neither.
+        function: The study's ``[objective]``, ``[trainer]`` or ``[script]``; None: it has none.
         environment: The control process's own.
-        table: Which of the two it is.
+        table: Which of them it is.
 
     Raises:
         MachineError: One is not set.

@@ -150,6 +150,14 @@ class Supervisor:
         """Make :meth:`wait` return; may be called from a signal handler or another thread."""
         self._waiter.wake()
 
+    def watch(self, fd: int) -> None:
+        """Make :meth:`wait` return when a descriptor, which the caller reads, is readable."""
+        self._waiter.watch(fd, wakes=True)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching a descriptor; call it before it is closed."""
+        self._waiter.forget(fd)
+
     def close(self) -> None:
         """Kill what runs, end the fork server and remove the FIFO. Events not yet fetched are dropped.
 

@@ -35,19 +35,28 @@ class Waiter:
         self.wakeup_fifo = wakeup_fifo if self._fifo is not None else None
         self._wake_read, self._wake_write = os.pipe()
         self._selector = selectors.DefaultSelector()
+        self._wakes: set[int] = set()
         for fd in (self._wake_read, self._fifo):
             if fd is not None:
                 os.set_blocking(fd, False)
                 self._selector.register(fd, selectors.EVENT_READ)
         os.set_blocking(self._wake_write, False)
 
-    def watch(self, fd: int) -> None:
-        """Return from :meth:`block` when ``fd`` becomes readable."""
+    def watch(self, fd: int, *, wakes: bool = False) -> None:
+        """Return from :meth:`block` when ``fd`` becomes readable.
+
+        Args:
+            fd: The descriptor.
+            wakes: It then counts as a call of :meth:`wake`, for somebody else reads it.
+        """
         self._selector.register(fd, selectors.EVENT_READ)
+        if wakes:
+            self._wakes.add(fd)
 
     def forget(self, fd: int) -> None:
         """Stop watching ``fd``; call it before ``fd`` is closed."""
         self._selector.unregister(fd)
+        self._wakes.discard(fd)
 
     def wake(self) -> None:
         """Make :meth:`block` return; safe in a signal handler and in other threads, harmless after the end."""
@@ -58,7 +67,7 @@ class Waiter:
         """Block until something happens, for a fraction of a second at most (files may change without a wake-up).
 
         Returns:
-            Whether :meth:`wake` was called.
+            Whether :meth:`wake` was called, or a descriptor that wakes is readable.
         """
         most_s = _POLL_S if self._fifo is not None else _POLL_WITHOUT_FIFO_S
         woken = False
@@ -67,6 +76,7 @@ class Waiter:
                 with suppress(BlockingIOError):
                     os.read(key.fd, _READ_BYTES)
                 woken = woken or key.fd == self._wake_read
+            woken = woken or key.fd in self._wakes
         return woken
 
     def close(self) -> None:

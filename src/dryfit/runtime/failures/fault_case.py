@@ -60,8 +60,10 @@ class FaultCase:
         evidence = self.evidence
         broke = evidence.signal in CRASH_SIGNALS or evidence.exit_code == ChildStatus.NO_LAST_WORD
         explained = bool(evidence.killed_by_us) or evidence.server_lost or self.fault is not None
-        return evidence.log_tail if broke and not explained and self.job is not Job.PLAN else ""
+        return evidence.log_tail if broke and not explained and self.job not in _PLANNERS else ""
 
+
+_PLANNERS = (Job.PLAN, Job.REHEARSE)
 
 Test = Callable[[FaultCase], bool]
 
@@ -128,12 +130,12 @@ def has_fault(case: FaultCase) -> bool:
 
 def plans(case: FaultCase) -> bool:
     """The child planned a trial's memory."""
-    return case.job is Job.PLAN
+    return case.job in _PLANNERS
 
 
 def calls_own_function(case: FaultCase) -> bool:
     """The child called a function of the user."""
-    return case.job in (Job.OBJECTIVE, Job.TRAINER)
+    return case.job in (Job.OBJECTIVE, Job.TRAINER, Job.SCRIPT)
 
 
 def validates(case: FaultCase) -> bool:

@@ -1,6 +1,7 @@
 """What this machine has: the cores it lets us use, and its GPUs as the driver's own tool knows them."""
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
 
 _SMI_TIMEOUT_S = 20.0
 _SMI_END_S = 2.0
+
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Flags of ``/proc/cpuinfo`` on x86 and ARM with which oneDNN multiplies in bf16."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -41,7 +45,22 @@ def local_facts(resolved: ResolveResult | None = None) -> NodeFacts:
         devices = tuple(DeviceFacts(name, uuid, capacity_bytes) for name, uuid in zip(names, uuids, strict=True))
     else:
         devices = ()
-    return NodeFacts(available_cores(), host_total_bytes(), devices)
+    model, bf16 = processor()
+    name = f"{platform.node()}, {platform.machine()} {model}".rstrip()
+    return NodeFacts(available_cores(), host_total_bytes(), devices, name, bf16)
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, bool]:
+    """Return the processor's name, and whether it has instructions for bf16; where it is not known "", False."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "", False
+    model, flags = (
+        re.search(rf"^{key}[ \t]*:(.*)$", text, re.MULTILINE) for key in ("model name", "(?:flags|Features)")
+    )
+    has = set(flags.group(1).split()) if flags is not None else set[str]()
+    return model.group(1).strip() if model is not None else "", bool(_BF16_FLAGS & has)
 
 
 def available_cores(cgroup_cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -33,11 +33,15 @@ class NodeFacts:
         cores: CPU cores that they may use.
         host_bytes: Host memory that they may use, what others hold included.
         devices: Its CUDA devices.
+        name: Its own name and its processor's, which tell it from other machines; empty: not known.
+        bf16: Whether its processor multiplies in bf16 by instructions of its own.
     """
 
     cores: int
     host_bytes: int
     devices: tuple[DeviceFacts, ...] = ()
+    name: str = ""
+    bf16: bool = False
 
 
 class ChildControl(Protocol):

@@ -44,6 +44,8 @@ class Limit(StrEnum):
     NOT_RETURNED = "not_returned"
     """A process has ended, but the device has not freed its memory."""
     SET_ASIDE = "set_aside"
+    NO_NODE = "no_node"
+    """No machine is there that trials may run on, or none with as many devices as they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,10 @@ def _place_for(need: Need, cluster: Cluster, kept: Mapping[str, int]) -> Fit | B
         if blocker is None:
             return Fit(need.number, place.place)
         blockers.append(blocker)
+    if not blockers and not cluster.set_aside and not cluster.places:
+        text = "no node is there that trials may run on"
+        lacks = f"no node has the {device_count} devices of a trial"
+        return Blocker(need.number, Limit.NO_NODE, text if device_count == 1 else lacks)
     if not blockers:
         return Blocker(need.number, Limit.SET_ASIDE, no_device_left(cluster.set_aside, device_count))
     return min(blockers, key=lambda blocker: blocker.limit is Limit.NEIGHBOUR)

@@ -24,15 +24,13 @@ from pydantic import ValidationError
 
 from dryfit.core.errors import ChildError, FileError
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.core.regular_files import read_bounded
 from dryfit.core.text.secrets import redacted, redacted_json, secrets_of
 from dryfit.core.wire import write_model
 from dryfit.runtime.children.processes import kill_leftovers
 from dryfit.runtime.children.protocol import python_command
 
-REHEARSED_VARIABLE: Final = "DRYFIT_REHEARSAL"
-"""Environment variable that marks the process of a rehearsal: it must not begin another."""
 CHILD_MODULE: Final = "dryfit.virtual"
 
 _TAIL_LINES = 30

@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +12,14 @@ from dryfit.config.schema import Isolation, StudyConfig
 from dryfit.core.errors import ChildError, DryfitError
 from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, ProbeResult
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.plan import NO_TORCH, NOTHING_TAKEN, PlanAnswer, RehearsedPlanRequest
+from dryfit.core.jobs.rehearsal import FAILED_BY_ITSELF, NO_STEP_TAKEN
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
-from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.objective_table import CalledCode
+from dryfit.core.settings.task_facts import facts_of
+from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.device_groups import visible_devices
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
@@ -23,7 +28,7 @@ from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
 from dryfit.study.doctor import study_checks
 from dryfit.study.doctor.check_runner import CheckRunner, open_check_runner
-from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
+from dryfit.study.doctor.finding import Finding, Status, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 from dryfit.study.doctor.machine_checks import folder_findings, machine_findings
 from dryfit.study.doctor.machine_facts import machine_facts
@@ -38,16 +43,20 @@ from dryfit.study.doctor.study_walk import (
     model_findings,
 )
 from dryfit.study.loop.child_jobs import ChildJob, run_job, run_side_by_side
+from dryfit.study.planning.pace import recorded_precision, with_precision
 from dryfit.study.planning.plan_requests import PlanInput, plan_trial
 from dryfit.study.planning.refusals import needed_bytes, refusal_text
 from dryfit.study.planning.trial_plans import host_bytes_for, planning_device
 from dryfit.study.resources.disk import disk_need, taken_bytes
 from dryfit.study.resources.trial_devices import choose_place, degrees_at_hand, most_on_node
 from dryfit.study.trials.child_limits import STANDALONE_LIMITS
-from dryfit.study.trials.child_requests import resolve_request, with_names
+from dryfit.study.trials.child_requests import calling_request, resolve_request, with_names
 from dryfit.study.trials.trial_config import possible_values
 
 OnNote = Callable[[str], None]
+
+_ANY_GPU: Final = DeviceSpec(name="a GPU", capacity_bytes=1 << 40)
+"""Where a machine has none: one with room for everything."""
 
 _WEIGHT_BYTES: Final = 4
 """Weights are kept in fp32."""
@@ -68,13 +77,14 @@ class CheckedStudy:
     layout: StudyLayout
 
 
-def examine(study: CheckedStudy | None, *, machine: bool, on_note: OnNote) -> Iterator[Finding]:
+def examine(study: CheckedStudy | None, *, machine: bool, on_note: OnNote, rows: bool = True) -> Iterator[Finding]:
     """Check a machine, a study, or both.
 
     Args:
         study: The study; None: the machine alone.
         machine: Whether the machine is checked too.
         on_note: Called with a line on what is being done.
+        rows: Whether a study's rows, models and function are checked, besides its file, folder and ledger.
     """
     on_note("starting children")
     folder = Path(tempfile.mkdtemp(prefix="dryfit-doctor-"))
@@ -82,7 +92,7 @@ def examine(study: CheckedStudy | None, *, machine: bool, on_note: OnNote) -> It
     names_log = False
     try:
         with open_check_runner(folder, isolation, fresh=machine) as runner:
-            for finding in _findings(study, runner, on_note, machine=machine):
+            for finding in _findings(study, runner, on_note, machine=machine, rows=rows):
                 names_log = names_log or str(folder) in f"{finding.found} {finding.fix}"
                 yield finding
     finally:
@@ -90,26 +100,34 @@ def examine(study: CheckedStudy | None, *, machine: bool, on_note: OnNote) -> It
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _findings(study: CheckedStudy | None, runner: CheckRunner, on_note: OnNote, *, machine: bool) -> Iterator[Finding]:
+def _findings(
+    study: CheckedStudy | None, runner: CheckRunner, on_note: OnNote, *, machine: bool, rows: bool
+) -> Iterator[Finding]:
     if machine:
         yield from machine_findings(machine_facts(os.environ, Path.home()), runner.trips)
     if study is not None:
-        yield from _study(study, runner, on_note)
+        yield from _study(study, runner, on_note, rows=rows)
 
 
-def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterator[Finding]:
-    config, layout = study.config, study.layout
+def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote, *, rows: bool) -> Iterator[Finding]:
+    layout = study.layout
     folder = look_at_folder(layout.folder)
     yield from folder_findings(study_checks.ABOUT, folder)
+    record, state = study_checks.record_findings(study.config, study.space, layout)
+    config = with_precision(study.config, recorded_precision(state) or Precision.FP32)
     space, drawn = study_checks.space_findings(config, study.space)
     yield space
+    yield from study_checks.repeat_findings(study.config)
     yield study_checks.lock_finding(layout)
-    record, state = study_checks.record_findings(config, study.space, layout)
     yield from record
+    study = replace(study, config=config)
     yield study_checks.cache_finding(layout, folder)
     yield study_checks.mirror_finding(config.search.mirror, layout, os.environ)
+    yield from (study_checks.tracker_finding(entry, layout, os.environ) for entry in config.study.track)
+    if not rows:
+        return
     if config.function is not None:
-        yield _function(config.function, config.function_table, runner, on_note)
+        yield from _own(config, config.function, dict(drawn[0][0]) if drawn else {}, runner, on_note)
         return
     probe = runner.probe
     if probe is None:
@@ -126,8 +144,7 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
     yield from data_findings(resolved, config.data.num_labels)
     yield from fold_findings(resolved.fold_rows)
     config = with_names(config, resolved)
-    changed = study_checks.data_changed(state, resolved.data_fingerprint)
-    if changed is not None:
+    if (changed := study_checks.data_changed(state, resolved.data_fingerprint)) is not None:
         yield changed
     resolved = _with_device(config, resolved, probe)
     runner.node.learn(resolved)
@@ -154,7 +171,17 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote) -> Iterato
     yield from _memory(study, resolved, nodes, own, on_note)
 
 
-def _function(own: ObjectiveSettings, table: str, runner: CheckRunner, on_note: OnNote) -> Finding:
+def _own(
+    config: StudyConfig, own: CalledCode, params: dict[str, Scalar], runner: CheckRunner, on_note: OnNote
+) -> Iterator[Finding]:
+    """Check the user's own function; what makes a Trainer is rehearsed for a point of the space."""
+    imported = _function(own, config.function_table, runner, on_note)
+    yield imported
+    if facts_of(config.study.task).makes_trainer and imported.status is Status.PASS:
+        yield _rehearsed_step(config, own, params, runner, on_note)
+
+
+def _function(own: CalledCode, table: str, runner: CheckRunner, on_note: OnNote) -> Finding:
     """Check whether the user's own function can be imported; it is not called."""
     on_note(f"importing {own.function}")
     body = ImportRequest(objective=own, table=table)
@@ -164,6 +191,53 @@ def _function(own: ObjectiveSettings, table: str, runner: CheckRunner, on_note: 
     except DryfitError as error:
         return failed_by(study_checks.ABOUT, "function", error)
     return passed(study_checks.ABOUT, "function", f"{own.function} can be imported")
+
+
+def _rehearsed_step(
+    config: StudyConfig, own: CalledCode, params: dict[str, Scalar], runner: CheckRunner, on_note: OnNote
+) -> Finding:
+    """Rehearse one step of what the user's function makes for a point of the space, on a virtual GPU."""
+    named = ", ".join(
+        f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}" for name, value in params.items()
+    )
+    doing = f"rehearsing one step of a trial with {named}" if named else "rehearsing one step of a trial"
+    on_note(doing)
+    there = () if runner.probe is None else runner.probe.devices
+    device = min(there, key=lambda each: each.capacity_bytes, default=_ANY_GPU)
+    body = RehearsedPlanRequest(
+        calling=calling_request(own, params=params, seed=config.study.seed),
+        is_script=config.script is not None,
+        device=device,
+        allow=config.execution.allow,
+        steps=1,
+        calibration_dir=str(shared_traces(os.environ, Path.home()).parent),
+    )
+    try:
+        job = ChildJob(doing, body, runner.folder / "step", STANDALONE_LIMITS)
+        (answer,) = run_job(job, runner.node).answers
+    except DryfitError as error:
+        return failed_by(study_checks.ABOUT, "training", error)
+    return _step_finding(doing, answer)
+
+
+def _step_finding(doing: str, answer: PlanAnswer) -> Finding:
+    about, check = study_checks.ABOUT, "training"
+    if NOTHING_TAKEN in answer.reasons:
+        return passed(about, check, f"{doing}: it trains, and takes nothing of a GPU")
+    if not {NO_TORCH, NO_STEP_TAKEN}.isdisjoint(answer.reasons):
+        return passed(about, check, f"{doing}: {'; '.join(answer.reasons)}; a trial of it runs alone on its device")
+    if answer.verdict is VerdictKind.UNKNOWN:
+        said, fix = f"{doing}: {'; '.join(answer.reasons)}", "if that is an error of your function, put it right"
+        if FAILED_BY_ITSELF in answer.reasons:
+            return failed(about, check, said, fix)
+        return warned(about, check, said, f"{fix}; what cannot be rehearsed runs alone on its device")
+    if answer.verdict is VerdictKind.REFUSED:
+        return warned(about, check, f"{doing}: {refusal_text(answer)}", "search smaller values, or use a larger device")
+    choice, how = answer.execution, ""
+    if choice is not None and answer.verdict is VerdictKind.FITS_WITH:
+        checkpointing = ", checkpointing" if choice.checkpointing else ""
+        how = f" with micro-batch {choice.micro_batch} x {choice.accumulation}{checkpointing}"
+    return passed(about, check, f"{doing}: it needs {gib(needed_bytes(answer))} of {answer.device.name}{how}")
 
 
 def _rows(config: StudyConfig, space: Space, cache_dir: Path, runner: CheckRunner) -> ResolveResult:

@@ -7,15 +7,19 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from dryfit.config.schema import SamplerName, StudyConfig
+from dryfit.config.trackers import tracker_of
 from dryfit.core.errors import ConfigError, LedgerError, MachineError
+from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Scalar
+from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import gib
 from dryfit.search.comparability import comparability_key
 from dryfit.search.mirror.handle import storage_url
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.fields import apply_params
 from dryfit.search.space.space import Space
+from dryfit.search.trackers.targets import demand_tracker, server_trouble
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import each_event
@@ -24,6 +28,7 @@ from dryfit.store.replay import StudyState
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.folder import FolderFacts, look_at_folder
 from dryfit.study.loop.generations import next_generation, recorded
+from dryfit.study.planning.pace import recorded_precision, with_precision
 from dryfit.study.resources.disk import DiskNeed, what_fits
 
 ABOUT: Final = "study"
@@ -110,6 +115,7 @@ def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: Stu
     missing = recorded(state, layout)
     if missing is not None:
         state.apply(missing)
+    config = with_precision(config, recorded_precision(state))
     now = comparability_key(config, space, data=state.generation.comparability.data, folder=layout.folder)
     following = next_generation(state, now)
     match following:
@@ -121,6 +127,17 @@ def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: Stu
             yield passed(ABOUT, "going on", found)
         case _:
             yield passed(ABOUT, "going on", "the file fits the study in the folder")
+
+
+def repeat_findings(config: StudyConfig) -> Iterator[Finding]:
+    """Say what a study gives up by what it leaves to a measurement, or to chance; nothing of a study that repeats."""
+    found: list[str] = []
+    if config.runtime.parallel == AUTO:
+        found.append('runtime.parallel = "auto": another run need not have the same trials; with 1 it has')
+    if config.train.precision is Precision.AUTO:
+        found.append('train.precision = "auto": fp32 or bf16, measured before the first trial, then kept')
+    if found:
+        yield passed(ABOUT, "repeat", "; ".join(found))
 
 
 def mirror_finding(target: str, layout: StudyLayout, environment: Mapping[str, str]) -> Finding:
@@ -143,6 +160,25 @@ def mirror_finding(target: str, layout: StudyLayout, environment: Mapping[str, s
     if trouble:
         return warned(ABOUT, "mirror", f"{kind}: {trouble}", 'start the server, or set search.mirror = "journal"')
     return passed(ABOUT, "mirror", f"{kind}: somebody answers")
+
+
+def tracker_finding(entry: str, layout: StudyLayout, environment: Mapping[str, str]) -> Finding:
+    """Check whether a tracker can be written: a study is refused without its package or its variable.
+
+    Args:
+        entry: One of ``study.track``.
+        layout: The study's folder.
+        environment: Has the URL that ``env:NAME`` stands for.
+    """
+    tracker, about = tracker_of(entry), f"track {entry}"
+    try:
+        where = demand_tracker(tracker, layout.folder, environment)
+    except MachineError as error:
+        return failed_by(ABOUT, about, error)
+    trouble = server_trouble(tracker, where, environment)
+    if trouble:
+        return warned(ABOUT, about, trouble, "a study runs without it: what is missing is written once it is there")
+    return passed(ABOUT, about, "can be written")
 
 
 def _url_trouble(url: str) -> tuple[str, str]:

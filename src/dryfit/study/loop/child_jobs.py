@@ -188,6 +188,7 @@ def run_side_by_side(
     most: int,
     on_done: Callable[[int], None],
     on_message: OnMessage = lambda _: None,
+    stops: StopRequests | None = None,
 ) -> list[R | ChildError]:
     """Run several jobs, each in a folder of its own name.
 
@@ -197,16 +198,18 @@ def run_side_by_side(
         most: How many run at once.
         on_done: Called with the index of a job that has its answer.
         on_message: Called with each message of a child.
+        stops: As for :func:`run_job`.
 
     Returns:
-        The answer of each; an error where its child died, which does not end the others.
+        The answer of each; an error where its child died, which does not end the others. Where a stop was asked for,
+        only those that were there by then.
 
     Raises:
         DryfitError: A child raised it.
     """
     queue = _JobQueue(nodes, deque(map(_first_try, count(), jobs)), most, on_done, on_message)
-    drive(queue, nodes)
-    return [queue.answers[index] for index in range(len(jobs))]
+    drive(queue, nodes, stops)
+    return [queue.answers[index] for index in sorted(queue.answers)]
 
 
 def run_alone(doing: str, body: JobRequest[R], on_message: OnMessage = lambda _: None) -> R:

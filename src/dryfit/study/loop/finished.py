@@ -6,12 +6,16 @@ from typing import Final, cast
 
 from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
+from dryfit.config.trackers import tracker_of
 from dryfit.core.regular_files import contents
+from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.tables import HUB_PREFIX
-from dryfit.search.mirror.handle import mirrored_bytes
+from dryfit.search.mirror.follower import followed_bytes
+from dryfit.search.trackers.keeper import left_bytes
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import SessionResult, read_study
+from dryfit.study.planning.pace import recorded_precision, with_precision
 
 _FINAL: Final = {str(end): end for end in End if end.is_final}
 
@@ -20,21 +24,28 @@ def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
     """Return a study that is done, as it is; None where there may be something to do.
 
     Its last session must have reached the study's own end with the configuration of now, its rows must not have been
-    touched since that session began, and its mirror must have all of the ledger. Rows on the hub may have changed
-    without a trace on this machine.
+    touched since that session began, and its mirror and trackers must have all of the ledger. Rows on the hub may have
+    changed without a trace on this machine.
 
     Raises:
         LedgerError: The ledger cannot be read.
     """
     try:
-        if not layout.ledger.is_file() or contents(layout.frozen_file) != dump_toml(config, layout.folder).encode():
+        if not layout.ledger.is_file():
             return None
-        state = read_study(layout)
+        state = read_study(layout) if config.train.precision is Precision.AUTO else None
+        if state is not None:
+            config = with_precision(config, recorded_precision(state))
+        if contents(layout.frozen_file) != dump_toml(config, layout.folder).encode():
+            return None
+        state = state or read_study(layout)
         last = state.sessions[-1] if state.sessions else None
         end = _FINAL.get(last.closed or "") if last is not None else None
         if last is None or end is None or not _untouched(config, last.opened_at_s):
             return None
-        if config.search.mirror != "none" and mirrored_bytes(layout.mirror_status) < layout.ledger.stat().st_size:
+        if config.search.mirror != "none" and followed_bytes(layout.mirror_status) < layout.ledger.stat().st_size:
+            return None
+        if any(left_bytes(tracker_of(entry), layout) for entry in config.study.track):
             return None
     except OSError:
         return None  # no frozen.toml yet, or a session will say what is wrong with the folder

@@ -8,8 +8,10 @@ import hashlib
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.jobs.baselines import BaselinesRequest
+from dryfit.core.jobs.diagnostics import ProbeRequest
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
-from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.wire import canonical_json
 from dryfit.runtime.machine.node import Nodes, first_node
@@ -54,7 +56,7 @@ def prepare(
 
 
 def _import_function(
-    config: StudyConfig, own: ObjectiveSettings, layout: StudyLayout, nodes: Nodes, stops: StopRequests
+    config: StudyConfig, own: CalledCode, layout: StudyLayout, nodes: Nodes, stops: StopRequests
 ) -> ResolveResult | None:
     device, count = devices_without_torch(config.execution.device, len(first_node(nodes).facts.devices))
     body, limits = ImportRequest(objective=own, table=config.function_table), preparing_limits(config.runtime)
@@ -62,6 +64,13 @@ def _import_function(
     result = run_job(job, nodes, stops)
     if result is None:
         return None
+    spec = None
+    if device is DeviceKind.CUDA and facts_of(config.study.task).makes_trainer:
+        looking = ChildJob("looking at the devices", ProbeRequest(), layout.preparations, limits)
+        found = run_job(looking, nodes, stops)
+        if found is None:
+            return None
+        spec = min(found.devices, key=lambda each: each.capacity_bytes, default=None)
     return ResolveResult(
         data_fingerprint="",
         splits={},
@@ -69,6 +78,7 @@ def _import_function(
         own_file=result.source_file,
         device=device,
         device_count=count,
+        device_spec=spec,
         versions=result.versions,
     )
 
@@ -118,6 +128,8 @@ def _baselines_key(config: StudyConfig, resolved: ResolveResult) -> str:
         resolved.data_fingerprint,
         [data.num_labels, data.multi_label, data.folds, data.split_seed],
     ]
+    if facts_of(config.study.task).spans:  # whether thresholds are fitted
+        decides.append(settings.span.null_policy)
     if facts_of(config.study.task).decoder:  # its loss is one of tokens
         decides += [
             settings.model.model_dump(mode="json"),

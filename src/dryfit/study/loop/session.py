@@ -21,21 +21,25 @@ from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.text.words import sendable
 from dryfit.core.version import VERSION
-from dryfit.core.wire import STACKS_FILE, Message, write_text_atomic
-from dryfit.runtime.children.child_spec import OBJECTIVE_PRELOAD, PRELOAD, TRAINER_PRELOAD, SupervisorSettings
+from dryfit.core.wire import STACKS_FILE, write_text_atomic
+from dryfit.runtime.children.child_spec import SupervisorSettings, preload_of
 from dryfit.runtime.children.environment import demand_secrets
 from dryfit.runtime.children.orphans import sweep
 from dryfit.runtime.children.processes import marker_of
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.runtime.machine.node import Nodes
 from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.search.comparability import comparability_key
-from dryfit.search.mirror.handle import MirrorProcess, storage_url
+from dryfit.search.mirror.handle import storage_url
+from dryfit.search.mirror.keeper import mirrored
 from dryfit.search.other_study import TakenPoints, not_taken, take_points
 from dryfit.search.sampling.cma_es import demand_package
 from dryfit.search.sampling.samplers import drawn_otherwise
 from dryfit.search.space.space import Space
+from dryfit.search.trackers.keeper import tracked
+from dryfit.search.trackers.targets import demand_trackers
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, each_event
@@ -49,11 +53,13 @@ from dryfit.study.loop.observers import Observer, in_threads
 from dryfit.study.loop.prepare import baselines_are_known, compute_baselines, prepare
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
 from dryfit.study.loop.study_run import TrialDecider
+from dryfit.study.planning.measured_pace import decide
+from dryfit.study.planning.pace import recorded_precision, with_precision
 from dryfit.study.resources.disk import check_disk, study_need, taken_bytes
+from dryfit.study.resources.study_nodes import JoinTerms, StudyNodes, study_nodes
 from dryfit.study.trials.child_requests import with_names
 from dryfit.study.trials.context import StudyContext
 
-_MIRROR_FLUSH_S = 10.0
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
@@ -120,9 +126,7 @@ def run_session(
     """
     if sendable(str(layout.folder)) != str(layout.folder):
         raise MachineError(f"opening the study in {layout.folder}", "its path is not UTF-8", "a path that is text")
-    storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
-    demand_secrets(config.function, os.environ, table=config.function_table)
-    demand_package(config.search.sampler)
+    _demand(config, layout)
     observers = (*observers, *listeners(config.study.listeners))
     with ExitStack() as stack:
         observers = stack.enter_context(in_threads(observers))  # the last to be left: by then the study has let go
@@ -136,20 +140,18 @@ def run_session(
             work = _open(config, space, layout, observers, stack)
             devices = NvmlLink(work.marker, layout.logs / "nvml.txt", lambda text: _note(observers, text))
             stack.push(closing(devices.close))
-            around = EvidenceCollector(devices, layout.folder)
-            supervisor = stack.enter_context(Supervisor(_supervisor_settings(work, around)))
+            machines = _machines(work, devices, observers, stack)
             stack.enter_context(stacks_on_request(layout.logs / STACKS_FILE))
 
             def check() -> None:
                 work.ledger.check()
                 lock.keep()
 
-            stops = stack.enter_context(StopRequests(layout.stop_request, supervisor.wake, signals, check))
-            keepers = stack.enter_context(_mirror(work))
+            stops = stack.enter_context(StopRequests(layout.stop_request, machines.nodes.wake, signals, check))
+            keepers = stack.enter_context(_followed(work, observers))
         why = ""
         try:
-            node = LocalNode(supervisor, devices, placed=around.placed)
-            end = _work(work, node, stops, (*observers, *keepers))
+            end = _work(work, machines, stops, (*observers, *keepers))
             _tell(observers, work.ledger.append(SessionClosed(reason=end)), work.state)
         except (OSError, FileError) as error:
             work.ledger.check()  # a folder that was moved or deleted is the reason for all that fails in it
@@ -158,6 +160,14 @@ def run_session(
             end, why = End.PAUSED, f"{_no_room(error)}, the study is paused: {error}"
             _note(observers, why)
     return SessionResult(end, work.state, layout, why)
+
+
+def _demand(config: StudyConfig, layout: StudyLayout) -> None:
+    """Refuse a session that lacks a variable or a package."""
+    storage_url(config.search.mirror, os.environ)  # refused here where its variable is not set; it is kept nowhere
+    demand_trackers(config.study.track, layout.folder, os.environ)
+    demand_secrets(config.function, os.environ, table=config.function_table)
+    demand_package(config.search.sampler)
 
 
 def _no_room(error: OSError) -> str:
@@ -215,7 +225,7 @@ def _open(
     notes = (f"ended {len(killed)} process(es) that an earlier run left behind",) if killed else ()
     if left := drawn_otherwise(space, config.search.sampler):
         notes += (f"{config.search.sampler} leaves to tpe: {', '.join(left)} (conditional, or a choice)",)
-    write_text_atomic(layout.frozen_file, dump_toml(config, layout.folder))
+    write_text_atomic(layout.frozen_file, dump_toml(with_precision(config, recorded_precision(state)), layout.folder))
     opened = SessionOpened(
         pid=os.getpid(),
         host=platform.node(),
@@ -228,13 +238,33 @@ def _open(
     return StudyWork(config, layout, space, ledger, state, study, marker, clock)
 
 
-def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequence[Observer]) -> End:
-    own = work.config.function
+def _machines(work: StudyWork, devices: NvmlLink, observers: Sequence[Observer], stack: ExitStack) -> StudyNodes:
+    """Open what children run on: this machine, and where the study file says so those that join."""
+
+    def write(event: Event) -> None:
+        _tell(observers, work.ledger.append(event), work.state)
+
+    around = EvidenceCollector(devices, work.layout.folder)
+    settings = _supervisor_settings(work, around)
+    supervisor = stack.enter_context(Supervisor(settings))
+    local = LocalNode(supervisor, devices, placed=around.placed)
+    terms = JoinTerms(work.config, work.layout, work.state, settings, write, lambda text: _note(observers, text))
+    return stack.enter_context(study_nodes(terms, supervisor, local))
+
+
+def _work(work: StudyWork, machines: StudyNodes, stops: StopRequests, observers: Sequence[Observer]) -> End:
+    own, node = work.config.function, machines.nodes
     _note(observers, "checking data and models" if own is None else f"importing {own.function}")
     resolved = prepare(work.config, work.layout, work.space, node, stops)
     if resolved is None:
         return stops.why or End.STOPPED
-    work = replace(work, config=with_names(work.config, resolved))
+    decided = decide(work.config, work.space, work.layout, resolved, node, stops, recorded_precision(work.state))
+    if stops.why is not None:
+        return stops.why
+    if decided.note:
+        _note(observers, decided.note)
+    _freeze_precision(work, decided.config)
+    work = replace(work, config=with_names(decided.config, resolved))
     for text in _revisions_changed(work, resolved):
         _note(observers, text)
     following = next_generation(work.state, basis_now(work.config, work.space, work.layout, resolved))
@@ -242,8 +272,10 @@ def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequ
         _tell(observers, work.ledger.append(following), work.state)
     if resolved != work.state.resolved:
         _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
-    node.learn(resolved)
+    machines.local.learn(resolved)
     if not _find_baselines(work, resolved, node, stops, observers):
+        return stops.why or End.STOPPED
+    if not machines.has_one(stops.asked):
         return stops.why or End.STOPPED
     context = StudyContext(
         config=work.config,
@@ -252,14 +284,21 @@ def _work(work: StudyWork, node: LocalNode, stops: StopRequests, observers: Sequ
         ledger=work.ledger,
         state=work.state,
         resolved=resolved,
-        nodes={name: each.facts for name, each in node.all().items()},
+        nodes=machines.facts(),
     )
     _check_room(context)
     return TrialDecider(context, node, stops, observers, work.clock).run()
 
 
+def _freeze_precision(work: StudyWork, decided: StudyConfig) -> None:
+    """Write the number format that was decided into the frozen configuration."""
+    if decided.train.precision is not work.config.train.precision:
+        frozen = with_precision(work.config, decided.train.precision)
+        write_text_atomic(work.layout.frozen_file, dump_toml(frozen, work.layout.folder))
+
+
 def _find_baselines(
-    work: StudyWork, resolved: ResolveResult, node: LocalNode, stops: StopRequests, observers: Sequence[Observer]
+    work: StudyWork, resolved: ResolveResult, node: Nodes, stops: StopRequests, observers: Sequence[Observer]
 ) -> bool:
     """Find out what the metric is worth without a model, unless that is known; False: a stop was asked for."""
     if baselines_are_known(work.config, work.layout, work.state, resolved):
@@ -337,63 +376,24 @@ def _created(config: StudyConfig, space: Space, layout: StudyLayout, taken: Take
     )
 
 
+@contextmanager
+def _followed(work: StudyWork, observers: Sequence[Observer]) -> Generator[tuple[Observer, ...], None, None]:
+    """Run what follows the ledger beside the study; yields the observers that start it again where it died."""
+    config, layout = work.config, work.layout
+    with (
+        mirrored(config.search.mirror, layout, work.created.name) as mirror,
+        tracked(config.study.track, layout, lambda text: _note(observers, text)) as trackers,
+    ):
+        yield (*mirror, *trackers)
+
+
 def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> SupervisorSettings:
     work.layout.logs.mkdir(exist_ok=True)
-    own, warm = work.config.function, OBJECTIVE_PRELOAD if work.config.trainer is None else TRAINER_PRELOAD
     return SupervisorSettings(
         marker=work.marker,
         wakeup_fifo=work.layout.wakeup_fifo,
         isolation=work.config.runtime.isolation,
         server_log=work.layout.logs / "forkserver.txt",
-        preload=PRELOAD if own is None else (*warm, *own.preload),
+        preload=preload_of(work.config),
         probe=around.probe,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorKeeper:
-    """Starts the mirror again if it has died, whenever the ledger has grown.
-
-    It is called by the study's own thread, as the mirror's death is tied to it; it neither raises nor waits.
-    """
-
-    mirror: MirrorProcess
-
-    def on_open(self, layout: StudyLayout) -> None:
-        """The mirror knows where the ledger is."""
-
-    def on_event(self, event: Event, state: StudyState) -> None:
-        """Start the mirror again where it died."""
-        self.mirror.keep_alive()
-
-    def on_message(self, number: int, message: Message) -> None:
-        """Nothing to mirror."""
-
-    def on_note(self, text: str) -> None:
-        """Nothing to mirror."""
-
-
-@contextmanager
-def _mirror(work: StudyWork) -> Generator[list[Observer], None, None]:
-    """Run the Optuna mirror beside the study; it cannot delay or fail a trial.
-
-    Yields:
-        The observer that starts it again if it died.
-    """
-    target, layout = work.config.search.mirror, work.layout
-    if target == "none":
-        yield []
-        return
-    storage = f"journal:{layout.journal}" if target == "journal" else target
-    mirror = MirrorProcess(
-        layout.ledger,
-        storage=storage,
-        study=work.created.name,
-        status=layout.mirror_status,
-        log=layout.logs / "mirror.txt",
-    )
-    mirror.start()
-    with ExitStack() as stack:
-        stack.push(closing(mirror.stop))
-        yield [MirrorKeeper(mirror)]
-        mirror.flush(_MIRROR_FLUSH_S)

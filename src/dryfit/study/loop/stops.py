@@ -121,6 +121,11 @@ class StopRequests:
             self.why = self.why or End.STOPPED
             self.at_once = self.at_once or data.strip() == NOW.encode()
 
+    def asked(self) -> bool:
+        """Look, and return whether a stop was asked for."""
+        self.look()
+        return self.why is not None
+
     def _on_signal(self, received: signal.Signals) -> None:
         if self.why is not None and received is signal.SIGINT:
             self.at_once = True

@@ -86,17 +86,6 @@ class TrialDecider:
         self._smallest = smallest_left(study.space, study.state) if self._planner.plans else None
         self._stopping: End | None = None
         self._end: End | None = None
-        runtime, settings = study.config.runtime, study.config.study
-        self._limits = Limits(
-            total=study.config.study.trials,
-            parallel=study.parallelism.most,
-            max_wall_s=settings.max_hours * 3600 if settings.max_hours is not None else None,
-            patience=settings.patience,
-            max_failed_in_a_row=runtime.max_failed_in_a_row,
-            max_refused_in_a_row=runtime.max_refused_in_a_row,
-            device_wait_s=runtime.device_wait_s,
-            max_same_failure=runtime.max_same_failure,
-        )
 
     def run(self) -> End:
         """Go on until nothing is left to do or a stop was asked for.
@@ -111,6 +100,21 @@ class TrialDecider:
             drive(self, self._nodes, self._stops)
         assert self._end is not None  # without it the work is not done
         return self._end
+
+    @property
+    def _limits(self) -> Limits:
+        """The limits as they are now: with a node that joins, more trials may run side by side."""
+        runtime, settings = self._study.config.runtime, self._study.config.study
+        return Limits(
+            total=settings.trials,
+            parallel=self._study.parallelism.most,
+            max_wall_s=settings.max_hours * 3600 if settings.max_hours is not None else None,
+            patience=settings.patience,
+            max_failed_in_a_row=runtime.max_failed_in_a_row,
+            max_refused_in_a_row=runtime.max_refused_in_a_row,
+            device_wait_s=runtime.device_wait_s,
+            max_same_failure=runtime.max_same_failure,
+        )
 
     @property
     def running(self) -> Mapping[str, RunningAttempt | int]:

@@ -15,6 +15,7 @@ from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings
 from dryfit.core.settings.tables import PACKAGED_MODEL, ModelSettings, TrialSettings
 from dryfit.core.settings.task_facts import TASK_MODULES
 from dryfit.core.settings.trial import Scalar
+from dryfit.core.text.shown import Shown
 from dryfit.search.space.fields import apply_params, setting
 from dryfit.search.space.space import Space, first_value
 from dryfit.store.layout import StudyLayout
@@ -93,7 +94,7 @@ class PlannedCell:
 
 
 @dataclass(frozen=True, slots=True)
-class SpacePlan:
+class SpacePlan(Shown):
     """Which part of a search space fits.
 
     Attributes:

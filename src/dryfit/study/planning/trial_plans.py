@@ -10,7 +10,7 @@ from typing import Final
 from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult, StudyTokens
+from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest, StudyTokens
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.execution import (
     DeviceKind,
@@ -19,6 +19,7 @@ from dryfit.core.settings.execution import (
     UnknownPolicy,
 )
 from dryfit.core.settings.memory_key import memory_key
+from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.sharding.device_groups import cpu_of
 from dryfit.core.sharding.rank_search import AUTO
@@ -36,7 +37,7 @@ from dryfit.store.state import TrialState
 from dryfit.study.loop.next_step import Readiness
 from dryfit.study.resources.trial_devices import degrees_at_hand
 from dryfit.study.trials.child_limits import preparing_limits
-from dryfit.study.trials.child_requests import plan_subject
+from dryfit.study.trials.child_requests import plan_subject, rehearsed_plan_request
 from dryfit.study.trials.context import StudyContext
 from dryfit.study.trials.trial_config import trial_settings
 
@@ -83,6 +84,27 @@ def plan_key(request: PlanRequest, torch: str) -> str:
     }
     if request.execution.tp == AUTO:
         decides |= {"degrees": request.degrees, "host": request.host_bytes}
+    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+
+
+def rehearsal_key(request: RehearsedPlanRequest, version: int, torch: str) -> str:
+    """Return a hash of all that decides the answer to the request to rehearse what a user's own function makes.
+
+    Every parameter counts: what it does to memory, the function alone knows.
+
+    Args:
+        request: The request.
+        version: As the study file counts the function's.
+        torch: The version of torch.
+    """
+    calling = request.calling
+    decides = {
+        "function": [calling.objective.function, version, calling.own_hash],
+        "params": calling.params,
+        "device": request.device.model_dump(mode="json"),
+        "allow": request.allow,
+        "versions": [VERSION, torch],
+    }
     return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
 
 
@@ -178,11 +200,11 @@ class TrialPlanner:
         if key in self._study.state.answers:
             self._write(TrialPlanned(number=trial.number, key=key))
             return ()
-        folder = self._new_folder(trial.number)
+        folder, own = self._new_folder(trial.number), self._study.config.function
         spec = ChildSpec(
             key=f"plan-{trial.number}-{folder.name}",
             folder=folder,
-            body=self._request(trial, self._device),
+            body=self._request(trial, self._device) if own is None else self._rehearsal(own, trial, self._device),
             limits=preparing_limits(self._study.config.runtime),
             place=cpu_of(first_node(self._nodes).name),
         )
@@ -231,8 +253,17 @@ class TrialPlanner:
 
     def _key(self, trial: TrialState, device: DeviceSpec) -> str:
         if trial.number not in self._keys:
-            self._keys[trial.number] = plan_key(self._request(trial, device), self._torch)
+            own = self._study.config.function
+            self._keys[trial.number] = (
+                plan_key(self._request(trial, device), self._torch)
+                if own is None
+                else rehearsal_key(self._rehearsal(own, trial, device), own.version, self._torch)
+            )
         return self._keys[trial.number]
+
+    def _rehearsal(self, own: CalledCode, trial: TrialState, device: DeviceSpec) -> RehearsedPlanRequest:
+        calibration_dir = shared_traces(os.environ, Path.home()).parent
+        return rehearsed_plan_request(self._study, own, trial, device, calibration_dir)
 
     def _request(self, trial: TrialState, device: DeviceSpec) -> PlanRequest:
         config = self._study.config

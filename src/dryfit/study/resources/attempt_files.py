@@ -29,9 +29,9 @@ def take_over(trial: TrialLayout, attempt: int, job: Job) -> None:
         job: What it did. What a user's own code keeps to go on is moved as a whole.
     """
     own = trial.files_of(attempt)
-    if job in (Job.OBJECTIVE, Job.TRAINER):
+    if job in (Job.OBJECTIVE, Job.TRAINER, Job.SCRIPT):
         _replace(own.checkpoints, trial.checkpoints)
-        if job is Job.TRAINER:
+        if job is not Job.OBJECTIVE:
             _replace(own.best, trial.best)
     else:
         _take_checkpoints(trial, attempt)

@@ -22,7 +22,7 @@ from dryfit.core.sharding.device_groups import (
 from dryfit.runtime.children.child_spec import ChildExited
 from dryfit.runtime.failures.recovery import attempt_terms
 from dryfit.runtime.machine.gpus import GpuState
-from dryfit.runtime.machine.node import DeviceFacts, Nodes
+from dryfit.runtime.machine.node import DeviceFacts, NodeFacts, Nodes
 from dryfit.runtime.machine.packing import (
     Allocation,
     Blocker,
@@ -67,8 +67,9 @@ class Placements:
     running: dict[str, RunningAttempt] = field(default_factory=dict[str, RunningAttempt])
     _devices: Mapping[str, DeviceFacts] = field(default_factory=dict[str, DeviceFacts])
     _leftovers: Leftovers = field(init=False)
-    _most: Mapping[str, int] = field(init=False)
-    _cpus: Sequence[DeviceCapacity] = field(init=False)
+    _most: Mapping[str, int] = field(default_factory=dict[str, int])
+    _cpus: Sequence[DeviceCapacity] = ()
+    _known: Mapping[str, NodeFacts] | None = None
     _bypassed: dict[int, int] = field(default_factory=dict[int, int])
     _host_bytes: int = 0
     _idle_since_s: float | None = None
@@ -76,15 +77,25 @@ class Placements:
 
     def __post_init__(self) -> None:
         self._leftovers = Leftovers(self._state_of)
-        self._most = {name: self.study.most_on(name) for name in self.study.nodes}
-        self._cpus = [DeviceCapacity(cpu_of(name)) for name in self.study.nodes]
-        if self.study.resolved.device is DeviceKind.CUDA:
-            self._devices = device_places(self.study.nodes)
+        self._learn_nodes()
         observed = (trial.observed for trial in self.study.state.trials if trial.observed is not None)
         self._host_bytes = max((peaks.rss_bytes or 0 for peaks in observed), default=0)
         if not self._auto:
             self._reported = self.study.parallelism.most, Limit.ASKED
         self._tell_left_over(())
+
+    def _learn_nodes(self) -> None:
+        """Learn which nodes there are; they come and go where agents join."""
+        nodes = self.study.nodes
+        if nodes == self._known:
+            return
+        self._known = dict(nodes)
+        self._most = {name: self.study.most_on(name) for name in nodes}
+        self._cpus = [DeviceCapacity(cpu_of(name)) for name in nodes]
+        if self.study.resolved.device is DeviceKind.CUDA:
+            self._devices = device_places(nodes)
+        if self._devices:
+            self._cpus = ()  # nodes without a device run nothing; where no driver lists any, trials find their own
 
     @property
     def _default_processes(self) -> int:
@@ -105,6 +116,7 @@ class Placements:
 
     def cluster(self) -> Cluster:
         """Return where trials can run now, and what runs there; looks again for memory that was not given back."""
+        self._learn_nodes()
         allocations = [
             Allocation(child.number, child.place, child.need.shared_bytes, child.need.exclusive)
             for child in self.running.values()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import MachineError
+from dryfit.core.jobs.job import Job
 from dryfit.core.settings.execution import DeviceKind, ExecutionSettings
 from dryfit.core.sharding.device_groups import check_enough, cpu_of, most_on_a_node, overlap, place_on, places_of
 from dryfit.core.sharding.rank_search import AUTO, degrees_within
@@ -87,10 +88,10 @@ def parallelism(config: StudyConfig, device: DeviceKind, nodes: Collection[NodeF
     if wish != AUTO:
         return Parallelism(wish, f"runtime.parallel is {wish}")
     together, cores = execution.processes, sum(node.cores for node in nodes)
-    most = sum(_most_on(config, device, node) for node in nodes)
-    each = _cores_each(execution, device, max(node.cores for node in nodes))
+    most = sum(min(_most_on(config, device, node), _slots(config)) for node in nodes)
+    each = _cores_each(execution, device, max((node.cores for node in nodes), default=1))
     whose = "each trial" if together == 1 else f"each of a trial's {together} processes"
-    return Parallelism(min(most, _MOST_PARALLEL), f"{cores} core(s), {each} for {whose}")
+    return Parallelism(max(1, min(most, _MOST_PARALLEL)), f"{cores} core(s), {each} for {whose}")
 
 
 def _cores_each(execution: ExecutionSettings, device: DeviceKind, cores: int) -> int:
@@ -116,7 +117,12 @@ def most_on_node(config: StudyConfig, device: DeviceKind, nodes: Mapping[str, No
     """
     wish = config.runtime.parallel
     most = _most_on(config, device, nodes[name]) if wish == AUTO else math.ceil(wish / len(nodes))
-    return min(most, _MOST_PARALLEL)
+    return min(most, _slots(config))
+
+
+def _slots(config: StudyConfig) -> int:
+    """Return the most trials on one node that the study file allows."""
+    return _MOST_PARALLEL if config.nodes is None or config.nodes.slots == AUTO else config.nodes.slots
 
 
 def degrees_at_hand(config: StudyConfig, device: DeviceKind, nodes: Mapping[str, NodeFacts]) -> tuple[int, ...]:
@@ -133,7 +139,16 @@ def degrees_at_hand(config: StudyConfig, device: DeviceKind, nodes: Mapping[str,
     if execution.tp != AUTO:
         return ()
     if device is DeviceKind.CUDA:
-        return degrees_within(max(len(node.devices) for node in nodes.values()))
+        return degrees_within(max((len(node.devices) for node in nodes.values()), default=1))
     each = (execution.threads or 1) + execution.loader_workers
     most = {name: most_on_node(config, device, nodes, name) for name in nodes}
     return degrees_within(max(node.cores // (each * most[name]) for name, node in nodes.items()))
+
+
+def job_of_trials(config: StudyConfig) -> Job:
+    """Return the job of a trial's process."""
+    if config.script is not None:
+        return Job.SCRIPT
+    if config.trainer is not None:
+        return Job.TRAINER
+    return Job.TRAIN if config.objective is None else Job.OBJECTIVE

@@ -1,4 +1,4 @@
-"""What children of a study are asked: RESOLVE, TRAIN, OBJECTIVE, TRAINER, made of its settings and where they run."""
+"""What children of a study are asked: RESOLVE, TRAIN and the user's own code, by its settings and where they run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,9 +9,17 @@ from optuna.distributions import CategoricalDistribution
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import AttemptTerms
 from dryfit.core.jobs.memory import ExecutionChoice
-from dryfit.core.jobs.train import ObjectiveRequest, ResolveRequest, ResolveResult, TrainerRequest, TrainRequest
-from dryfit.core.settings.execution import PlanSubject, adapters, plan_execution
-from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.jobs.plan import RehearsedPlanRequest
+from dryfit.core.jobs.train import (
+    ObjectiveRequest,
+    ResolveRequest,
+    ResolveResult,
+    ScriptRequest,
+    TrainerRequest,
+    TrainRequest,
+)
+from dryfit.core.settings.execution import DeviceSpec, PlanSubject, adapters, plan_execution
+from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.settings.tables import ModelSettings, TrialSettings
 from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import Scalar, TrialConfig
@@ -136,8 +144,8 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
         )
     else:
         body = _objective_request(study, own, trial, paths, placement)
-        if study.config.trainer is not None:
-            body = _trainer_request(study, body, paths, placement)
+        if study.config.objective is None:
+            body = _trainer_request(study, body, trial, placement)
         # Its signs of life come from a thread of their own: they say nothing of its pace.
         limits = replace(limits, hang_learned=False)
     attempt = placement.attempt
@@ -152,7 +160,7 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
 
 
 def _objective_request(
-    study: StudyContext, own: ObjectiveSettings, trial: TrialState, paths: TrialLayout, placement: Placement
+    study: StudyContext, own: CalledCode, trial: TrialState, paths: TrialLayout, placement: Placement
 ) -> ObjectiveRequest:
     runtime, node = study.config.runtime, node_of(placement.place)
     steps = [attempt.checkpoint_step for attempt in trial.attempts if attempt.checkpoint_step is not None]
@@ -176,14 +184,68 @@ def _objective_request(
     )
 
 
+def calling_request(own: CalledCode, *, params: dict[str, Scalar], seed: int, number: int = 0) -> ObjectiveRequest:
+    """Return the call of a user's own function for a trial that is only rehearsed: it has no files.
+
+    Args:
+        own: The function.
+        params: Values of the space.
+        seed: The trial's.
+        number: The trial's.
+    """
+    return ObjectiveRequest(
+        objective=own,
+        number=number,
+        fingerprint="",
+        params=params,
+        seed=seed,
+        attempt=1,
+        reported=(),
+        checkpoint_step=None,
+        checkpoint_dir="",
+        kept_checkpoint_dir="",
+        verdict_timeout_s=1.0,
+        threads=1,
+    )
+
+
 def _trainer_request(
-    study: StudyContext, calling: ObjectiveRequest, paths: TrialLayout, placement: Placement
-) -> TrainerRequest:
-    runtime = study.config.runtime
-    return TrainerRequest(
+    study: StudyContext, calling: ObjectiveRequest, trial: TrialState, placement: Placement
+) -> TrainerRequest | ScriptRequest:
+    runtime, script, paths = study.config.runtime, study.config.script, study.layout.trial(trial.number)
+    best_dir = str(paths.files_of(placement.attempt).best) if most_kept(runtime.keep) != 0 else None
+    request = TrainerRequest(
         calling=calling,
-        best_dir=str(paths.files_of(placement.attempt).best) if most_kept(runtime.keep) != 0 else None,
+        best_dir=best_dir,
         checkpoint_every_s=runtime.checkpoint_every_s,
+        choice=placement.choice if trial.plan is not None and trial.plan.changes_what_was_asked else None,
+        memory_fraction=placement.memory_fraction,
+    )
+    if script is None:
+        return request
+    return ScriptRequest(results=script.results, **{name: each for name, each in request if name != "job"})
+
+
+def rehearsed_plan_request(
+    study: StudyContext, own: CalledCode, trial: TrialState, device: DeviceSpec, calibration_dir: Path
+) -> RehearsedPlanRequest:
+    """Return the request to plan what a user's own code trains for a trial.
+
+    Args:
+        study: The study.
+        own: That code.
+        trial: The trial.
+        device: What it is planned for.
+        calibration_dir: Folder of what was measured of devices.
+    """
+    calling = calling_request(own, params=dict(trial.params), seed=trial.seed, number=trial.number)
+    source = {"own_file": study.resolved.own_file, "own_hash": study.resolved.revisions.get(own.function, "")}
+    return RehearsedPlanRequest(
+        calling=calling.model_copy(update=source),
+        is_script=study.config.script is not None,
+        device=device,
+        allow=study.config.execution.allow,
+        calibration_dir=str(calibration_dir),
     )
 
 

@@ -11,7 +11,7 @@ from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.store.replay import StudyState
-from dryfit.study.resources.trial_devices import Parallelism, most_on_node, parallelism
+from dryfit.study.resources.trial_devices import Parallelism, job_of_trials, most_on_node, parallelism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,7 @@ class StudyContext(AnyStudy):
     @property
     def trial_job(self) -> Job:
         """The job of a trial's process."""
-        if self.config.trainer is not None:
-            return Job.TRAINER
-        return Job.TRAIN if self.config.objective is None else Job.OBJECTIVE
+        return job_of_trials(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

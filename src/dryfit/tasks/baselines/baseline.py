@@ -1,12 +1,13 @@
 """What a baseline is, and how a task names its own."""
 
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from dryfit.scoring.scored_row import ScoredRow
+from dryfit.tasks.base import Measured
 from dryfit.tasks.rows.checked_rows import Splits
 from dryfit.tasks.tokens.token_set import Tokens
 
@@ -20,14 +21,19 @@ class Baseline:
     Attributes:
         name: A word, by which it is the same baseline in another fold: ``majority``.
         words: What it answers: ``always class 1, which 79 % of the training rows have``.
-        rows: Gives the rows; it may take long.
+        rows: Gives the rows, or rows with metrics that they do not tell; it may take long.
         is_linear: It is trained: a linear model.
     """
 
     name: str
     words: str
-    rows: Callable[[], Rows]
+    rows: Callable[[], Rows | Measured]
     is_linear: bool = False
+
+    def scored(self) -> tuple[Rows, Mapping[str, float]]:
+        """Return the rows, and those of their metrics that they do not tell."""
+        found = self.rows()
+        return (list(found.rows.values()), found.metrics) if isinstance(found, Measured) else (found, {})
 
 
 @runtime_checkable

@@ -61,7 +61,7 @@ def classes_of(rows: Sequence[Row], classes: int) -> Shares:
     return has_RC
 
 
-def _plain(label: int | tuple[int, ...] | None) -> Any:
+def _plain(label: float | tuple[int, ...] | None) -> Any:
     return list(label) if isinstance(label, tuple) else label
 
 

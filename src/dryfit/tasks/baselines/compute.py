@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import DataError
+from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.jobs.baselines import BaselineScore, BaselinesRequest, BaselinesResult
 from dryfit.core.settings.choices import Direction
 from dryfit.core.wire import Phase
@@ -37,7 +37,7 @@ def baselines(body: BaselinesRequest, channel: ChildChannel) -> BaselinesResult:
     """
     torch.set_num_threads(1)
     channel.send(Phase(name="load"))
-    task = make_task(body.task, TaskContext(body.settings, body.data))
+    task = make_task(body.task, TaskContext(body.settings, body.data, metric=body.metric))
     splits = checked_splits(task)
     actual = fingerprint(splits)
     if actual != body.data_fingerprint:
@@ -45,7 +45,7 @@ def baselines(body: BaselinesRequest, channel: ChildChannel) -> BaselinesResult:
     folds: Sequence[Fold | None] = study_folds(body.data) or (None,)
     parts = {fold: splits if fold is None else checked_fold(task, splits, fold) for fold in folds}
     out = Path(body.out_dir)
-    shutil.rmtree(out, ignore_errors=True)
+    _remove(out)
     write_facts(out / FACTS_FILE, _facts(splits, list(parts.values())))
     if not isinstance(task, HasBaselines):
         return BaselinesResult(notes=(f"{type(task).__name__} names no baselines",))
@@ -56,18 +56,28 @@ def baselines(body: BaselinesRequest, channel: ChildChannel) -> BaselinesResult:
         for baseline in task.baselines(rows, tokens):
             try:
                 with at_most(body.limit_s):
-                    scored = baseline.rows()
+                    scored, told = baseline.scored()
             except TimeIsUpError:
                 notes.append(f"{baseline.name} is left out: it took longer than {body.limit_s:g} s")
                 continue
+            except ConfigError as error:  # a user's own metric of answers
+                notes.append(f"{baseline.name} is left out: {error.doing}: {error.found}")
+                continue
             channel.beat()
             of_fold = found.setdefault(baseline.name, _Found(baseline, task.metric_names()))
-            of_fold.add(VALIDATION if fold is None else f"fold-{fold.number}", scored)
+            of_fold.add(VALIDATION if fold is None else f"fold-{fold.number}", scored, told)
     whole = [one for one in found.values() if len(one.splits) == len(parts)]
     chosen = list(_chosen(whole, body))
     for one in chosen:
         one.write(out / one.baseline.name)
     return BaselinesResult(baselines=tuple(one.score() for one in chosen), notes=tuple(dict.fromkeys(notes)))
+
+
+def _remove(folder: Path) -> None:
+    """Remove what an earlier run left; of a symbolic link the link, not what it leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Found:
@@ -83,10 +93,10 @@ class _Found:
         self.splits: dict[str, tuple[Rows, dict[str, float]]] = {}
         self._names = names
 
-    def add(self, split: str, rows: Rows) -> None:
-        """Take in the rows of a split."""
+    def add(self, split: str, rows: Rows, told: Mapping[str, float]) -> None:
+        """Take in the rows of a split, and those of its metrics that they do not tell."""
         metrics = {name: metric.value for name in self._names if (metric := row_metric(name, rows)) is not None}
-        self.splits[split] = rows, metrics
+        self.splits[split] = rows, {**told, **metrics}
 
     def score(self) -> BaselineScore:
         """Return its metrics; of several folds, the means."""

@@ -1,4 +1,4 @@
-"""A linear model of words: TF-IDF of words and pairs of words, and logistic regression.
+"""A linear model of words: TF-IDF of words and pairs of words, and logistic regression, or ridge regression.
 
 Salton and Buckley 1988 (Inf. Process. Manag. 24(5)); the usual baseline of text classification (Wang and Manning 2012,
 ACL). Both are scikit-learn's. Dimension suffixes: ``R`` texts, ``C`` classes.
@@ -34,11 +34,9 @@ def train_words(asked: Sequence[Asked], has_RC: NDArray[Any], *, balanced: bool)
     Returns:
         A function from texts to the probability of each class, (R, C), each decided for itself.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    reading: Any = {"analyzer": _features}  # its stub knows of names alone
-    vectorizer = TfidfVectorizer(**reading, sublinear_tf=True, max_features=_MOST_FEATURES)
+    vectorizer = _vectorizer()
     of_words = vectorizer.fit_transform(asked)
     options: Any = {"C": _STRENGTH, "max_iter": _MOST_ROUNDS, "class_weight": "balanced" if balanced else None}
     models: list[Any] = []
@@ -55,6 +53,31 @@ def train_words(asked: Sequence[Asked], has_RC: NDArray[Any], *, balanced: bool)
         return np.stack(columns, axis=1)
 
     return probabilities
+
+
+def train_numbers(asked: Sequence[Asked], numbers: Sequence[float]) -> Callable[[Sequence[Asked]], list[float]]:
+    """Train a linear model of words for a number: ridge regression.
+
+    Args:
+        asked: The texts to learn from.
+        numbers: The number of each.
+
+    Returns:
+        A function from texts to their numbers.
+    """
+    from sklearn.linear_model import Ridge
+
+    vectorizer = _vectorizer()
+    options: Any = {"solver": "sparse_cg", "alpha": 1.0}
+    model: Any = Ridge(**options).fit(vectorizer.fit_transform(asked), numbers)
+    return lambda others: model.predict(vectorizer.transform(others)).tolist()
+
+
+def _vectorizer() -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    reading: Any = {"analyzer": _features}  # its stub knows of names alone
+    return TfidfVectorizer(**reading, sublinear_tf=True, max_features=_MOST_FEATURES)
 
 
 def _features(asked: Asked) -> list[str]:

@@ -255,7 +255,7 @@ def both_parts(classes: Iterable[ScoredRow], spans: Iterable[ScoredRow]) -> Iter
 
 
 def _both_answered(classes: Baseline, spans: Baseline) -> list[ScoredRow]:
-    return list(both_parts(classes.rows(), spans.rows()))
+    return list(both_parts(classes.scored()[0], spans.scored()[0]))
 
 
 def _together(classes: Mapping[str, float], spans: Mapping[str, float]) -> dict[str, float]:

@@ -6,18 +6,21 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Real
 from pathlib import Path
-from typing import Final, cast, final
+from typing import Any, Final, cast, final
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.functions import FunctionName
+from dryfit.core.settings.tables import LmSettings
 from dryfit.core.user_code import imported, source_file, source_hash
 from dryfit.scoring.scored_row import TEXT, ScoredRow
+from dryfit.tasks.base import Measured
 from dryfit.tasks.rows.characters import word_spans
+from dryfit.tasks.rows.prompts import PromptPart, parts_of
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 """Names that ``study.metric`` can have."""
@@ -65,6 +68,31 @@ def scored_answers(answered: Answered, none: str) -> list[ScoredRow]:
     return rows
 
 
+def measured(lm: LmSettings, examples: Sequence[int], answered: Answered) -> Measured:
+    """Return the metrics of generated answers.
+
+    Args:
+        lm: The ``[lm]`` table.
+        examples: Which of a split's examples were answered.
+        answered: The answers.
+
+    Raises:
+        ConfigError: The user's own function raises, or returns something else than before.
+    """
+    scored = scored_answers(answered, lm.no_evidence.strip())
+    values = {str(Metric.EXACT_MATCH): mean_of(Metric.EXACT_MATCH, scored)}
+    if PromptPart.EVIDENCE in parts_of(lm):
+        values[Metric.TOKEN_F1] = mean_of(Metric.TOKEN_F1, scored)
+    if lm.metric is not None:
+        own = answer_metric(lm.metric).of(answered)
+        values |= {name: found.value for name, found in own.items()}
+        scored = [
+            replace(row, values={**row.values, **{name: found.rows[at] for name, found in own.items() if found.rows}})
+            for at, row in enumerate(scored)
+        ]
+    return Measured(values, dict(zip(examples, scored, strict=True)))
+
+
 def mean_of(metric: str, rows: Sequence[ScoredRow]) -> float:
     """Return the mean of a metric over the prompts that have it; NaN where none has."""
     found = [row.values[metric] for row in rows if metric in row.values]
@@ -86,6 +114,19 @@ def _words(text: str) -> Counter[str]:
     return Counter(text[start:end] for start, end in word_spans(text).tolist())
 
 
+@dataclass(frozen=True, slots=True)
+class OwnNumber:
+    """A number of a user's function.
+
+    Attributes:
+        value: Of all answers together.
+        rows: Of each answer, whose mean is the value; empty where the function does not say.
+    """
+
+    value: float
+    rows: tuple[float, ...] = ()
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class AnswerMetric:
@@ -104,7 +145,7 @@ class AnswerMetric:
     file: Path | None
     names: tuple[str, ...]
 
-    def of(self, answered: Answered) -> dict[str, float]:
+    def of(self, answered: Answered) -> dict[str, OwnNumber]:
         """Return its numbers for some answers, by name.
 
         Raises:
@@ -164,8 +205,8 @@ def answer_metric(name: str) -> AnswerMetric:
     return AnswerMetric(parsed.short, function, file, names)
 
 
-def _called(name: str, function: Callable[..., object], file: Path | None, answered: Answered) -> dict[str, float]:
-    """Call a user's function; a number alone has the function's own name.
+def _called(name: str, function: Callable[..., object], file: Path | None, answered: Answered) -> dict[str, OwnNumber]:
+    """Call a user's function; a number alone, or a list of them, has the function's own name.
 
     Raises:
         ConfigError: It cannot be called so, raises, or returns something else than numbers.
@@ -182,13 +223,30 @@ def _called(name: str, function: Callable[..., object], file: Path | None, answe
         said = function(list(answered.answers), list(answered.wanted), **further)
     except (Exception, SystemExit) as error:
         raise ConfigError(doing, _raised(error, file), _WANTED) from error
-    values = said if isinstance(said, Mapping) else {name.rpartition(":")[2].rpartition(".")[2]: said}
-    numbers = cast("Mapping[object, object]", values)
-    wrong = [key for key, value in numbers.items() if not isinstance(key, str) or not isinstance(value, Real)]
+    own = name.rpartition(":")[2].rpartition(".")[2]
+    values = cast("Mapping[Any, Any]", said) if isinstance(said, Mapping) else {own: said}
+    numbers = {key: _number(value, len(answered.ids)) for key, value in values.items()}
+    wrong = [key for key, number in numbers.items() if not isinstance(key, str) or number is None]
     if wrong or not numbers:
-        where = f"{wrong[0]!r}: {numbers[wrong[0]]!r:.60}" if wrong else "an empty dict"
-        raise ConfigError(doing, f"it returned {where}", "a number, or a dict of numbers by their names")
-    return {str(key): float(cast("float", value)) for key, value in numbers.items()}
+        where = f"{wrong[0]!r}: {values[wrong[0]]!r:.60}" if wrong else "an empty dict"
+        raise ConfigError(
+            doing, f"it returned {where}", "a number, a list of one for each answer, or a dict of these by their names"
+        )
+    return {str(key): number for key, number in numbers.items() if number is not None}
+
+
+def _number(said: Any, answers: int) -> OwnNumber | None:
+    """Return what a function said as a number; of a list, one for each answer, their mean. None: it is neither."""
+    plain = said.tolist() if hasattr(said, "tolist") else said  # NumPy's and torch's
+    if isinstance(plain, Real):
+        return OwnNumber(float(plain))
+    if not isinstance(plain, list | tuple) or len(cast("Sequence[Any]", plain)) != answers:
+        return None
+    rows = cast("Sequence[Any]", plain)
+    if not all(isinstance(one, Real) for one in rows):
+        return None
+    each = tuple(float(one) for one in rows)
+    return OwnNumber(sum(each) / answers, each if all(map(math.isfinite, each)) else ())
 
 
 def _parameters(function: Callable[..., object]) -> Sequence[str]:

@@ -25,16 +25,16 @@ from dryfit.meta.loading.pretrained import Kind
 from dryfit.scoring.scored_row import LOSS_TERMS, ScoredRow
 from dryfit.tasks.base import Batch, MakeBase, Measured, Outputs, TaskContext, TaskModel
 from dryfit.tasks.baselines.baseline import Baseline
-from dryfit.tasks.baselines.generated import text_baselines
+from dryfit.tasks.baselines.generated import Quiz, answer_baselines, token_baselines
 from dryfit.tasks.encoder import EncoderTask
-from dryfit.tasks.lm.answer_metrics import answer_metric, mean_of, scored_answers
+from dryfit.tasks.lm.answer_metrics import answer_metric, measured
 from dryfit.tasks.lm.chunked_loss import ChunkLosses, chunk_tokens, chunked_losses, over_all_words
 from dryfit.tasks.lm.decoder_tail import hidden_states, scores_of
-from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, answer, asked_of, rehearse, sampled
+from dryfit.tasks.lm.generation import PROMPTS_AT_ONCE, Asked, answer, asked_of, rehearse, sampled
 from dryfit.tasks.lm.lm_batch import IGNORED, INPUTS, PADDED, entries, labelled
 from dryfit.tasks.lm.packing_check import check_packing
 from dryfit.tasks.lm.token_loss import TokenLoss, whole_token_loss
-from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Splits, UnlabelledRow
+from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION, Readable, Splits, UnlabelledRow
 from dryfit.tasks.rows.prompts import PromptPart, answer_words, exchanges, parts_of, questions
 from dryfit.tasks.tokens.packs import pack
 from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer, sequences
@@ -197,9 +197,7 @@ class CausalLmTask(EncoderTask):
         """Tokenise prompts and answers of all rows; with ``lm.packing`` training examples share sequences."""
         most = self.context.settings.train.max_length
         prompts = PromptTokenizer(tokenizer, self._lm, most)
-        words = (
-            answer_words(self._lm, self.context.data.num_labels) if PromptPart.CRITERIA in parts_of(self._lm) else ()
-        )
+        words = self._words()
         sets: dict[str, TokenSet] = {}
         for name, rows in splits.items():
             examples = [one for row in rows for one in prompts.examples(exchanges(row, self._lm, words))]
@@ -288,8 +286,19 @@ class CausalLmTask(EncoderTask):
 
     def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
         """Yield what the metrics are worth without a model."""
-        del splits
-        return text_baselines(tokens, self._lm.generate_rows if self._generates else 0)
+        yield from token_baselines(tokens)
+        if self._generates:
+
+            def measure(said: Sequence[str]) -> Measured:
+                rows, asked, _ = self._quiz(tokens().splits[VALIDATION])
+                return measured(self._lm, rows, asked.answered([said[row] for row in rows]))
+
+            yield from answer_baselines(Quiz(splits, self._lm, self._words(), measure))
+
+    def _words(self) -> tuple[str, ...]:
+        """Return the answer of each class; empty where prompts ask for none."""
+        asked = PromptPart.CRITERIA in parts_of(self._lm)
+        return answer_words(self._lm, self.context.data.num_labels) if asked else ()
 
     def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
         """Yield each example with the summed loss of its answer's tokens."""
@@ -304,10 +313,7 @@ class CausalLmTask(EncoderTask):
         assert isinstance(model, CausalLm)
         if not self._generates:
             return {}
-        rows = sampled(len(tokens), self._lm.generate_rows, seed=0)
-        tokenizer = load_tokenizer(self.context.settings.model)
-        prompts = PromptTokenizer(tokenizer, self._lm, self.context.settings.train.max_length)
-        asked = asked_of(tokens, rows, prompts)
+        rows, asked, prompts = self._quiz(tokens)
         answers = answer(
             model.decoder,
             asked.questions,
@@ -317,15 +323,13 @@ class CausalLmTask(EncoderTask):
             batch_rows=self.measured_rows(batch_rows),
             beat=beat,
         )
-        found = asked.answered(answers)
-        beat()
-        scored = scored_answers(found, self._lm.no_evidence.strip())
-        values = {str(Metric.EXACT_MATCH): mean_of(Metric.EXACT_MATCH, scored)}
-        if PromptPart.EVIDENCE in parts_of(self._lm):
-            values[Metric.TOKEN_F1] = mean_of(Metric.TOKEN_F1, scored)
-        if self._lm.metric is not None:
-            values |= answer_metric(self._lm.metric).of(found)
-        return Measured(values, dict(zip(rows, scored, strict=True)))
+        return measured(self._lm, rows, asked.answered(answers))
+
+    def _quiz(self, tokens: TokenSet) -> tuple[list[int], Asked, PromptTokenizer]:
+        """Return the examples of a split that are answered, and their prompts."""
+        rows = sampled(len(tokens), self._lm.generate_rows, seed=0)
+        prompts = self._prompts(load_tokenizer(self.context.settings.model))
+        return rows, asked_of(tokens, rows, prompts), prompts
 
     def measured_rows(self, batch_rows: int) -> int:
         """Return how many prompts are answered at once."""

@@ -33,8 +33,8 @@ class Row:
     Attributes:
         id: Unique over all splits.
         criterion: The question about the text; None where the data set has text alone.
-        label: Its class, or with ``data.multi_label`` all its classes in order, which may be none. None where the task
-            reads no label.
+        label: Its class, or with ``data.multi_label`` all its classes in order, which may be none; of a regression a
+            float. None where the task reads no label.
         group: Rows of one group stay in one split; the row's own id where the data set has no groups.
         evidence: Spans [start, end) of characters of the text.
         place: Where the row came from, for messages.
@@ -43,7 +43,7 @@ class Row:
     id: str
     text: str
     criterion: str | None
-    label: int | tuple[int, ...] | None
+    label: int | float | tuple[int, ...] | None
     group: str
     evidence: tuple[tuple[int, int], ...]
     place: str
@@ -78,6 +78,10 @@ class Readable(Protocol):
 Splits = dict[str, tuple[Row, ...]]
 """Rows by split: train, validation and, where asked for, test."""
 
+
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+_LARGEST: Final = 3.4028234663852886e38
+"""The largest number of fp32, in which losses are computed."""
 
 LABELLED: Final = frozenset({"label"})
 """Columns that a row must have by default."""
@@ -149,12 +153,12 @@ def fingerprint(splits: Splits) -> str:
 
 
 def label_counts(rows: tuple[Row, ...]) -> dict[int, int]:
-    """Return the number of rows of each label; a row with several labels counts for each."""
+    """Return the number of rows of each class; a row with several counts for each, one with a number for none."""
     return dict(sorted(Counter(label for row in rows for label in _labels_of(row)).items()))
 
 
 def _labels_of(row: Row) -> tuple[int, ...]:
-    if row.label is None:
+    if row.label is None or isinstance(row.label, float):
         return ()
     return row.label if isinstance(row.label, tuple) else (row.label,)
 
@@ -203,13 +207,13 @@ def _row(raw: RawRow, data: DataSettings, has: Mapping[str, bool], further: tupl
             problem = f"column {column!r} is missing" if wanted else f"column {column!r} is here, not in the first row"
             raise _error(raw, problem, allowed=f"columns of this row: {few(map(str, raw.values), most=20)}")
     text = _text(raw, data.text)
-    class_of = _several_labels if data.multi_label else _label
+    label_of = _several_labels if data.multi_label else _number if data.is_regression else _label
     row_id = _name(raw, data.id) if has["id"] else f"{raw.source}:{raw.number}"
     return Row(
         id=row_id,
         text=text,
         criterion=_text(raw, data.criterion) if has["criterion"] else None,
-        label=class_of(raw, data) if has["label"] else None,
+        label=label_of(raw, data) if has["label"] else None,
         group=_name(raw, data.group) if has["group"] else row_id,
         evidence=_spans(raw, data.evidence, text) if has["evidence"] else (),
         place=raw.place,
@@ -246,6 +250,19 @@ def _label(raw: RawRow, data: DataSettings) -> int:
     if not 0 <= value < data.num_labels:
         raise _error(raw, f"{data.label} is {brief(value)}", allowed=allowed, hint=hint)
     return value
+
+
+def _number(raw: RawRow, data: DataSettings) -> float:
+    value = raw.values[data.label]
+    allowed = "a number (data.num_labels = 1: regression)"
+    if isinstance(value, str) and raw.source.endswith(".csv") and _NUMBER.fullmatch(value.strip()):
+        value = float(value)  # CSV has text alone
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        hint = "for classes write data.num_labels = 2, or more"
+        raise _error(raw, f"{data.label} is {brief(value)}, not a number", allowed=allowed, hint=hint)
+    if not -_LARGEST <= value <= _LARGEST:  # NaN is in no order
+        raise _error(raw, f"{data.label} is {brief(value)}", allowed="a finite number that fp32 can hold")
+    return float(value)
 
 
 def _several_labels(raw: RawRow, data: DataSettings) -> tuple[int, ...]:
@@ -346,3 +363,15 @@ def check_classes(splits: Splits, data: DataSettings) -> None:
             allowed="for each class rows that have it and rows that do not",
             hint="leave out a class that all rows have",
         )
+
+
+def check_numbers(splits: Splits) -> None:
+    """Refuse labels from which no regression can be learned: one number for all training rows.
+
+    Raises:
+        DataError: They have.
+    """
+    rows = splits[TRAIN]
+    if len({row.label for row in rows}) < 2:
+        found = f"every row has label {rows[0].label}"
+        raise DataError("preparing the split train", found, "rows of different labels", "look at data.label")

@@ -32,7 +32,7 @@ def with_names(data: DataSettings, required: Set[str]) -> DataSettings:
         DataError: The source cannot be read, or there are not as many names as ``data.num_labels`` says.
     """
     source = data.train or data.file
-    if data.labels or "label" not in required or source is None:
+    if data.labels or data.is_regression or "label" not in required or source is None:
         return data
     names: set[str] = set()
     for row in stream_rows(source):

@@ -8,6 +8,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from dryfit.core.errors import LoadError
+from dryfit.core.jobs.model_folders import DRYFIT_FILE, MODEL_FOLDER
 from dryfit.core.settings.choices import DEFAULT_TASK
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
@@ -16,7 +17,6 @@ from dryfit.tasks.base import TaskContext
 from dryfit.tasks.own import saved_name
 from dryfit.tasks.tokens.token_set import TokenFacts
 
-DRYFIT_FILE = "dryfit.json"
 MEMBERS = "members"
 """Folder with the models of an ensemble."""
 BASE = "base"
@@ -140,7 +140,7 @@ def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) ->
         LoadError: The folder holds no model of dryfit's, or its format of rows is missing.
     """
     doing = doing or f"reading {folder / DRYFIT_FILE}"
-    allowed = "a folder that `dryfit train` wrote, or a trial's best weights"
+    allowed = MODEL_FOLDER
     meta = read_dryfit_file(folder, doing, allowed)
     if meta.get("format") == ENSEMBLE_FORMAT:
         raise LoadError(doing, "it holds an ensemble", "one model", f"one of its members: {folder}/{MEMBERS}/1")

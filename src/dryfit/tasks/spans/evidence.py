@@ -144,7 +144,9 @@ class EvidenceTask(EncoderTask):
     def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
         """Yield what the metrics are worth without a model."""
         del tokens
-        return span_baselines(splits, {row.id: spans_with_text(row) for rows in splits.values() for row in rows})
+        golds = {row.id: spans_with_text(row) for rows in splits.values() for row in rows}
+        fits = self._span.null_policy == "calibrated"
+        return span_baselines(splits, golds, fits=fits, metric=self.context.metric)
 
     def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
         """Yield each row with its span, or none, beside the right ones, and the loss of its windows."""

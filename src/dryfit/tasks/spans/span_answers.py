@@ -14,7 +14,7 @@ from dryfit.core.settings.tables import SpanSettings
 from dryfit.core.settings.task_facts import MetricName
 from dryfit.scoring.scored_row import SPAN, ScoredRow
 from dryfit.tasks.rows.checked_rows import Readable
-from dryfit.tasks.spans.span_decoding import Decoded, Ints, fit_threshold, rows_without
+from dryfit.tasks.spans.span_decoding import Decoded, Floats, Ints, fit_threshold, rows_without
 from dryfit.tasks.spans.span_metrics import row_scores, row_weights, span_metrics
 from dryfit.tasks.tokens.windows import Ragged, Windows
 
@@ -40,23 +40,11 @@ class SpanAnswers:
     metric: MetricName | None = None
 
     def fit(self) -> Mapping[str, float]:
-        """Return the null threshold that is best by the study's metric, with ``null_policy = "calibrated"``.
-
-        For metrics other than means over all rows (``exact_match``, ``span_iou``, ``span_balanced``, whose rows have
-        weights) it is the best by ``token_f1``: most of them do not depend on the threshold, and the best by
-        ``null_recall``, ``null_precision`` or ``token_f1_has`` alone would answer nearly all rows with none, or nearly
-        none.
-        """
+        """Return :func:`null_threshold` of these rows, with ``null_policy = "calibrated"``."""
         if self.settings.null_policy != "calibrated":
             return {}
-        spans_R2 = self.decoded.spans_RK2[:, 0]
-        golds = self.windows.golds
-        weights_R = row_weights(self.metric, golds)
-        with_span, without = (
-            row_scores(answers_R2, golds, self.windows.words).by(self.metric) * weights_R
-            for answers_R2 in (spans_R2, np.zeros_like(spans_R2))
-        )
-        return {NULL_THRESHOLD: fit_threshold(self.decoded.differences_R, with_span, without)}
+        answers = self.decoded.spans_RK2[:, 0], self.decoded.differences_R
+        return {NULL_THRESHOLD: null_threshold(*answers, self.windows.golds, self.windows.words, metric=self.metric)}
 
     def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the answers."""
@@ -73,6 +61,30 @@ class SpanAnswers:
         without_R = rows_without(self.decoded, self.settings, fitted.get(NULL_THRESHOLD, 0.0))
         for row, one in enumerate(rows):
             yield _prediction(self.decoded, row, one.text, without=bool(without_R[row]))
+
+
+def null_threshold(
+    spans_R2: Ints, differences_R: Floats, golds: Ragged, words: Ragged, *, metric: MetricName | None
+) -> float:
+    """Return the threshold of ``null_policy = "calibrated"``: the best of these rows by the study's metric.
+
+    Metrics other than means over rows (``exact_match``, ``span_iou``, ``span_balanced``, whose rows have weights) are
+    replaced by ``token_f1``: most of them do not depend on the threshold, and the best by ``null_recall``,
+    ``null_precision`` or ``token_f1_has`` alone would answer nearly all rows with none, or nearly none.
+
+    Args:
+        spans_R2: The best span of each row.
+        differences_R: How much better none is than that span; ``inf`` where there is no span.
+        golds: The right spans.
+        words: Words of each row.
+        metric: The study's; None: ``token_f1``.
+    """
+    weights_R = row_weights(metric, golds)
+    with_span, without = (
+        row_scores(answers_R2, golds, words).by(metric) * weights_R
+        for answers_R2 in (spans_R2, np.zeros_like(spans_R2))
+    )
+    return fit_threshold(differences_R, with_span, without)
 
 
 def scored_spans(ids: Sequence[str], answers_R2: Ints, golds: Ragged, words: Ragged) -> Iterator[ScoredRow]:

@@ -4,7 +4,15 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from dryfit.core.jobs.analysis import ANALYSIS_FILE, Analysis, ClassAnalysis, PartScores, SpanAnalysis, WorstRow
+from dryfit.core.jobs.analysis import (
+    ANALYSIS_FILE,
+    Analysis,
+    ClassAnalysis,
+    NumberAnalysis,
+    PartScores,
+    SpanAnalysis,
+    WorstRow,
+)
 from dryfit.core.text.words import printable
 
 _MOST_CLASSES: Final = 20
@@ -25,6 +33,8 @@ def analysis_text(analysis: Analysis) -> str:
     if analysis.texts is not None and analysis.texts.asked:
         texts = analysis.texts
         blocks.append(f"Of {texts.asked} generated answers {texts.exact} are exactly as wanted.")
+    if analysis.numbers is not None:
+        blocks.append(_of_numbers(analysis.numbers))
     if analysis.criteria:
         blocks.append(_by_criterion(analysis.criteria))
     blocks += [_worst(rows) for rows in _wrong(analysis) if rows]
@@ -79,6 +89,14 @@ def _of_spans(found: SpanAnalysis) -> str:
     return _table(["rows", "answered with a span", "answered with none"], rows)
 
 
+def _of_numbers(found: NumberAnalysis) -> str:
+    rows = [
+        ["right", _number(found.mean), _number(found.deviation)],
+        ["answered", _number(found.answered_mean), _number(found.answered_deviation)],
+    ]
+    return _table(["numbers", "mean", "standard deviation"], rows)
+
+
 def _by_criterion(parts: Sequence[PartScores]) -> str:
     names = list(parts[0].scores)
     rows = [
@@ -91,7 +109,8 @@ def _by_criterion(parts: Sequence[PartScores]) -> str:
 
 
 def _wrong(analysis: Analysis) -> list[tuple[WorstRow, ...]]:
-    return [part.worst for part in (analysis.classes, analysis.spans, analysis.texts) if part is not None]
+    parts = (analysis.classes, analysis.spans, analysis.texts, analysis.numbers)
+    return [part.worst for part in parts if part is not None]
 
 
 def _worst(rows: Sequence[WorstRow]) -> str:

@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from dryfit.core.jobs.train import FinalRequest, FinalResult
 from dryfit.core.settings.tables import PACKAGED_MODEL
 from dryfit.core.settings.task_facts import facts_of, task_word
-from dryfit.core.settings.trial import TrialConfig
+from dryfit.core.settings.trial import TrialConfig, better
 from dryfit.core.version import VERSION
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.lm.causal_lm import CausalLm
@@ -69,6 +69,7 @@ def _model_card(trained: Trained, program: str | None) -> str:
     facts = {
         **common_facts(config, splits, base_model=base if base and "/" in base else None, **names),
         "request": request,
+        "worthless": _is_worthless(request),
         "result": result,
         "read": trained.model_input,
         "base": base,
@@ -82,6 +83,13 @@ def _model_card(trained: Trained, program: str | None) -> str:
         "rows": ", ".join(f"{name} {count}" for name, count in result.rows.items() if name != "trained"),
     }
     return render("model_card.md", facts)
+
+
+def _is_worthless(request: FinalRequest) -> bool:
+    """Whether the configuration is known not to have beaten the strongest baseline in the search."""
+    if request.searched is None or request.baseline is None:
+        return False
+    return not better(request.searched, request.baseline[0], request.training.config.direction)
 
 
 def common_facts(

@@ -35,12 +35,15 @@ class ArgumentWatch:
         overrides: Values that take the place of the script's own, by name.
 
     Attributes:
+        overrides: As given.
         seen: None until one was made.
+        replaced: Values of the script's own that others took the place of, by name.
     """
 
     def __init__(self, overrides: Mapping[str, ArgumentValue]) -> None:
-        self._overrides = dict(overrides)
+        self.overrides = dict(overrides)
         self.seen: SeenArguments | None = None
+        self.replaced: dict[str, ArgumentValue] = {}
 
     def install(self) -> None:
         """Watch from now on; transformers is not imported for it."""
@@ -53,8 +56,10 @@ class ArgumentWatch:
     def _watched(self, post_init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(post_init)
         def watched(arguments: Any, *args: Any, **kwargs: Any) -> None:
-            for name, value in self._overrides.items():
+            for name, value in self.overrides.items():
                 if hasattr(arguments, name):
+                    if getattr(arguments, name) != value:
+                        self.replaced.setdefault(name, _plain(getattr(arguments, name)))
                     setattr(arguments, name, value)
                     if name in _CHECKPOINTING:  # no older spelling may speak against it
                         _set_all_spellings(arguments, value)

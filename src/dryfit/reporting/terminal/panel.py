@@ -3,6 +3,7 @@
 Both show a :class:`~dryfit.reporting.terminal.live.LiveView`, whether this process runs the study or another does.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,15 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from dryfit.core.settings.trial import Outcome
+from dryfit.core.sharding.device_groups import HERE
 from dryfit.core.text.units import gib
 from dryfit.reporting.terminal.live import LiveView, TrialView
-from dryfit.reporting.terminal.sparkline import sparkline
 from dryfit.reporting.terminal.tables import duration_text, number_text
 
 _MOST_ROWS = 12
 _CURVE_CELLS = 10
 _GAP = 2
 _OLD_BEAT_S = 60.0
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII = "_.-~=+*#"
+_NO_NUMBER = "?"
 
 _PHASE_STYLES = {"train": "green", "evaluate": "cyan", "save": "cyan", "planning": "magenta", "waiting": "dim"}
 
@@ -36,6 +41,8 @@ def remaining_text(seconds: float) -> str:
 def trial_progress_line(trial: TrialView, goals: Sequence[str]) -> str:
     """Return how far a trial is in one line; what is not known is left out."""
     parts = [trial.phase]
+    if trial.node != HERE:
+        parts.append(f"on {trial.node}")
     if trial.total_steps:
         parts.append(f"step {trial.step}/{trial.total_steps} ({_percent(trial)} %)")
     if trial.loss is not None:
@@ -62,8 +69,9 @@ def _study_parts(view: LiveView) -> list[str]:
         parts.append(f"{view.front} on the Pareto front")
     elif view.best is not None:
         number, value = view.best
-        baseline = f", baseline {number_text(view.baseline)}" if view.baseline is not None else ""
-        parts.append(f"best {view.goals[0]} {number_text(value)} (trial {number}{baseline})")
+        baseline = [f"baseline {number_text(view.baseline)}"] if view.baseline is not None else []
+        beside = ", ".join([f"trial {number}", *(view.flaws or baseline)])
+        parts.append(f"best {view.goals[0]} {number_text(value)} ({beside})")
     parts.append(duration_text(view.elapsed_s))
     if view.left_s is not None:
         parts.append(f"about {remaining_text(view.left_s)} left")
@@ -134,6 +142,7 @@ def _columns(trials: Sequence[TrialView], goals: Sequence[str], *, plain: bool) 
     columns = [
         _Column("trial", tuple(Text(str(trial.number), style="bold") for trial in trials)),
         _Column("phase", tuple(Text(trial.phase, _PHASE_STYLES.get(trial.phase, "")) for trial in trials), right=False),
+        _Column("node", _cells("" if trial.node == HERE else trial.node for trial in trials), 3, right=False),
         _Column("step", _cells(_step(trial) for trial in trials)),
         _Column("done", _cells(f"{_percent(trial)} %" if trial.total_steps else "" for trial in trials), 5),
         _Column("loss", _cells("" if trial.loss is None else f"{trial.loss:.4f}" for trial in trials), 3),
@@ -189,3 +198,28 @@ def _beat(trial: TrialView) -> Text:
     return Text(
         f"{age_s:.1f} s" if age_s < _OLD_BEAT_S else remaining_text(age_s), "red" if age_s >= _OLD_BEAT_S else ""
     )
+
+
+def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> str:
+    """Draw the last values, scaled from the lowest to the highest; values that are not finite are question marks.
+
+    Args:
+        values: The values, in order.
+        width: Maximum number of characters; earlier values are left out.
+        plain: Whether to use ASCII only.
+    """
+    shown = list(values)[-width:] if width > 0 else []
+    finite = [value for value in shown if math.isfinite(value)]
+    levels = _ASCII if plain else _BLOCKS
+    if not finite:
+        return _NO_NUMBER * len(shown)
+    low, high = min(finite), max(finite)
+    return "".join(_level(value, low, high, levels) if math.isfinite(value) else _NO_NUMBER for value in shown)
+
+
+def _level(value: float, low: float, high: float, levels: str) -> str:
+    if high == low:
+        return levels[len(levels) // 2]
+    # Halved first: the difference of two large numbers may be infinite.
+    part = (value / 2 - low / 2) / (high / 2 - low / 2)
+    return levels[min(len(levels) - 1, int(part * len(levels)))]

@@ -11,13 +11,15 @@ above it; what must fit so is tried next, what cannot is not tried.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from dryfit.core.jobs.memory import Effect, StepPhase
+from dryfit.core.jobs.memory import Effect, ExecutionChoice, StepPhase
 from dryfit.core.jobs.rehearsal import ArgumentValue, RehearsalAnswer, SeenArguments
 
 BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 EVALUATION_BATCH = "per_device_eval_batch_size"
+_CHECKPOINTING: Final = ("gradient_checkpointing", "activation_checkpointing")
+"""The names of one argument, of which a version of transformers has one or both."""
 _CERTAIN = 1.02
 """Fragmentation moves what is needed by less."""
 _EIGHT_BIT, _ADAFACTOR = "adamw_bnb_8bit", "adafactor"
@@ -53,6 +55,15 @@ class TriedChange:
     change: ArgumentChange
     fits: bool
     required_bytes: int | None = None
+
+
+def arguments_of(choice: ExecutionChoice | None) -> dict[str, ArgumentValue]:
+    """Return the ``TrainingArguments`` that carry out a choice; none where nothing is to be changed."""
+    if choice is None:
+        return {}
+    batches: dict[str, ArgumentValue] = {BATCH: choice.micro_batch, ACCUMULATION: choice.accumulation}
+    evaluation = {EVALUATION_BATCH: choice.eval_batch} if choice.eval_batch is not None else {}
+    return {**batches, **evaluation, **(dict.fromkeys(_CHECKPOINTING, True) if choice.checkpointing else {})}
 
 
 def next_change(answer: RehearsalAnswer, tried: Sequence[TriedChange], *, has_eight_bit: bool) -> ArgumentChange | None:

@@ -1,0 +1,370 @@
+"""Child job REHEARSE: plan the memory of what a user's own code trains, by rehearsing it with one change after another.
+
+Each rehearsal has a fresh process. The device is without a limit there, so that one rehearsal tells what is needed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import ValidationError
+
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import FileError
+from dryfit.core.jobs.memory import (
+    Effect,
+    ExecutionChoice,
+    Fallback,
+    MemoryPlan,
+    StepPhase,
+    VerdictKind,
+    WorstBatch,
+)
+from dryfit.core.jobs.plan import NO_TORCH, NOTHING_TAKEN, PlanAnswer, PlanResult, RehearsedPlanRequest
+from dryfit.core.jobs.rehearsal import (
+    REHEARSED_VARIABLE,
+    ArgumentValue,
+    RehearsalAnswer,
+    RehearsalMemory,
+    RehearsalRequest,
+    ScriptEnd,
+    SeenArguments,
+)
+from dryfit.core.jobs.train import ObjectiveRequest
+from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.sharding.argument_ladder import (
+    ACCUMULATION,
+    BATCH,
+    EVALUATION_BATCH,
+    ArgumentChange,
+    TriedChange,
+    best_change,
+    next_change,
+)
+from dryfit.core.text.units import gib
+from dryfit.core.wire import Phase, Wire, read_model, write_model
+from dryfit.jobs.own.objective import beating
+from dryfit.jobs.script.target import may_use_torch
+
+CALL_VARIABLE: Final = "DRYFIT_REHEARSED_CALL"
+"""Environment variable of a rehearsal: the file of its :class:`RehearsedCall`."""
+
+Rehearse = Callable[[Mapping[str, ArgumentValue]], RehearsalAnswer]
+"""Rehearses one training with these ``TrainingArguments`` in the place of its own."""
+
+_TRAIN: Final = "dryfit.jobs.own.trainer_rehearsal:train"
+_SCRIPT: Final = "dryfit.jobs.script.script_rehearsal:train"
+_MOST_CHANGES: Final = 16
+_CHECKPOINTING_TIME: Final = 1.33
+"""A second forward pass, beside the first and a backward pass of twice its work."""
+_MOST_SAID: Final = 600
+_FRAME, _CODE = '  File "', "    "
+"""How lines of a traceback begin that name a place, and those with its code."""
+
+_LIMIT_FACTOR: Final = 2.0
+_LIMIT_EXTRA_S: Final = 300.0
+
+
+class RehearsedCall(Wire):
+    """What a rehearsal's process is told of the trial.
+
+    Attributes:
+        calling: The call of the user's function.
+        changed: The arguments that a fallback changes.
+    """
+
+    calling: ObjectiveRequest
+    changed: dict[str, ArgumentValue]
+
+
+def plan(body: RehearsedPlanRequest, channel: ChildChannel) -> PlanResult:
+    """Plan what a user's code trains for one trial. What cannot be rehearsed is answered as unknown."""
+    channel.send(Phase(name="load"))
+    own = body.calling.objective
+    if body.is_script and not may_use_torch(own.function, Path(own.paths[0])):
+        facts = {"device": body.device, "torch": version("torch"), "planner_s": 0.0}
+        return PlanResult(answers=(PlanAnswer(verdict=VerdictKind.UNKNOWN, reasons=(NO_TORCH,), **facts),))
+    calling = body.calling.model_copy(update={"checkpoint_dir": str(channel.folder / "trial")})
+    request = RehearsalRequest(
+        function=_SCRIPT if body.is_script else _TRAIN,
+        device=body.device,
+        steps=body.steps,
+        unlimited=True,
+        timeout_s=body.timeout_s,
+        calibration_dir=body.calibration_dir,
+        scratch_dir="",
+        answer_file="",
+    )
+    with beating(channel):
+        answer = plan_by_rehearsal(Rehearsals(request, calling, channel.folder), body.device, allow=body.allow)
+    return PlanResult(answers=(answer,))
+
+
+@dataclass(slots=True)
+class Rehearsals:
+    """Rehearses the training of one trial, each time in a fresh process, whose files are removed.
+
+    Attributes:
+        request: What is run and how; its places and overrides are set here.
+        calling: The trial.
+        folder: Where the files of a rehearsal lie meanwhile.
+    """
+
+    request: RehearsalRequest
+    calling: ObjectiveRequest
+    folder: Path
+    _number: int = field(default=0, init=False)
+
+    def __call__(self, changed: Mapping[str, ArgumentValue]) -> RehearsalAnswer:
+        """Rehearse with changed arguments."""
+        self._number += 1
+        folder = self.folder / f"rehearsal-{self._number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch, asked, file = folder / "scratch", folder / "request.json", folder / "answer.json"
+        scratch.mkdir(parents=True)
+        places = {"scratch_dir": str(scratch), "answer_file": str(file), "parent_pid": os.getpid()}
+        update = places | {"overrides": dict(changed)}
+        write_model(asked, self.request.model_copy(update=update), durable=False)
+        call = folder / "call.json"
+        write_model(call, RehearsedCall(calling=self.calling, changed=dict(changed)), durable=False)
+        try:
+            why = self._run(asked, call)
+            answer = read_model(file, RehearsalAnswer)
+        except (FileError, ValidationError) as error:
+            why, answer = f"the answer of the rehearsal cannot be read: {error}", None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if answer is not None:
+            return answer
+        return RehearsalAnswer(
+            verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=self.request.device, reasons=(why,)
+        )
+
+    def _run(self, asked: Path, call: Path) -> str:
+        """Run one process to its end, and return why it may have left no answer."""
+        limit_s = _LIMIT_FACTOR * self.request.timeout_s + _LIMIT_EXTRA_S
+        made = {
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            REHEARSED_VARIABLE: "1",
+            CALL_VARIABLE: str(call),
+        }
+        command = [sys.executable, "-P", "-m", "dryfit.virtual", str(asked)]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, env={**os.environ, **made}, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer of the rehearsal within {limit_s:.0f} s"
+        return f"the process of the rehearsal ended with status {done.returncode}, and without an answer"
+
+
+def plan_by_rehearsal(rehearse: Rehearse, device: DeviceSpec, *, allow: Literal["exact", "numerics"]) -> PlanAnswer:
+    """Find how a training is to be run so that it fits: as it is, or with the first change that is enough.
+
+    Args:
+        rehearse: Rehearses it on a device without a limit.
+        device: The device that it is to fit on.
+        allow: What a change may do to numbers: nothing, or no more than rounding.
+    """
+    began_s = time.monotonic()
+    answer = _answer(rehearse, device, allow=allow)
+    return answer.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
+
+
+def _answer(rehearse: Rehearse, device: DeviceSpec, *, allow: str) -> PlanAnswer:
+    own = _with_evaluation(rehearse({}))
+    seen, memory = own.training_arguments, _memory(own)
+    asked = _choice(ArgumentChange((), Effect.EXACT), seen)
+    facts = {"device": device, "confidence": own.confidence, "torch": own.torch or version("torch"), "planner_s": 0.0}
+    if memory is None:
+        return PlanAnswer(
+            verdict=VerdictKind.UNKNOWN, reasons=_reasons(own), fallbacks=_with_less(asked, seen, allow), **facts
+        )
+    if memory.required_bytes <= device.capacity_bytes:
+        return PlanAnswer(
+            verdict=VerdictKind.FITS,
+            memory=memory,
+            execution=asked or ExecutionChoice(micro_batch=max(1, memory.worst_batch.rows), accumulation=1),
+            fallbacks=_with_less(asked, seen, allow),
+            reasons=_kept_text(own),
+            **facts,
+        )
+    tried = _climb(own, rehearse, device, allow)
+    known = {change: of for change, one in tried if (of := _memory(one)) is not None}
+    best = best_change([_as_tried(change, known.get(change), device) for change, _ in tried])
+    rungs = tuple(_fallback(change, of, seen, memory, device) for change, of in known.items())
+    short_bytes = memory.required_bytes - device.capacity_bytes
+    failed = tuple(
+        f"{_words(change, seen)}: {'; '.join(_reasons(one))}" for change, one in tried if change not in known
+    )
+    reasons = (*_kept_text(own), *failed)
+    if best is None:
+        return PlanAnswer(
+            verdict=VerdictKind.REFUSED,
+            memory=memory,
+            shortfall_bytes=short_bytes,
+            ladder=rungs,
+            reasons=reasons,
+            **facts,
+        )
+    chosen = _choice(best, seen)
+    return PlanAnswer(
+        verdict=VerdictKind.FITS_WITH,
+        memory=known[best],
+        execution=chosen,
+        fallbacks=_with_less(chosen, seen, allow),
+        shortfall_bytes=short_bytes,
+        ladder=rungs,
+        reasons=reasons,
+        **facts,
+    )
+
+
+def _climb(
+    own: RehearsalAnswer, rehearse: Rehearse, device: DeviceSpec, allow: str
+) -> list[tuple[ArgumentChange, RehearsalAnswer]]:
+    """Rehearse changes that keep what is learned, until it is known which of them fits."""
+    rehearsed: list[tuple[ArgumentChange, RehearsalAnswer]] = []
+    while len(rehearsed) < _MOST_CHANGES:
+        if allow == "exact":
+            change = None if rehearsed else _checkpointing(own.training_arguments)
+        else:
+            tried = [_as_tried(change, _memory(answer), device) for change, answer in rehearsed]
+            change = next_change(own, tried, has_eight_bit=False)
+        if change is None or change.effect is Effect.SEMANTICS:
+            break
+        rehearsed.append((change, _with_evaluation(rehearse(change.values))))
+    return rehearsed
+
+
+def _checkpointing(seen: SeenArguments | None) -> ArgumentChange | None:
+    if seen is None or not seen.checkpointing or seen.values.get(seen.checkpointing):
+        return None
+    return ArgumentChange(((seen.checkpointing, True),), Effect.EXACT)
+
+
+def _as_tried(change: ArgumentChange, memory: MemoryPlan | None, device: DeviceSpec) -> TriedChange:
+    if memory is None:
+        return TriedChange(change, fits=False)
+    return TriedChange(change, memory.required_bytes <= device.capacity_bytes, memory.required_bytes)
+
+
+def _with_evaluation(answer: RehearsalAnswer) -> RehearsalAnswer:
+    """Return an answer with what the evaluation keeps of the batches that were left out."""
+    memory = answer.memory
+    grown_bytes = _kept_bytes(memory)
+    if memory is None or not grown_bytes:
+        return answer
+    at_end_bytes = memory.by_phase.get(StepPhase.EVALUATE, 0) + grown_bytes
+    more_bytes = max(0, at_end_bytes - memory.peak_allocated_bytes)
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "min_cap_bytes", "required_bytes")
+    larger = {name: getattr(memory, name) + more_bytes for name in names}
+    return answer.model_copy(update={"memory": memory.model_copy(update=larger)})
+
+
+def _kept_bytes(memory: RehearsalMemory | None) -> int:
+    growth = memory.evaluation_growth if memory is not None else None
+    return growth.bytes_per_batch * (growth.batches_left_out or 0) if growth is not None else 0
+
+
+def _kept_text(answer: RehearsalAnswer) -> tuple[str, ...]:
+    kept_bytes = _kept_bytes(answer.memory)
+    if not kept_bytes:
+        return ()
+    return (f"its evaluation keeps {gib(kept_bytes)} on the device until its end; eval_accumulation_steps moves them",)
+
+
+def _memory(answer: RehearsalAnswer) -> MemoryPlan | None:
+    """Return what a rehearsal says of memory as a plan; None where it says nothing that can be relied on."""
+    memory = answer.memory
+    if memory is None or not answer.ran or answer.verdict is VerdictKind.UNKNOWN or answer.out_of_memory:
+        return None
+    own = MemoryPlan.model_fields.keys() & RehearsalMemory.model_fields.keys()
+    batch = answer.worst_batch
+    shape = next((shape for shape in batch.shapes.values() if shape), ()) if batch is not None else ()
+    seen = answer.training_arguments
+    rows = shape[0] if shape else _whole(seen, BATCH)
+    length = shape[1] if len(shape) > 1 else 1
+    worst = WorstBatch(rows=rows, length=length, from_data=bool(shape))
+    return MemoryPlan(**{name: getattr(memory, name) for name in own}, worst_batch=worst)
+
+
+def _reasons(answer: RehearsalAnswer) -> tuple[str, ...]:
+    """Return why a rehearsal says nothing of memory, with what stands after the frames of its traceback."""
+    reasons = answer.reasons or (NOTHING_TAKEN,)
+    lines = answer.traceback.strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith(_FRAME)]
+    after = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    said = "; ".join(line.strip() for line in after if not line.startswith(_CODE))
+    return (*reasons, said[:_MOST_SAID]) if said else reasons
+
+
+def _choice(change: ArgumentChange, seen: SeenArguments | None) -> ExecutionChoice | None:
+    """Return a change as a choice of execution; None where the training has no ``TrainingArguments``."""
+    if seen is None or not _whole(seen, BATCH):
+        return None
+    values = {**seen.values, **change.values}
+    changed = seen.model_copy(update={"values": values})
+    rows = change.values.get(EVALUATION_BATCH)
+    return ExecutionChoice(
+        micro_batch=_whole(changed, BATCH),
+        accumulation=max(1, _whole(changed, ACCUMULATION)),
+        eval_batch=rows if isinstance(rows, int) else None,
+        checkpointing=bool(values.get(seen.checkpointing)),
+    )
+
+
+def _with_less(choice: ExecutionChoice | None, seen: SeenArguments | None, allow: str) -> tuple[ExecutionChoice, ...]:
+    """Return choices that take less than one that fits, in the order to try where it runs out all the same."""
+    if choice is None or seen is None:
+        return ()
+    less: list[ExecutionChoice] = []
+    rows = choice.micro_batch
+    while allow != "exact" and rows > 1:
+        rows = next(part for part in range(rows // 2, 0, -1) if choice.micro_batch % part == 0)
+        accumulation = choice.accumulation * (choice.micro_batch // rows)
+        less.append(choice.model_copy(update={"micro_batch": rows, "accumulation": accumulation}))
+    if seen.checkpointing and not choice.checkpointing:
+        less.append((less or [choice])[-1].model_copy(update={"checkpointing": True}))
+    return tuple(less)
+
+
+def _fallback(
+    change: ArgumentChange, memory: MemoryPlan, seen: SeenArguments | None, asked: MemoryPlan, device: DeviceSpec
+) -> Fallback:
+    choice = _choice(change, seen)
+    slower = choice is not None and choice.checkpointing and BATCH not in change.values
+    return Fallback(
+        change=_words(change, seen),
+        execution=choice,
+        required_bytes=memory.required_bytes,
+        saves_bytes=asked.required_bytes - memory.required_bytes,
+        time_factor=_CHECKPOINTING_TIME if slower else 1.0,
+        effect=change.effect,
+        fits=memory.required_bytes <= device.capacity_bytes,
+    )
+
+
+def _words(change: ArgumentChange, seen: SeenArguments | None) -> str:
+    values, words = change.values, list[str]()
+    if BATCH in values:
+        words.append(f"micro-batch {_whole(seen, BATCH)} -> {values[BATCH]}, accumulate {values[ACCUMULATION]}")
+    if EVALUATION_BATCH in values:
+        words.append(f"validation batch {values[EVALUATION_BATCH]}")
+    if seen is not None and seen.checkpointing in values:
+        words.append("checkpointing")
+    return ", ".join(words)
+
+
+def _whole(seen: SeenArguments | None, name: str) -> int:
+    value = seen.values.get(name) if seen is not None else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,341 @@
+"""The machines of a study that listens for agents: this one, and each that an agent has joined with."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from dryfit.core.failure import Evidence
+from dryfit.core.jobs.child import ChildResult, training_of
+from dryfit.core.jobs.train import StopReason
+from dryfit.core.wire import FirstStep, Report
+from dryfit.nodes.connection import Connection
+from dryfit.nodes.installation import differences, has_ended, installation
+from dryfit.nodes.listener import Listener
+from dryfit.nodes.messages import (
+    FROM_AGENT,
+    Beat,
+    BeatHeard,
+    Bye,
+    Ended,
+    Hello,
+    Identity,
+    Left,
+    News,
+    Refusal,
+    Said,
+    Welcome,
+)
+from dryfit.nodes.remote_node import NodeStanding, RemoteNode
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage
+from dryfit.runtime.children.result_reading import read_messages, read_result
+from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.runtime.machine.node import ComputeNode, NodeFacts
+from dryfit.store.events import Event, NodeJoined, NodeLost
+
+_SILENT_S = 5.0
+_PATIENCE_S = 5.0
+"""What is waited beyond the time after which an agent has ended its children, as it counts."""
+_BYE_S = 2.0
+_MOST_LOSSES = 3
+"""Losses in a row, none after a first step, from which on a node gets no more trials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms agents join.
+
+    Attributes:
+        welcome: What each is told; its name and what was heard of it are added.
+        study: The study's id.
+        grace_s: How long a child may take to stop, before its agent kills it.
+        here: Whether this machine runs trials too.
+        names: The names that agents of earlier sessions had, by agent.
+    """
+
+    welcome: Welcome
+    study: str
+    grace_s: float
+    here: bool
+    names: Mapping[str, str]
+
+    @property
+    def lost_after_s(self) -> float:
+        """Silence after which an agent has ended all its children."""
+        return self.welcome.lease_s + self.grace_s + _PATIENCE_S
+
+    @property
+    def silent_after_s(self) -> float:
+        """Silence after which a node gets no more trials."""
+        return min(_SILENT_S, self.welcome.lease_s / 2)
+
+
+@dataclass(slots=True)
+class JoinedNodes:
+    """The :class:`~dryfit.runtime.machine.node.Nodes` of a study, for the control process's one thread.
+
+    Attributes:
+        local: This machine: its children, among them all that belong to no trial.
+        listener: Hears the agents; ``local`` is woken by it.
+        terms: On what terms agents join.
+        write: Appends an event to the ledger.
+        note: Tells the user a sentence.
+        clock: Seconds of a clock that is never set.
+        ended: Whether it is certain that an agent is gone, with its children.
+        placeable: What each node has that trials may be placed on now, by name; changes as they come and go.
+    """
+
+    local: LocalNode
+    listener: Listener
+    terms: Terms
+    write: Callable[[Event], None]
+    note: Callable[[str], None]
+    clock: Callable[[], float]
+    ended: Callable[[Identity], bool] = has_ended
+    placeable: dict[str, NodeFacts] = field(default_factory=dict[str, NodeFacts])
+    _nodes: dict[str, RemoteNode] = field(default_factory=dict[str, RemoteNode])
+    _names: dict[str, str] = field(init=False)
+    _losses: dict[str, int] = field(default_factory=dict[str, int])
+    _working: set[str] = field(default_factory=set[str])
+    _strangers_told: set[str] = field(default_factory=set[str])
+    _news: deque[ChildEvent] = field(default_factory=deque[ChildEvent])
+    _woken: bool = False
+
+    def __post_init__(self) -> None:
+        self._names = dict(self.terms.names)
+        self._take_stock()
+
+    def all(self) -> Mapping[str, ComputeNode]:
+        """This machine, and every node that there was in this session; a lost one does nothing any more."""
+        return {self.local.name: self.local, **self._nodes}
+
+    def wait(self, timeout_s: float) -> Sequence[ChildEvent]:
+        """See :class:`~dryfit.runtime.machine.node.Nodes`."""
+        deadline_s = self.clock() + timeout_s
+        self._tell_heard()
+        while True:
+            changed = self._hear()
+            left_s = deadline_s - self.clock()
+            events = [*self._news, *self.local.wait(0.0 if self._news or changed else max(0.0, left_s))]
+            self._news.clear()
+            if events or changed or self._woken or left_s <= 0:
+                self._woken = False
+                return events
+
+    def wake(self) -> None:
+        """See :class:`~dryfit.runtime.machine.node.Nodes`."""
+        self._woken = True
+        self.local.wake()
+
+    def close(self, why: str) -> None:
+        """Tell all agents that the session is over, for a moment at most."""
+        until_s = self.clock() + _BYE_S
+        open_nodes = [node for node in self._nodes.values() if node.connection is not None]
+        for node in open_nodes:
+            node.tell(Bye(why=why))
+        while self.clock() < until_s and any(node.connection.wants_to_write for node in open_nodes if node.connection):
+            self.local.wait(0.01)
+            self.listener.look()
+
+    def _tell_heard(self) -> None:
+        """Acknowledge nothing before it was acted on: what :meth:`wait` has returned was, when it is called again."""
+        for node in self._nodes.values():
+            node.taken = node.inbox.last
+
+    def _hear(self) -> bool:
+        """Take in all that agents have said; return whether trials may be placed otherwise than before."""
+        before = dict(self.placeable)
+        refused: set[Connection] = set()
+        for connection, line in self.listener.look():
+            if connection not in refused and not self._takes(connection, line):
+                refused.add(connection)
+        for node in list(self._nodes.values()):
+            self._examine(node)
+        self._take_stock()
+        return before != self.placeable
+
+    def _takes(self, connection: Connection, line: bytes) -> bool:
+        """Take in a line; False where the connection is of no use after it."""
+        try:
+            message = FROM_AGENT.validate_json(line)
+            node = next((one for one in self._nodes.values() if one.connection is connection), None)
+            if isinstance(message, Hello):
+                self._admit(connection, message)
+            elif node is not None:
+                self._take(node, message)
+        except ValueError as error:  # one of ValidationError is, too: it speaks otherwise, or leaves something out
+            kind = "what it says is none of this version's messages" if isinstance(error, ValidationError) else error
+            connection.send(Refusal(why=str(kind)))
+            connection.broken = str(kind)
+            return False
+        return True
+
+    def _admit(self, connection: Connection, hello: Hello) -> None:
+        """Answer an agent that wants to join, or to go on."""
+        identity, node = hello.identity, self._node_of(hello.identity.agent)
+        why = self._objection(hello)
+        if why:
+            if identity.agent not in self._strangers_told:
+                self._strangers_told.add(identity.agent)
+                self.note(f"an agent on {identity.host} may not join: {why}")
+            connection.send(Refusal(why=why))
+            return
+        if node is not None and hello.epoch > node.epoch and node.standing is not NodeStanding.LOST:
+            self._lose(node, "its agent had no answer for too long, and has ended its children")
+        goes_on = node is not None and node.standing is not NodeStanding.LOST and hello.epoch == node.epoch
+        of_old = hello.session not in ("", self.terms.welcome.session) or (
+            node is not None and hello.epoch <= node.epoch
+        )
+        if not goes_on and (of_old or hello.session):
+            connection.send(Refusal(why="its trials have been given up meanwhile", stale=True))
+            return
+        if node is None or not goes_on:
+            node = self._join(hello)
+        elif node.connection is not None:
+            self.listener.drop(node.connection)
+        self.listener.known(connection)
+        node.heard_s = self.clock()
+        connection.send(self.terms.welcome.model_copy(update={"node": node.name, "heard": node.inbox.last}))
+        node.connect(connection, hello.heard)
+
+    def _objection(self, hello: Hello) -> str:
+        """Return why an agent may not join; empty if it may."""
+        if hello.study not in ("", self.terms.study):
+            return "its folder is that of another study"
+        return differences(installation(), hello.code)
+
+    def _node_of(self, agent: str) -> RemoteNode | None:
+        return next((node for node in self._nodes.values() if node.identity.agent == agent), None)
+
+    def _join(self, hello: Hello) -> RemoteNode:
+        agent = hello.identity.agent
+        name = self._names.setdefault(agent, next(self._free_names()))
+        timeout_s = self.terms.lost_after_s + _PATIENCE_S
+        node = RemoteNode(name, hello.identity, hello.epoch, hello.facts, timeout_s, self.clock())
+        node.set_aside = self._losses.get(agent, 0) >= _MOST_LOSSES
+        self._nodes[name] = node
+        self.write(
+            NodeJoined(
+                node=name,
+                agent=agent,
+                epoch=hello.epoch,
+                host=hello.identity.host,
+                pid=hello.identity.pid,
+                cores=hello.facts.cores,
+                host_bytes=hello.facts.host_bytes,
+                devices=tuple(device.name for device in hello.facts.devices),
+            )
+        )
+        return node
+
+    def _free_names(self) -> Iterator[str]:
+        taken, number = set(self._names.values()), 1
+        while True:
+            if f"n{number}" not in taken:
+                yield f"n{number}"
+            number += 1
+
+    def _take(self, node: RemoteNode, message: Beat | News) -> None:
+        """Take in what an agent says of a node that counts.
+
+        Raises:
+            ValueError: Something before it is missing.
+        """
+        node.heard_s = self.clock()
+        if isinstance(message, Beat):
+            if message.leaving and message.leaving != node.leaving:
+                node.leaving = message.leaving
+                self.note(f"node {node.name} gets no more trials: {message.leaving}")
+            node.take_beat(message)
+            node.tell(BeatHeard(beat=message.beat, heard=node.taken))
+            return
+        if not node.inbox.is_new(message.number):
+            return
+        match message:
+            case Said() if message.key in node.children:
+                self._news.append(ChildMessage(message.key, message.message, node.name))
+                if isinstance(message.message, FirstStep | Report):
+                    self._working.add(message.key)
+            case Ended() if message.key in node.children:
+                self._news.append(_end(node, message))
+                lost = message.evidence.server_lost or not message.evidence.started
+                self._count_loss(node, {message.key}, lost=lost and message.result is None)
+                node.asked_to_stop.discard(message.key)
+                del node.children[message.key]
+            case Left():
+                node.tell(BeatHeard(beat=0, heard=message.number))
+                self._lose(node, message.why)
+            case _:
+                pass
+
+    def _examine(self, node: RemoteNode) -> None:
+        """Judge a node by its silence."""
+        if node.standing is NodeStanding.LOST:
+            self._give_up(node)
+            return
+        silent_s = self.clock() - node.heard_s
+        if node.connection is not None and node.connection.broken:
+            self.listener.drop(node.connection)
+            node.connection = None
+        if node.connection is None or silent_s > self.terms.silent_after_s:
+            node.standing = NodeStanding.SILENT
+        if node.connection is None and self.ended(node.identity):
+            self._lose(node, "its agent was ended")
+        elif silent_s > self.terms.lost_after_s:
+            self._lose(node, f"nothing was heard of it for {silent_s:.0f} s")
+
+    def _lose(self, node: RemoteNode, why: str) -> None:
+        node.standing = NodeStanding.LOST
+        if node.connection is not None:
+            self.listener.drop(node.connection)
+            node.connection = None
+        self.write(NodeLost(node=node.name, epoch=node.epoch, why=why, trials=len(node.children)))
+        self._count_loss(node, set(node.children), lost=bool(node.children))
+        self._give_up(node)
+
+    def _count_loss(self, node: RemoteNode, keys: set[str], *, lost: bool) -> None:
+        """Count an end of trials on a node; too many losses in a row without a first step set it aside."""
+        agent, worked = node.identity.agent, bool(keys & self._working)
+        self._working -= keys
+        if not keys:
+            return
+        self._losses[agent] = self._losses.get(agent, 0) + 1 if lost and not worked else 0
+        if self._losses[agent] == _MOST_LOSSES:
+            self.note(f"node {node.name} gets no more trials: it lost {_MOST_LOSSES} in a row before their first step")
+        node.set_aside = self._losses[agent] >= _MOST_LOSSES
+
+    def _give_up(self, node: RemoteNode) -> None:
+        """Report the end of all children of a lost node; what they left in the study's folder counts."""
+        for key, spec in list(node.children.items()):
+            result = read_result(spec.folder)
+            if result is not None:
+                reports = [one for one in read_messages(spec.folder) if isinstance(one, Report)]
+                self._news.extend(ChildMessage(key, report, node.name) for report in reports)
+            self._news.append(ChildExited(key, *_unless_stopped(result, Evidence(server_lost=True)), node.name))
+            del node.children[key]
+
+    def _take_stock(self) -> None:
+        here = {self.local.name: self.local.facts} if self.terms.here else {}
+        self.placeable.clear()
+        self.placeable |= here
+        self.placeable |= {
+            name: node.facts for name, node in self._nodes.items() if node.standing is NodeStanding.JOINED
+        }
+
+
+def _end(node: RemoteNode, ended: Ended) -> ChildExited:
+    """Return the end of a child; one that its node, not the study, has stopped goes on elsewhere."""
+    result = ChildResult.from_json(ended.result.encode()) if ended.result is not None else None
+    evidence = ended.evidence
+    if ended.handed_over and ended.key not in node.asked_to_stop:
+        result, evidence = _unless_stopped(result, Evidence(server_lost=True) if result is None else evidence)
+    return ChildExited(ended.key, result, evidence, node.name)
+
+
+def _unless_stopped(result: ChildResult | None, evidence: Evidence) -> tuple[ChildResult | None, Evidence]:
+    """Return a result and its evidence; of a child that its own agent asked to stop, as of one stopped from outside."""
+    trained = training_of(result)
+    if trained is None or trained.stopped_by is not StopReason.REQUEST:
+        return result, evidence
+    return ChildResult(trained.model_copy(update={"stopped_by": StopReason.SIGTERM})), evidence

@@ -1,0 +1,1 @@
+"""Engines that start agents on other machines, and own their processes; they decide nothing."""

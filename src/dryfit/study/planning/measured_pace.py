@@ -1,0 +1,328 @@
+"""Measure how trials run fastest on this machine, where the study file leaves it to a measurement; keep what was found.
+
+A few optimizer steps of one trial are timed in PACE children, with each division of the cores, and in bf16. What was
+measured is kept for all studies of a user, by machine, model and shape.
+"""
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import ChildError, DryfitError
+from dryfit.core.jobs.diagnostics import PaceRequest, PaceResult
+from dryfit.core.jobs.train import ResolveResult, TrainRequest
+from dryfit.core.settings.choices import Precision
+from dryfit.core.settings.execution import DeviceKind, plan_execution
+from dryfit.core.settings.memory_key import memory_key
+from dryfit.core.settings.tables import TrialSettings
+from dryfit.core.settings.task_facts import facts_of
+from dryfit.core.settings.trial import TrialConfig
+from dryfit.core.sharding.device_groups import place_on, visible_devices
+from dryfit.core.sharding.rank_search import AUTO
+from dryfit.core.wire import Wire, canonical_json, read_model, write_model
+from dryfit.runtime.machine.node import ComputeNode, Nodes, first_node
+from dryfit.search.space.space import Space
+from dryfit.store.layout import StudyLayout, shared_traces
+from dryfit.study.loop.child_jobs import ChildJob, run_side_by_side
+from dryfit.study.loop.stops import StopRequests
+from dryfit.study.planning.pace import (
+    MeasuredWay,
+    Way,
+    divisions,
+    faster_format,
+    has_bf16,
+    in_words,
+    quickest,
+    with_precision,
+)
+from dryfit.study.resources.trial_devices import CUDA_THREADS, most_on_node
+from dryfit.study.trials.child_limits import preparing_limits
+from dryfit.study.trials.child_requests import plan_subject
+
+_FOLDER: Final = "pace"
+_MEASURED_S: Final = 0.6
+_BEGUN_S: Final = 12.0
+"""Nothing more is measured once so long was spent: on a machine that others use, or with a large model."""
+_MOST_TOKENS: Final = 1024
+_MOST_OPERATIONS: Final = 150e9
+"""Of a measured step, so that one of a large model takes seconds on few cores. A step takes about 6 for each weight
+and token (Kaplan et al., Scaling Laws for Neural Language Models, 2020, section 2.1)."""
+_WEIGHT_BYTES: Final = 4
+_HELD: Final = 5
+"""What a trial holds of memory, in sizes of its weights: these, gradients, AdamW's two moments, activations."""
+_NEVER_S: Final = 1e9
+
+
+class _Kept(Wire):
+    """A file of what was measured of one model and shape on one machine."""
+
+    measured: tuple[MeasuredWay, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What "auto" stands for in this session.
+
+    Attributes:
+        config: The configuration with it.
+        note: What to tell the user; empty: nothing.
+    """
+
+    config: StudyConfig
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is measured.
+
+    Attributes:
+        settings: Of a trial; its number format is replaced by each way's.
+        rows: Of each step.
+        ways: In the number format that is measured first.
+    """
+
+    config: StudyConfig
+    layout: StudyLayout
+    resolved: ResolveResult
+    node: ComputeNode
+    settings: TrialSettings
+    rows: int
+    ways: tuple[Way, ...]
+
+
+def decide(
+    config: StudyConfig,
+    space: Space,
+    layout: StudyLayout,
+    resolved: ResolveResult,
+    nodes: Nodes,
+    stops: StopRequests,
+    recorded: Precision | None,
+) -> Decided:
+    """Replace what the study file leaves to a measurement: threads of trials on the CPU, and the number format.
+
+    A measurement that fails decides nothing: cores are then divided as where nothing can be measured, and the format
+    is fp32. So it is of language models, of a user's own function, and of trials of several processes.
+
+    Args:
+        config: The configuration.
+        space: Its search space.
+        layout: Where the study lies.
+        resolved: Its data and device.
+        nodes: The first of them measures.
+        stops: Where a stop is asked for, nothing is decided by what is missing.
+        recorded: The number format that the study's trials have; None: they have none yet.
+    """
+    plain = Decided(with_precision(config, recorded or Precision.FP32))
+    facts, execution = facts_of(config.study.task), config.execution
+    wants_format = config.train.precision is Precision.AUTO and recorded is None
+    wants_threads = (
+        config.runtime.parallel == AUTO
+        and execution.threads is None
+        and execution.tp == 1
+        and resolved.device is DeviceKind.CPU
+    )
+    measurable = not facts.decoder and not facts.calls_function and execution.tp == 1 and execution.dp == 1
+    if not measurable or not (wants_format or wants_threads):
+        return plain
+    subject = _subject(config, space, layout, resolved, first_node(nodes), divides=wants_threads)
+    try:
+        measured = _measured(subject, nodes, stops, subject.ways)
+        if not measured:
+            return plain
+        best = chosen = quickest(measured, config.study.trials)
+        if wants_format and has_bf16(resolved.device, resolved.device_spec, cpu=subject.node.facts.bf16):
+            in_bf16 = best.way.model_copy(update={"precision": Precision.BF16})
+            found = _measured(subject, nodes, stops, (in_bf16,))
+            measured += found
+            chosen = faster_format(best, found[0] if found else None)
+    except (ChildError, DryfitError) as error:
+        return Decided(plain.config, f"how trials run fastest could not be measured: {error}")
+    decided = with_precision(config, recorded or chosen.way.precision)
+    if wants_threads:
+        update = {"execution": execution.model_copy(update={"threads": chosen.way.threads})}
+        decided = decided.model_copy(update=update)
+    return Decided(decided, f"measured on this machine: {in_words(chosen.way, decided.train.precision, measured)}")
+
+
+def _subject(
+    config: StudyConfig,
+    space: Space,
+    layout: StudyLayout,
+    resolved: ResolveResult,
+    node: ComputeNode,
+    *,
+    divides: bool,
+) -> _Subject:
+    """Return the largest model of a space at its longest input, and the ways to run it."""
+    base, sizes = space.as_prepared(config.trial_settings), resolved.weights_bytes
+    pairs = space.model_length_pairs(base)
+    model, length = max(pairs, key=lambda pair: (sizes.get(pair[0].name, 0), pair[1]))
+    settings = base.model_copy(update={"model": model, "train": base.train.model_copy(update={"max_length": length})})
+    weights = max(sizes.get(model.name, 0) // _WEIGHT_BYTES, 1)
+    tokens = min(_MOST_TOKENS, _MOST_OPERATIONS / (6 * weights))
+    rows = max(1, min(settings.train.batch_size, int(tokens // length)))
+    return _Subject(
+        config=config,
+        layout=layout,
+        resolved=resolved,
+        node=node,
+        settings=settings,
+        rows=rows,
+        ways=_ways(config, resolved, node, weights * _WEIGHT_BYTES, divides=divides),
+    )
+
+
+def _ways(
+    config: StudyConfig, resolved: ResolveResult, node: ComputeNode, weights_bytes: int, *, divides: bool
+) -> tuple[Way, ...]:
+    first = config.train.precision if config.train.precision is not Precision.AUTO else Precision.FP32
+    execution, cores = config.execution, node.facts.cores
+    if divides:
+        held_bytes = _HELD * weights_bytes
+        room = max(1, node.host_memory().available_bytes({}) // held_bytes)
+        most = min(config.study.trials, room)
+        divided = divisions(cores, execution.loader_workers, most)
+        return tuple(Way(threads=threads, side_by_side=most, precision=first) for threads, most in divided)
+    if resolved.device is DeviceKind.CUDA:
+        threads = execution.threads or min(cores, CUDA_THREADS)
+        return (Way(threads=threads, side_by_side=1, precision=first),)
+    together = min(most_on_node(config, resolved.device, {node.name: node.facts}, node.name), cores)
+    threads = execution.threads or max(1, cores // together)
+    return (Way(threads=threads, side_by_side=together, precision=first),)
+
+
+def _measured(subject: _Subject, nodes: Nodes, stops: StopRequests, ways: Sequence[Way]) -> list[MeasuredWay]:
+    """Return what is known of some ways; what is not is measured, and kept.
+
+    Raises:
+        DryfitError: A child raised it.
+        ChildError: A child died.
+    """
+    folder = shared_traces(os.environ, Path.home()).parent / _FOLDER
+    file = folder / f"{_key(subject)}.json"
+    kept = _kept(file)
+    known = {one.way: one for one in kept}
+    began_s = time.monotonic()
+    for way in ways:
+        if way in known or stops.why is not None or time.monotonic() - began_s > _BEGUN_S:
+            continue
+        if (found := _measure(subject, nodes, stops, way)) is not None:
+            known[way] = found
+    if len(known) > len(kept):
+        _keep(file, _Kept(measured=tuple(known.values())))
+    return [known[way] for way in ways if way in known]
+
+
+def _kept(file: Path) -> tuple[MeasuredWay, ...]:
+    try:
+        kept = read_model(file, _Kept)
+    except (ValidationError, DryfitError, OSError):
+        return ()  # of another version, or damaged: it is measured again
+    return () if kept is None else kept.measured
+
+
+def _keep(file: Path, kept: _Kept) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_model(file, kept, durable=False)
+    except OSError:
+        return  # a cache that cannot be written to: the next study measures again
+
+
+def _measure(subject: _Subject, nodes: Nodes, stops: StopRequests, way: Way) -> MeasuredWay | None:
+    """Measure a way with a child for each trial side by side; None: a stop was asked for, or they did not meet."""
+    with tempfile.TemporaryDirectory(prefix="dryfit-pace-") as scratch:
+        meeting = Path(scratch) / "meeting"
+        meeting.mkdir()
+        bodies = [_request(subject, way, child, Path(scratch)) for child in range(way.side_by_side)]
+        limits = preparing_limits(subject.config.runtime)
+        doing = "measuring how trials run fastest"
+        jobs = [ChildJob(doing, body, subject.layout.preparations / f"pace-{body.child}", limits) for body in bodies]
+        answers = run_side_by_side(jobs, nodes, most=len(jobs), on_done=lambda _: None, stops=stops)
+    if stops.why is not None:
+        return None
+    found: list[PaceResult] = []
+    for answer in answers:
+        if isinstance(answer, ChildError):
+            raise answer
+        found.append(answer)
+    if not all(answer.together for answer in found):
+        return None
+    return MeasuredWay(way=way, step_s=max(answer.step_s for answer in found))
+
+
+def _request(subject: _Subject, way: Way, child: int, scratch: Path) -> PaceRequest:
+    config, node, own = subject.config, subject.node, scratch / str(child)
+    train = subject.settings.train.model_copy(update={"precision": way.precision})
+    trial = TrialConfig(
+        number=0,
+        task=config.study.task,
+        metric=config.study.metric,
+        direction=config.study.resolved_direction,
+        data=config.data,
+        settings=subject.settings.model_copy(update={"train": train}),
+        params={},
+        seed=config.study.seed,
+        data_fingerprint=subject.resolved.data_fingerprint,
+    )
+    own.mkdir()
+    plan = plan_execution(
+        config.execution.model_copy(update={"threads": way.threads}),
+        effective_batch=train.batch_size,
+        device=subject.resolved.device,
+        cores=node.facts.cores,
+        parallel=way.side_by_side,
+    )
+    devices = node.facts.devices if subject.resolved.device is DeviceKind.CUDA else ()
+    request = TrainRequest(
+        config=trial,
+        fingerprint=trial.fingerprint,
+        plan=plan,
+        attempt=1,
+        cache_dir=str(subject.layout.cache),
+        checkpoint_dir=str(own / "checkpoints"),
+        kept_checkpoint_dir=str(own / "kept-checkpoints"),
+        best_dir=str(own / "best"),
+        kept_best_dir=str(own / "kept-best"),
+        scored_dir=str(own / "scored"),
+        load_report=str(own / "load.json"),
+        checkpoint_every_s=_NEVER_S,
+        verdict_timeout_s=_NEVER_S,
+        visible_device=visible_devices(place_on(node.name, devices[0].name)) if devices else None,
+    )
+    return PaceRequest(
+        trial=request,
+        rows=subject.rows,
+        child=child,
+        side_by_side=way.side_by_side,
+        meeting=str(scratch / "meeting"),
+        measured_s=_MEASURED_S,
+    )
+
+
+def _key(subject: _Subject) -> str:
+    """Return a hash of all that decides how fast steps are: the machine, the model and the shape."""
+    resolved, settings, node = subject.resolved, subject.settings, subject.node.facts
+    train = settings.train.model_copy(update={"precision": Precision.FP32})
+    planned = plan_subject(subject.config, settings.model_copy(update={"train": train}))
+    spec = resolved.device_spec
+    decides: dict[str, Any] = {
+        "machine": [node.name, node.cores],
+        "device": [resolved.device, spec.model_dump(mode="json") if spec is not None else None],
+        "versions": [resolved.versions.get(name) for name in ("python", "torch", "transformers")],
+        "model": resolved.revisions.get(settings.model.name),
+        "subject": memory_key(planned),
+        "rows": subject.rows,
+        "execution": subject.config.execution.model_dump(mode="json", exclude={"threads", "memory_limit"}),
+    }
+    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:24]

@@ -1,0 +1,207 @@
+"""A study over agents comes to what it comes to at one slot, whatever is killed, stopped or not heard."""
+
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents import Proxy, address_of, agents_of, end, joined, start_agent, write_study
+from dryfit.core.errors import ExitStatus
+from dryfit.core.settings.trial import Outcome
+from dryfit.store.events import AttemptPlaced, NodeLost, TrialFinished
+from study_runs import DEADLINE_S, ends, events_of, fold, marked_processes, run, start, wait_for
+
+TRIALS = 24
+LEASE_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same study at one slot, without agents."""
+    folder = write_study(tmp_path_factory.mktemp("alone") / "study", trials=TRIALS, parallel=1)
+    done = run("tune", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study that listens."""
+    monkeypatch.setenv("STEP_PAUSE_S", "0.1")
+    return write_study(tmp_path / "study", trials=TRIALS, parallel=4, lease_s=LEASE_S)
+
+
+def assert_same(folder: Path, alone: Path, trials: int = TRIALS) -> None:
+    """Every trial once, with the values of the undisturbed study; nothing runs any more."""
+    assert [(one.params, one.value) for one in ends(folder)] == [(one.params, one.value) for one in ends(alone)]
+    finished = [event.number for event in events_of(folder) if isinstance(event, TrialFinished)]
+    assert sorted(finished) == list(range(trials))
+    assert {trial.outcome for trial in fold(folder).trials} == {Outcome.COMPLETE}
+    assert marked_processes(folder) == []
+
+
+def ended_well(control: subprocess.Popen[str]) -> None:
+    _, said = control.communicate(timeout=DEADLINE_S)
+    assert control.returncode == ExitStatus.DONE, said
+
+
+def finished(folder: Path) -> int:
+    """How many trials have ended so far."""
+    ledger = folder / "ledger.jsonl"
+    return ledger.read_bytes().count(b'"trial_finished"') if ledger.exists() else 0
+
+
+def wait_for_trials(folder: Path, count: int, control: subprocess.Popen[str]) -> None:
+    wait_for(lambda: finished(folder) >= count, control)
+
+
+@pytest.fixture
+def control(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The control process of the study, which ends with the test."""
+    process = start("tune", folder)
+    yield process
+    end(process)
+
+
+@pytest.mark.slow
+def test_four_agents_come_to_the_values_of_one_slot(control: subprocess.Popen[str], folder: Path, alone: Path) -> None:
+    with agents_of(folder, 4) as agents:
+        ended_well(control)
+        assert [agent.wait(60) for agent in agents] == [0] * 4
+    assert_same(folder, alone)
+    events = events_of(folder)
+    assert sorted(joined(events)) == ["n1", "n2", "n3", "n4"]
+    used = {event.node for event in events if isinstance(event, AttemptPlaced)}
+    assert len(used) > 1 and "here" not in used
+    assert (folder / "nodes" / "token").stat().st_mode & 0o777 == 0o600
+    assert not (folder / "nodes" / "address.json").exists()
+
+
+@pytest.mark.slow
+def test_agents_killed_and_stopped_at_random(control: subprocess.Popen[str], folder: Path, alone: Path) -> None:
+    draw = random.Random(7)
+    with agents_of(folder, 4) as agents:
+        wait_for_trials(folder, 2, control)
+        for turn in range(4):
+            agent = agents[turn]
+            if turn % 2:
+                agent.send_signal(signal.SIGSTOP)
+                time.sleep(LEASE_S + 8)  # longer than it may be silent: its trials have gone elsewhere meanwhile
+                agent.send_signal(signal.SIGCONT)
+            else:
+                agent.kill()
+            time.sleep(draw.random())
+            agents.append(start_agent(folder))
+        ended_well(control)
+        for agent in agents[4:]:
+            end(agent)
+    assert_same(folder, alone)
+    why = [event.why for event in events_of(folder) if isinstance(event, NodeLost)]
+    assert "its agent was ended" in why
+    failures = [one.failure for trial in fold(folder).trials for one in trial.attempts if one.failure is not None]
+    assert {failure.kind.value for failure in failures} <= {"lost", "preempted"}
+
+
+@pytest.mark.slow
+def test_a_control_process_that_was_killed_goes_on_with_the_same_agents(
+    control: subprocess.Popen[str], folder: Path, alone: Path
+) -> None:
+    with agents_of(folder, 2) as agents:
+        wait_for_trials(folder, 4, control)
+        end(control)
+        again = start("resume", folder)
+        ended_well(again)
+        assert [agent.wait(60) for agent in agents] == [0, 0]
+    assert_same(folder, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["up", "down", "both"])
+def test_traffic_that_is_lost_for_a_while(way: str, control: subprocess.Popen[str], folder: Path, alone: Path) -> None:
+    proxy = Proxy(address_of(folder))
+    token = folder / "nodes" / "token"
+    agents = [start_agent("--join", f"127.0.0.1:{proxy.port}", "--token-file", token) for _ in range(2)]
+    try:
+        wait_for_trials(folder, 2, control)
+        for lasts_s in (1.0, LEASE_S + 5):
+            proxy.loses_up, proxy.loses_down = way in ("up", "both"), way in ("down", "both")
+            time.sleep(lasts_s)
+            proxy.loses_up = proxy.loses_down = False
+            wait_for_trials(folder, finished(folder) + 1, control)
+        ended_well(control)
+    finally:
+        for agent in agents:
+            end(agent)
+        proxy.close()
+    assert_same(folder, alone)
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_asked_to_stop_hands_its_trials_over(
+    control: subprocess.Popen[str], folder: Path, alone: Path
+) -> None:
+    with agents_of(folder, 2) as agents:
+        wait_for_trials(folder, 2, control)
+        agents[0].send_signal(signal.SIGTERM)
+        assert agents[0].wait(60) == 0
+        ended_well(control)
+    assert_same(folder, alone)
+    (left,) = [event for event in events_of(folder) if isinstance(event, NodeLost)]
+    assert left.why == "its agent was asked to stop" and left.trials == 0
+
+
+MANY = 300
+TURNS = 12
+
+
+@pytest.mark.slow
+def test_three_hundred_trials_over_agents_that_anything_happens_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = write_study(tmp_path / "alone", trials=MANY, parallel=1)
+    done = run("tune", alone)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("STEP_PAUSE_S", "0.1")
+    folder = write_study(tmp_path / "study", trials=MANY, parallel=6, lease_s=LEASE_S)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (folder / "study.toml").open("a", encoding="utf-8") as file:
+        file.write(f"port = {port}\n")
+    draw, control = random.Random(3), start("tune", folder)
+    proxy = Proxy(address_of(folder))
+    through = ("--join", f"127.0.0.1:{proxy.port}", "--token-file", folder / "nodes" / "token")
+    agents = [start_agent(*through), start_agent(*through), start_agent(folder), start_agent(folder)]
+    ended: list[subprocess.Popen[str]] = []
+    try:
+        for turn in range(TURNS):
+            wait_for_trials(folder, (turn + 1) * MANY // (TURNS + 4), control)
+            at = draw.randrange(len(agents))
+            match turn % 4:
+                case 0:
+                    agents[at].kill()
+                    ended.append(agents[at])
+                    agents[at] = start_agent(*(through if at < 2 else (folder,)))
+                case 1:
+                    agents[at].send_signal(signal.SIGSTOP)
+                    time.sleep(draw.choice((1.0, LEASE_S + 9)))  # shorter than it may be silent, and longer
+                    agents[at].send_signal(signal.SIGCONT)
+                case 2:
+                    proxy.loses_up, proxy.loses_down = draw.choice(((True, False), (False, True), (True, True)))
+                    time.sleep(draw.choice((2.0, LEASE_S + 9)))
+                    proxy.loses_up = proxy.loses_down = False
+                case _:
+                    end(control)
+                    control = start("resume", folder)
+        ended_well(control)
+    finally:
+        for process in (*agents, *ended, control):
+            end(process)
+        proxy.close()
+    assert_same(folder, alone, MANY)
+    placed = [(event.number, event.attempt) for event in events_of(folder) if isinstance(event, AttemptPlaced)]
+    assert len(set(placed)) == len(placed)

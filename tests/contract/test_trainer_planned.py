@@ -1,0 +1,189 @@
+"""Trainers of the user's own on a made-up GPU: planned by rehearsal, run with fallbacks, refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dryfit
+import plan_jobs
+import trainers
+from dryfit.core.channel import ChildChannel
+from dryfit.core.errors import ObjectiveError
+from dryfit.core.failure import Action, FailureKind
+from dryfit.core.jobs.child import JOBS
+from dryfit.core.jobs.job import Job
+from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
+from dryfit.core.jobs.plan import RehearsedPlanRequest
+from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.settings.trial import Outcome
+from dryfit.core.sharding.argument_ladder import arguments_of
+from dryfit.jobs.own.made_trainer import make_trainer
+from dryfit.jobs.own.objective_trial import Trial
+from dryfit.jobs.own.rehearsed_plan import plan
+from dryfit.reporting.data.story import trial_story
+from dryfit.reporting.terminal.story_text import story_lines
+from dryfit.store.layout import StudyLayout
+from dryfit.store.state import TrialState
+from dryfit.study.doctor.finding import Status
+from dryfit.study.trials.child_requests import calling_request
+from study_runs import events_of, fold
+
+pytestmark = [pytest.mark.heavy]
+
+SUPPORT = str(Path(trainers.__file__).parent)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has a GPU, by what everybody says of it; what is trained stays on the CPU."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("dryfit.runtime.machine.local_devices.gpu_count", lambda _: 1)
+    monkeypatch.setitem(JOBS, Job.PROBE, JOBS[Job.PROBE]._replace(entry="plan_jobs:probe"))
+    monkeypatch.setitem(JOBS, Job.REHEARSE, JOBS[Job.REHEARSE]._replace(entry="plan_jobs:rehearse"))
+
+
+def tune(folder: Path, make: Any, dropout: list[float]) -> list[TrialState]:
+    result = dryfit.tune(
+        trainer=make,
+        folder=folder,
+        trials=1,
+        space={"rate": [0.001], "dropout": dropout},
+        metric="eval_loss",
+        search={"sampler": "random", "mirror": "none", "enqueue": [{"rate": 0.001, "dropout": dropout[0]}]},
+        runtime={"max_refused_in_a_row": 1},
+    )
+    assert result is not None
+    return fold(folder).trials
+
+
+def story(folder: Path, number: int = 0) -> str:
+    return "\n".join(story_lines(trial_story(fold(folder), number, events_of(folder), StudyLayout(folder))))
+
+
+@pytest.mark.slow
+def test_a_trial_is_run_with_its_plan_and_goes_on_with_the_next_fallback_after_it_ran_out(
+    tmp_path: Path, card: None
+) -> None:
+    (trial,) = tune(tmp_path / "study", trainers.runs_out, [0.1])
+    assert trial.outcome is Outcome.COMPLETE, trial
+    first, second = trial.attempts
+    assert first.failure is not None and second.failure is None
+    assert (first.failure.kind, first.failure.action) == (FailureKind.OOM_DEVICE, Action.FALLBACK)
+    assert first.needs_bytes == plan_jobs.needs(1, 512)
+    assert [point.step for point in trial.reports][-1] == trainers.STEPS
+    told = story(tmp_path / "study")
+    assert "plan: fits_with, needs 512 MiB of 1.0 GiB" in told
+    assert "run with micro-batch 2 x 4, checkpointing, the 1. fallback of its plan" in told
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path, card: None) -> None:
+    (trial, *_) = tune(tmp_path / "study", trainers.runs_out, [0.3])
+    assert (trial.outcome, trial.attempts) == (Outcome.REFUSED, [])
+    assert "needs 2.0 GiB, a card has 1.0 GiB" in (trial.reason or "")
+
+
+def request(name: str, capacity_bytes: int, **params: Any) -> RehearsedPlanRequest:
+    own = ObjectiveSettings(function=f"trainers:{name}", paths=(SUPPORT,))
+    given = {"rate": 0.001, "dropout": 0.1, **params}
+    device = plan_jobs.CARD.model_copy(update={"capacity_bytes": capacity_bytes})
+    return RehearsedPlanRequest(
+        calling=calling_request(own, params=given, seed=1), device=device, calibration_dir="nowhere"
+    )
+
+
+@pytest.mark.slow
+def test_a_real_rehearsal_plans_a_trial_and_leaves_no_file(tmp_path: Path) -> None:
+    """With room for all, and then with a little less than that: the rehearsal itself touches no folder."""
+    channel = ChildChannel(tmp_path, wakeup_fifo=None, placed_at_s=0.0)
+    before = {path.name for path in tmp_path.iterdir()}
+    (answer,) = plan(request("on_gpu", 2**34), channel).answers
+    assert answer.verdict is VerdictKind.FITS, answer.reasons
+    assert answer.execution == ExecutionChoice(micro_batch=trainers.BATCH, accumulation=1)
+    assert answer.memory is not None
+    assert answer.memory.worst_batch.rows == trainers.BATCH
+    (tight,) = plan(request("on_gpu", answer.memory.required_bytes - 2**23), channel).answers
+    assert tight.verdict is VerdictKind.FITS_WITH, tight.reasons
+    assert tight.execution is not None and tight.memory is not None
+    assert tight.execution.micro_batch * tight.execution.accumulation == trainers.BATCH
+    assert tight.memory.required_bytes < answer.memory.required_bytes
+    after = {path.name for path in tmp_path.iterdir()} - {"messages.jsonl"}
+    assert after <= before
+
+
+@pytest.mark.slow
+def test_why_a_trial_cannot_be_rehearsed_is_said(tmp_path: Path) -> None:
+    channel = ChildChannel(tmp_path, wakeup_fifo=None, placed_at_s=0.0)
+    (answer,) = plan(request("without_evaluation", 2**34), channel).answers
+    assert (answer.verdict, answer.memory) == (VerdictKind.UNKNOWN, None)
+    assert "it never evaluates: eval_strategy is 'no'" in "; ".join(answer.reasons)
+
+
+@pytest.mark.slow
+def test_the_doctor_rehearses_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"""
+[study]
+task = "trainer"
+metric = "eval_loss"
+[trainer]
+make = "trainers:make"
+paths = [{SUPPORT!r}]
+[space]
+rate = [0.001]
+dropout = [0.3]
+"""
+    monkeypatch.setitem(JOBS, Job.REHEARSE, JOBS[Job.REHEARSE]._replace(entry="plan_jobs:rehearse"))
+    (tmp_path / "study.toml").write_text(text, encoding="utf-8")
+    for dropout, status, said in (
+        ("0.3", Status.WARN, "rate = 0.001, dropout = 0.3: needs 2.0 GiB"),
+        ("0.1", Status.PASS, "rate = 0.001, dropout = 0.1: it needs 512 MiB of a GPU with micro-batch 4 x 2"),
+    ):
+        found = dryfit.doctor(tmp_path / "study.toml", overrides=(f"space.dropout=[{dropout}]",), machine=False)
+        (finding,) = [one for one in found.findings if one.check == "training"]
+        assert (finding.status, said in finding.found) == (status, True), finding
+
+
+def made(name: str, folder: Path, choice: ExecutionChoice | None = None, **params: Any) -> tuple[Any, list[str]]:
+    calling = request(name, 1, **params).calling.model_copy(update={"checkpoint_dir": str(folder)})
+    channel = ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0)
+    return make_trainer(calling, Trial(calling, channel), arguments_of(choice))
+
+
+HALF = ExecutionChoice(micro_batch=4, accumulation=2, checkpointing=True, eval_batch=1)
+
+
+@pytest.fixture
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial changes its process for good; this one lives on."""
+    from transformers import TrainingArguments
+
+    monkeypatch.setattr(TrainingArguments, "__post_init__", TrainingArguments.__post_init__)
+
+
+def test_the_arguments_of_a_plan_reach_the_trainer(tmp_path: Path, as_it_was: None) -> None:
+    trainer, notes = made("make", tmp_path, HALF)
+    args = trainer.args
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
+    assert args.per_device_eval_batch_size == 1
+    assert args.gradient_checkpointing and not notes
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("set afterwards", "its Trainer has per_device_train_batch_size = 8"),
+        ("drop last", "dataloader_drop_last=True leaves out other rows"),
+        ("batch norm", "its model has batch normalization"),
+        ("fsdp", "fsdp is set, and a trial is one process on one device"),
+    ],
+)
+def test_what_would_learn_something_else_is_refused(way: str, said: str, tmp_path: Path, as_it_was: None) -> None:
+    with pytest.raises(ObjectiveError, match=said):
+        made("changed_by", tmp_path, None if way == "fsdp" else HALF, way=way)
+
+
+def test_nothing_is_pushed_and_no_batch_is_looked_for(tmp_path: Path, as_it_was: None) -> None:
+    trainer, notes = made("changed_by", tmp_path, way="pushes")
+    assert not trainer.args.push_to_hub and not trainer.args.auto_find_batch_size
+    assert [note.split("=")[0] for note in notes] == ["auto_find_batch_size", "push_to_hub"]

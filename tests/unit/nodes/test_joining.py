@@ -1,0 +1,481 @@
+"""Who may join a study, what a node that is lost leaves, and that nothing stale is heard."""
+
+import errno
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from dryfit.config.schema import Isolation
+from dryfit.core.errors import ConfigError, FileError, MachineError
+from dryfit.core.failure import ChildFault, Evidence
+from dryfit.core.jobs.job import Job
+from dryfit.core.jobs.train import ObjectiveRequest, ScriptRequest
+from dryfit.core.settings.objective_table import ObjectiveSettings
+from dryfit.core.wire import FirstStep, Started, Verdict
+from dryfit.nodes.agent_children import AgentChildren
+from dryfit.nodes.connection import Connection
+from dryfit.nodes.installation import differences, has_ended, installation, own_identity
+from dryfit.nodes.joined_nodes import JoinedNodes, Terms
+from dryfit.nodes.listener import Listener
+from dryfit.nodes.messages import (
+    FROM_AGENT,
+    FROM_CONTROL,
+    AgentProof,
+    AnswerChild,
+    Beat,
+    Command,
+    Ended,
+    FromControl,
+    Hello,
+    Identity,
+    Refusal,
+    Said,
+    StartChild,
+    StopChild,
+    Welcome,
+)
+from dryfit.nodes.rendezvous import listening, publish, read_token, split_address, token_of
+from dryfit.nodes.secure_lines import Side, new_token
+from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec
+from dryfit.runtime.machine.host_memory import HostMemory
+from dryfit.runtime.machine.local_node import LocalNode
+from dryfit.runtime.machine.node import NodeFacts
+from dryfit.store.events import Event, NodeJoined, NodeLost
+from dryfit.store.layout import StudyLayout
+
+TOKEN = new_token()
+FACTS = NodeFacts(cores=4, host_bytes=1 << 30)
+WELCOME = Welcome(
+    node="",
+    session="session",
+    heard=0,
+    lease_s=10.0,
+    marker="marker",
+    folder="/study",
+    needs=(),
+    isolation=Isolation.AUTO,
+    preload=(),
+    jobs=(Job.OBJECTIVE,),
+)
+
+
+@dataclass
+class Here:
+    """This machine, where nothing runs."""
+
+    name: str = "here"
+    facts: NodeFacts = FACTS
+
+    def wait(self, _timeout_s: float) -> Sequence[ChildEvent]:
+        return ()
+
+    def wake(self) -> None:
+        pass
+
+
+@dataclass
+class Study:
+    """A study that listens, and what it has written."""
+
+    nodes: JoinedNodes
+    listener: Listener
+    written: list[Event]
+    notes: list[str]
+    now: list[float]
+    connections: list[Connection] = field(default_factory=list[Connection])
+
+    def turn(self, agents: Sequence["Joining"] = ()) -> list[ChildEvent]:
+        events: list[ChildEvent] = []
+        for _ in range(6):
+            for agent in agents:
+                agent.turn()
+            events += self.nodes.wait(0.01)
+        for agent in agents:
+            agent.turn()
+        return events
+
+
+@pytest.fixture
+def study() -> Iterator[Study]:
+    now, written, notes = [1000.0], list[Event](), list[str]()
+
+    def clock() -> float:
+        now[0] += 0.004
+        return now[0]
+
+    listener = Listener(listening("127.0.0.1", 0), TOKEN, clock)
+    terms = Terms(WELCOME, "study-id", grace_s=2.0, here=False, names={})
+    nodes = JoinedNodes(Here(), listener, terms, written.append, notes.append, clock, lambda _agent: False)  # type: ignore[arg-type]
+    made = Study(nodes, listener, written, notes, now)
+    yield made
+    for connection in made.connections:
+        connection.close()
+    nodes.close("over")
+    listener.close()
+
+
+@dataclass
+class Joining:
+    """An agent of the test."""
+
+    study: Study
+    identity: Identity = field(default_factory=own_identity)
+    token: str = TOKEN
+    said: list[FromControl] = field(default_factory=list[FromControl])
+
+    def __post_init__(self) -> None:
+        self.connection = Connection(socket.create_connection(self.study.listener.address), Side.AGENT, self.token)
+        self.study.connections.append(self.connection)
+
+    def turn(self) -> None:
+        self.said += [FROM_CONTROL.validate_json(line) for line in self.connection.receive()]
+
+    def hello(self, **changed: object) -> FromControl | None:
+        """Say hello; what is answered."""
+        self.study.turn([self])
+        said = {"epoch": 1, "study": "study-id", "code": installation(), "facts": FACTS, **changed}
+        if self.connection.is_proved:
+            self.connection.send(Hello(identity=self.identity, **said))  # type: ignore[arg-type]
+        self.study.turn([self])
+        return self.said[-1] if self.said else None
+
+    def say(self, message: BaseModel) -> list[ChildEvent]:
+        self.connection.send(message)
+        return self.study.turn([self])
+
+    def beat(self, leaving: str = "") -> None:
+        self.say(Beat(beat=1, heard=0, devices={}, memory=HostMemory(1, 1), leaving=leaving))
+
+
+def spec(folder: Path, key: str = "trial-0-1") -> ChildSpec:
+    body = ObjectiveRequest(
+        objective=ObjectiveSettings(function="a:b"),
+        number=0,
+        fingerprint="",
+        params={},
+        seed=0,
+        attempt=1,
+        reported=(),
+        checkpoint_step=None,
+        checkpoint_dir="",
+        kept_checkpoint_dir="",
+        verdict_timeout_s=1.0,
+        threads=1,
+    )
+    return ChildSpec(key, folder, body, ChildLimits(1.0, 1.0, None, 1.0), "n1/cpu")
+
+
+def test_an_agent_joins_and_gets_trials_once_it_is_heard(study: Study, tmp_path: Path) -> None:
+    agent = Joining(study)
+    answer = agent.hello()
+    assert isinstance(answer, Welcome) and answer.node == "n1"
+    assert study.nodes.placeable == {}, "nothing is known of its machine yet"
+    agent.beat()
+    assert study.nodes.placeable == {"n1": FACTS}
+    study.nodes.all()["n1"].start(spec(tmp_path))
+    study.turn([agent])
+    start = agent.said[-1]
+    assert start.type == "start" and start.key == "trial-0-1"
+    assert isinstance(start.body, ObjectiveRequest)
+    assert start.body.verdict_timeout_s > WELCOME.lease_s + 2.0, "it outwaits a broken connection"
+    events = agent.say(Said(number=1, key="trial-0-1", message=Started(pid=7, overhead_ms=1.0)))
+    events += agent.say(Said(number=1, key="trial-0-1", message=Started(pid=7, overhead_ms=1.0)))
+    events += agent.say(Ended(number=2, key="trial-0-1", result=None, evidence=Evidence(exit_code=3)))
+    assert [type(event) for event in events] == [ChildMessage, ChildExited], "what is said twice counts once"
+    agent.beat(leaving="asked to stop")
+    assert study.nodes.placeable == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"study": "another"}, "another study"),
+        ({"code": {**installation(), "dryfit": "0.0.1"}}, "dryfit 0.0.1 instead of"),
+        ({"code": {**installation(), "code": "0" * 16}}, "code 0000000000000000 instead of"),
+        ({"epoch": 2, "session": "of an earlier control process"}, "given up"),
+    ],
+)
+def test_who_does_not_belong_here_is_refused_in_words(changed: dict[str, object], why: str, study: Study) -> None:
+    answer = Joining(study).hello(**changed)
+    assert isinstance(answer, Refusal) and why in answer.why
+    assert answer.stale is ("session" in changed)
+    assert study.written == []
+
+
+def test_without_the_token_nobody_is_heard(study: Study) -> None:
+    stranger = Joining(study, token=new_token())
+    assert stranger.hello() is None
+    assert stranger.connection.broken and study.written == []
+
+
+def test_a_silent_node_gets_nothing_and_is_given_up_later_than_its_agent_gives_up(study: Study, tmp_path: Path) -> None:
+    agent = Joining(study)
+    agent.hello()
+    agent.beat()
+    study.nodes.all()["n1"].start(spec(tmp_path))
+    study.now[0] += 6.0
+    assert study.turn() == [] and study.nodes.placeable == {}
+    study.now[0] += WELCOME.lease_s + 2.0 - 6.0
+    assert study.turn() == []
+    study.now[0] += 6.0
+    (ended,) = study.turn()
+    assert isinstance(ended, ChildExited) and ended.evidence.server_lost and ended.node == "n1"
+    lost = study.written[-1]
+    assert isinstance(lost, NodeLost) and lost.trials == 1
+    # What comes back is told to end what it has, and joins anew.
+    again = Joining(study, identity=agent.identity)
+    answer = again.hello(session="session")
+    assert isinstance(answer, Refusal) and answer.stale
+    anew = Joining(study, identity=agent.identity)
+    answer = anew.hello(epoch=2)
+    assert isinstance(answer, Welcome) and answer.node == "n1"
+    joined = [event for event in study.written if isinstance(event, NodeJoined)]
+    assert [event.epoch for event in joined] == [1, 2]
+    assert anew.say(Ended(number=1, key="trial-0-1", result=None, evidence=Evidence())) == [], "of the lost epoch"
+
+
+def test_a_broken_connection_loses_nothing(study: Study, tmp_path: Path) -> None:
+    agent = Joining(study)
+    agent.hello()
+    agent.beat()
+    agent.connection.close()
+    study.turn()
+    study.nodes.all()["n1"].start(spec(tmp_path))
+    again = Joining(study, identity=agent.identity)
+    again.hello(session="session")
+    study.turn([again])
+    assert [one.type for one in again.said] == ["welcome", "start"]
+    again.beat()
+    assert "n1" in study.nodes.placeable
+
+
+def test_what_leaves_out_a_message_or_talks_nonsense_is_cut_off(study: Study) -> None:
+    for message in (Said(number=5, key="k", message=Started(pid=1, overhead_ms=0.0)), WELCOME):
+        agent = Joining(study)
+        agent.hello()
+        agent.say(message)
+        assert isinstance(agent.said[-1], Refusal)
+
+
+def test_a_machine_that_lacks_something_says_what(tmp_path: Path) -> None:
+    layout = StudyLayout(tmp_path)
+    welcome = WELCOME.model_copy(update={"folder": str(tmp_path), "needs": ("/no/such/rows.jsonl",)})
+    with pytest.raises(MachineError, match="not the study's folder"):
+        AgentChildren(welcome, "0" * 16, print)
+    layout.nodes.mkdir()
+    publish(layout, ("127.0.0.1", 4), "study-id", WELCOME.session)
+    with pytest.raises(MachineError, match=r"/no/such/rows\.jsonl"):
+        AgentChildren(welcome, "0" * 16, print)
+
+
+def test_a_token_is_its_owners_alone(tmp_path: Path) -> None:
+    layout = StudyLayout(tmp_path)
+    token = token_of(layout)
+    assert token == token_of(layout) and layout.node_token.stat().st_mode & 0o777 == 0o600
+    layout.node_token.chmod(0o644)
+    with pytest.raises(FileError, match="others can read it"):
+        read_token(layout.node_token)
+    empty = tmp_path / "empty"
+    empty.touch(mode=0o600)
+    with pytest.raises(FileError, match="no token"):
+        read_token(empty)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":4", "host:0", "host:70000", "host:four"])
+def test_an_address_has_a_host_and_a_port(text: str) -> None:
+    assert split_address("[::1]:40") == ("::1", 40)
+    with pytest.raises(ConfigError):
+        split_address(text)
+
+
+def test_this_process_has_not_ended_and_another_start_of_its_id_has() -> None:
+    own = own_identity()
+    assert not has_ended(own)
+    assert not has_ended(own.model_copy(update={"boot": "another machine", "pid": 2**22 - 1}))
+    if own.boot:
+        assert has_ended(own.model_copy(update={"started": own.started + 1}))
+        assert has_ended(own.model_copy(update={"pid": 2**30}))
+    assert differences(installation(), installation()) == ""
+
+
+def joined_with(study: Study, folder: Path, *keys: str) -> Joining:
+    """An agent that has some trials."""
+    agent = Joining(study)
+    agent.hello()
+    agent.beat()
+    for key in keys:
+        study.nodes.all()["n1"].start(spec(folder, key))
+    study.turn([agent])
+    return agent
+
+
+def test_what_an_agent_hands_over_goes_on_elsewhere_though_its_beat_is_not_heard(study: Study, tmp_path: Path) -> None:
+    agent = joined_with(study, tmp_path, "trial-0-1", "trial-1-1")
+    agent.connection.close()
+    study.turn()
+    again = Joining(study, identity=agent.identity)
+    again.hello(session="session")
+    killed = Evidence(killed_by_us="now", stop_asked=True)
+    (handed,) = again.say(Ended(number=1, key="trial-0-1", result=None, evidence=killed, handed_over=True))
+    assert isinstance(handed, ChildExited) and handed.evidence.server_lost
+    study.nodes.all()["n1"].ask_stop("trial-1-1")
+    (asked,) = again.say(Ended(number=2, key="trial-1-1", result=None, evidence=killed, handed_over=True))
+    assert isinstance(asked, ChildExited) and asked.evidence == killed, "the study itself had asked for this end"
+
+
+def test_three_losses_in_a_row_before_a_first_step_set_a_node_aside(study: Study, tmp_path: Path) -> None:
+    keys = [f"trial-{number}-1" for number in range(5)]
+    agent, said = joined_with(study, tmp_path, *keys), 0
+    for key, works in zip(keys, (False, True, False, False, False), strict=True):
+        agent.beat()
+        assert "n1" in study.nodes.placeable
+        if works:
+            said += 1
+            agent.say(Said(number=said, key=key, message=FirstStep(after_ms=1.0)))
+        said += 1
+        agent.say(Ended(number=said, key=key, result=None, evidence=Evidence(server_lost=True)))
+    agent.beat()
+    assert study.nodes.placeable == {}
+    assert [note for note in study.notes if "lost 3 in a row" in note]
+
+
+def test_a_script_waits_as_long_for_its_verdict_as_a_connection_may_be_broken(study: Study, tmp_path: Path) -> None:
+    agent, call = joined_with(study, tmp_path), spec(tmp_path).body
+    assert isinstance(call, ObjectiveRequest)
+    body = ScriptRequest(calling=call, results=None, best_dir=None, checkpoint_every_s=1.0)
+    study.nodes.all()["n1"].start(replace(spec(tmp_path), body=body))
+    study.turn([agent])
+    start = agent.said[-1]
+    assert start.type == "start" and isinstance(start.body, ScriptRequest)
+    assert start.body.calling.verdict_timeout_s > WELCOME.lease_s + 2.0
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[AgentChildren]:
+    """The children of an agent in its study's folder."""
+    layout = StudyLayout(tmp_path)
+    layout.nodes.mkdir()
+    publish(layout, ("127.0.0.1", 4), "study-id", WELCOME.session)
+    welcome = WELCOME.model_copy(update={"folder": str(tmp_path), "node": "n1", "isolation": Isolation.FRESH})
+    with closing(AgentChildren(welcome, "0" * 16, lambda _: None)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("what", ["start", "answer", "stop"])
+def test_a_disk_that_cannot_be_written_to_sets_the_node_aside(
+    what: str, children: AgentChildren, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for method in ("start", "answer", "ask_stop"):
+        monkeypatch.setattr(LocalNode, method, full)
+    one = spec(tmp_path / "trials" / "0" / "attempt-1")
+    commands: dict[str, Command] = {
+        "start": StartChild(
+            number=1,
+            key=one.key,
+            folder=str(one.folder),
+            body=one.body,
+            limits=one.limits,
+            place=one.place,
+            planned_bytes=None,
+        ),
+        "answer": AnswerChild(number=1, key=one.key, verdict=Verdict(n=1, proceed=True)),
+        "stop": StopChild(number=1, key=one.key),
+    }
+    told = list(children.do(commands[what]))
+    assert "No space left" in children.trouble
+    assert [one.evidence.server_lost for one in told if isinstance(one, Ended)] == [True] * (what == "start")
+
+
+@pytest.mark.parametrize(
+    ("code", "room_bytes", "lost"), [("ENOSPC", 1 << 40, 1), ("ENOSPC", 0, 0), ("EDQUOT", 1 << 40, 0)]
+)
+def test_a_full_disk_of_one_machine_is_its_trouble_and_not_that_of_the_trial(
+    code: str, room_bytes: int, lost: bool, children: AgentChildren, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = ChildFault((f"builtins.OSError[{code}]", "builtins.OSError"), "", "[Errno 28] No space left on device", "")
+    event = ChildExited("trial-0-1", None, Evidence(fault=fault, disk_free_bytes=room_bytes, exit_code=1))
+    monkeypatch.setattr(LocalNode, "wait", lambda *_: [event])
+    (ended,) = children.wait(0.0)
+    assert isinstance(ended, Ended)
+    assert (ended.evidence.server_lost, bool(children.trouble)) == (lost, lost)
+
+
+def mutated(line: bytes, draw: random.Random) -> bytes:
+    """A line with some of its bytes changed, left out or added."""
+    changed = bytearray(line)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(changed))
+        changed[at : at + draw.randint(0, 2)] = bytes(
+            draw.choice(b'"{}[]:,0\xff\x00') for _ in range(draw.randint(0, 2))
+        )
+    return bytes(changed)
+
+
+class Mad(BaseModel):
+    """Whatever an agent says."""
+
+    said: bytes
+
+    def model_dump_json(self, **_: object) -> str:  # type: ignore[override]
+        return self.said.decode("latin-1")
+
+
+def test_ten_thousand_lines_of_an_agent_that_is_out_of_its_mind_are_messages_or_none() -> None:
+    draw = random.Random(11)
+    good = [
+        Hello(identity=own_identity(), epoch=1, code=installation(), facts=FACTS),
+        Beat(beat=1, heard=0, devices={}, memory=HostMemory(1, 1)),
+        Said(number=1, key="trial-0-1", message=Started(pid=7, overhead_ms=1.0)),
+        Ended(number=2, key="trial-0-1", result="{}", evidence=Evidence()),
+    ]
+    lines = [message.model_dump_json().encode() for message in good]
+    heard = 0
+    for _ in range(10_000):
+        with suppress(ValueError):
+            FROM_AGENT.validate_json(mutated(draw.choice(lines), draw))
+            heard += 1
+    assert 0 < heard < 10_000
+    for line in (b"[" * 100_000, b'{"type":' * 10_000, b'{"type":"beat","beat":1e999999}'):
+        with pytest.raises(ValueError, match="validation error"):
+            FROM_AGENT.validate_json(line)
+
+
+def test_a_study_hears_its_agent_among_strangers_and_madmen(study: Study, tmp_path: Path) -> None:
+    draw, agent = random.Random(12), joined_with(study, tmp_path, "trial-0-1")
+    proof = AgentProof(nonce="0" * 64, proof="0" * 64).model_dump_json().encode()
+    for turn in range(100):
+        with socket.create_connection(study.listener.address) as stranger:
+            stranger.sendall(mutated(proof, draw) + b"\n" * draw.randint(0, 2))
+            study.nodes.wait(0.0)
+        if turn % 10 == 0:
+            mad = Joining(study)
+            mad.hello()
+            mad.connection.send(Mad(said=mutated(b'{"type":"said","number":1}', draw)))  # by one who has the token
+            study.turn([mad])
+    events = agent.say(Ended(number=1, key="trial-0-1", result=None, evidence=Evidence(exit_code=3)))
+    agent.beat()
+    assert [type(event) for event in events] == [ChildExited] and "n1" in study.nodes.placeable
+
+
+def test_strangers_that_say_nothing_are_dropped(study: Study) -> None:
+    silent = [socket.create_connection(study.listener.address) for _ in range(70)]
+    study.turn()
+    agent = Joining(study)
+    assert isinstance(agent.hello(), Welcome)
+    study.now[0] += 11.0
+    study.turn()
+    for stranger in silent:
+        stranger.settimeout(5.0)
+        with suppress(ConnectionError):
+            while stranger.recv(4096):
+                pass
+        stranger.close()
