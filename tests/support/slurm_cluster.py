@@ -130,9 +130,14 @@ class SlurmCluster:
             wait_until(lambda: not self.jobs(), "jobs do not end")
 
     def begin_pending(self) -> None:
-        """Let jobs that were put back into the queue begin: Slurm waits two minutes otherwise."""
+        """Let jobs that were put back into the queue begin.
+
+        Slurm lets them wait for two minutes otherwise, counted anew when the last step of a job has been cleaned up:
+        to be called until they have begun.
+        """
         for job in [job for job, (state, _) in self.jobs().items() if state == "PENDING"]:
-            self.command("scontrol", "update", f"JobId={job}", "StartTime=now")
+            with suppress(subprocess.CalledProcessError):  # it begins just now
+                self.command("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def command(self, *words: str) -> str:
         """Run one of Slurm's commands; what it prints."""
