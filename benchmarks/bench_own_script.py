@@ -146,7 +146,8 @@ def command_of(way: str, folder: Path, trials: int) -> list[str]:
     (folder / "study.toml").write_text(
         f'[study]\ntask = "{way}"\nmetric = "eval_loss"\ndirection = "minimize"\ntrials = {trials}\n{table}\n'
         f"[space]\nrate = {{low = {RATES[0]}, high = {RATES[-1]}}}\n"
-        f'[search]\nsampler = "random"\npruner = "median"\npruner_startup_trials = 5\nenqueue = [{points}]\n'
+        f'[search]\nsampler = "random"\nenqueue = [{points}]\n'
+        'pruner = "median"\npruner_startup_trials = 5\nwarmup_reports = 0\n'  # as Optuna's MedianPruner does
         '[runtime]\nparallel = 1\nkeep = "none"\n[execution]\ndevice = "cpu"\n'
     )
     return [sys.executable, "-m", "dryfit.cli.app", "tune", str(folder / "study.toml"), "--quiet"]
