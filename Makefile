@@ -20,7 +20,7 @@ VERSION_TESTS := tests/unit/meta \
 	$(addprefix tests/contract/test_,plan_traces_the_step.py plan_fake_cuda.py load_architectures.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench gpu gpu-memory clean
+.PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
 .PHONY: attack engines test-nodes wheel-test versions mutants map cards
 
 help: ## list the targets
@@ -101,6 +101,9 @@ soak: $(STAMP) ## 5 000 tiny trials in one run: nothing may grow; 10 to 30 minut
 bench: $(STAMP) ## print the measured numbers that docs/benchmarks.md keeps
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
 
+bench-search: $(STAMP) ## whole searches by Optuna, Ray Tune and dryfit, hours; goes on where it stopped (folder bench-search)
+	$(BIN)/python benchmarks/bench_alternatives.py --trials 24 --seeds 3 --rows 800 --arms a,b,c,d --out bench-search
+
 gpu: $(STAMP) ## the tests that need a CUDA device
 	$(TEST_ENV) $(BIN)/python -m pytest tests/gpu -m gpu
 
@@ -108,4 +111,4 @@ gpu-memory: $(STAMP) ## hold plans against a CUDA device, 75 configurations; goe
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gpu_memory.py --out gpu-memory
 
 clean: ## remove .venv, the demo and all caches
-	rm -rf $(VENV) demo gpu-memory build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf $(VENV) demo gpu-memory bench-search build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

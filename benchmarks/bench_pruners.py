@@ -1,0 +1,253 @@
+"""What pruners save on contracts, and what they lose: each replayed over the learning curves of one search.
+
+    python benchmarks/bench_pruners.py record WORK --contracts FOLDER [--trials 40]     (or DRYFIT_CONTRACTS=FOLDER)
+    python benchmarks/bench_pruners.py [replay] [--curves FILE] [--orders 100] [--beside 1 2]
+
+``record`` is one study without a pruner: random configurations of the starter file's space, every one of them trained to
+its end, and validated several times an epoch. Run again it goes on; what is complete is written to ``--curves``. ``replay``
+gives these curves to dryfit's own pruning verdicts, validation by validation, as if the trials ran in some order, so many at
+a time; a trial that is pruned takes no further epoch, and the next one begins. Over many orders: what share of all epochs
+was not trained, how often the best configuration was trained to its end, and how far the best score of the trials that were
+lies below that of all. No sampler learns from what was pruned here: the configurations are the same for all pruners.
+"""
+
+import argparse
+import csv
+import math
+import os
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from measured import contract_files, run
+
+import dryfit
+from dryfit.config.schema import PatientOf, PrunerName, SearchSettings
+from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
+from dryfit.search.sampling.pruning import Rules, judge
+from dryfit.store.history import History
+
+CURVES = Path(__file__).parents[1] / "docs" / "measurements" / "pruner-curves.csv"
+Curve = tuple[MetricPoint, ...]
+
+PRUNERS = {
+    "median": SearchSettings(pruner=PrunerName.MEDIAN),
+    "median, from 3 complete trials": SearchSettings(pruner=PrunerName.MEDIAN, pruner_startup_trials=3),
+    "percentile 25": SearchSettings(pruner=PrunerName.PERCENTILE),
+    "ASHA": SearchSettings(pruner=PrunerName.ASHA),
+    "ASHA, reduction 2": SearchSettings(pruner=PrunerName.ASHA, reduction=2),
+    "Hyperband": SearchSettings(pruner=PrunerName.HYPERBAND),
+    "Hyperband, reduction 2": SearchSettings(pruner=PrunerName.HYPERBAND, reduction=2),
+    "patient, of median": SearchSettings(pruner=PrunerName.PATIENT),
+    "patient, of ASHA": SearchSettings(pruner=PrunerName.PATIENT, patient_of=PatientOf.ASHA),
+}
+
+STUDY = """[study]
+name = "curves"
+task = "criteria"
+metric = "f1_macro"
+trials = {trials}
+seed = 1
+
+[data]
+train = "{train}"
+validation = "{validation}"
+train_limit = {rows}
+validation_limit = {validation_rows}
+
+[train]
+epochs = {epochs}
+evals_per_epoch = 2
+max_length = {length}
+precision = "auto"
+
+[sched]
+warmup_ratio = 0.1
+
+[search]
+sampler = "random"
+pruner = "none"
+mirror = "none"
+
+[runtime]
+parallel = 2
+
+[execution]
+threads = 1
+
+[space]
+"optim.lr" = {{low = 2e-5, high = 1e-3, log = true}}
+"optim.weight_decay" = [0.0, 0.01, 0.1]
+"train.batch_size" = [8, 16, 24]
+"sched.name" = ["linear", "cosine"]
+"head.pooling" = ["cls", "mean"]
+"head.dropout" = {{low = 0.0, high = 0.3, step = 0.1}}
+"""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One search over recorded curves.
+
+    Attributes:
+        saved: Share of all epochs that was not trained.
+        kept_best: Whether a configuration with the best score of all was trained to its end.
+        loss: How far the best score of the trials trained to their end lies below the best of all.
+        pruned: Trials that were pruned.
+    """
+
+    saved: float
+    kept_best: bool
+    loss: float
+    pruned: int
+
+
+def score(curve: Curve) -> float:
+    """Return a trial's value: its best validation."""
+    return max(point.value for point in curve)
+
+
+def replay(curves: Sequence[Curve], order: Sequence[int], search: SearchSettings, beside: int) -> Replayed:
+    """Let a pruner judge recorded trials.
+
+    The next validation is always that of the running trial that has the fewest epochs since it was begun, so trials
+    that run side by side are equally fast.
+
+    Args:
+        curves: All validations of each configuration.
+        order: Which configuration each trial has.
+        search: The pruner.
+        beside: How many run at a time.
+    """
+    rules = Rules(search, Direction.MAXIMIZE, "curves", max(map(len, curves)))
+    past, waiting = History(), list(enumerate(order))
+    at: dict[int, tuple[float, TrialRecord, Curve]] = {}
+    trained, ended = 0.0, dict[int, bool]()
+    clock = 0.0
+    while waiting or at:
+        while waiting and len(at) < beside:
+            number, which = waiting.pop(0)
+            record = TrialRecord(number, {}, {})
+            past.put(record)
+            at[number] = clock, record, curves[which]
+        number = min(at, key=lambda one: (at[one][0] + _next(at[one][1:]).epoch, one))
+        began, record, curve = at.pop(number)
+        point = _next((record, curve))
+        clock = began + point.epoch
+        record = replace(record, reports=(*record.reports, point))
+        past.put(record)
+        verdict = judge(past, number, rules)
+        record = replace(record, system_attrs={**record.system_attrs, **verdict.system_attrs})
+        is_last = len(record.reports) == len(curve)
+        if verdict.proceed and not is_last:
+            past.put(record)
+            at[number] = began, record, curve
+            continue
+        outcome = Outcome.COMPLETE if verdict.proceed else Outcome.PRUNED
+        past.put(replace(record, outcome=outcome, value=score(curve) if verdict.proceed else None))
+        trained += point.epoch
+        ended[order[number]] = verdict.proceed
+    best = max(map(score, curves))
+    kept = max((score(curves[which]) for which, is_complete in ended.items() if is_complete), default=math.nan)
+    whole = sum(curve[-1].epoch for curve in curves)
+    return Replayed(1 - trained / whole, kept == best, best - kept, sum(not one for one in ended.values()))
+
+
+def _next(running: tuple[TrialRecord, Curve]) -> MetricPoint:
+    """Return the next validation of a running trial."""
+    record, curve = running
+    return curve[len(record.reports)]
+
+
+def write_curves(study: Path, file: Path) -> int:
+    """Write the validations of a study's complete trials; return how many trials these are."""
+    trials = [one for one in dryfit.open_study(study).trials if one.outcome is Outcome.COMPLETE]
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(["trial", "report", "step", "epoch", "value", "params"])
+        for trial in trials:
+            words = " ".join(f"{key}={value}" for key, value in trial.params.items())
+            for point in trial.reports:
+                writer.writerow([trial.number, point.n, point.step, f"{point.epoch:g}", f"{point.value:.6f}", words])
+    return len(trials)
+
+
+def read_curves(file: Path) -> list[Curve]:
+    """Read what was written."""
+    found: dict[str, list[MetricPoint]] = {}
+    with file.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            point = MetricPoint(int(row["report"]), int(row["step"]), float(row["epoch"]), float(row["value"]), {})
+            found.setdefault(row["trial"], []).append(point)
+    return [tuple(points) for points in found.values()]
+
+
+def table(curves: Sequence[Curve], orders: int, beside: Sequence[int]) -> str:
+    """Return markdown: a row for each pruner and number of trials at a time."""
+    lines = [
+        "| pruner | at a time | epochs saved (quartiles) | pruned | best configuration kept | best score lost: mean, 95 % |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    drawn = [random.Random(seed).sample(range(len(curves)), len(curves)) for seed in range(orders)]
+    for name, search in PRUNERS.items():
+        for count in beside:
+            found = [replay(curves, order, search, count) for order in drawn]
+            low, middle, high = statistics.quantiles([one.saved for one in found], n=4)
+            lost = [one.loss for one in found]
+            lines.append(
+                f"| {name} | {count} | {middle:.0%} ({low:.0%} to {high:.0%}) |"
+                f" {statistics.mean(one.pruned for one in found):.1f} |"
+                f" {statistics.mean(one.kept_best for one in found):.0%} |"
+                f" {statistics.mean(lost):.4f}, {statistics.quantiles(lost, n=20)[-1]:.4f} |"
+            )
+    scores = sorted(map(score, curves), reverse=True)
+    told = f"{len(curves)} curves, {orders} orders; best scores {', '.join(f'{one:.3f}' for one in scores[:5])}"
+    return "\n".join([*lines, "", f"{told}; median {statistics.median(scores):.3f}, worst {scores[-1]:.3f}"])
+
+
+def record(options: argparse.Namespace) -> None:
+    """Run the study, or go on with it, and write its curves."""
+    data = contract_files(options.contracts)
+    if data is None:
+        return
+    options.work.mkdir(parents=True, exist_ok=True)
+    study = options.work / "study.toml"
+    names = ("trials", "rows", "validation_rows", "epochs", "length")
+    if not study.exists():
+        filled = STUDY.format(**{name: getattr(options, name) for name in names}, **data)
+        study.write_text(filled, encoding="utf-8")
+    command = [sys.executable, "-m", "dryfit.cli.app", "tune", str(options.work), "--quiet"]
+    cost = run([*command, "--trials", str(options.trials)], options.work / "log")
+    count = write_curves(options.work, options.curves)
+    print(f"{count} curves in {options.curves}; this time {cost.wall_s:.0f} s, {cost.cpu_s:.0f} CPU s")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Record, or replay what was recorded."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("action", nargs="?", choices=("record", "replay"), default="replay")
+    parser.add_argument("work", nargs="?", type=Path)
+    parser.add_argument("--curves", type=Path, default=CURVES)
+    parser.add_argument("--orders", type=int, default=100)
+    parser.add_argument("--beside", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--validation-rows", type=int, default=160)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--length", type=int, default=64)
+    options = parser.parse_args(words)
+    if options.action == "record":
+        if options.work is None:
+            parser.error("WORK is needed")
+        record(options)
+    else:
+        print(table(read_curves(options.curves), options.orders, options.beside))
+
+
+if __name__ == "__main__":
+    main()
