@@ -98,9 +98,10 @@ def goals(by_arm: dict[str, dict[int, Result]]) -> list[str]:
         seeds = sorted(set(ours) & set(theirs))
         if not seeds:
             continue
-        lines.append(_time_goal(f"time to finish over ({arm})'s", [ours[at].wall_s / theirs[at].wall_s for at in seeds]))
+        ratios = [ours[at].wall_s / theirs[at].wall_s for at in seeds]
+        lines.append(_time_goal(f"time to finish over ({arm})'s", ratios))
         first = by_arm.get("a", {})
-        reached = [pair for pair in zip(*(_to_first_best(one, first, seeds) for one in (ours, theirs)), strict=True)]
+        reached = zip(*(_to_first_best(one, first, seeds) for one in (ours, theirs)), strict=True)
         ratios = [math.inf if our is None else our / their for our, their in reached if their is not None]
         if ratios:
             lines.append(_time_goal(f"time to (a)'s best score over ({arm})'s", ratios))

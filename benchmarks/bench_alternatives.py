@@ -3,12 +3,13 @@
     python benchmarks/bench_alternatives.py [--trials 6] [--seeds 1] [--rows 320] [--arms a,c,d] [--out FOLDER]
     python benchmarks/bench_alternatives.py table --out FOLDER
 
-a: Optuna's TPE and median pruner around the HF Trainer, in one process (plain_optuna.py). b: Ray Tune with ASHA around the
-same Trainer (plain_ray.py), in an environment that is made for it. c: dryfit with the file of ``dryfit init``. d: the same
-with ``runtime.parallel = 1`` and fp32. All read the same rows of contracts (``--contracts FOLDER`` or DRYFIT_CONTRACTS; the
-starter's posts without) and search the same keys: those of the starter file that the Trainer has too. Epochs, lengths and the
-pruner's settings are that file's for all. Each finished search is a file in ``--out``, and is not run again: the arms take
-turns, and a second call goes on. What dryfit measures for "auto" it measures anew in each search.
+a: Optuna's TPE and median pruner around the HF Trainer, in one process (plain_optuna.py). b: Ray Tune with ASHA
+around the same Trainer (plain_ray.py), in an environment that is made for it. c: dryfit with the file of ``dryfit
+init``. d: the same with ``runtime.parallel = 1`` and fp32. All read the same rows of contracts (``--contracts
+FOLDER`` or DRYFIT_CONTRACTS; the starter's posts without) and search the same keys: those of the starter file that
+the Trainer has too. Epochs, lengths and the pruner's settings are that file's for all. Each finished search is a file
+in ``--out``, and is not run again: the arms take turns, and a second call goes on. What dryfit measures for "auto" it
+measures anew in each search.
 """
 
 import argparse
@@ -234,9 +235,23 @@ def main(words: Sequence[str] | None = None) -> None:
             print(table([Result.read(file) for file in sorted(out.glob("[abcd]-*.json"))]))
             return
         files = rows_of(options.contracts, out / "posts")
-        work = Work(options.trials, options.rows, options.validation_rows, options.model, **files)
+        work = Work(
+            options.trials,
+            options.rows,
+            options.validation_rows,
+            options.model,
+            files["train"],
+            files["validation"],
+            files["test"],
+        )
         ray_env = (options.ray_env or out / "ray-env").resolve()
-        print(table(run_all(out, arms, options.seeds, work, lambda *one: run_arm(*one[:2], work, one[2], ray_env))))
+        print(
+            table(
+                run_all(
+                    out, arms, options.seeds, work, lambda arm, seed, folder: run_arm(arm, seed, work, folder, ray_env)
+                )
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """What pruners save on contracts, and what they lose: each replayed over the learning curves of one search.
 
-    python benchmarks/bench_pruners.py record WORK --contracts FOLDER [--trials 40]     (or DRYFIT_CONTRACTS=FOLDER)
+    python benchmarks/bench_pruners.py record WORK --contracts FOLDER [--layers 2]      (or DRYFIT_CONTRACTS=FOLDER)
     python benchmarks/bench_pruners.py [replay] [--curves FILE] [--orders 100] [--beside 1 2]
 
-``record`` is one study without a pruner: random configurations of the starter file's space, every one of them trained to
-its end, and validated several times an epoch. Run again it goes on; what is complete is written to ``--curves``. ``replay``
-gives these curves to dryfit's own pruning verdicts, validation by validation, as if the trials ran in some order, so many at
-a time; a trial that is pruned takes no further epoch, and the next one begins. Over many orders: what share of all epochs
-was not trained, how often the best configuration was trained to its end, and how far the best score of the trials that were
-lies below that of all. No sampler learns from what was pruned here: the configurations are the same for all pruners.
+``record`` is one study without a pruner: random configurations of a space of seven keys, every one of them trained
+to its end, and validated several times an epoch. Run again it goes on; what is complete is written to ``--curves``.
+``replay`` gives these curves to dryfit's own pruning verdicts, validation by validation, as if the trials ran in some
+order, so many at a time; a trial that is pruned takes no further epoch, and the next one begins. Over many orders:
+what share of all epochs was not trained, how often the best configuration was trained to its end, and how far the
+best score of the trials that were lies below that of all. No sampler learns from what was pruned here: the
+configurations are the same for all pruners.
 """
 
 import argparse
@@ -23,11 +24,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from measured import contract_files, run
+from transformers import AutoModel, AutoTokenizer
 
 import dryfit
 from dryfit.config.schema import PatientOf, PrunerName, SearchSettings
 from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.tables import ModelSettings
 from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
+from dryfit.meta.files.source import model_folder
 from dryfit.search.sampling.pruning import Rules, judge
 from dryfit.store.history import History
 
@@ -59,6 +63,9 @@ validation = "{validation}"
 train_limit = {rows}
 validation_limit = {validation_rows}
 
+[model]
+name = "{model}"
+
 [train]
 epochs = {epochs}
 evals_per_epoch = 2
@@ -80,9 +87,10 @@ parallel = 2
 threads = 1
 
 [space]
-"optim.lr" = {{low = 2e-5, high = 1e-3, log = true}}
+"optim.lr" = {{low = 1e-4, high = 2e-3, log = true}}
+"optim.head_lr_factor" = [1.0, 5.0, 20.0]
 "optim.weight_decay" = [0.0, 0.01, 0.1]
-"train.batch_size" = [8, 16, 24]
+"train.batch_size" = [8, 16]
 "sched.name" = ["linear", "cosine"]
 "head.pooling" = ["cls", "mean"]
 "head.dropout" = {{low = 0.0, high = 0.3, step = 0.1}}
@@ -189,7 +197,7 @@ def read_curves(file: Path) -> list[Curve]:
 def table(curves: Sequence[Curve], orders: int, beside: Sequence[int]) -> str:
     """Return markdown: a row for each pruner and number of trials at a time."""
     lines = [
-        "| pruner | at a time | epochs saved (quartiles) | pruned | best configuration kept | best score lost: mean, 95 % |",
+        "| pruner | at a time | epochs saved (quartiles) | pruned | best one kept | best score lost: mean, 95 % |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     drawn = [random.Random(seed).sample(range(len(curves)), len(curves)) for seed in range(orders)]
@@ -209,6 +217,14 @@ def table(curves: Sequence[Curve], orders: int, beside: Sequence[int]) -> str:
     return "\n".join([*lines, "", f"{told}; median {statistics.median(scores):.3f}, worst {scores[-1]:.3f}"])
 
 
+def first_layers(count: int, folder: Path) -> Path:
+    """Write the packaged encoder with its first layers alone; return its folder."""
+    whole = model_folder(ModelSettings(name="minilm"))
+    AutoModel.from_pretrained(whole, num_hidden_layers=count).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(whole).save_pretrained(folder)
+    return folder.resolve()
+
+
 def record(options: argparse.Namespace) -> None:
     """Run the study, or go on with it, and write its curves."""
     data = contract_files(options.contracts)
@@ -218,7 +234,8 @@ def record(options: argparse.Namespace) -> None:
     study = options.work / "study.toml"
     names = ("trials", "rows", "validation_rows", "epochs", "length")
     if not study.exists():
-        filled = STUDY.format(**{name: getattr(options, name) for name in names}, **data)
+        model = "minilm" if options.layers is None else first_layers(options.layers, options.work / "model")
+        filled = STUDY.format(**{name: getattr(options, name) for name in names}, **data, model=model)
         study.write_text(filled, encoding="utf-8")
     command = [sys.executable, "-m", "dryfit.cli.app", "tune", str(options.work), "--quiet"]
     cost = run([*command, "--trials", str(options.trials)], options.work / "log")
@@ -236,7 +253,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--beside", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--layers", type=int, help="so many of MiniLM's layers, the first; unset: all")
+    parser.add_argument("--rows", type=int, default=320)
     parser.add_argument("--validation-rows", type=int, default=160)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--length", type=int, default=64)

@@ -3,10 +3,10 @@
     python benchmarks/bench_side_by_side.py [--trials 96] [--seeds 20] [--beside 8] [--jobs 2] [--out FILE]
 
 Three ways to run the same number of trials: one at a time; eight at a time, as dryfit does it, where the sampler sees
-the running ones as running (a constant liar keeps it from asking for the same again); and eight at a time with a sampler
-that does not see them. Trials take as long as each other, but for a fifth, by a seed, so they end in changing order.
-Regret and functions are those of bench_quality.py; the p of a two-sided Mann-Whitney test is against one at a time.
-Searches are kept in ``--out`` as they are done, and not repeated.
+the running ones as running (a constant liar keeps it from asking for the same again); and eight at a time with a
+sampler that does not see them. Trials take as long as each other, but for a fifth, by a seed, so they end in changing
+order. Regret and functions are those of bench_quality.py; the p of a two-sided Mann-Whitney test is against one at a
+time. Searches are kept in ``--out`` as they are done, and not repeated.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A search as people write it: Optuna's TPE and median pruner around the HF Trainer, in one process.
 
-    python benchmarks/plain_optuna.py SEARCH.json
+python benchmarks/plain_optuna.py SEARCH.json
 """
 
 import sys

@@ -6,6 +6,7 @@ Random search, which is what Ray Tune does unless told otherwise; ASHA as it com
 validations before which nothing is pruned.
 """
 
+import logging
 import random
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def search_all(search: Search) -> None:
     """Run the search."""
     random.seed(search.seed)
     np.random.seed(search.seed)  # Ray draws by numpy's own generator
-    ray.init(include_dashboard=False, logging_level="warning")
+    ray.init(include_dashboard=False, logging_level=logging.WARNING)
     tuner = tune.Tuner(
         tune.with_parameters(trial, search=search, data=Data.read(search)),
         param_space={key: domain(choices) for key, choices in search.space.items()},

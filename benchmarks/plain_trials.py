@@ -100,9 +100,7 @@ class Data:
     def read(cls, search: Search) -> "Data":
         """Read and tokenise them."""
         sizes = search.model, search.max_length
-        return cls(
-            Rows(search.train, search.rows, *sizes), Rows(search.validation, search.validation_rows, *sizes)
-        )
+        return cls(Rows(search.train, search.rows, *sizes), Rows(search.validation, search.validation_rows, *sizes))
 
 
 class Reporting(TrainerCallback):
