@@ -1,4 +1,4 @@
-"""The current process: ends with its parent, ends by signals, and its peak memory."""
+"""The current process: ends with its parent, ends by signals, ends its copies, and its peak memory."""
 
 import ctypes
 import os
@@ -7,7 +7,9 @@ import signal
 import sys
 import threading
 import time
-from types import FrameType
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import final
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _WATCH_EVERY_S = 1.0
@@ -42,6 +44,39 @@ def die_with_parent(parent_pid: int) -> None:
         threading.Thread(target=_watch, args=(parent_pid,), name="dryfit-parent-watch", daemon=True).start()
     if os.getppid() != parent_pid:
         os._exit(_PARENT_GONE)
+
+
+@final
+class CopiesEndHere:
+    """A block of code whose copies of this process (``os.fork``) end where they would leave it.
+
+    They end as Python would end them, with their status and their traceback: what follows the block is this process's
+    own to do.
+    """
+
+    def __enter__(self) -> None:
+        """Note whose block it is."""
+        self._pid = os.getpid()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End a copy; let this process go on."""
+        if os.getpid() == self._pid:
+            return
+        code = error.code if isinstance(error, SystemExit) else error
+        if isinstance(code, BaseException) and kind is not None:
+            sys.excepthook(kind, code, trace)
+        elif code is not None and not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+        _leave(code if isinstance(code, int) else int(code is not None))
+
+
+def _leave(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 def end_of_command(number: int, _frame: FrameType | None) -> None:

@@ -1,5 +1,6 @@
 """What a script may ask and tell of the trial that it is run for; outside of one it runs as ever."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, final
@@ -9,6 +10,9 @@ from dryfit.core.wire import Wire, read_model, write_model
 from dryfit.jobs.own.objective_trial import Trial, as_number
 from dryfit.jobs.own.trainer_checkpoints import Evaluation
 from dryfit.jobs.own.trainer_goals import Goals
+
+TRIAL_VARIABLE: Final = "DRYFIT_TRIAL"
+"""Environment variable of a script and of what it starts: the trial's number."""
 
 _REPORTS_FILE: Final = ".dryfit-reports.json"
 
@@ -91,11 +95,14 @@ class RehearsedReports:
 
 
 _running: list[ScriptReports | RehearsedReports] = []
+_process: list[int] = []
+"""The id of the process in which the script runs."""
 
 
 def begin(reports: ScriptReports | RehearsedReports) -> None:
     """Let the script that is about to run in this process report to a trial."""
     _running[:] = [reports]
+    _process[:] = [os.getpid()]
 
 
 def report(value: float, step: int, *, metrics: Mapping[str, float] | None = None) -> bool:
@@ -112,8 +119,16 @@ def report(value: float, step: int, *, metrics: Mapping[str, float] | None = Non
         Whether to save what is needed, and end. A script that goes on is ended at its next report.
 
     Raises:
-        ObjectiveError: The value is no number, or the step does not grow, or a Trainer of the script reports already.
+        ObjectiveError: The value is no number, or the step does not grow, or a Trainer of the script reports already;
+            or it is called in a process that the script has started.
     """
+    if TRIAL_VARIABLE in os.environ and _process != [os.getpid()]:
+        raise ObjectiveError(
+            "reporting from a script",
+            f"process {os.getpid()} is one that the trial's script has started",
+            "reports of the process that runs the script",
+            "hand the value over to it; or write lines to the file of script.results",
+        )
     return bool(_running) and _running[0].report(value, step, metrics or {})
 
 

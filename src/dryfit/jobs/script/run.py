@@ -15,7 +15,7 @@ from typing import Any, Final
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.jobs.train import ObjectiveRequest, ScriptRequest, TrainResult
-from dryfit.core.process import peak_rss_bytes
+from dryfit.core.process import CopiesEndHere, peak_rss_bytes
 from dryfit.core.sharding.argument_ladder import arguments_of
 from dryfit.core.text.script_command import FOLDER, CommandTemplate, Value
 from dryfit.core.text.words import few
@@ -28,7 +28,7 @@ from dryfit.jobs.own.own_line import OwnLine
 from dryfit.jobs.own.trainer_checkpoints import Evaluation, newest_whole
 from dryfit.jobs.own.trainer_goals import Goals
 from dryfit.jobs.script.arguments import ArgumentReads
-from dryfit.jobs.script.current import ScriptEnded, ScriptReports, begin
+from dryfit.jobs.script.current import TRIAL_VARIABLE, ScriptEnded, ScriptReports, begin
 from dryfit.jobs.script.outside import OutsideWrites
 from dryfit.jobs.script.results_file import ResultsFile
 from dryfit.jobs.script.target import run_script
@@ -69,7 +69,7 @@ def variables_of(calling: ObjectiveRequest, folder: Path) -> dict[str, str]:
     """Return the environment variables that a script and what it starts find."""
     return {
         "DRYFIT_FOLDER": str(folder),
-        "DRYFIT_TRIAL": str(calling.number),
+        TRIAL_VARIABLE: str(calling.number),
         "DRYFIT_ATTEMPT": str(calling.attempt),
         "DRYFIT_SEED": str(calling.seed),
     }
@@ -104,7 +104,7 @@ class _ScriptTrial:
         """Run the script, and return what became of it."""
         self._connect()
         try:
-            with self._ends(), OwnLine(str(self.work / self.command.target)):
+            with self._ends(), OwnLine(str(self.work / self.command.target)), CopiesEndHere():
                 run_script(self.command, self.work, self.words)
             self._wait_for_threads()
         finally:

@@ -26,7 +26,7 @@ from dryfit.core.errors import DryfitError, InternalError, NonFiniteError, Poiso
 from dryfit.core.failure import ChildFault
 from dryfit.core.jobs.child import ChildRequest, ChildResult, answer_to
 from dryfit.core.jobs.job import JobRequest, ProcessNeeds
-from dryfit.core.process import die_with_parent, let_signals_through
+from dryfit.core.process import CopiesEndHere, die_with_parent, let_signals_through
 from dryfit.core.regular_files import NO_ROOM, open_regular
 from dryfit.core.text.secrets import redacted
 from dryfit.core.text.words import sendable
@@ -184,7 +184,8 @@ def _do_job(body: JobRequest[Any], entry: str, channel: ChildChannel, secrets: M
     _check_process(needs, f"starting the job {body.job}")
     channel.send(Started(pid=os.getpid(), overhead_ms=channel.since_placed_ms()))
     try:
-        answer = answer_to(body, function(body, channel))
+        with CopiesEndHere():
+            answer = answer_to(body, function(body, channel))
     except Exception as error:  # noqa: BLE001  # raised again, or as the cause of what is to blame
         raise _blamed(needs, error)  # noqa: B904  # the cause is set where there is one
     # It is not known since when torch was changed, so the result is not taken.
