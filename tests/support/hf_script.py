@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
@@ -23,13 +24,18 @@ class OwnArguments:
 
 def main() -> None:
     """Train, evaluate where training did not, and save."""
-    arguments, own = HfArgumentParser((TrainingArguments, OwnArguments)).parse_args_into_dataclasses()
+    classes: Any = (TrainingArguments, OwnArguments)
+    arguments, own = HfArgumentParser(classes).parse_args_into_dataclasses()
     if own.way == "own rate":
         arguments.learning_rate = 1e-3
+    if own.way == "weights only":
+        arguments.save_only_model = True
+    if own.way == "no checkpoints":
+        arguments.save_strategy = "no"
     trainer = (trainers.RunsOut if own.way == "runs out" else Trainer)(
         model=trainers.model(own.dropout),
         args=arguments,
-        train_dataset=trainers.rows(trainers.ROWS, 1),
+        train_dataset=trainers.Endless() if own.way == "endless" else trainers.rows(trainers.ROWS, 1),
         eval_dataset=trainers.rows(32, 2),
         compute_metrics=trainers.accuracy,
     )

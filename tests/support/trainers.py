@@ -2,13 +2,15 @@
 
 import json
 import os
+import random
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.models.bert import BertConfig, BertForSequenceClassification
 
 import dryfit
@@ -18,7 +20,7 @@ ROWS, BATCH, EPOCHS = 48, 8, 2
 STEPS = EPOCHS * ROWS // BATCH
 
 
-def rows(count: int, seed: int) -> list[dict[str, Any]]:
+def rows(count: int, seed: int) -> Any:
     """Rows whose class is whether their first token is above the middle."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(4, 60, (count, 12), generator=draw)
@@ -28,7 +30,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def model(dropout: float = 0.1, wide: int = 32) -> BertForSequenceClassification:
+def model(dropout: Any = 0.1, wide: int = 32) -> BertForSequenceClassification:
     """A model with dropout, whose weights the seed decides."""
     config = BertConfig(
         vocab_size=64,
@@ -110,7 +112,49 @@ def initialised(trial: dryfit.Trial) -> Trainer:
     )
 
 
+class _Shuffled(torch.utils.data.Dataset[dict[str, Any]]):
+    """Rows with their tokens in an order that is drawn each time: what stays is the first, which decides."""
+
+    def __init__(self) -> None:
+        self._rows = rows(ROWS, 1)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._rows[index]
+        order = [0, *random.sample(range(1, 12), 11)]
+        return {**row, "input_ids": row["input_ids"][order]}
+
+
+def masked(batch: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make a batch with some of its tokens hidden, by the global generators."""
+    made = default_data_collator(batch)
+    hidden = torch.rand(made["input_ids"].shape) < 0.3
+    hidden[:, int(np.random.randint(1, 12))] = True
+    hidden[:, 0] = False
+    made["input_ids"][hidden] = 3
+    return made
+
+
+def draws(trial: Any, **changed: Any) -> Trainer:
+    """Draws numbers for each row and for each batch, and accumulates gradients."""
+    return Trainer(
+        model=model(trial.params["dropout"]),
+        args=arguments(trial, per_device_train_batch_size=4, gradient_accumulation_steps=2, **changed),
+        train_dataset=_Shuffled(),
+        eval_dataset=rows(32, 2),
+        data_collator=masked,
+    )
+
+
+def weights_only(trial: dryfit.Trial) -> Trainer:
+    """Its checkpoints hold no state to go on from."""
+    return made(trial, save_only_model=True)
+
+
 MAKERS = {"make": make, "by_epoch": by_epoch, "stops_early": stops_early, "initialised": initialised}
+MAKERS |= {"draws": draws, "weights_only": weights_only}
 
 
 def _die() -> None:
@@ -184,8 +228,9 @@ def kill_at(trainer: Trainer, attempt: int) -> Trainer:
 
 class _Bad(Trainer):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().compute_loss(*args, **kwargs)
-        if self.model.training and self.state.global_step == 4 and not kwargs.get("return_outputs"):
+        loss: Any = super().compute_loss(*args, **kwargs)
+        network: Any = self.model
+        if network.training and self.state.global_step == 4 and not kwargs.get("return_outputs"):
             return loss * float("nan")
         return loss
 
@@ -195,7 +240,9 @@ def _two(trial: Any) -> Trainer:
     return made(trial)
 
 
-class _Endless(torch.utils.data.IterableDataset[Any]):
+class Endless(torch.utils.data.IterableDataset[Any]):
+    """Rows of which nobody knows how many there are."""
+
     def __iter__(self) -> Any:
         return iter(rows(ROWS, 1))
 
@@ -204,7 +251,7 @@ def _endless(trial: Any, **changed: Any) -> Trainer:
     return Trainer(
         model=model(trial.params["dropout"]),
         args=arguments(trial, **changed),
-        train_dataset=_Endless(),
+        train_dataset=Endless(),
         eval_dataset=rows(32, 2),
     )
 

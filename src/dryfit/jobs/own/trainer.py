@@ -13,6 +13,7 @@ from dryfit.core.process import peak_rss_bytes
 from dryfit.core.sharding.argument_ladder import arguments_of
 from dryfit.core.user_code import demand_unchanged
 from dryfit.core.wire import Note, Phase
+from dryfit.jobs.own.batch_numbers import BatchNumbers
 from dryfit.jobs.own.made_trainer import make_trainer
 from dryfit.jobs.own.objective import beating, use_threads
 from dryfit.jobs.own.objective_files import make_checkpoint_folder
@@ -58,14 +59,17 @@ def _train(trainer: Trainer, trial: Trial, channel: ChildChannel, body: TrainerR
         went_on_from=found[1] if found is not None else None,
     )
     callback = ReportingCallback(trainer, trial, channel, terms)
+    numbers = BatchNumbers(trainer, found[0] if found is not None else None)
     if found is None:
         watch_losses(trainer)
+        numbers.install()
         trainer.add_callback(callback)
         trainer.train()
     elif not found[1].done:
         trainer.args.eval_on_start = False  # it was done by the attempt that began
         restore_callbacks(trainer, found[0])
         watch_losses(trainer)
+        numbers.install()
         trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=str(found[0]))
     steps = max(trainer.state.global_step, found[1].step if found is not None else 0)

@@ -11,6 +11,7 @@ from transformers.trainer_utils import TrainOutput
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.wire import Note, Phase
+from dryfit.jobs.own.batch_numbers import BatchNumbers
 from dryfit.jobs.own.objective_trial import Trial
 from dryfit.jobs.own.trainer_callback import ReportingCallback, TrialTerms
 from dryfit.jobs.own.trainer_checkpoints import CheckpointMark, newest_whole
@@ -96,6 +97,7 @@ class ScriptTrainers:
                     trainer.args.eval_on_start = False  # it was done by the attempt that began
                     restore_callbacks(trainer, found[0])
                 watch_losses(trainer)
+                BatchNumbers(trainer, found[0] if found is not None else None).install()
                 trainer.add_callback(callback)
                 output = train(trainer, str(found[0]) if found is not None else given, *args, **kwargs)
             if callback.cut_short:
