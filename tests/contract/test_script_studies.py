@@ -13,6 +13,7 @@ import hf_script
 import trainers
 from dryfit.core.errors import ConfigError, ExitStatus, ObjectiveError
 from dryfit.core.settings.trial import Outcome
+from dryfit.core.wire import LOG_FILE
 from dryfit.store.layout import StudyLayout
 from dryfit.store.state import TrialState
 from study_runs import fold, run_here
@@ -118,6 +119,9 @@ ENDS = {
     "exit": (Outcome.FAILED, "it ended by sys.exit with exit status 4"),
     "never": (Outcome.FAILED, "was trained and never evaluated"),
     "plain": (Outcome.COMPLETE, ""),
+    "weights only": (Outcome.COMPLETE, ""),
+    "no checkpoints": (Outcome.COMPLETE, ""),
+    "endless": (Outcome.COMPLETE, ""),
     "own rate": (Outcome.COMPLETE, ""),
 }
 
@@ -134,14 +138,26 @@ def test_every_way_of_a_trainer_to_end_is_told(tmp_path: Path) -> None:
     )
     points = ", ".join(f"{{{', '.join(f'{key} = {json.dumps(value)}' for key, value in way.items())}}}" for way in ways)
     file = study(tmp_path, command, space, search=f"enqueue = [{points}]\n")
-    trials = tune(file, f"study.trials={len(ways)}")
+    trials = tune(file, f"study.trials={len(ways)}", "runtime.keep=all")
     for trial, (way, (outcome, said)) in zip(trials, ENDS.items(), strict=True):
         assert trial.outcome is outcome, (way, trial.reason)
         assert said in trial.reason, (way, trial.reason)
     assert "nothing in the script has read --forgotten: the search over it has no effect" in story(file, 4)
     assert "from trial.params" not in story(file, 4)
-    assert "--learning_rate is 0.002, and learning_rate of the Trainer's arguments is 0.001" in story(file, 5)
+    assert "save_only_model=True: its checkpoints hold no optimizer state" in story(file, 5)
+    assert "save_strategy='no': checkpoints are written at evaluations" in story(file, 6)
+    said = "--learning_rate is 0.002, and learning_rate of the Trainer's arguments is 0.001"
+    assert said in story(file, 8) and said not in story(file, 4)
     assert StudyLayout(file.with_suffix("")).trial(4).best.joinpath("model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_metric_that_its_trainer_does_not_have_is_told(tmp_path: Path) -> None:
+    file = study(tmp_path, f"{HF_COMMAND} {STEPS}", goal='metric = "f1"\ndirection = "maximize"\n')
+    (trial,) = tune(file, ends=ExitStatus.ANSWER_IS_NO)
+    assert "looking for the metric f1" in trial.reason
+    assert "it is not there; there are eval_loss, eval_accuracy" in trial.reason
+    assert trial.outcome is Outcome.FAILED and not trial.reports
 
 
 # ---- any other script
@@ -169,8 +185,20 @@ if way == "outside":
 if way == "processes":
     for new in (False, True):
         subprocess.Popen(["sleep", "600"], start_new_session=new)
-if way == "silent":
-    sys.exit(0)
+if way == "forks":
+    copies = [os.fork() for _ in range(2)]
+    if copies[0] == 0:
+        sys.exit(3)
+    if copies[1] == 0:
+        raise ValueError("a copy's own")
+    assert [os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) for copy in copies] == [3, 1]
+if way == "elsewhere":
+    subprocess.run([sys.executable, "-c", "import dryfit; dryfit.report(1.0, 1)"], check=True)
+if way == "in a copy":
+    if os.fork() == 0:
+        dryfit.report(1.0, 1)
+    os.wait()
+    sys.exit()
 if way == "backwards":
     dryfit.report(1.0, 5)
 error = 8.0
@@ -193,6 +221,9 @@ PLAIN_ENDS = {
     "fails": (Outcome.FAILED, "own mistake"),
     "outside": (Outcome.COMPLETE, ""),
     "processes": (Outcome.COMPLETE, ""),
+    "forks": (Outcome.COMPLETE, ""),
+    "elsewhere": (Outcome.FAILED, "returned non-zero exit status 1"),
+    "in a copy": (Outcome.FAILED, "plain.py has ended, and reported nothing"),
     "backwards": (Outcome.FAILED, "the report before was of step 5"),
 }
 
@@ -237,6 +268,12 @@ def test_every_way_of_a_plain_script_to_end_is_told(tmp_path: Path) -> None:
     assert 'raise ValueError("own mistake")' in story(file, numbers.index("fails"))
     assert f"outside of its folder: {tmp_path}/shared.txt" in story(file, numbers.index("outside"))
     assert not _sleeping(tmp_path)
+    layout = StudyLayout(file.with_suffix(""))
+    assert curve(trials[numbers.index("forks")]) == curve(trials[0])
+    assert "ValueError: a copy's own" in (layout.trial(numbers.index("forks")).attempt(1) / LOG_FILE).read_text()
+    for way in ("elsewhere", "in a copy"):
+        said = (layout.trial(numbers.index(way)).attempt(1) / LOG_FILE).read_text()
+        assert "is one that the trial's script has started" in said and not trials[numbers.index(way)].reports
     kept = StudyLayout(file.with_suffix("")).trial(0).best / "model.json"
     assert json.loads(kept.read_text()) == {"rate": 0.5, "trial": 0}
 

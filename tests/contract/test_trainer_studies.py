@@ -43,6 +43,14 @@ def curve(trial: TrialState) -> list[tuple[int, float, dict[str, float]]]:
     return [(point.step, point.value, point.metrics) for point in trial.reports]
 
 
+def loss_of(weights: Path) -> float:
+    """The loss of saved weights on the rows that Trainers are evaluated on."""
+    model, rows = BertForSequenceClassification.from_pretrained(weights), trainers.rows(32, 2)
+    ids, labels = torch.stack([row["input_ids"] for row in rows]), torch.tensor([row["labels"] for row in rows])
+    with torch.no_grad():
+        return float(model(input_ids=ids, labels=labels).loss)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrialState]:
     """One trial of each maker that nobody has killed."""
@@ -77,6 +85,8 @@ KILLS = [
     ("stops_early", [("save", 4), ("step", 7)]),
     ("initialised", [("step", 5)]),
     ("initialised", [("stop at step", 5), ("evaluate", 8)]),
+    ("draws", [("save", 4), ("step", 7), ("stop at step", 9)]),
+    ("weights_only", [("step", 5)]),
 ]
 
 
@@ -160,7 +170,7 @@ def test_what_nobody_reads_and_nobody_evaluates_is_told(tmp_path: Path) -> None:
     assert trial.outcome is Outcome.COMPLETE
     story = run_here("show", tmp_path / "ignores", "0").stdout
     assert "nothing has read rate, dropout from trial.params: the search over it has no effect" in story
-    wrong = {"metric": "eval_f1", "direction": "maximize"}
+    wrong: dict[str, Any] = {"metric": "eval_f1", "direction": "maximize"}
     (trial,) = tune(tmp_path / "metric", ends=ExitStatus.ANSWER_IS_NO, **wrong)
     assert trial.outcome is Outcome.FAILED
     assert "it is not there; there are eval_loss, eval_accuracy" in trial.reason
@@ -190,10 +200,7 @@ def test_poor_trials_are_pruned_and_the_best_weights_are_kept(tmp_path: Path) ->
     kept = [number for number in range(3) if (StudyLayout(folder).trial(number).best).exists()]
     assert kept == [state.best.number]
     weights = StudyLayout(folder).trial(state.best.number).best
-    model, rows = BertForSequenceClassification.from_pretrained(weights), trainers.rows(32, 2)
-    ids, labels = torch.stack([row["input_ids"] for row in rows]), torch.tensor([row["labels"] for row in rows])
-    with torch.no_grad():
-        assert float(model(input_ids=ids, labels=labels).loss) == pytest.approx(state.best.value, rel=1e-5)
+    assert loss_of(weights) == pytest.approx(state.best.value, rel=1e-5)
     assert "best weights" in run_here("show", folder).stdout
     assert not list(folder.glob("trials/*/checkpoints"))
 
@@ -214,8 +221,58 @@ def test_a_study_file_names_the_function(tmp_path: Path) -> None:
     assert run_here("resume", tmp_path / "own", "--quiet", "--trials", "2").returncode == 0
     values = [trial.value for trial in fold(tmp_path / "own").trials]
     assert len(values) == 2 and all(value is not None and math.isfinite(value) for value in values)
-    done = run_here("train", tmp_path / "own", "--trial", "best")
-    assert done.returncode != 0 and "your function does" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_best_is_trained_once_more_with_its_values_and_to_its_end(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "study"
+    monkeypatch.setenv("KILL_AT", json.dumps({"maker": "make", "at": []}))
+    tune(folder, trainers.killed, runtime={"keep": "none"})
+    (trial,) = fold(folder).trials
+    monkeypatch.setenv("KILL_AT", json.dumps({"maker": "make", "at": [("step", 7)]}))  # of the new training
+    done = run_here("train", folder, "-o", tmp_path / "model", "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    model = json.loads(done.stdout)
+    assert (model["value"], model["searched"], model["validation"]["eval_loss"]) == (trial.value,) * 3
+    assert model["steps"] == trainers.STEPS and model["rows"] == {} and model["test"] is None
+    assert model["step"] == next(step for step, value, _ in curve(trial) if value == trial.value)
+    assert model["validation"].keys() == {"eval_loss", "eval_accuracy"}
+    run = StudyLayout(folder).final(f"trial-0000-seed-{trial.seed}")
+    assert run.attempts == 2 and not run.checkpoints.exists() and not run.best.exists()
+    assert (run.model / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
+    assert loss_of(run.model) == pytest.approx(trial.value, rel=1e-5)
+    again = run_here("train", folder, "--trial", "0")
+    assert again.returncode == 0 and run.attempts == 2, "done already"
+    assert f"the best value at step {model['step']} of {trainers.STEPS}" in again.stdout
+    top = run_here("train", folder, "--top", "1", "--seeds", "2", "--json", "--quiet")
+    assert top.returncode == 0, top.stderr
+    (row,) = json.loads(top.stdout)["configurations"]
+    assert len({one["validation"] for one in row["runs"]}) == 2  # its weights are drawn by the trial's seed
+
+
+@pytest.mark.slow
+def test_what_cannot_be_done_with_a_trainer_of_ones_own_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    tune(folder, trainers.by_epoch, runtime={"keep": "best:1"})
+    best = StudyLayout(folder).trial(0).best
+    for words, said in (
+        (("train", folder, "--with-validation"), "which rows it is validated on, only your own code knows"),
+        (("train", folder, "--merge", "-o", tmp_path / "out"), "your own code saves the model"),
+        (("train", folder, "--trial", "top2"), "your function does"),
+        (("train", folder, "--in-process"), f"what trial 0 has left is in {best}"),
+        (("compare", folder, "--top", "2", "--seeds", "2"), "your function does"),
+        (("export", best, "--to", "transformers-encoder", "-o", tmp_path / "out"), "its encoder is not known"),
+        (("export", folder, "--to", "transformers", "-o", tmp_path / "out"), f"{best} is a model that other code than"),
+        (("predict", best, "rows.jsonl", "-o", tmp_path / "out"), f"{best} is a model that other code than"),
+    ):
+        done = run_here(*words)
+        assert done.returncode == ExitStatus.CANNOT_RUN and said in done.stderr, (words, done.stderr)
+    for words in (("report", folder, "-o", tmp_path / "page.html"), ("export", folder, "--to", "csv")):
+        assert run_here(*words).returncode == 0
+    assert run_here("export", best, "--to", "transformers", "-o", tmp_path / "plain").returncode == 0
+    assert loss_of(tmp_path / "plain") == loss_of(best)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "eval_loss" in page and "by_epoch" in page
 
 
 @pytest.mark.parametrize("make", [trainers.needs_two, trainers.without_any])

@@ -13,12 +13,13 @@ from dryfit.core.errors import ConfigError, LoadError, MachineError
 from dryfit.core.jobs.checkpoint_health import Health
 from dryfit.core.jobs.diagnostics import CheckRequest
 from dryfit.core.jobs.export import ExportRequest, MergeRequest
-from dryfit.core.jobs.model_folders import is_study, model_folder
+from dryfit.core.jobs.model_folders import is_plain_model, is_study, model_folder
 from dryfit.core.jobs.train import PredictRequest, PredictResult
 from dryfit.core.settings.tables import HUB_PREFIX, PACKAGED_MODEL
 from dryfit.core.wire import Message, Note, Progress
 from dryfit.runtime.machine.local_devices import available_cores
 from dryfit.study.loop.child_jobs import run_alone
+from dryfit.study.loop.final_training import copy_model
 
 
 def check(folder: Path | str, *, task: str | None = None, trust: bool = False) -> Health:
@@ -135,13 +136,22 @@ def export_model(
 ) -> Path:
     """Save a trained model as a folder that plain transformers loads; see :func:`dryfit.export`."""
     doing = f"exporting {model} to transformers"
-    folder = model_folder(model, doing)
+    folder = Path(model).expanduser().resolve()
+    plain = is_plain_model(folder)  # a Trainer of the user's own, or a script, saved it
+    if not plain:
+        folder = model_folder(model, doing)
+    elif encoder_alone:
+        raise ConfigError(doing, "other code than dryfit's saved it, and its encoder is not known", "--to transformers")
     if out is None:
         study = next((parent for parent in folder.parents if is_study(parent)), None)
         if study is not None:
             raise ConfigError(doing, f"it lies in the study {study}, which keeps its folders itself", "-o FOLDER")
         out = folder.with_name(f"{folder.name}-{'encoder' if encoder_alone else 'transformers'}")
     target = _new_folder(out, doing)
+    if plain:
+        copy_model(folder, target)
+        on_note("it is as your own code saved it, and copied as it is")
+        return target
     body = ExportRequest(
         model_dir=str(folder), out=str(target), encoder_alone=encoder_alone, threads=available_cores(), trust=trust
     )

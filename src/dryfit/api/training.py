@@ -1,7 +1,6 @@
 """Train a study's configurations once more: the best, the top over several seeds, or one under a debugger."""
 
 import os
-import shlex
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,19 +13,19 @@ from dryfit.api.models import merge
 from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
+from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import FinalResult
 from dryfit.core.settings.choices import SCRIPT_TASK
 from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.core.sharding.device_groups import HERE
-from dryfit.core.text.script_command import FOLDER, CommandTemplate
 from dryfit.reporting.data.final_results import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
 from dryfit.reporting.data.worth import model_judgement
 from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.machine.local_devices import local_facts
 from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.store.layout import StudyLayout
+from dryfit.search.changes import compare
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
@@ -36,8 +35,10 @@ from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.pace import recorded_precision, with_precision
+from dryfit.study.resources.trial_devices import job_of_trials
 from dryfit.study.trials.child_requests import with_names
 from dryfit.study.trials.context import StudySnapshot
+from dryfit.study.trials.own_final import edited_since, how_it_was_run
 from dryfit.study.trials.trial_config import trial_settings
 
 BEST = "best"
@@ -100,7 +101,9 @@ def train(
 ) -> TrainOutcome:
     """Train a trial's configuration once more, evaluate it once on test, and save the model.
 
-    The study is only read: it may be running meanwhile. Ctrl-C writes a checkpoint, and the same call continues.
+    The study is only read: it may be running meanwhile. Ctrl-C writes a checkpoint, and the same call continues. A
+    user's own Trainer or script is run as for the trial, to its end, with today's code: nothing is pruned, and what it
+    leaves is the model.
 
     Args:
         folder: The study.
@@ -116,15 +119,21 @@ def train(
         StudyBusyError: Another process does the same.
         DryfitError: Training failed.
     """
-    view = study_snapshot(folder)
+    view = study_snapshot(folder, own_code=True)
+    own = _own_job(view)
     target = Path(out).expanduser().absolute() if out is not None else None
     if target is not None:
         refuse_taken(target)
+    if merged and own is not None:
+        allowed = "without --merge (merged=False)"
+        raise ConfigError("merging adapters", "your own code saves the model, in a form of its own", allowed)
     chosen = _chosen(view.state, trial)
     study = as_it_was(view, chosen)
-    if _other_data(study, chosen):
+    if own is not None:
+        _check_own(view, chosen, on_note)
+    elif _other_data(study, chosen):
         on_note(f"trial {chosen.number} is of generation {chosen.generation}, which had other rows: today's are used")
-    run = final_run(chosen, seed=seed, with_validation=with_validation)
+    run = final_run(chosen, seed=seed, with_validation=with_validation, own=own)
     end, results = do_runs(study, [run], on_note)
     result = results.get(run.name)
     if result is None:
@@ -132,12 +141,14 @@ def train(
     if isinstance(result, DryfitError):
         raise result
     assert isinstance(result, FinalResult)  # of one configuration
-    saved = study.layout.final(run.name).model
-    if target is not None and merged:
+    saved = study.layout.final(run.name).model if result.model_dir is not None else None
+    if saved is None:
+        on_note("it has left no files in its folder, so there is nothing to keep")
+    elif target is not None and merged:
         merge(saved, target, trust=study.config.model.trust_remote_code)
     elif target is not None:
         copy_model(saved, target)
-    return TrainOutcome(End.DONE, _trained(study, run, result, target or saved))
+    return TrainOutcome(End.DONE, _trained(study, run, result, target or saved if saved is not None else None))
 
 
 def train_top(
@@ -146,7 +157,8 @@ def train_top(
     """Run the best configurations of a study over several seeds, to see what their values are worth.
 
     The seeds are 0, 1, ..., not the trial's own, by whose value it was chosen. Nothing is chosen on test: the order is
-    the search's. Runs that are done are not repeated.
+    the search's. Runs that are done are not repeated. A user's own Trainer or script gets the seed as ``trial.seed`` or
+    ``{seed}``; one that does not use it has one value.
 
     Args:
         folder: The study.
@@ -158,12 +170,20 @@ def train_top(
         ConfigError: No trial has completed.
         StudyBusyError: Another process does one of the runs.
     """
-    study = study_snapshot(folder)
+    study = study_snapshot(folder, own_code=True)
+    own = _own_job(study)
     complete = (trial for trial in study.state.present if trial.outcome is Outcome.COMPLETE)
     ranked = best_first(complete, study.state.direction)[:top]
     if not ranked:
         raise none_completed(study)
-    runs = [final_run(trial, seed=seed, with_validation=False, save=False) for trial in ranked for seed in range(seeds)]
+    if own is not None:
+        for trial in ranked:
+            _check_own(study, trial, on_note)
+    runs = [
+        final_run(trial, seed=seed, with_validation=False, save=False, own=own)
+        for trial in ranked
+        for seed in range(seeds)
+    ]
     end, results = do_runs(study, runs, on_note)
     metric = study.config.study.metric
     rows = tuple(
@@ -196,8 +216,37 @@ def in_process(folder: Path | str, *, trial: int | str = BEST, seed: int | None 
     return [sys.executable, "-m", "dryfit.jobs.in_process", str(in_process_request(study, run))]
 
 
-def study_snapshot(folder: Path | str) -> StudySnapshot:
+def _own_job(study: StudySnapshot) -> Job | None:
+    """Return the job of the user's own code that trains the study's trials; None: dryfit does."""
+    return job_of_trials(study.config) if study.config.function is not None else None
+
+
+def _check_own(study: StudySnapshot, trial: TrialState, on_note: Callable[[str], None]) -> None:
+    """Check that a trial was one of the code that the study names now, and say where that was edited.
+
+    Raises:
+        ConfigError: It named other code, or judged it by something else.
+    """
+    then = study.state.generations[trial.generation - 1].comparability
+    change = compare(then, study.state.generation.comparability)
+    if not change.comparable:
+        raise ConfigError(
+            f"training trial {trial.number} once more",
+            f"it is of generation {trial.generation}, and {'; '.join(change.reasons)}",
+            f"a trial of generation {study.state.generation.number}",
+            "with a copy of the study file as it was, `dryfit tune` in another folder",
+        )
+    edited = edited_since(study)
+    if edited is not None:
+        on_note(f"{edited} was edited since the study's last session: today's code is run")
+
+
+def study_snapshot(folder: Path | str, *, own_code: bool = False) -> StudySnapshot:
     """Read a study whose configurations are to be trained once more.
+
+    Args:
+        folder: The study.
+        own_code: Whether those of the user's own Trainer or script can be, too.
 
     Raises:
         ConfigError: Its task is a function of the user's own.
@@ -206,13 +255,13 @@ def study_snapshot(folder: Path | str) -> StudySnapshot:
     layout = layout_of(folder)
     state = read_study(layout)
     task = state.created.task if state.created is not None else None
-    if task is not None and facts_of(task).calls_function:
+    if task is not None and facts_of(task).calls_function and not (own_code and facts_of(task).makes_trainer):
         whose = _OWN_CODE[task == SCRIPT_TASK]
         raise ConfigError(
             f"training a configuration of the study in {layout.folder}",
             f'study.task is "{task_word(task)}": dryfit trains no model there, your {whose} does',
             "a study whose task trains a model",
-            _instead(layout, state),
+            how_it_was_run(layout, state),
         )
     if state.resolved is None:
         raise LedgerError(
@@ -229,21 +278,6 @@ def study_snapshot(folder: Path | str) -> StudySnapshot:
         resolved=state.resolved,
         nodes={HERE: local_facts(state.resolved)},
     )
-
-
-def _instead(layout: StudyLayout, state: StudyState) -> str:
-    """Return where the best trial of the user's own code left its weights, and how to run a script as it was run."""
-    if state.best is None or state.created is None or not facts_of(state.created.task).makes_trainer:
-        return ""
-    number, left = state.best.number, layout.trial(state.best.number).best
-    script = load_study_file(layout.frozen_file).config.script
-    kept = f"what trial {number} has left is in {left}" if left.is_dir() else 'keep weights by runtime.keep = "best:1"'
-    if script is None:
-        return kept
-    command = CommandTemplate.parse(script.command)
-    words = command.arguments({**state.best.params, FOLDER: "DIR", "seed": state.best.seed, "number": number})
-    target = ["-m", command.target] if command.is_module else [command.target]
-    return f"{kept}; it was run by: python {shlex.join([*target, *words])}"
 
 
 def _chosen(state: StudyState, trial: int | str) -> TrialState:
@@ -310,7 +344,7 @@ def do_runs(
     return stops.why or End.DONE, work.results
 
 
-def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: Path) -> TrainedModel:
+def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: Path | None) -> TrainedModel:
     metric = study.config.study.metric
     value = (result.validation or {}).get(metric)
     judgement = model_judgement(
@@ -327,7 +361,7 @@ def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: P
         value=value,
         judgement=judgement,
         steps=result.training.steps,
-        folder=str(folder),
+        folder=str(folder) if folder is not None else None,
     )
 
 

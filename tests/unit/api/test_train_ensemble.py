@@ -98,7 +98,7 @@ def test_the_best_by_the_metric_are_trained_in_order(
 
 
 def test_trials_with_the_same_settings_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    same = {"optim__lr": 0.5}
+    same: Any = {"optim__lr": 0.5}
     trials = [trial(0, 0.1), trial(1, 0.8, **same), trial(2, 0.9, **same), trial(3, 0.8, **same), trial(4, 0.7)]
     study = view(tmp_path, trials)
     assert asked(monkeypatch, study, 3)[0].numbers == [2, 4, 0]
@@ -182,7 +182,7 @@ def test_nothing_is_trained_for_a_place_that_is_taken(tmp_path: Path, monkeypatc
 
 def test_one_model_is_no_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = view(tmp_path, [trial(0, 0.5)])
-    monkeypatch.setattr("dryfit.api.training.study_snapshot", lambda _: study)
+    monkeypatch.setattr("dryfit.api.training.study_snapshot", lambda _, **__: study)
     with pytest.raises(ConfigError, match="train_ensemble"):
         train(tmp_path, trial="top2")
     with pytest.raises(LedgerError):

@@ -17,7 +17,7 @@ class FinalScores(Answer):
         value: The study's metric on validation now; None if validation was trained on.
         validation: Metrics on validation.
         test: Metrics on test; None if the data has no such split.
-        rows: Number of rows of each split, and of those trained on as ``trained``.
+        rows: Number of rows of each split, and of those trained on as ``trained``; empty of the user's own code.
         analysis: What the model does well and badly on test, or on validation where there are no test rows.
         judgement: Whether it beats the strongest baseline of the study, in sentences; empty where none is known.
     """
@@ -40,7 +40,8 @@ class TrainedModel(FinalScores):
         searched: The trial's value in the search; None if it has none.
         step: The optimizer step of the weights.
         steps: Optimizer steps done.
-        folder: The saved model; None if only its scores were asked for.
+        folder: The saved model, or what the user's own code has left; None if only its scores were asked for, or it has
+            left nothing.
     """
 
     trial: int
@@ -133,11 +134,14 @@ def spread(values: Sequence[float | None]) -> SeedSpread | None:
 
 def trained_lines(model: TrainedModel) -> list[str]:
     """Return a few lines on a trained model."""
-    weights = f"the weights of step {model.step} of {model.steps}"
     how = "train and validation together, for as long as the trial took to its best validation"
     if not model.with_validation:
-        how = f"{weights}, the best validation"
-    lines = [f"trial {model.trial}, seed {model.seed}: {how} ({model.rows['trained']} rows trained on)"]
+        how = f"the weights of step {model.step} of {model.steps}, the best validation"
+    if "trained" in model.rows:
+        how = f"{how} ({model.rows['trained']} rows trained on)"
+    else:  # by the user's own code, which may leave something else than its best weights
+        how = f"the best value at step {model.step} of {model.steps}"
+    lines = [f"trial {model.trial}, seed {model.seed}: {how}"]
     if model.searched is not None:
         lines.append(f"  {model.metric} on validation in the search: {number_text(model.searched)}")
     return [*lines, f"  model: {model.folder}"] if model.folder is not None else lines

@@ -58,6 +58,10 @@ OnNote = Callable[[str], None]
 _ANY_GPU: Final = DeviceSpec(name="a GPU", capacity_bytes=1 << 40)
 """Where a machine has none: one with room for everything."""
 
+_REHEARSED_S: Final = 300.0
+"""Most seconds until the first optimizer step of what is rehearsed has ended, and as many after it: a look may take
+less time than a plan, and is taken on machines without a GPU too."""
+
 _WEIGHT_BYTES: Final = 4
 """Weights are kept in fp32."""
 
@@ -201,7 +205,7 @@ def _rehearsed_step(
         f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}" for name, value in params.items()
     )
     doing = f"rehearsing one step of a trial with {named}" if named else "rehearsing one step of a trial"
-    on_note(doing)
+    on_note(f"{doing}, for at most {2 * _REHEARSED_S / 60:.0f} minutes")
     there = () if runner.probe is None else runner.probe.devices
     device = min(there, key=lambda each: each.capacity_bytes, default=_ANY_GPU)
     body = RehearsedPlanRequest(
@@ -210,6 +214,7 @@ def _rehearsed_step(
         device=device,
         allow=config.execution.allow,
         steps=1,
+        timeout_s=_REHEARSED_S,
         calibration_dir=str(shared_traces(os.environ, Path.home()).parent),
     )
     try:

@@ -34,6 +34,7 @@ class FinalRun:
         save: Whether to save the model, or to return its scores alone.
         schedule_steps: As in :class:`dryfit.core.jobs.train.FinalRequest`.
         test: Whether to evaluate on test.
+        own: The job of the user's own code that trains it; None: dryfit does.
     """
 
     trial: TrialState
@@ -42,6 +43,7 @@ class FinalRun:
     save: bool = True
     schedule_steps: int | None = None
     test: bool = True
+    own: Job | None = None
 
     @property
     def name(self) -> str:
@@ -54,7 +56,7 @@ class FinalRun:
     @property
     def job(self) -> Job:
         """What its process does."""
-        return Job.FINAL
+        return self.own or Job.FINAL
 
     @property
     def plan(self) -> PlanState | None:
@@ -103,7 +105,9 @@ Run: TypeAlias = FinalRun | EnsembleRun
 Result: TypeAlias = FinalResult | EnsembleResult
 
 
-def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, save: bool = True) -> FinalRun:
+def final_run(
+    trial: TrialState, *, seed: int | None, with_validation: bool, save: bool = True, own: Job | None = None
+) -> FinalRun:
     """Return the run that trains a trial's configuration once more.
 
     Args:
@@ -111,14 +115,18 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
         seed: None: the trial's own.
         with_validation: Train on train and validation together.
         save: As in :class:`FinalRun`.
+        own: As in :class:`FinalRun`.
 
     Raises:
-        ConfigError: The trial was refused; or it has no best validation, whose step would be the last.
+        ConfigError: The trial was refused; or it has no best validation, whose step would be the last; or only the
+            user's own code knows which rows it validates on.
     """
     doing = f"training trial {trial.number} once more"
     if trial.outcome is Outcome.REFUSED:
         raise ConfigError(doing, f"it was refused ({trial.reason})", "a trial that fits the device")
     last_step = schedule_steps = None
+    if with_validation and own is not None:
+        raise ConfigError(doing, "which rows it is validated on, only your own code knows", "without --with-validation")
     if with_validation and trial.folds:
         # As long as its trainings were on average: each had nearly as many rows as this one has.
         last_step = max(1, round(mean([fold.best_step for fold in trial.folds])))
@@ -128,7 +136,7 @@ def final_run(trial: TrialState, *, seed: int | None, with_validation: bool, sav
         if last_step is None:
             allowed = "with --with-validation: a trial that has a best validation, whose step is the last one"
             raise ConfigError(doing, "it has none", allowed, "train it without --with-validation, or another one")
-    return FinalRun(trial, trial.seed if seed is None else seed, last_step, save, schedule_steps)
+    return FinalRun(trial, trial.seed if seed is None else seed, last_step, save, schedule_steps, own=own)
 
 
 def final_request(study: StudySnapshot, run: FinalRun, placement: Placement) -> FinalRequest:

@@ -14,7 +14,8 @@ from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyEr
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.ensemble import EnsembleResult
-from dryfit.core.jobs.train import FinalResult
+from dryfit.core.jobs.job import Job
+from dryfit.core.jobs.train import FinalResult, TrainResult
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.sharding.device_groups import node_of, on_cpu
 from dryfit.core.wire import LOG_FILE, Checkpointed, Note, Progress, Report, Verdict
@@ -36,6 +37,7 @@ from dryfit.study.resources.trial_devices import choose_place
 from dryfit.study.trials.child_limits import training_limits
 from dryfit.study.trials.child_requests import Placement
 from dryfit.study.trials.context import StudySnapshot
+from dryfit.study.trials.own_final import own_final_request, own_final_result, own_finished
 
 OnNote = Callable[[str], None]
 
@@ -146,7 +148,7 @@ class FinalTraining:
         for run in runs:
             paths = self.study.layout.final(run.name)
             take_over(paths, paths.attempts, run.job)  # of an attempt whose end nobody saw
-            result = finished(paths)
+            result = self._finished(run, paths)
             if result is not None:
                 self.results[run.name] = result
             else:
@@ -181,12 +183,15 @@ class FinalTraining:
         attempt.place = choose_place(self.study.resolved.device, self.study.nodes, in_use, processes=processes)
         choice = attempt.plan.execution if attempt.plan is not None else None
         placement = Placement(attempt.number, attempt.place, choice, attempt_terms(attempt.past))
+        limits = training_limits(self.study.config.runtime, attempt.past)
         match attempt.run:
-            case FinalRun():
+            case FinalRun(own=None):
                 body = final_request(self.study, attempt.run, placement)
+            case FinalRun(trial=trial, seed=seed, save=save):
+                body = own_final_request(self.study, trial, placement, attempt.paths, seed=seed, save=save)
+                limits = replace(limits, hang_learned=False)  # as of a trial
             case EnsembleRun():
                 body = ensemble_request(self.study, attempt.run, placement)
-        limits = training_limits(self.study.config.runtime, attempt.past)
         key = f"{attempt.run.name}-{attempt.number}"
         self.running[key] = attempt
         return ChildSpec(key, attempt.paths.attempt(attempt.number), body, limits, attempt.place)
@@ -203,7 +208,8 @@ class FinalTraining:
                 self.on_note(f"{name}: step {step}/{total_steps}, loss {loss:.4f}")
             case Checkpointed():
                 child.checkpointed = True
-                drop_superseded(child.paths, child.number)
+                if child.run.job is Job.FINAL:  # a user's own code has files of any name
+                    drop_superseded(child.paths, child.number)
             case Note(text=text):
                 self.on_note(f"{name}: {text}")
             case _:
@@ -213,13 +219,26 @@ class FinalTraining:
         """Take a result; else let the run wait for its next attempt, or take the error that ends it."""
         del self.running[event.key]
         take_over(child.paths, child.number, child.run.job)
-        result = None if event.result is None else event.result.answer
-        if isinstance(result, FinalResult | EnsembleResult):
+        result = self._result(child.run, child.paths, None if event.result is None else event.result.answer)
+        if result is not None:
             self.results[child.run.name] = result
             for folder in (child.paths.checkpoints, child.paths.best):
                 shutil.rmtree(folder, ignore_errors=True)
         elif not self._stopping:
             self._follow(child, event)
+
+    def _finished(self, run: Run, paths: FinalLayout) -> Result | None:
+        if isinstance(run, FinalRun) and run.own is not None:
+            return own_finished(self.study, paths, save=run.save)
+        return finished(paths)
+
+    def _result(self, run: Run, paths: FinalLayout, answer: object) -> Result | None:
+        """Return the result of a run that has come to its end; None: it has not."""
+        if isinstance(run, FinalRun) and run.own is not None:
+            if not isinstance(answer, TrainResult) or answer.stopped_by is not None:
+                return None
+            return own_final_result(self.study, answer, paths, save=run.save)
+        return answer if isinstance(answer, FinalResult | EnsembleResult) else None
 
     def _follow(self, attempt: _Attempt, exited: ChildExited) -> None:
         """Decide what follows a failure."""

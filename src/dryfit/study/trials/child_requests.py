@@ -26,7 +26,7 @@ from dryfit.core.settings.trial import Scalar, TrialConfig
 from dryfit.core.sharding.device_groups import node_of, visible_devices
 from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.search.space.space import Space
-from dryfit.store.layout import TrialLayout, attempt_key
+from dryfit.store.layout import TrialLayout
 from dryfit.store.state import TrialState
 from dryfit.study.resources.retention import most_kept
 from dryfit.study.trials.child_limits import training_limits
@@ -143,14 +143,12 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
             }
         )
     else:
-        body = _objective_request(study, own, trial, paths, placement)
-        if study.config.objective is None:
-            body = _trainer_request(study, body, trial, placement)
+        body = own_code_request(study, own, trial, paths, placement)
         # Its signs of life come from a thread of their own: they say nothing of its pace.
         limits = replace(limits, hang_learned=False)
     attempt = placement.attempt
     return ChildSpec(
-        key=attempt_key(trial.number, attempt),
+        key=f"trial-{trial.number}-{attempt}",
         folder=paths.attempt(attempt),
         body=body,
         limits=limits,
@@ -159,8 +157,24 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
     )
 
 
+def own_code_request(
+    study: AnyStudy, own: CalledCode, trial: TrialState, paths: TrialLayout, placement: Placement
+) -> ObjectiveRequest | TrainerRequest | ScriptRequest:
+    """Return the request to run a user's own code for an attempt of a trial.
+
+    Args:
+        study: The study.
+        own: That code.
+        trial: The trial.
+        paths: Where the attempt has its files.
+        placement: How it is run.
+    """
+    body = _objective_request(study, own, trial, paths, placement)
+    return body if study.config.objective is not None else _trainer_request(study, body, trial, paths, placement)
+
+
 def _objective_request(
-    study: StudyContext, own: CalledCode, trial: TrialState, paths: TrialLayout, placement: Placement
+    study: AnyStudy, own: CalledCode, trial: TrialState, paths: TrialLayout, placement: Placement
 ) -> ObjectiveRequest:
     runtime, node = study.config.runtime, node_of(placement.place)
     steps = [attempt.checkpoint_step for attempt in trial.attempts if attempt.checkpoint_step is not None]
@@ -210,9 +224,9 @@ def calling_request(own: CalledCode, *, params: dict[str, Scalar], seed: int, nu
 
 
 def _trainer_request(
-    study: StudyContext, calling: ObjectiveRequest, trial: TrialState, placement: Placement
+    study: AnyStudy, calling: ObjectiveRequest, trial: TrialState, paths: TrialLayout, placement: Placement
 ) -> TrainerRequest | ScriptRequest:
-    runtime, script, paths = study.config.runtime, study.config.script, study.layout.trial(trial.number)
+    runtime, script = study.config.runtime, study.config.script
     best_dir = str(paths.files_of(placement.attempt).best) if most_kept(runtime.keep) != 0 else None
     request = TrainerRequest(
         calling=calling,
