@@ -102,6 +102,7 @@ def kill_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, search: str
         for ahead in (False, True) if both else ((index + number) % 2 == 0,):
             where = f"{search}: {way} event {index} ({whole[index].type}), children ahead: {ahead}"
             folder = tmp_path / "killed"
+            print(where)  # shown where it does not die, too
             with monkeypatch.context() as patch:
                 killed_at(patch, index, way)
                 with pytest.raises(Killed):

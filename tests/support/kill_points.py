@@ -43,6 +43,7 @@ from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger
 from dryfit.study.loop import session
 from dryfit.study.loop.session import SessionResult, run_session
+from dryfit.study.loop.stops import StopSignals
 from quiet_children import QuietChildren
 
 REPORTS = 3
@@ -255,7 +256,8 @@ def study_session(
     patch.setattr(session, "Supervisor", supervisor)
     patch.setattr(session, "sweep", lambda _marker: [])
     patch.setattr(os, "fsync", lambda _fd: None)  # no power is cut here
-    return run_session(config, Space.from_config(config), StudyLayout(folder))
+    # No handlers of its own: a SIGTERM of `timeout`, or a Ctrl-C, is meant for the tests, and must not end one study.
+    return run_session(config, Space.from_config(config), StudyLayout(folder), signals=StopSignals())
 
 
 def deadly(at: Callable[[Ledger, Event], bool], way: Way, die: Callable[[], NoReturn]) -> Callable[..., Event]:

@@ -67,6 +67,10 @@ class TwoNodes:
                 self._woken = False
                 return events
 
+    def take_going_on(self) -> dict[str, str]:
+        """None: they end with the session."""
+        return {}
+
     def wake(self) -> None:
         """Make :meth:`wait` return."""
         self._woken = True

@@ -28,6 +28,7 @@ from dryfit.nodes.messages import (
     StopChild,
     Welcome,
 )
+from dryfit.nodes.outbox import Inbox
 from dryfit.runtime.machine.local_devices import local_facts
 from dryfit.runtime.machine.node import NodeFacts
 
@@ -125,11 +126,14 @@ class Agent:
         self._said_hello = True
         self._beats, self._beat = {0: self.clock()}, 0
         session = self._welcome.session if self._welcome is not None else ""
+        running = self._children.running if self._children is not None else frozenset[str]()
         self._link.say(
             Hello(
                 identity=self.identity,
                 epoch=self._epoch,
                 session=session,
+                running=tuple(sorted(running | self._link.unheard())),
+                acknowledged=self._link.outbox.acknowledged,
                 heard=self._link.inbox.last,
                 study=self.study(),
                 code=installation(),
@@ -164,6 +168,17 @@ class Agent:
 
     def _join(self, welcome: Welcome) -> None:
         self._lease_from_s = self._beats[0]
+        if self._children is not None and self._welcome is not None and welcome.session != self._welcome.session:
+            going_on = self._children.serve(welcome)
+            if going_on is None:
+                self.note("the study's trials are run otherwise now: those here are ended")
+                self._begin_again()
+                return
+            self.note(f"another control process of the study goes on with {len(self._children)} trial(s) here")
+            self._welcome = welcome
+            self._link.inbox = Inbox()
+            for news in going_on:
+                self._link.tell(news)
         if self._children is None:
             self._welcome = welcome
             self._children = AgentChildren(welcome, self.identity.agent, self.note)

@@ -1,4 +1,4 @@
-"""The children of an agent: today's supervisor and devices of its machine, for one session of one study."""
+"""The children of an agent, under the supervisor and with the devices of its machine, for one study."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,7 +41,7 @@ class AgentChildren:
         _demand(welcome)
         self._welcome = welcome
         self._trials = StudyLayout(Path(welcome.folder)).trials
-        self._running: dict[str, int | None] = {}
+        self._running: dict[str, Started | None] = {}
         self.trouble = ""
         self._handing_over = False
         try:
@@ -77,6 +77,26 @@ class AgentChildren:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def running(self) -> frozenset[str]:
+        """The keys of the children that run."""
+        return frozenset(self._running)
+
+    def serve(self, welcome: Welcome) -> Iterator[News] | None:
+        """Go on for another session of the study; None: its children are to be made otherwise than these were.
+
+        Args:
+            welcome: What the new control process says of the study.
+
+        Returns:
+            What it is to be told of the children that run.
+        """
+        own = {"session", "heard", "lease_s"}
+        if welcome.model_dump(exclude=own) != self._welcome.model_dump(exclude=own):
+            return None
+        self._welcome = welcome
+        return (Said(number=0, key=key, message=said) for key, said in self._running.items() if said is not None)
+
     def do(self, command: Command) -> Iterator[News]:
         """Do what control asks, and yield what it is to be told.
 
@@ -101,7 +121,7 @@ class AgentChildren:
             match event:
                 case ChildMessage():
                     if isinstance(event.message, Started):
-                        self._running[event.key] = event.message.pid
+                        self._running[event.key] = event.message
                     yield Said(number=0, key=event.key, message=event.message)
                 case ChildExited():
                     self._running.pop(event.key, None)
@@ -121,7 +141,7 @@ class AgentChildren:
 
     def memory(self) -> HostMemory:
         """Return the state of the host's memory, and what each child takes of it."""
-        return self._node.host_memory([pid for pid in self._running.values() if pid is not None])
+        return self._node.host_memory([said.pid for said in self._running.values() if said is not None])
 
     def close(self) -> None:
         """Kill every child, and end all that was made for them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from dryfit.nodes.connection import Connection
-from dryfit.nodes.messages import FROM_CONTROL, FromControl, News
+from dryfit.nodes.messages import FROM_CONTROL, FromControl, Left, News
 from dryfit.nodes.outbox import Inbox, Outbox
 from dryfit.nodes.secure_lines import Side
 
@@ -113,6 +113,10 @@ class AgentLink:
         """Say what is of use on this connection only."""
         if self._connection is not None:
             self._connection.send(message)
+
+    def unheard(self) -> frozenset[str]:
+        """Return the keys of the children of which control has not acknowledged all that it was told."""
+        return frozenset(news.key for _, news in self.outbox.waiting() if not isinstance(news, Left))
 
     def fileno(self) -> int | None:
         """File descriptor to select on; None: there is none."""

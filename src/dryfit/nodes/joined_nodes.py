@@ -1,7 +1,7 @@
 """The machines of a study that listens for agents: this one, and each that an agent has joined with."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from dryfit.core.jobs.train import StopReason
 from dryfit.core.wire import FirstStep, Report
 from dryfit.nodes.connection import Connection
 from dryfit.nodes.installation import differences, has_ended, installation
+from dryfit.nodes.left_running import LeftRunning, awaited_node
 from dryfit.nodes.listener import Listener
 from dryfit.nodes.messages import (
     FROM_AGENT,
@@ -37,6 +38,8 @@ from dryfit.store.events import Event, NodeJoined, NodeLost
 _SILENT_S = 5.0
 _PATIENCE_S = 5.0
 """What is waited beyond the time after which an agent has ended its children, as it counts."""
+_RETURN_S = 20.0
+"""How long is waited for the agents of a killed control process, from when this one listens."""
 _BYE_S = 2.0
 _MOST_LOSSES = 3
 """Losses in a row, none after a first step, from which on a node gets no more trials."""
@@ -52,6 +55,7 @@ class Terms:
         grace_s: How long a child may take to stop, before its agent kills it.
         here: Whether this machine runs trials too.
         names: The names that agents of earlier sessions had, by agent.
+        left: What a killed control process has left running, by the node's name.
     """
 
     welcome: Welcome
@@ -59,6 +63,7 @@ class Terms:
     grace_s: float
     here: bool
     names: Mapping[str, str]
+    left: Mapping[str, LeftRunning] = field(default_factory=dict[str, LeftRunning])
 
     @property
     def lost_after_s(self) -> float:
@@ -101,9 +106,14 @@ class JoinedNodes:
     _strangers_told: set[str] = field(default_factory=set[str])
     _news: deque[ChildEvent] = field(default_factory=deque[ChildEvent])
     _woken: bool = False
+    _going_on_taken: bool = False
+    _listening_since_s: float | None = None
 
     def __post_init__(self) -> None:
         self._names = dict(self.terms.names)
+        self._going_on_taken = not self.terms.left
+        for name, left in self.terms.left.items():
+            self._nodes[name] = awaited_node(left, self.terms.lost_after_s + _PATIENCE_S)
         self._take_stock()
 
     def all(self) -> Mapping[str, ComputeNode]:
@@ -113,15 +123,24 @@ class JoinedNodes:
     def wait(self, timeout_s: float) -> Sequence[ChildEvent]:
         """See :class:`~dryfit.runtime.machine.node.Nodes`."""
         deadline_s = self.clock() + timeout_s
+        if self._listening_since_s is None:
+            self._listening_since_s = self.clock()
         self._tell_heard()
         while True:
             changed = self._hear()
             left_s = deadline_s - self.clock()
-            events = [*self._news, *self.local.wait(0.0 if self._news or changed else max(0.0, left_s))]
-            self._news.clear()
+            news = [*self._news] if self._going_on_taken else []
+            events = [*news, *self.local.wait(0.0 if news or changed else max(0.0, left_s))]
+            if news:
+                self._news.clear()
             if events or changed or self._woken or left_s <= 0:
                 self._woken = False
                 return events
+
+    def take_going_on(self) -> Mapping[str, str]:
+        """See :class:`~dryfit.runtime.machine.node.Nodes`."""
+        self._going_on_taken = True
+        return {key: name for name, left in self.terms.left.items() for key in left.children}
 
     def wake(self) -> None:
         """See :class:`~dryfit.runtime.machine.node.Nodes`."""
@@ -140,7 +159,7 @@ class JoinedNodes:
 
     def _tell_heard(self) -> None:
         """Acknowledge nothing before it was acted on: what :meth:`wait` has returned was, when it is called again."""
-        for node in self._nodes.values():
+        for node in self._nodes.values() if self._going_on_taken else ():
             node.taken = node.inbox.last
 
     def _hear(self) -> bool:
@@ -194,10 +213,12 @@ class JoinedNodes:
             node = self._join(hello)
         elif node.connection is not None:
             self.listener.drop(node.connection)
+        if node.awaited:
+            self._come_back(node, hello)
         self.listener.known(connection)
         node.heard_s = self.clock()
         connection.send(self.terms.welcome.model_copy(update={"node": node.name, "heard": node.inbox.last}))
-        node.connect(connection, hello.heard)
+        node.connect(connection, hello.heard if hello.session == self.terms.welcome.session else 0)
 
     def _objection(self, hello: Hello) -> str:
         """Return why an agent may not join; empty if it may."""
@@ -215,19 +236,31 @@ class JoinedNodes:
         node = RemoteNode(name, hello.identity, hello.epoch, hello.facts, timeout_s, self.clock())
         node.set_aside = self._losses.get(agent, 0) >= _MOST_LOSSES
         self._nodes[name] = node
+        self._write_joined(node, hello)
+        return node
+
+    def _come_back(self, node: RemoteNode, hello: Hello) -> None:
+        """Go on with what an agent still runs for an earlier session; what it does not have was lost."""
+        node.come_back(hello)
+        self._write_joined(node, hello)
+        self._give_up(node, node.children.keys() - set(hello.running))
+        self.note(f"node {node.name} has come back from an earlier session, with {len(node.children)} trial(s)")
+
+    def _write_joined(self, node: RemoteNode, hello: Hello) -> None:
         self.write(
             NodeJoined(
-                node=name,
-                agent=agent,
+                node=node.name,
+                agent=hello.identity.agent,
                 epoch=hello.epoch,
                 host=hello.identity.host,
                 pid=hello.identity.pid,
+                boot=hello.identity.boot,
+                started=hello.identity.started,
                 cores=hello.facts.cores,
                 host_bytes=hello.facts.host_bytes,
                 devices=tuple(device.name for device in hello.facts.devices),
             )
         )
-        return node
 
     def _free_names(self) -> Iterator[str]:
         taken, number = set(self._names.values()), 1
@@ -272,9 +305,10 @@ class JoinedNodes:
     def _examine(self, node: RemoteNode) -> None:
         """Judge a node by its silence."""
         if node.standing is NodeStanding.LOST:
-            self._give_up(node)
+            self._give_up(node, list(node.children))
             return
-        silent_s = self.clock() - node.heard_s
+        since_s = node.heard_s if self._listening_since_s is None else max(node.heard_s, self._listening_since_s)
+        silent_s = self.clock() - since_s
         if node.connection is not None and node.connection.broken:
             self.listener.drop(node.connection)
             node.connection = None
@@ -282,6 +316,8 @@ class JoinedNodes:
             node.standing = NodeStanding.SILENT
         if node.connection is None and self.ended(node.identity):
             self._lose(node, "its agent was ended")
+        elif node.awaited and silent_s > min(_RETURN_S, self.terms.lost_after_s):
+            self._lose(node, "its agent has not come back from an earlier session")
         elif silent_s > self.terms.lost_after_s:
             self._lose(node, f"nothing was heard of it for {silent_s:.0f} s")
 
@@ -292,7 +328,7 @@ class JoinedNodes:
             node.connection = None
         self.write(NodeLost(node=node.name, epoch=node.epoch, why=why, trials=len(node.children)))
         self._count_loss(node, set(node.children), lost=bool(node.children))
-        self._give_up(node)
+        self._give_up(node, list(node.children))
 
     def _count_loss(self, node: RemoteNode, keys: set[str], *, lost: bool) -> None:
         """Count an end of trials on a node; too many losses in a row without a first step set it aside."""
@@ -305,12 +341,13 @@ class JoinedNodes:
             self.note(f"node {node.name} gets no more trials: it lost {_MOST_LOSSES} in a row before their first step")
         node.set_aside = self._losses[agent] >= _MOST_LOSSES
 
-    def _give_up(self, node: RemoteNode) -> None:
-        """Report the end of all children of a lost node; what they left in the study's folder counts."""
-        for key, spec in list(node.children.items()):
-            result = read_result(spec.folder)
+    def _give_up(self, node: RemoteNode, keys: Collection[str]) -> None:
+        """Report the end of children that a node has lost; what they left in the study's folder counts."""
+        for key in keys:
+            folder = node.children[key]
+            result = read_result(folder)
             if result is not None:
-                reports = [one for one in read_messages(spec.folder) if isinstance(one, Report)]
+                reports = [one for one in read_messages(folder) if isinstance(one, Report)]
                 self._news.extend(ChildMessage(key, report, node.name) for report in reports)
             self._news.append(ChildExited(key, *_unless_stopped(result, Evidence(server_lost=True)), node.name))
             del node.children[key]
@@ -325,10 +362,10 @@ class JoinedNodes:
 
 
 def _end(node: RemoteNode, ended: Ended) -> ChildExited:
-    """Return the end of a child; one that its node, not the study, has stopped goes on elsewhere."""
+    """Return the end of a child; one that its node, or an earlier session, has stopped goes on elsewhere."""
     result = ChildResult.from_json(ended.result.encode()) if ended.result is not None else None
     evidence = ended.evidence
-    if ended.handed_over and ended.key not in node.asked_to_stop:
+    if (ended.handed_over or evidence.stop_asked) and ended.key not in node.asked_to_stop:
         result, evidence = _unless_stopped(result, Evidence(server_lost=True) if result is None else evidence)
     return ChildExited(ended.key, result, evidence, node.name)
 

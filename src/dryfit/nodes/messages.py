@@ -67,6 +67,8 @@ class Hello(Wire):
         identity: Who it is.
         epoch: Counts from 1; another one after its children were ended.
         session: The session of the control process that its children belong to; empty: it has none.
+        running: Those children, by key, the ones included whose end was not acknowledged.
+        acknowledged: The last number of its own that was acknowledged.
         heard: The last number that it has heard from that control process.
         study: The study's id, as the agent's folder has it; empty: it has no folder.
         code: What its installation is, by the names of the parts (:func:`dryfit.nodes.installation.installation`).
@@ -77,6 +79,8 @@ class Hello(Wire):
     identity: Identity
     epoch: int = Field(ge=1)
     session: str = ""
+    running: tuple[str, ...] = ()
+    acknowledged: int = 0
     heard: int = 0
     study: str = ""
     code: dict[str, str]

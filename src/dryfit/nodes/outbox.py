@@ -17,6 +17,11 @@ class Outbox(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def acknowledged(self) -> int:
+        """The last number that was acknowledged; 0: none was."""
+        return self._last - len(self._kept)
+
     def put(self, message: T) -> int:
         """Keep a message; return its number."""
         self._last += 1
@@ -36,8 +41,8 @@ class Outbox(Generic[T]):
 class Inbox:
     """Which messages of the other side have been taken in: each counts once, however often it is sent."""
 
-    def __init__(self) -> None:
-        self.last = 0
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
 
     def is_new(self, number: int) -> bool:
         """Take in a message's number; False where it was taken in before.

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,7 +12,7 @@ from dryfit.core.jobs.job import JobRequest
 from dryfit.core.jobs.train import ScriptRequest, TrainerRequest
 from dryfit.core.wire import Verdict
 from dryfit.nodes.connection import Connection
-from dryfit.nodes.messages import AnswerChild, Beat, Command, Identity, KillChild, StartChild, StopChild
+from dryfit.nodes.messages import AnswerChild, Beat, Command, Hello, Identity, KillChild, StartChild, StopChild
 from dryfit.nodes.outbox import Inbox, Outbox
 from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.runtime.machine.gpus import GpuState
@@ -43,12 +44,13 @@ class RemoteNode:
         verdict_timeout_s: How long its children wait for a verdict at least: longer than a connection may be broken.
         heard_s: When the agent was heard last, by our clock.
         standing: What it counts as.
-        children: What it was asked to start and has not reported the end of.
+        children: What it was asked to start and has not reported the end of, each with its folder.
         asked_to_stop: Those of them that the study has asked to stop.
         inbox: Which of the agent's messages were heard.
         taken: The last of them that was acted on.
         set_aside: Whether it gets no more trials, because it has lost so many.
         leaving: Why it gets no more trials, as its agent says.
+        awaited: Whether it is known of an earlier session alone, which its agent may come back from with its children.
     """
 
     name: str
@@ -59,19 +61,20 @@ class RemoteNode:
     heard_s: float
     standing: NodeStanding = NodeStanding.SILENT
     connection: Connection | None = None
-    children: dict[str, ChildSpec] = field(default_factory=dict[str, ChildSpec])
+    children: dict[str, Path] = field(default_factory=dict[str, Path])
     asked_to_stop: set[str] = field(default_factory=set[str])
     inbox: Inbox = field(default_factory=Inbox)
     taken: int = 0
     set_aside: bool = False
     leaving: str = ""
+    awaited: bool = False
     _outbox: Outbox[Command] = field(default_factory=Outbox[Command])
     _devices: dict[str, GpuState] = field(default_factory=dict[str, GpuState])
     _memory: HostMemory | None = None
 
     def start(self, spec: ChildSpec) -> None:
         """See :class:`~dryfit.runtime.machine.node.ChildControl`; of a lost node, its end is heard next."""
-        self.children[spec.key] = spec
+        self.children[spec.key] = spec.folder
         self._say(
             StartChild(
                 number=0,
@@ -112,6 +115,14 @@ class RemoteNode:
         self._devices, self._memory = beat.devices, beat.memory
         if self.standing is not NodeStanding.LOST:
             self.standing = NodeStanding.LEAVING if beat.leaving or self.set_aside else NodeStanding.JOINED
+
+    def come_back(self, hello: Hello) -> None:
+        """Take in what an agent says that comes back from an earlier session; what is left there is ended."""
+        self.awaited, self.identity, self.facts = False, hello.identity, hello.facts
+        self.inbox, self.taken = Inbox(hello.acknowledged), hello.acknowledged
+        for key in hello.running:
+            if key not in self.children:
+                self.kill(key)
 
     def connect(self, connection: Connection, heard: int) -> None:
         """Go on over a new connection, with all that the agent has not heard."""

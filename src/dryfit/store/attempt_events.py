@@ -39,6 +39,7 @@ def apply_to_attempt(event: AttemptEvent, trial: TrialState, session: SessionSta
         case AttemptStarted():
             attempt.pid = event.pid
             attempt.overhead_ms = event.overhead_ms
+            attempt.session = session
         case FirstStepDone():
             attempt.first_step_ms = event.after_ms
         case CheckpointMade():

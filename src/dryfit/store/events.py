@@ -203,11 +203,12 @@ class AttemptPlaced(AttemptEvent):
 
 
 class AttemptStarted(AttemptEvent):
-    """The process wrote its first message."""
+    """The process wrote its first message; or a later session goes on with it, as it runs on a node."""
 
     type: Literal["attempt_started"] = "attempt_started"
     pid: int
     overhead_ms: float
+    again: bool = Field(default=False, description="an earlier session had heard it, and this one goes on with it")
 
 
 class FirstStepDone(AttemptEvent):
@@ -286,6 +287,8 @@ class NodeJoined(LedgerEvent):
     epoch: int = Field(description="1, and one more whenever the agent has ended its trials and come back")
     host: str
     pid: int
+    boot: str = Field(default="", description="what identifies its machine since that was started; empty: not known")
+    started: int = Field(default=0, description="when the agent began, in ticks since then")
     cores: int
     host_bytes: int
     devices: tuple[str, ...] = Field(description="its CUDA devices, as they are called there")

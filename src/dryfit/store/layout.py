@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+def attempt_key(trial: int, attempt: int) -> str:
+    """Return what the process of an attempt is called among all of a study."""
+    return f"trial-{trial}-{attempt}"
+
+
 def shared_traces(environment: Mapping[str, str], home: Path) -> Path:
     """Return the folder of recorded traces, shared by all studies of a user; safe to delete.
 

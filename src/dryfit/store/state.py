@@ -36,7 +36,7 @@ class AttemptState:
 
     Attributes:
         trial: Number of its trial.
-        session: The session that placed it; None: none.
+        session: The session that placed it, or a later one that goes on with it; None: none.
     """
 
     number: int

@@ -45,6 +45,9 @@ class Script:
     def wait(self, timeout_s: float) -> Sequence[ChildEvent]:
         return [self._events.popleft()]
 
+    def take_going_on(self) -> Mapping[str, str]:
+        return {}
+
     def wake(self) -> None: ...
 
 

@@ -196,7 +196,8 @@ def _moment(event: Event, trial: TrialState, state: StudyState) -> Moment | None
         case AttemptPlaced():
             kind, text = MomentKind.PLACED, _placed_text(event)
         case AttemptStarted():
-            kind, text = MomentKind.STARTED, f"first line after {event.overhead_ms:.0f} ms (process {event.pid})"
+            said = "goes on under another session" if event.again else f"first line after {event.overhead_ms:.0f} ms"
+            kind, text = MomentKind.STARTED, f"{said} (process {event.pid})"
         case FirstStepDone():
             kind, text = MomentKind.FIRST_STEP, f"first step after {event.after_ms:.0f} ms"
         case ReportMade():

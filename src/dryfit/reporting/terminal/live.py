@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from dryfit.core.settings.trial import Outcome
-from dryfit.core.sharding.device_groups import HERE
+from dryfit.core.sharding.device_groups import HERE, node_of
 from dryfit.core.wire import BEAT_FILE, Message, Phase, Progress
 from dryfit.reporting.data.worth import flaws_of_best, strongest_baseline
 from dryfit.reporting.terminal.eta import Pace, Running, study_left_s, trial_left_s
@@ -194,7 +194,12 @@ class LiveStudy:
             case AttemptPlaced(number=number, attempt=attempt, node=node):
                 self._trials[number] = _Live(STARTING, attempt, placed_s=event.at, node=node)
                 self._note = ""
-            case AttemptStarted(number=number, pid=pid) if number in self._trials:
+            case AttemptStarted(number=number, pid=pid):
+                if number not in self._trials:  # this session goes on with it
+                    going_on = state.trials[number].attempts[-1]
+                    self._trials[number] = _Live(
+                        STARTING, going_on.number, placed_s=going_on.placed_at_s, node=node_of(going_on.place)
+                    )
                 self._trials[number].pid = pid
             case AttemptEnded(number=number) if number in self._trials:
                 before = self._trials[number]

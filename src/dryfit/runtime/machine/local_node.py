@@ -100,6 +100,10 @@ class LocalNode:
                 self._devices.mark_own(event.message.pid)
         return events if self._name == HERE else [replace(event, node=self._name) for event in events]
 
+    def take_going_on(self) -> Mapping[str, str]:
+        """See :class:`~dryfit.runtime.machine.node.Nodes`; here no child outlives its control process."""
+        return {}
+
     def wake(self) -> None:
         """See :class:`~dryfit.runtime.machine.node.Nodes`."""
         self._children.wake()

@@ -109,6 +109,13 @@ class Nodes(Protocol):
         """Return what is new, in order for each node, as soon as there is something, or when the time is over."""
         ...
 
+    def take_going_on(self) -> Mapping[str, str]:
+        """Return the node of each child that an earlier session has left running, by its key.
+
+        From this call on :meth:`wait` returns what they say, and in any case their ends. Until then they are let be.
+        """
+        ...
+
     def wake(self) -> None:
         """Make :meth:`wait` return; may be called from a signal handler."""
         ...

@@ -42,7 +42,9 @@ class Decider(Protocol[C]):
         ...
 
 
-def drive(decider: Decider[C], nodes: Nodes, stops: StopRequests | None = None) -> None:
+def drive(
+    decider: Decider[C], nodes: Nodes, stops: StopRequests | None = None, going_on: Mapping[str, str] | None = None
+) -> None:
     """Do what a decider decides until its work is done.
 
     Requests to stop are looked for before each decision. One for an immediate end kills every running child.
@@ -51,9 +53,10 @@ def drive(decider: Decider[C], nodes: Nodes, stops: StopRequests | None = None) 
         decider: The work.
         nodes: Where the children run.
         stops: Requests to stop; None: there are none.
+        going_on: The node of each child that runs already, by its key; None: none does.
     """
     stopping = killed = False
-    node_by_key: dict[str, str] = {}
+    node_by_key = dict(going_on or {})
     while True:
         if stops is not None:
             stops.look()

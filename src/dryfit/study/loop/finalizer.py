@@ -1,6 +1,6 @@
 """The ends of attempts and trials: results are recorded, failures classified, and what follows from them is done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from dryfit.core.failure import Action, Evidence, Failure, FailureKind, RecoveryAction
@@ -48,13 +48,18 @@ class AttemptFinalizer:
     clock: Callable[[], float]
     waiting_until_s: dict[int, float] = field(default_factory=dict[int, float])
 
-    def reconcile(self) -> None:
+    def reconcile(self, going_on: Collection[int] = ()) -> None:
         """Close every attempt whose control process died; a result it left is taken, never computed again.
 
         A trial of an earlier generation ends: as its result says if there is one, else as cancelled.
+
+        Args:
+            going_on: Numbers of the trials whose attempt runs on; they are let be.
         """
         generation = self.study.state.generation.number
         for trial in self.study.state.open_trials:
+            if trial.number in going_on:
+                continue
             last = trial.attempts[-1] if trial.attempts else None
             if last is not None:
                 self._take_over(trial, last)

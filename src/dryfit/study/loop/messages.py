@@ -64,13 +64,20 @@ class MessageHandler:
     def on_message(self, event: ChildMessage, child: RunningAttempt) -> None:
         """Take in one message of a running process; a report is answered."""
         number, attempt = child.number, child.attempt
-        match event.message:
+        known = self._study.state.trials[number].attempts[attempt - 1]
+        match event.message:  # what an earlier session has written down may be said again by a process that outlived it
             case Started(pid=pid, overhead_ms=overhead_ms):
-                self._write(AttemptStarted(number=number, attempt=attempt, pid=pid, overhead_ms=overhead_ms))
+                again = known.pid is not None
+                if not again or known.session is not self._study.state.sessions[-1]:
+                    self._write(
+                        AttemptStarted(number=number, attempt=attempt, pid=pid, overhead_ms=overhead_ms, again=again)
+                    )
             case FirstStep(after_ms=after_ms):
-                self._write(FirstStepDone(number=number, attempt=attempt, after_ms=after_ms))
+                if known.first_step_ms is None:
+                    self._write(FirstStepDone(number=number, attempt=attempt, after_ms=after_ms))
             case Checkpointed(step=step):
-                self._write(CheckpointMade(number=number, attempt=attempt, step=step))
+                if known.checkpoint_step != step:
+                    self._write(CheckpointMade(number=number, attempt=attempt, step=step))
                 if self._study.config.function is None:
                     drop_superseded(self._study.layout.trial(number), attempt)
             case Report() as report:

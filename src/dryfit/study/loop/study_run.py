@@ -22,6 +22,7 @@ from dryfit.store.events import (
     TrialAsked,
     TrialFinished,
 )
+from dryfit.store.layout import attempt_key
 from dryfit.store.state import TrialState
 from dryfit.study.loop.driver import drive
 from dryfit.study.loop.finalizer import AttemptFinalizer
@@ -93,13 +94,36 @@ class TrialDecider:
         Raises:
             OSError: The ledger could not be written (a full disk); nothing that it holds is lost.
         """
-        self._finalizer.reconcile()
+        going_on = self._go_on_with(self._nodes.take_going_on())
+        self._finalizer.reconcile({child.number for child in self._placements.running.values()})
         with self._gp:
             if self._study.config.search.sampler is SamplerName.GP:
                 self._gp.warm()
-            drive(self, self._nodes, self._stops)
+            drive(self, self._nodes, self._stops, going_on)
         assert self._end is not None  # without it the work is not done
         return self._end
+
+    def _go_on_with(self, left: Mapping[str, str]) -> Mapping[str, str]:
+        """Count the attempts of this generation that still run on nodes as running; end all others there.
+
+        Args:
+            left: The node of each process that an earlier session has left running, by its key.
+
+        Returns:
+            The same, without those that are ended.
+        """
+        state, needs = self._study.state, self._placements.needs(self._planner.readiness())
+        for trial in state.open_trials:
+            attempt = trial.attempts[-1] if trial.attempts else None
+            if attempt is None or attempt.ended or trial.generation != state.generation.number:
+                continue
+            key = attempt_key(trial.number, attempt.number)
+            if left.get(key) == node_of(attempt.place):
+                child = RunningAttempt(trial.number, attempt.number, attempt.place, needs[trial.number])
+                self._placements.start(key, child, ())
+        for key in left.keys() - self._placements.running.keys():
+            self._nodes.all()[left[key]].kill(key)
+        return {key: node for key, node in left.items() if key in self._placements.running}
 
     @property
     def _limits(self) -> Limits:

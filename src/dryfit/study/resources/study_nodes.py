@@ -88,6 +88,7 @@ def study_nodes(session: JoinTerms, supervisor: Supervisor, local: LocalNode) ->
         return
     from dryfit.nodes.joined_nodes import JoinedNodes, Terms
     from dryfit.nodes.launchers.launch import launched, listen_host
+    from dryfit.nodes.left_running import left_running
     from dryfit.nodes.listener import Listener
     from dryfit.nodes.messages import Welcome
     from dryfit.nodes.rendezvous import listening, publish, token_of
@@ -108,7 +109,8 @@ def study_nodes(session: JoinTerms, supervisor: Supervisor, local: LocalNode) ->
         jobs=(job_of_trials(config),),
     )
     names = {node.joined.agent: known for earlier in session.state.sessions for known, node in earlier.nodes.items()}
-    terms = Terms(welcome, created.id, config.runtime.stop_grace_s, wish.local, names)
+    left = left_running(session.state, layout)
+    terms = Terms(welcome, created.id, config.runtime.stop_grace_s, wish.local, names, left)
     joined = JoinedNodes(local, listener, terms, session.write, session.note, since_boot_s)
     supervisor.watch(listener.fileno())
     try:

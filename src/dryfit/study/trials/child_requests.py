@@ -26,7 +26,7 @@ from dryfit.core.settings.trial import Scalar, TrialConfig
 from dryfit.core.sharding.device_groups import node_of, visible_devices
 from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.search.space.space import Space
-from dryfit.store.layout import TrialLayout
+from dryfit.store.layout import TrialLayout, attempt_key
 from dryfit.store.state import TrialState
 from dryfit.study.resources.retention import most_kept
 from dryfit.study.trials.child_limits import training_limits
@@ -148,7 +148,7 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
         limits = replace(limits, hang_learned=False)
     attempt = placement.attempt
     return ChildSpec(
-        key=f"trial-{trial.number}-{attempt}",
+        key=attempt_key(trial.number, attempt),
         folder=paths.attempt(attempt),
         body=body,
         limits=limits,
