@@ -109,6 +109,7 @@ def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[
         {"optim": {"name": "nadam"}},
         {"regularization": {"max_grad_norm": 0.0}},
         {"regularization": {"freeze_layers": 1}},
+        {"regularization": {"freeze_layers": 1, "frozen_dropout": False, "dropout": 0.2}},
         {"execution": {"checkpointing": True}},
         {"loss": {"name": "focal", "class_balance": "weighted"}, "head": {"layers": 1, "pooling": "max"}},
         {"loss": {"name": "focal", "alpha": 0.3}, "head": {"pooling": "attention", "activation": "silu", "layers": 1}},

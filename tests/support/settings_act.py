@@ -50,6 +50,7 @@ COMMON: dict[str, Case] = {
     "regularization.dropout": ({}, 0.4),
     "regularization.attention_dropout": ({}, 0.4),
     "regularization.freeze_layers": ({}, 1),
+    "regularization.frozen_dropout": ({"regularization": {"freeze_layers": 1}}, False),
 }
 """Read by all tasks that train an encoder."""
 

@@ -94,7 +94,8 @@ mean over its windows; `s / C` is spread over these tokens alone.
 arXiv:2302.06675) comes from the extra `lion`, `adamw8bit` and the paged ones (Dettmers et al. 2023, arXiv:2305.14314)
 from the extra `8bit`. Weight decay is decoupled in all of them but `sgd`, and not applied to norms and biases.
 `layer_decay` and `freeze_layers` need layers that have weights of their own: ALBERT's are shared, and both are
-refused there.
+refused there. With `frozen_dropout = false`, which new study files and presets have, frozen embeddings and layers stay
+in eval mode, so that trials can share what they compute ([execution.md](execution.md#frozen-layers-compute-once)).
 
 ## Schedules
 

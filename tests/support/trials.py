@@ -153,6 +153,7 @@ class Trial:
             optimizer_impl=OptimizerImpl(micro.get("optimizer_impl", "auto")),
             offload_optimizer=micro.get("offload_optimizer", False),
             loader_workers=micro.get("loader_workers", 0),
+            frozen_cache_bytes=micro.get("frozen_cache_bytes", 0),
             tp=micro.get("tp", 1),
             dp=micro.get("dp", 1),
         )
@@ -233,6 +234,7 @@ class Trial:
             result = _apart(request, channel) if self.plan.processes > 1 else train(request, channel)
         finally:
             take_over(self.layout, request.attempt, Job.TRAIN)
+        assert result is not None
         return result.model_copy(update={"peak_rss_bytes": None}), channel
 
     def best_weights(self, name: str = "model.safetensors") -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from dryfit.config.task_checks import (
 from dryfit.config.trackers import tracker_problems
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Precision
-from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.execution import NO_CACHE, DeviceKind
 from dryfit.core.settings.switches import TRIAL_NEEDS, Needs
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.text.units import parse_bytes
@@ -60,7 +60,7 @@ def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     if facts_of(config.study.task).calls_function:
         return [*function_problems(config, planned=use is Use.PLAN), *direction_problems(config), *unread]
     problems = [*_data(config, use), *_classes(config), *decoder_problems(config), *direction_problems(config)]
-    problems += [*_precision(config), *_limit(config), *_goals(config), *unread]
+    problems += [*_precision(config), *_limits(config), *_goals(config), *unread]
     return [*problems, *(_plannable(config) if use is Use.PLAN else metric_problems(config))]
 
 
@@ -165,12 +165,15 @@ def _precision(config: StudyConfig) -> list[Problem]:
     return []
 
 
-def _limit(config: StudyConfig) -> list[Problem]:
-    try:
-        parse_bytes(config.execution.memory_limit or "1B")
-    except ConfigError as error:
-        return [Problem(("execution", "memory_limit"), f"is {error.found}", f"above 0: {error.allowed}")]
-    return []
+def _limits(config: StudyConfig) -> list[Problem]:
+    amounts = {"memory_limit": config.execution.memory_limit, "frozen_cache": config.execution.frozen_cache}
+    problems: list[Problem] = []
+    for key, amount in amounts.items():
+        try:
+            parse_bytes("1B" if amount in (None, NO_CACHE) else amount)
+        except ConfigError as error:
+            problems.append(Problem(("execution", key), f"is {error.found}", f"above 0: {error.allowed}"))
+    return problems
 
 
 def password_problem(place: KeyPath) -> Problem:
@@ -202,7 +205,7 @@ def _unread(config: StudyConfig) -> list[Problem]:
         reason = f"but {needs.switch} = {value} does not read it"
         if needs.key in config.space:
             problems.append(Problem(("space", needs.key), f"is searched, {reason}", f"with {needs.condition}"))
-        elif config.is_changed(needs.key):
+        elif config.is_changed(needs.key) and not needs.may_idle:
             found = f"is {shown(config.value(needs.key))}, {reason}"
             problems.append(Problem(tuple(needs.key.split(".")), found, f"with {needs.condition}"))
     return problems

@@ -74,7 +74,7 @@ _KEYS: Final[dict[str, dict[str, Written | _Off]]] = {
         "class_balance": _Off("effective"),
         "effective_beta": _Off(0.99),
     },
-    "regularization": {"max_grad_norm": 1.0, "freeze_layers": _Off(2)},
+    "regularization": {"max_grad_norm": 1.0, "freeze_layers": _Off(2), "frozen_dropout": False},
     "span": {
         "doc_stride": 32,
         "max_answer_len": 64,

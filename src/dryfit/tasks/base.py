@@ -87,6 +87,15 @@ class TaskModel(nn.Module):
     """Exclusive upper limits of further entries of a batch, beside ids, segments and labels; the lower one is 0."""
     takes_types: bool = False
     """Whether the model reads token types (segments)."""
+    still: tuple[str, ...] = ()
+    """Submodules that stay in eval mode while the rest trains: frozen ones without dropout."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training mode, or out of it; :attr:`still` modules stay in eval mode."""
+        super().train(mode)
+        for path in self.still:
+            self.get_submodule(path).eval()
+        return self
 
     def base(self) -> PreTrainedModel:
         """Return the pretrained model that reads ``input_ids``."""

@@ -4,7 +4,7 @@ Dimension suffixes: ``B`` rows, ``L`` tokens, ``D`` encoder width, ``C`` scores.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast, final
 
@@ -177,10 +177,12 @@ class EncoderParts:
         depth: Number of layers.
         depth_of: Depth of each parameter by its name in the encoder: 0 embeddings, 1 the first layer, ``depth`` the
             last one and all that follows it.
+        path: Name of the list of layers in the encoder.
     """
 
     depth: int
     depth_of: dict[str, int]
+    path: str
 
 
 def encoder_parts(encoder: PreTrainedModel) -> EncoderParts:
@@ -216,11 +218,17 @@ def encoder_parts(encoder: PreTrainedModel) -> EncoderParts:
             depth_of[name] = int(name.removeprefix(f"{path}.").split(".")[0]) + 1
         else:
             depth_of[name] = depth if passed and "embed" not in name else 0
-    return EncoderParts(depth, depth_of)
+    return EncoderParts(depth, depth_of, path)
 
 
-def freeze(model: TaskModel, layers: int) -> None:
+def freeze(model: TaskModel, layers: int, *, dropout: bool = True) -> None:
     """Freeze the embeddings and the first layers of each encoder; 0 freezes nothing.
+
+    Args:
+        model: Changed in place.
+        layers: How many of each encoder.
+        dropout: Whether frozen modules drop out values in training. False: they stay in eval mode, so that what they
+            compute is a function of the row alone.
 
     Raises:
         ConfigError: An encoder has fewer layers.
@@ -237,6 +245,19 @@ def freeze(model: TaskModel, layers: int) -> None:
         for name, parameter in encoder.named_parameters():
             if parts.depth_of[name] <= layers and not _follows_layers(name, parts):
                 parameter.requires_grad_(False)
+        if not dropout:
+            model.still += tuple(_wholly_frozen(encoder, path))
+            model.train(model.training)
+
+
+def _wholly_frozen(module: nn.Module, path: str) -> Iterator[str]:
+    """Yield the largest modules, by their paths, that have weights, all of them frozen."""
+    parameters = list(module.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        yield path
+        return
+    for name, child in module.named_children():
+        yield from _wholly_frozen(child, f"{path}.{name}")
 
 
 def _follows_layers(name: str, parts: EncoderParts) -> bool:

@@ -19,7 +19,9 @@ def check_effect(config: TrialConfig) -> None:
         raise InternalError("checking train.precision of a trial", "it is auto", "a number format")
     for needs in TRIAL_NEEDS:
         value, switched = config.settings.value(needs.key), config.settings.value(needs.switch)
-        if switched in needs.values or needs.switch in config.params or not config.settings.is_changed(needs.key):
+        if switched in needs.values or needs.switch in config.params or needs.may_idle:
+            continue
+        if not config.settings.is_changed(needs.key):
             continue
         raise ConfigError(
             f"checking {needs.key} = {value!r}",

@@ -127,7 +127,7 @@ def build_model(request: TrainRequest, task: Task) -> TaskModel:
     _recompute(model, request.plan)
     report = materialise(model, device=device, missing=model.drawn)
     write_text_atomic(Path(request.load_report), report.model_dump_json(), durable=False)
-    freeze(model, regularization.freeze_layers)
+    freeze(model, regularization.freeze_layers, dropout=regularization.frozen_dropout)
     task.check_model(model)
     return model
 

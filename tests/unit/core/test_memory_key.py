@@ -33,6 +33,7 @@ OTHER: dict[str, Any] = {
     "joint.fusion": "gate",
     "joint.share_ratio": 0.5,
     "regularization.freeze_layers": 1,
+    "regularization.frozen_dropout": False,
     "lora.r": 3,
     "lora.targets": "q_proj",
     "lora.base": "fp32",

@@ -20,6 +20,8 @@ class Needs:
     switch: str
     values: tuple[str | int | None, ...]
     words: str = ""
+    may_idle: bool = False
+    """Whether it may be set where it does not act: new files say it in advance, for whoever turns the switch."""
 
     @property
     def condition(self) -> str:
@@ -30,6 +32,7 @@ class Needs:
 _ADAPTIVE: Final = ("adamw", "adamw8bit", "radam", "nadam", "paged_adamw", "paged_adamw8bit")
 _HIDDEN_LAYERS: Final = tuple(range(1, 9))
 _SOME: Final = tuple(range(1, 4097))
+_FREEZES: Final = "regularization.freeze_layers"
 _ASKS: Final = ("instruction", "criteria", "evidence", "both")
 
 TRIAL_NEEDS: Final = (
@@ -45,6 +48,7 @@ TRIAL_NEEDS: Final = (
     Needs("loss.gamma", "loss.name", ("focal",)),
     Needs("loss.alpha", "loss.name", ("focal",)),
     Needs("loss.effective_beta", "loss.class_balance", ("effective",)),
+    Needs("regularization.frozen_dropout", _FREEZES, _SOME, f"{_FREEZES} of 1 or more", may_idle=True),
     *(Needs(f"lora.{key}", "lora.r", _SOME, "lora.r of 1 or more") for key in ("alpha", "dropout", "targets", "base")),
     Needs("lora.double_quant", "lora.base", ("nf4",)),
     Needs("lora.compute", "lora.base", ("nf4", "int8")),

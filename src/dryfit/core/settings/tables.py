@@ -282,6 +282,7 @@ class RegularizationSettings(Settings):
     freeze_layers: int = Field(
         default=0, ge=0, le=1000, description="embeddings and so many first layers stay as they are"
     )
+    frozen_dropout: bool = Field(default=True, description="dropout in frozen layers too; false: they compute once")
 
 
 class LoraSettings(Settings):

@@ -223,7 +223,14 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         implementation="dryfit.tasks.lm.causal_lm:CausalLmTask",
         decoder=True,
         tables=frozenset({"lora", "lm"}),
-        unread=frozenset({"optim.layer_decay", "optim.head_lr_factor", "regularization.freeze_layers"}),
+        unread=frozenset(
+            {
+                "optim.layer_decay",
+                "optim.head_lr_factor",
+                "regularization.freeze_layers",
+                "regularization.frozen_dropout",
+            }
+        ),
         # It decides which columns rows must have, and what the loss is.
         not_searched={
             "lm.format": "losses of different formats do not compare",

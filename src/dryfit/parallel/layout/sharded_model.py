@@ -41,6 +41,6 @@ def sharded_model(
         assert shards is not None
         layout = TensorParallelLayout(recipe, shards, group)
     model, report = layout.load(whole)
-    freeze(model, recipe.regularization.freeze_layers)
+    freeze(model, recipe.regularization.freeze_layers, dropout=recipe.regularization.frozen_dropout)
     layout.connect(model)
     return model, report, layout

@@ -205,7 +205,8 @@ def cache_finding(layout: StudyLayout, folder: FolderFacts) -> Finding:
     """Describe the token cache."""
     if not layout.cache.is_dir():
         return passed(ABOUT, "token cache", "none yet: it is made from the rows")
-    sets = [entry for entry in layout.cache.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    folders = [entry for entry in layout.cache.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    sets = [entry for entry in folders if any(entry.glob("*.safetensors"))]  # others hold what models compute
     size_bytes = sum(file.stat().st_size for entry in sets for file in entry.iterdir() if file.is_file())
     found = f"{len(sets)} of (data, model, length), {gib(size_bytes)}"
     if folder.not_writable:

@@ -100,7 +100,7 @@ def step_parts(
     if checkpointing:
         for part in model.pretrained().values():
             enable_checkpointing(part, reentrant=reentrant)
-    freeze(model, settings.regularization.freeze_layers)
+    freeze(model, settings.regularization.freeze_layers, dropout=settings.regularization.frozen_dropout)
     if isinstance(layout, TensorParallel):
         layout.shard(model)
     return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, layout or OneProcess())

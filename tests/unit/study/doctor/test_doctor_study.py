@@ -171,6 +171,8 @@ def test_the_token_cache(tmp_path: Path) -> None:
     assert "none yet" in cache_finding(layout, folder).found
     (layout.cache / "abc").mkdir(parents=True)
     (layout.cache / "abc" / "train.safetensors").write_bytes(bytes(3 << 20))
+    (layout.cache / "frozen").mkdir()
+    (layout.cache / "frozen" / "abc.states").write_bytes(bytes(1 << 20))
     assert "1 of (data, model, length), 3 MiB" in cache_finding(layout, folder).found
     assert cache_finding(layout, replace(folder, not_writable="no")).status is Status.WARN
 
