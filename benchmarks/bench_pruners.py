@@ -1,15 +1,15 @@
 """What pruners save on contracts, and what they lose: each replayed over the learning curves of one search.
 
     python benchmarks/bench_pruners.py record WORK --contracts FOLDER [--layers 2]      (or DRYFIT_CONTRACTS=FOLDER)
-    python benchmarks/bench_pruners.py [replay] [--curves FILE] [--orders 100] [--beside 1 2]
+    python benchmarks/bench_pruners.py [replay] [--curves FILE] [--orders 200] [--beside 1]
 
 ``record`` is one study without a pruner: random configurations of a space of seven keys, every one of them trained
 to its end, and validated several times an epoch. Run again it goes on; what is complete is written to ``--curves``.
 ``replay`` gives these curves to dryfit's own pruning verdicts, validation by validation, as if the trials ran in some
 order, so many at a time; a trial that is pruned takes no further epoch, and the next one begins. Over many orders:
-what share of all epochs was not trained, how often the best configuration was trained to its end, and how far the
-best score of the trials that were lies below that of all. No sampler learns from what was pruned here: the
-configurations are the same for all pruners.
+what share of all epochs was not trained, how often the best configuration was complete, and how far the best score of
+the complete ones lies below that of all, at the end and once half of all epochs were trained. No sampler learns from
+what was pruned here: the configurations are the same for all pruners.
 """
 
 import argparse
@@ -39,13 +39,16 @@ CURVES = Path(__file__).parents[1] / "docs" / "measurements" / "pruner-curves.cs
 Curve = tuple[MetricPoint, ...]
 
 PRUNERS = {
+    "none": SearchSettings(pruner=PrunerName.NONE),
     "median": SearchSettings(pruner=PrunerName.MEDIAN),
     "median, from 3 complete trials": SearchSettings(pruner=PrunerName.MEDIAN, pruner_startup_trials=3),
     "percentile 25": SearchSettings(pruner=PrunerName.PERCENTILE),
     "ASHA": SearchSettings(pruner=PrunerName.ASHA),
     "ASHA, reduction 2": SearchSettings(pruner=PrunerName.ASHA, reduction=2),
+    "ASHA, from the first validation": SearchSettings(pruner=PrunerName.ASHA, warmup_reports=0),
     "Hyperband": SearchSettings(pruner=PrunerName.HYPERBAND),
     "Hyperband, reduction 2": SearchSettings(pruner=PrunerName.HYPERBAND, reduction=2),
+    "Hyperband, from the first validation": SearchSettings(pruner=PrunerName.HYPERBAND, warmup_reports=0),
     "patient, of median": SearchSettings(pruner=PrunerName.PATIENT),
     "patient, of ASHA": SearchSettings(pruner=PrunerName.PATIENT, patient_of=PatientOf.ASHA),
 }
@@ -103,14 +106,16 @@ class Replayed:
 
     Attributes:
         saved: Share of all epochs that was not trained.
-        kept_best: Whether a configuration with the best score of all was trained to its end.
-        loss: How far the best score of the trials trained to their end lies below the best of all.
+        kept_best: Whether a trial with the best score of all is complete.
+        loss: How far the best score of the complete trials lies below the best of all.
+    loss_at_half: The same when half of the epochs that all trials would take were trained.
         pruned: Trials that were pruned.
     """
 
     saved: float
     kept_best: bool
     loss: float
+    loss_at_half: float
     pruned: int
 
 
@@ -132,42 +137,42 @@ def replay(curves: Sequence[Curve], order: Sequence[int], search: SearchSettings
         beside: How many run at a time.
     """
     rules = Rules(search, Direction.MAXIMIZE, "curves", max(map(len, curves)))
+    whole, best = sum(curve[-1].epoch for curve in curves), max(map(score, curves))
     past, waiting = History(), list(enumerate(order))
-    at: dict[int, tuple[float, TrialRecord, Curve]] = {}
-    trained, ended = 0.0, dict[int, bool]()
-    clock = 0.0
-    while waiting or at:
-        while waiting and len(at) < beside:
+    running: dict[int, tuple[float, TrialRecord, Curve]] = {}
+    complete, pruned, trained, clock = [-math.inf], 0, 0.0, 0.0
+    half: float | None = None
+    while waiting or running:
+        while waiting and len(running) < beside:
             number, which = waiting.pop(0)
-            record = TrialRecord(number, {}, {})
-            past.put(record)
-            at[number] = clock, record, curves[which]
-        number = min(at, key=lambda one: (at[one][0] + _next(at[one][1:]).epoch, one))
-        began, record, curve = at.pop(number)
-        point = _next((record, curve))
+            running[number] = clock, TrialRecord(number, {}, {}), curves[which]
+            past.put(running[number][1])
+        number = min(running, key=lambda one: (running[one][0] + _next(*running[one][1:]).epoch, one))
+        began, record, curve = running.pop(number)
+        point = _next(record, curve)
         clock = began + point.epoch
+        trained += point.epoch - (record.reports[-1].epoch if record.reports else 0.0)
+        if half is None and trained > whole / 2:
+            half = max(complete)
         record = replace(record, reports=(*record.reports, point))
         past.put(record)
         verdict = judge(past, number, rules)
         record = replace(record, system_attrs={**record.system_attrs, **verdict.system_attrs})
-        is_last = len(record.reports) == len(curve)
-        if verdict.proceed and not is_last:
+        if verdict.proceed and len(record.reports) < len(curve):
             past.put(record)
-            at[number] = began, record, curve
-            continue
-        outcome = Outcome.COMPLETE if verdict.proceed else Outcome.PRUNED
-        past.put(replace(record, outcome=outcome, value=score(curve) if verdict.proceed else None))
-        trained += point.epoch
-        ended[order[number]] = verdict.proceed
-    best = max(map(score, curves))
-    kept = max((score(curves[which]) for which, is_complete in ended.items() if is_complete), default=math.nan)
-    whole = sum(curve[-1].epoch for curve in curves)
-    return Replayed(1 - trained / whole, kept == best, best - kept, sum(not one for one in ended.values()))
+            running[number] = began, record, curve
+        elif verdict.proceed:
+            complete.append(score(curve))
+            past.put(replace(record, outcome=Outcome.COMPLETE, value=complete[-1]))
+        else:
+            pruned += 1
+            past.put(replace(record, outcome=Outcome.PRUNED))
+    last = max(complete)
+    return Replayed(1 - trained / whole, last == best, best - last, best - (last if half is None else half), pruned)
 
 
-def _next(running: tuple[TrialRecord, Curve]) -> MetricPoint:
+def _next(record: TrialRecord, curve: Curve) -> MetricPoint:
     """Return the next validation of a running trial."""
-    record, curve = running
     return curve[len(record.reports)]
 
 
@@ -197,20 +202,20 @@ def read_curves(file: Path) -> list[Curve]:
 def table(curves: Sequence[Curve], orders: int, beside: Sequence[int]) -> str:
     """Return markdown: a row for each pruner and number of trials at a time."""
     lines = [
-        "| pruner | at a time | epochs saved (quartiles) | pruned | best one kept | best score lost: mean, 95 % |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| pruner | at a time | epochs saved (quartiles) | pruned | best kept | score lost | at half of all epochs |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     drawn = [random.Random(seed).sample(range(len(curves)), len(curves)) for seed in range(orders)]
     for name, search in PRUNERS.items():
         for count in beside:
             found = [replay(curves, order, search, count) for order in drawn]
             low, middle, high = statistics.quantiles([one.saved for one in found], n=4)
-            lost = [one.loss for one in found]
             lines.append(
                 f"| {name} | {count} | {middle:.0%} ({low:.0%} to {high:.0%}) |"
                 f" {statistics.mean(one.pruned for one in found):.1f} |"
                 f" {statistics.mean(one.kept_best for one in found):.0%} |"
-                f" {statistics.mean(lost):.4f}, {statistics.quantiles(lost, n=20)[-1]:.4f} |"
+                f" {statistics.mean(one.loss for one in found):.4f} |"
+                f" {statistics.mean(one.loss_at_half for one in found):.4f} |"
             )
     scores = sorted(map(score, curves), reverse=True)
     told = f"{len(curves)} curves, {orders} orders; best scores {', '.join(f'{one:.3f}' for one in scores[:5])}"
@@ -249,8 +254,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("action", nargs="?", choices=("record", "replay"), default="replay")
     parser.add_argument("work", nargs="?", type=Path)
     parser.add_argument("--curves", type=Path, default=CURVES)
-    parser.add_argument("--orders", type=int, default=100)
-    parser.add_argument("--beside", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--orders", type=int, default=200)
+    parser.add_argument("--beside", type=int, nargs="+", default=[1])
     parser.add_argument("--contracts", default=os.environ.get("DRYFIT_CONTRACTS"))
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--layers", type=int, help="so many of MiniLM's layers, the first; unset: all")
