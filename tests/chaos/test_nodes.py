@@ -197,7 +197,7 @@ def test_traffic_that_is_lost_for_a_while(
             end(process)
         proxy.close()
     assert_same(folder, alone)
-    assert joined(events_of(folder)).count("n1") > 1, "the lease was over once"
+    assert len(joined(events_of(folder))) > len(agents), "the lease of one was over at least, and it joined anew"
 
 
 @pytest.mark.slow
