@@ -18,7 +18,7 @@ from dryfit.core.settings.trial import Outcome
 from dryfit.store import events
 from dryfit.store.events import Event, TrialFinished
 from dryfit.study.loop.next_step import End
-from kill_points import KNOWN, Killed, Way, killed_at, study_session
+from kill_points import KNOWN, Killed, OutlivingSupervisor, Way, killed_at, study_session
 from study_runs import DEADLINE_S, ends, events_of, fold, marked_processes, objective_study, run
 
 TRIALS = 8
@@ -125,6 +125,32 @@ def test_the_studies_of_these_tests_have_events_of_every_kind(tmp_path: Path, mo
     assert kinds == KINDS - NOT_HERE.keys() - CHANGES.keys()
     assert outcomes == {Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED, Outcome.REFUSED}
     assert {"rung", "retry", "give_up"} <= actions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["tpe-asha", "random, two side by side"])
+def test_a_death_that_children_outlive_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    """As those of agents do, which say again what may not have been heard."""
+    with monkeypatch.context() as patch:
+        whole = undisturbed(patch, tmp_path / "whole", search)
+    attempts = Counter(event.type for event in whole)["attempt_placed"]
+    for number, (index, way) in enumerate(product(first_of_each_kind(whole), (Way.BEFORE, Way.AFTER))):
+        where, outliving = f"{search}: {way} event {index} ({whole[index].type})", OutlivingSupervisor(number % 2 == 0)
+        print(where)
+        folder = tmp_path / "killed"
+        with monkeypatch.context() as patch:
+            killed_at(patch, index, way)
+            with pytest.raises(Killed):
+                study_session(patch, folder, tables(search), outliving=outliving)
+        with monkeypatch.context() as patch:
+            assert study_session(patch, folder, tables(search), outliving=outliving).end is End.DONE, where
+        assert_same(folder, tmp_path / "whole", where)
+        placed = [event for event in events_of(folder) if event.type == "attempt_placed"]
+        never_began = way is Way.AFTER and whole[index].type == "attempt_placed"
+        assert len(placed) == attempts + never_began, where
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow

@@ -35,14 +35,16 @@ from dryfit.core.wire import (
     Verdict,
 )
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
-from dryfit.runtime.children.result_reading import clear
+from dryfit.runtime.children.result_reading import clear, read_messages
+from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.scoring.row_files import FACTS_FILE, write_facts
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event
-from dryfit.store.layout import StudyLayout
+from dryfit.store.layout import StudyLayout, attempt_key
 from dryfit.store.ledger import Ledger
+from dryfit.store.replay import StudyState
 from dryfit.study.loop import session
-from dryfit.study.loop.session import SessionResult, run_session
+from dryfit.study.loop.session import SessionResult, read_study, run_session
 from dryfit.study.loop.stops import StopSignals
 from quiet_children import QuietChildren
 
@@ -221,6 +223,43 @@ class FolderSupervisor(QuietChildren):
         self.unheard = deque(event for event in self.unheard if event.key != key)
 
 
+@dataclass
+class OutlivingSupervisor(FolderSupervisor):
+    """The children of an agent: they outlive a control process, and say everything once more to the next one."""
+
+    known: dict[str, FolderChild] = field(default_factory=dict)
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody has asked them to end."""
+
+    def start(self, spec: ChildSpec) -> None:
+        """Make a child, and remember it."""
+        super().start(spec)
+        self.known[spec.key] = self.children[spec.key]
+
+    def answer(self, key: str, verdict: Verdict) -> None:
+        """Let a child go on that waits for this verdict; an earlier one is of no use to it."""
+        said = read_messages(self.known[key].spec.folder)
+        waits_for = max(one.point.n for one in said if isinstance(one, Report))
+        if key in self.children and self.children[key].waits and verdict.n == waits_for:
+            super().answer(key, verdict)
+
+    def take_going_on(self, state: StudyState) -> dict[str, str]:
+        """Return the open attempts that it knows, each with all that it has said so far still to be heard."""
+        self.unheard.clear()
+        self.children.clear()
+        going_on: dict[str, str] = {}
+        for trial in state.open_trials:
+            key = attempt_key(trial.number, len(trial.attempts))
+            child = self.known.get(key)
+            if child is None or trial.attempts[-1].ended:
+                continue
+            self.children[key], going_on[key] = child, "here"
+            self.unheard.extend(ChildMessage(key, one) for one in read_messages(child.spec.folder))
+            self.unheard.extend([child.ended] if child.ended is not None else [])
+        return going_on
+
+
 def load(folder: Path, tables: Mapping[str, Any]) -> Any:
     """A study of a made-up memory model, as its file would give it."""
     document = {
@@ -241,9 +280,18 @@ def load(folder: Path, tables: Mapping[str, Any]) -> Any:
 
 
 def study_session(
-    patch: pytest.MonkeyPatch, folder: Path, tables: Mapping[str, Any], *, ahead: bool = False
+    patch: pytest.MonkeyPatch,
+    folder: Path,
+    tables: Mapping[str, Any],
+    *,
+    ahead: bool = False,
+    outliving: OutlivingSupervisor | None = None,
 ) -> SessionResult:
     """One session on the study in a folder, from its lock to its end.
+
+    Args:
+        ahead: As of :class:`FolderSupervisor`.
+        outliving: Has the children, also those of a session before; None: they die with their session.
 
     Raises:
         Killed: As :func:`killed_at` has arranged.
@@ -251,8 +299,10 @@ def study_session(
     config = load(folder, tables)
 
     def supervisor(_settings: SupervisorSettings) -> FolderSupervisor:
-        return FolderSupervisor(ahead)
+        return outliving or FolderSupervisor(ahead)
 
+    if outliving is not None:
+        patch.setattr(LocalNode, "take_going_on", lambda _: outliving.take_going_on(read_study(StudyLayout(folder))))
     patch.setattr(session, "Supervisor", supervisor)
     patch.setattr(session, "sweep", lambda _marker: [])
     patch.setattr(os, "fsync", lambda _fd: None)  # no power is cut here
