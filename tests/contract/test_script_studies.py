@@ -431,7 +431,12 @@ def test_the_example_of_a_loop_is_begun_by_init_and_searched(tmp_path: Path) -> 
     assert best is not None
     left = StudyLayout(file.parent).trial(best.number).best
     assert (left / "state.pt").is_file()
-    done = run_here("train", file.parent)
+    done = run_here("train", file.parent, "-o", tmp_path / "model", "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    model = json.loads(done.stdout)
+    assert model["trial"] == best.number and model["value"] == model["searched"] == best.value
+    assert model["steps"] == 2 and (tmp_path / "model" / "state.pt").is_file()
+    done = run_here("train", file.parent, "--in-process")
     assert done.returncode != 0 and f"what trial {best.number} has left is in {left}" in done.stderr
     assert "train_loop.py --epochs 2 --hidden=8 --lr 0.0" in done.stderr
     for words in (("report", "-o", tmp_path / "page.html"), ("export", "--to", "csv")):
