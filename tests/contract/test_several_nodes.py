@@ -1,5 +1,6 @@
 """A study on two nodes: the same loop, trials on both, and the results that one node gives."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,15 @@ import pytest
 import dryfit
 import objectives
 import two_nodes
+from agents import address_of, end, joined, start_agent, write_study
+from dryfit.core.errors import ExitStatus
 from dryfit.core.settings.trial import Outcome
 from dryfit.store.events import AttemptPlaced, Event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import each_event
 from dryfit.store.replay import StudyState
 from dryfit.study.loop.next_step import End
+from study_runs import DEADLINE_S, ends, marked_processes, start, wait_for
 
 TRIALS, PARALLEL = 8, 4
 
@@ -70,3 +74,35 @@ def test_a_study_on_two_nodes_comes_to_what_one_comes_to(tmp_path: Path, monkeyp
     assert study(tmp_path / "two", trials=TRIALS + 1).end is End.DONE
     later, _ = ledger(tmp_path / "two")
     assert later.trials[TRIALS].attempts[0].place == "here/cpu"
+
+
+@pytest.mark.slow
+def test_a_study_over_tls_has_the_agents_that_know_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEP_PAUSE_S", "0.1")
+    folder = write_study(tmp_path / "study", trials=16, parallel=4, lease_s=5.0, tls=True)
+    control = start("tune", folder)
+    agents = [start_agent(folder)]
+    try:
+        host, port = address_of(folder)
+        there = ("--join", f"{host}:{port}", "--token-file", folder / "nodes" / "token")
+        in_the_plain = start("agent", *there, "--wait", "2")
+        mistaken = start("agent", *there, "--fingerprint", "0" * 64, "--wait", "2")
+        fingerprint = json.loads((folder / "nodes" / "address.json").read_text(encoding="utf-8"))["fingerprint"]
+        agents.append(start_agent(*there, "--fingerprint", fingerprint))
+        wait_for(lambda: len(joined(ledger(folder)[1])) == 2, control)
+        _, said = control.communicate(timeout=DEADLINE_S)
+        assert control.returncode == ExitStatus.DONE, said
+        assert f"--fingerprint {fingerprint}" in said
+        assert "does not speak TLS" in said and "another certificate" in said
+        assert "the other side speaks TLS" in in_the_plain.communicate(timeout=60)[1]
+        assert f"fingerprint {fingerprint}, not {'0' * 64}" in mistaken.communicate(timeout=60)[1]
+        assert [agent.wait(60) for agent in agents] == [0, 0]
+        assert in_the_plain.returncode and mistaken.returncode
+    finally:
+        for process in (control, *agents):
+            end(process)
+    assert [trial.outcome for trial in ends(folder)] == [Outcome.COMPLETE] * 16
+    assert (folder / "nodes" / "certificate.pem").stat().st_mode & 0o777 == 0o600
+    assert marked_processes(folder) == []

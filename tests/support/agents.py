@@ -12,11 +12,11 @@ from pathlib import Path
 from dryfit.store.events import Event, NodeJoined
 from study_runs import RANDOM, objective_study, start, wait_for
 
-NODES = '\n[execution]\ndevice = "cpu"\n[nodes]\nlocal = false\nlease_s = {lease_s}\nslots = 2\n'
+NODES = '\n[execution]\ndevice = "cpu"\n[nodes]\nlocal = false\nlease_s = {lease_s}\nslots = 2\ntls = {tls}\n'
 
 
 def write_study(
-    folder: Path, *, trials: int, parallel: int, lease_s: float | None = None, search: str = RANDOM
+    folder: Path, *, trials: int, parallel: int, lease_s: float | None = None, search: str = RANDOM, tls: bool = False
 ) -> Path:
     """A study of the function ``stepwise``; with a lease it listens for agents, and runs nothing itself."""
     folder.mkdir(parents=True)
@@ -26,8 +26,11 @@ def write_study(
         search=search,
         runtime=f"parallel = {parallel}\nstop_grace_s = 2\nhang_timeout_s = 60",
     )
-    nodes = NODES.format(lease_s=lease_s) if lease_s is not None else '\n[execution]\ndevice = "cpu"\n'
-    (folder / "study.toml").write_text(text + nodes, encoding="utf-8")
+    if lease_s is None:
+        text += '\n[execution]\ndevice = "cpu"\n'
+    else:
+        text += NODES.format(lease_s=lease_s, tls=str(tls).lower())
+    (folder / "study.toml").write_text(text, encoding="utf-8")
     return folder
 
 

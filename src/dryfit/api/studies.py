@@ -218,6 +218,7 @@ def agent(
     *,
     join: str | None = None,
     token_file: Path | str | None = None,
+    fingerprint: str | None = None,
     wait_s: float = 600.0,
     on_note: Callable[[str], None] = lambda _text: None,
 ) -> str:
@@ -227,6 +228,7 @@ def agent(
         folder: The study's folder, in which address and token lie; it must be shared between the machines.
         join: ``HOST:PORT`` instead, with ``token_file``.
         token_file: A copy of the study's ``nodes/token``.
+        fingerprint: With ``join``, of a study with ``nodes.tls``: the SHA-256 of its certificate.
         wait_s: How long to wait for a control process, at the start and whenever it is gone.
         on_note: Called with what happens, in sentences.
 
@@ -240,7 +242,8 @@ def agent(
     from dryfit.nodes.serving import serve
 
     layout = layout_of(folder) if folder is not None else None
-    return serve(layout, join, Path(token_file) if token_file is not None else None, wait_s, on_note)
+    token = Path(token_file) if token_file is not None else None
+    return serve(layout, join, token, wait_s, on_note, fingerprint)
 
 
 def story(folder: Path | str, number: int) -> TrialStory:

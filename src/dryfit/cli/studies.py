@@ -347,13 +347,18 @@ def agent(
     ] = None,
     join: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the study listens.")] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A copy of the study's nodes/token.")] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(metavar="SHA256", help="Of the certificate to demand, where the study has nodes.tls.")
+    ] = None,
     wait_s: Annotated[float, typer.Option("--wait", min=0, metavar="SECONDS", help="For a study that runs.")] = 600.0,
     quiet: QuietOption = False,
 ) -> None:
     """Run trials of a study with [nodes] on this machine. Ctrl-C: they go on elsewhere."""
     from dryfit.api import agent as run_agent
 
-    typer.echo(run_agent(folder, join=join, token_file=token_file, wait_s=wait_s, on_note=notes(quiet=quiet)), err=True)
+    on_note = notes(quiet=quiet)
+    ended = run_agent(folder, join=join, token_file=token_file, fingerprint=fingerprint, wait_s=wait_s, on_note=on_note)
+    typer.echo(ended, err=True)
 
 
 def nodes(study: StudyArgument, as_json: JsonOption = False) -> None:

@@ -34,6 +34,10 @@ class NodesSettings(Settings):
         default=60, description="how long trials on a node go on without the control process"
     )
 
+    tls: bool = Field(
+        default=False, description="encrypt what agents and the control process say; they know its certificate"
+    )
+
     @property
     def sbatch_options(self) -> tuple[str, ...]:
         """The words of ``sbatch``, as a shell would read them."""

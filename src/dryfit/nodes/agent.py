@@ -69,6 +69,7 @@ class Agent:
     _welcome: Welcome | None = None
     _over: str = ""
     _said_hello: bool = False
+    _noted: str = ""
     _beats: dict[int, float] = field(default_factory=dict[int, float])
     _beat: int = 0
     _beat_s: float = 0.0
@@ -117,6 +118,9 @@ class Agent:
             raise MachineError("serving a study", f"its control process speaks otherwise: {error}") from error
         if self._link.fileno() is None:
             self._said_hello = False
+        if self._link.refused != self._noted:
+            self._noted = self._link.refused
+            self.note(f"no study is joined, another try follows: {self._noted}")
         self._keep_lease()
         self._leave_if_asked()
         self._send_beat()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from dryfit.nodes.connection import Connection
+from dryfit.nodes.encryption import TlsBytes, agent_context
 from dryfit.nodes.messages import FROM_CONTROL, FromControl, Left, News
 from dryfit.nodes.outbox import Inbox, Outbox
 from dryfit.nodes.secure_lines import Side
@@ -18,11 +19,17 @@ _SHAKE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the control process listens, and the token to prove there."""
+    """Where the control process listens, and what to prove and to demand there.
+
+    Attributes:
+        token: The shared secret.
+        fingerprint: Of the certificate that control must have; empty: it speaks in the plain.
+    """
 
     host: str
     port: int
     token: str
+    fingerprint: str = ""
 
 
 @dataclass(slots=True)
@@ -35,6 +42,7 @@ class AgentLink:
         forget: Called with it before it is closed.
         clock: Seconds of a clock that is never set.
         trouble: Why there is no connection; empty where there is one.
+        refused: Why the last connection was ended that another than control, or one who speaks otherwise, was at.
         inbox: What was heard of control, of what is numbered.
         outbox: What it is told, of what is numbered, and has not acknowledged.
     """
@@ -44,6 +52,7 @@ class AgentLink:
     forget: Callable[[int], None]
     clock: Callable[[], float]
     trouble: str = ""
+    refused: str = ""
     inbox: Inbox = field(default_factory=Inbox)
     outbox: Outbox[News] = field(default_factory=Outbox[News])
     _connection: Connection | None = None
@@ -80,7 +89,9 @@ class AgentLink:
         except (OSError, UnicodeError) as error:  # of a host's name that is none
             self.trouble = f"{target.host}, port {target.port}: {error}"
             return
-        self._connection, self._since_s, self._welcomed = Connection(connected, Side.AGENT, target.token), now_s, False
+        wire = TlsBytes(agent_context(), target.fingerprint) if target.fingerprint else None
+        self._connection = Connection(connected, Side.AGENT, target.token, wire)
+        self._since_s, self._welcomed = now_s, False
         self.watch(self._connection.fileno())
 
     def go_on(self, heard: int) -> None:
@@ -100,6 +111,7 @@ class AgentLink:
             return []
         said = [FROM_CONTROL.validate_json(line) for line in self._connection.receive()]
         if self._connection.broken:
+            self.refused = self._connection.broken if self._connection.is_refused else self.refused
             self.hang_up(self._connection.broken)
         return said
 

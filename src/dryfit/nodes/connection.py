@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from dryfit.nodes.encryption import PlainBytes, WireBytes
 from dryfit.nodes.messages import AgentProof, ControlProof, Greeting
 from dryfit.nodes.secure_lines import (
     MOST_GREETING_BYTES,
@@ -33,15 +34,18 @@ class Connection:
         connected: The socket, which is made non-blocking and is closed with this.
         role: Our side.
         token: The shared secret.
+        wire: What lines are turned into; None: they are sent as they are.
 
     Attributes:
         broken: Why nothing more can be said or heard; empty: something can.
+        is_refused: Whether that is so because of what the other side has said.
     """
 
-    def __init__(self, connected: socket.socket, role: Side, token: str) -> None:
+    def __init__(self, connected: socket.socket, role: Side, token: str, wire: WireBytes | None = None) -> None:
         self._socket = connected
         self._role = role
         self._token = token
+        self._wire = wire if wire is not None else PlainBytes(greets=role is Side.AGENT)
         self._nonce = new_token()
         self._handshake: Handshake | None = None
         self._lines = LineCutter(MOST_GREETING_BYTES)
@@ -49,11 +53,13 @@ class Connection:
         self._sealer: Sealer | None = None
         self._opener: Opener | None = None
         self.broken = ""
+        self.is_refused = False
         connected.setblocking(False)
         with suppress(OSError):  # a socket pair, in a test, has no such option
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if role is Side.CONTROL:
             self._say(Greeting(nonce=self._nonce))
+        self.flush()
 
     def fileno(self) -> int:
         """File descriptor to select on."""
@@ -77,11 +83,12 @@ class Connection:
         """
         assert self._sealer is not None  # nothing is said to one who has proved nothing
         if not self.broken:
-            self._unsent += self._sealer.seal(message.model_dump_json().encode())
+            self._wire.put(self._sealer.seal(message.model_dump_json().encode()))
             self.flush()
 
     def flush(self) -> None:
         """Give the socket what it takes now."""
+        self._unsent += self._wire.to_send()
         try:
             while self._unsent and not self.broken:
                 del self._unsent[: self._socket.send(self._unsent)]
@@ -94,6 +101,7 @@ class Connection:
     def receive(self) -> list[bytes]:
         """Return what the other side has said since the last call, the handshake aside; see :attr:`broken`."""
         self.flush()
+        heard: list[bytes] = []
         for _ in range(_READS_AT_ONCE):
             try:
                 data = self._socket.recv(_READ_BYTES)
@@ -105,17 +113,22 @@ class Connection:
             if not data:
                 self.broken = self.broken or "the other side has closed the connection"
                 break
-            self._lines.feed(data)
+            heard.append(data)
         said: list[bytes] = []
         try:
+            for data in heard:
+                self._lines.feed(self._wire.heard(data))
             while (line := self._lines.next_line()) is not None:
                 if self._opener is None:
                     self._shake(line)
                 else:
                     said.append(self._opener.open(line))
         except LineError as error:
-            self.broken = str(error)
+            self.flush()  # an alert, where this side speaks TLS
+            self.broken, self.is_refused = str(error), True
             self._unsent.clear()
+        else:
+            self.flush()
         return said
 
     def close(self) -> None:
@@ -124,7 +137,7 @@ class Connection:
         self._socket.close()
 
     def _say(self, message: BaseModel) -> None:
-        self._unsent += message.model_dump_json().encode() + b"\n"
+        self._wire.put(message.model_dump_json().encode() + b"\n")
         self.flush()
 
     def _shake(self, line: bytes) -> None:
@@ -134,6 +147,8 @@ class Connection:
             LineError: The other side does not have the token, or speaks otherwise.
         """
         if self._role is Side.CONTROL:
+            if not line:  # of an agent that speaks in the plain, at once
+                return
             said = _read(AgentProof, line)
             handshake = Handshake(self._token, self._nonce, said.nonce)
             _demand(handshake, Side.AGENT, said.proof)

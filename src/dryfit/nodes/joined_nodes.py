@@ -169,6 +169,10 @@ class JoinedNodes:
         for connection, line in self.listener.look():
             if connection not in refused and not self._takes(connection, line):
                 refused.add(connection)
+        for why in self.listener.refused():
+            if why not in self._strangers_told:
+                self._strangers_told.add(why)
+                self.note(f"who wanted to join was cut off: {why}")
         for node in list(self._nodes.values()):
             self._examine(node)
         self._take_stock()

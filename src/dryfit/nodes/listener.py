@@ -2,9 +2,12 @@
 
 import selectors
 import socket
+import ssl
+from collections import deque
 from collections.abc import Callable
 
 from dryfit.nodes.connection import Connection
+from dryfit.nodes.encryption import TlsBytes
 from dryfit.nodes.secure_lines import Side
 
 _SILENT_STRANGER_S = 10.0
@@ -20,15 +23,20 @@ class Listener:
         listening: A socket that listens; closed with this.
         token: The study's.
         clock: Seconds of a clock that is never set.
+        tls: How it speaks TLS; None: in the plain.
     """
 
-    def __init__(self, listening: socket.socket, token: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, listening: socket.socket, token: str, clock: Callable[[], float], tls: ssl.SSLContext | None = None
+    ) -> None:
         self._listening = listening
         self._token = token
         self._clock = clock
+        self._tls = tls
         self._selector = selectors.DefaultSelector()
         self._connections: dict[Connection, selectors.SelectorKey] = {}
         self._strangers: dict[Connection, float] = {}
+        self._refused: deque[str] = deque(maxlen=_MOST_STRANGERS)
         self._deaf_since_s: float | None = None
         listening.setblocking(False)
         self._selector.register(listening, selectors.EVENT_READ)
@@ -69,10 +77,18 @@ class Listener:
             self._selector.register(self._listening, selectors.EVENT_READ)
         for stranger, since_s in list(self._strangers.items()):
             if stranger.broken or now_s - since_s > _SILENT_STRANGER_S:
+                if stranger.is_refused:
+                    self._refused.append(stranger.broken)
                 self.drop(stranger)
         for connection in self._connections:
             self._watch(connection)
         return said
+
+    def refused(self) -> list[str]:
+        """Return why strangers were cut off since the last call: what they said is not what this study's agents say."""
+        why = list(self._refused)
+        self._refused.clear()
+        return why
 
     def close(self) -> None:
         """Close everything."""
@@ -91,7 +107,8 @@ class Listener:
                 self._selector.unregister(self._listening)
                 self._deaf_since_s = self._clock()
                 return
-            connection = Connection(connected, Side.CONTROL, self._token)
+            wire = TlsBytes(self._tls) if self._tls is not None else None
+            connection = Connection(connected, Side.CONTROL, self._token, wire)
             self._connections[connection] = self._selector.register(connection, selectors.EVENT_READ)
             self._strangers[connection] = self._clock()
             if len(self._strangers) > _MOST_STRANGERS:

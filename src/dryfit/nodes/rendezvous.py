@@ -1,6 +1,7 @@
 """How an agent finds the control process: an address and a token in the study's folder, readable by its owner alone."""
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -17,12 +18,17 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 class Address(Wire):
-    """Where a control process listens, and for which session of which study."""
+    """Where a control process listens, and for which session of which study.
+
+    Attributes:
+        fingerprint: The SHA-256 of its certificate; empty: it speaks in the plain.
+    """
 
     host: str
     port: int = Field(ge=1, le=65535)
     study: str
     session: str
+    fingerprint: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -39,11 +45,11 @@ def listening(host: str, port: int) -> socket.socket:
         raise MachineError(f"listening for nodes on {host}, port {port}", str(error), allowed) from error
 
 
-def publish(layout: StudyLayout, listens: tuple[str, int], study: str, session: str) -> Address:
+def publish(layout: StudyLayout, listens: tuple[str, int], study: str, session: str, fingerprint: str = "") -> Address:
     """Write down where the control process listens, for agents that have the study's folder; return it."""
     host, port = listens
     named = socket.gethostname() if host in _EVERYWHERE else host
-    address = Address(host=named, port=port, study=study, session=session)
+    address = Address(host=named, port=port, study=study, session=session, fingerprint=fingerprint)
     write_model(layout.node_address, address, durable=False)
     return address
 
@@ -89,6 +95,19 @@ def read_token(path: Path) -> str:
     if len(text) < 32 or not text.isalnum():
         raise FileError(doing, "it holds no token", "the file nodes/token of the study's folder, or a copy of it")
     return text
+
+
+def read_fingerprint(text: str) -> str:
+    """Return the fingerprint of a certificate; colons and capitals are as good as none.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    found = text.replace(":", "").lower()
+    if re.fullmatch(r"[0-9a-f]{64}", found) is None:
+        allowed = "64 hexadecimal digits, the SHA-256 that the study says when it begins to listen"
+        raise ConfigError("joining a study", f"--fingerprint is {text!r}", allowed)
+    return found
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.nodes.agent import Agent
 from dryfit.nodes.agent_link import Meeting
 from dryfit.nodes.installation import own_identity
-from dryfit.nodes.rendezvous import read_address, read_token, split_address
+from dryfit.nodes.rendezvous import read_address, read_fingerprint, read_token, split_address
 from dryfit.store.layout import StudyLayout
 
 
@@ -22,13 +22,17 @@ def serve(
     token_file: Path | None,
     wait_s: float,
     on_note: Callable[[str], None],
+    fingerprint: str | None = None,
 ) -> str:
     """Run trials of a study on this machine; see :func:`dryfit.api.agent`."""
     by_address = join is not None and token_file is not None
     if (layout is None) is not by_address or (join is None) is not (token_file is None):
         raise ConfigError("starting an agent", "not one of both", "the study's folder, or --join with --token-file")
+    if join is None and fingerprint is not None:
+        raise ConfigError("starting an agent", "--fingerprint without --join", "neither: the study's folder has both")
     if join is not None and token_file is not None:
-        there = Meeting(*split_address(join), read_token(token_file))
+        pinned = read_fingerprint(fingerprint) if fingerprint is not None else ""
+        there = Meeting(*split_address(join), read_token(token_file), pinned)
         find, study = (lambda: there), str
     else:
         assert layout is not None
@@ -36,7 +40,9 @@ def serve(
 
         def find() -> Meeting | None:
             address = read_address(folder)
-            return Meeting(address.host, address.port, read_token(folder.node_token)) if address is not None else None
+            if address is None:
+                return None
+            return Meeting(address.host, address.port, read_token(folder.node_token), address.fingerprint)
 
         def study() -> str:
             address = read_address(folder)

@@ -143,6 +143,8 @@ class StudyLayout:
     """Where the control process listens for them; there while it does."""
     node_token = _Inside("nodes", "token")
     """The secret that both sides prove to have; readable by its owner alone."""
+    node_certificate = _Inside("nodes", "certificate.pem")
+    """With ``nodes.tls``: the control process's key and certificate; readable by its owner alone."""
     mirror_status = _Inside("logs", "mirror.json")
     """The mirror's progress, and the journal it writes."""
     journal = _Inside("optuna.journal")

@@ -86,6 +86,7 @@ def study_nodes(session: JoinTerms, supervisor: Supervisor, local: LocalNode) ->
     if wish is None or created is None:
         yield StudyNodes(local, local)
         return
+    from dryfit.nodes.encryption import control_context
     from dryfit.nodes.joined_nodes import JoinedNodes, Terms
     from dryfit.nodes.launchers.launch import launched, listen_host
     from dryfit.nodes.left_running import left_running
@@ -94,7 +95,8 @@ def study_nodes(session: JoinTerms, supervisor: Supervisor, local: LocalNode) ->
     from dryfit.nodes.rendezvous import listening, publish, token_of
 
     token = token_of(layout)
-    listener = Listener(listening(listen_host(wish), wish.port), token, since_boot_s)
+    tls, fingerprint = control_context(layout) if wish.tls else (None, "")
+    listener = Listener(listening(listen_host(wish), wish.port), token, since_boot_s, tls)
     name = uuid.uuid4().hex
     welcome = Welcome(
         node="",
@@ -115,8 +117,10 @@ def study_nodes(session: JoinTerms, supervisor: Supervisor, local: LocalNode) ->
     supervisor.watch(listener.fileno())
     try:
         with launched(wish, layout, session.note), _heard(joined, layout):
-            address = publish(layout, listener.address, created.id, welcome.session)
+            address = publish(layout, listener.address, created.id, welcome.session, fingerprint)
             session.note(f"listening for nodes on {address.host}, port {address.port}: dryfit agent {layout.folder}")
+            if fingerprint:
+                session.note(f"they speak TLS; elsewhere an agent needs --fingerprint {fingerprint}")
             yield StudyNodes(local, joined, joined.placeable)
     finally:
         supervisor.forget(listener.fileno())
