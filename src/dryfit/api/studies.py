@@ -16,13 +16,14 @@ from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.shown import Shown, shown_by
-from dryfit.core.wire import write_text_atomic
-from dryfit.reporting.data.nodes_view import NodesView, nodes_view
+from dryfit.core.wire import LOG_FILE, write_text_atomic
+from dryfit.reporting.data.nodes_view import LogEnd, NodeLogs, NodesView, nodes_view
 from dryfit.reporting.data.story import trial_story
 from dryfit.reporting.data.story_view import TrialStory
 from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.reporting.html.notebook import Card, summary_card
 from dryfit.reporting.terminal.watch import StudyFollower
+from dryfit.runtime.children.result_reading import log_tail
 from dryfit.starter.preset import TASKS
 from dryfit.starter.template import DATA_FOLDER, MODEL_FOLDER, init_folder, starter_study
 from dryfit.store.layout import StudyLayout
@@ -211,6 +212,29 @@ def nodes(folder: Path | str) -> NodesView:
         LedgerError: There is no study in the folder.
     """
     return nodes_view(read_study(layout_of(folder)))
+
+
+def node_logs(folder: Path | str, node: str) -> NodeLogs:
+    """Return the ends of the logs of a machine of the last session: its agent's, and of the trials that run there.
+
+    Raises:
+        LedgerError: There is no study in the folder.
+        ConfigError: No such machine has joined.
+    """
+    layout = layout_of(folder)
+    state = read_study(layout)
+    view = nodes_view(state)
+    here = next((one for one in view.nodes if one.node == node), None)
+    if here is None:
+        joined = ", ".join(one.node for one in view.nodes) or "none has joined"
+        raise ConfigError("reading the logs of a node", f"{node!r} is none of the last session", joined)
+    files = {"agent": layout.node_log(node), "fork server": layout.node_server_log(node)}
+    for number in here.trials:
+        attempt = trial_of(state, number).attempts[-1].number
+        files[f"trial {number}"] = layout.trial(number).attempt(attempt) / LOG_FILE
+    return NodeLogs(
+        node=node, logs=tuple(LogEnd(name=name, file=str(file), text=log_tail(file)) for name, file in files.items())
+    )
 
 
 def agent(

@@ -361,13 +361,26 @@ def agent(
     typer.echo(ended, err=True)
 
 
-def nodes(study: StudyArgument, as_json: JsonOption = False) -> None:
+def nodes(
+    study: StudyArgument,
+    logs: Annotated[
+        str | None, typer.Option(metavar="NODE", help="What this one says: ends of its agent's log and its trials'.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """List the machines that joined a study: devices, trials, losses."""
-    from dryfit.api import nodes as nodes_of
+    import dryfit.api as api
     from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.data.nodes_view import nodes_table
+    from dryfit.reporting.data.nodes_view import logs_text, nodes_table
 
-    view = nodes_of(study)
+    if logs is not None:
+        said = api.node_logs(study, logs)
+        if as_json:
+            print_json(said)
+        else:
+            typer.echo(logs_text(said))
+        return
+    view = api.nodes(study)
     if as_json:
         print_json(view)
     elif view.nodes:

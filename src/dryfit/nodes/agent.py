@@ -94,10 +94,14 @@ class Agent:
         try:
             while not self._over and not self.stop_now:
                 self._turn()
+            if self._children is not None:
+                self._children.note(f"it ends: {self._over or 'asked to, at once'}")
             self._end_children()
             if not self._over:
                 self._link.tell(Left(number=0, why="its agent was ended at once"))
         except DryfitError as error:
+            if self._children is not None:
+                self._children.note(f"it ends: {error}")
             self._end_children()
             self._link.tell(Left(number=0, why=str(error)))
             raise
@@ -105,6 +109,10 @@ class Agent:
             self._end_children()
             self._link.hang_up("")
         return self._over or "ended at once"
+
+    def _say(self, text: str) -> None:
+        """Tell its user a sentence; once it has joined, the log of its node too."""
+        (self._children.note if self._children is not None else self.note)(text)
 
     def _turn(self) -> None:
         if not self._ending:
@@ -156,7 +164,7 @@ class Agent:
             case Welcome():
                 self._join(message)
             case Refusal(stale=True):
-                self.note(f"the trials here are ended: {message.why}")
+                self._say(f"the trials here are ended: {message.why}")
                 self._begin_again()
             case Refusal():
                 raise MachineError("joining a study", message.why, hint="look at what the study's own terminal says")
@@ -175,10 +183,10 @@ class Agent:
         if self._children is not None and self._welcome is not None and welcome.session != self._welcome.session:
             going_on = self._children.serve(welcome)
             if going_on is None:
-                self.note("the study's trials are run otherwise now: those here are ended")
+                self._say("the study's trials are run otherwise now: those here are ended")
                 self._begin_again()
                 return
-            self.note(f"another control process of the study goes on with {len(self._children)} trial(s) here")
+            self._say(f"another control process of the study goes on with {len(self._children)} trial(s) here")
             self._welcome = welcome
             self._link.inbox = Inbox()
             for news in going_on:
@@ -189,7 +197,7 @@ class Agent:
             fd = self._link.fileno()
             if fd is not None:
                 self._children.watch(fd)
-            self.note(f"joined as {welcome.node}")
+            self._say(f"joined as {welcome.node}, process {self.identity.pid} on {self.identity.host}")
         self._link.go_on(welcome.heard)
 
     def _keep_lease(self) -> None:
@@ -209,7 +217,7 @@ class Agent:
             self._link.hang_up("nothing is heard")
             self._said_hello = False
         if now_s - self._lease_from_s > welcome.lease_s:
-            self.note(f"nothing was heard of the control process for {now_s - self._lease_from_s:.0f} s: trials end")
+            self._say(f"nothing was heard of the control process for {now_s - self._lease_from_s:.0f} s: trials end")
             self._ending = True
             self._link.hang_up("the lease is over")
             self._said_hello = False
@@ -228,7 +236,7 @@ class Agent:
         if not self.stop_asked:
             return
         if self._leaving_since_s is None:
-            self.note("asked to stop: trials here write a checkpoint and go on elsewhere")
+            self._say("asked to stop: trials here write a checkpoint and go on elsewhere")
             if self._children is not None:
                 self._children.ask_all_to_stop()
             self._leaving_since_s = 0.0

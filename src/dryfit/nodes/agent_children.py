@@ -1,11 +1,12 @@
 """The children of an agent, under the supervisor and with the devices of its machine, for one study."""
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dryfit.core.cleanup import closing
+from dryfit.core.clock import since_boot_s
 from dryfit.core.errors import MachineError
 from dryfit.core.failure import Evidence, FailureKind
 from dryfit.core.wire import Started
@@ -44,29 +45,30 @@ class AgentChildren:
         self._running: dict[str, Started | None] = {}
         self.trouble = ""
         self._handing_over = False
+        self._tell, self._since_s = note, since_boot_s()
         try:
-            self._open(welcome, agent, note)
+            self._open(welcome, agent)
         except OSError as error:
             allowed = "room and permission to write there, and in the folder for temporary files"
             raise MachineError(f"joining as {welcome.node}", str(error), allowed) from error
         self.watch, self.forget, self.wake = self._supervisor.watch, self._supervisor.forget, self._supervisor.wake
 
-    def _open(self, welcome: Welcome, agent: str, note: Callable[[str], None]) -> None:
+    def _open(self, welcome: Welcome, agent: str) -> None:
         layout = StudyLayout(Path(welcome.folder))
         marker = f"{welcome.marker}-{agent}"
         with ExitStack() as stack:
             # On a disk of this machine: other machines may not share a FIFO over the study's folder.
             own = Path(stack.enter_context(TemporaryDirectory(prefix="dryfit-agent-")))
-            logs = layout.nodes / welcome.node
-            logs.mkdir(exist_ok=True)
-            devices = NvmlLink(marker, logs / "nvml.txt", note)
+            self._log = layout.node_log(welcome.node)
+            self._log.parent.mkdir(exist_ok=True)
+            devices = NvmlLink(marker, self._log.with_name("nvml.txt"), self.note)
             stack.push(closing(devices.close))
             around = EvidenceCollector(devices, layout.folder)
             settings = SupervisorSettings(
                 marker=marker,
                 wakeup_fifo=own / "doorbell",
                 isolation=welcome.isolation,
-                server_log=logs / "forkserver.txt",
+                server_log=layout.node_server_log(welcome.node),
                 preload=welcome.preload,
                 probe=around.probe,
             )
@@ -96,6 +98,12 @@ class AgentChildren:
             return None
         self._welcome = welcome
         return (Said(number=0, key=key, message=said) for key, said in self._running.items() if said is not None)
+
+    def note(self, text: str) -> None:
+        """Tell the user of this machine a sentence, and whoever reads the log in the study's folder."""
+        self._tell(text)
+        with suppress(OSError), self._log.open("a", encoding="utf-8") as log:  # a full disk shows elsewhere
+            log.write(f"{since_boot_s() - self._since_s:.1f} s after it joined: {text}\n")
 
     def do(self, command: Command) -> Iterator[News]:
         """Do what control asks, and yield what it is to be told.

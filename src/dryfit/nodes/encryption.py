@@ -5,11 +5,11 @@ their user, and take no other: no authority has signed it, and the name and the 
 (:mod:`dryfit.nodes.secure_lines`) are the same beneath TLS as without. Nothing here reads or writes a socket.
 """
 
-import datetime
 import hashlib
 import hmac
 import os
 import ssl
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -221,9 +221,9 @@ def _new_certificate() -> bytes:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+        .not_valid_before(datetime(2020, 1, 1, tzinfo=UTC))
         # "No well-defined expiration date" (RFC 5280, 4.1.2.5): it is known by its fingerprint, as long as that is.
-        .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC))
+        .not_valid_after(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC))
         .sign(key, hashes.SHA256())
     )
     pem = forms.Encoding.PEM

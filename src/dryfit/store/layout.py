@@ -164,6 +164,14 @@ class StudyLayout:
     comparison = _Inside("final", "compare.json")
     """The last comparison of the best trials over several seeds."""
 
+    def node_log(self, node: str) -> Path:
+        """Return the log of a node's agent."""
+        return self.nodes / node / "agent.txt"
+
+    def node_server_log(self, node: str) -> Path:
+        """Return the log of what makes a node's children."""
+        return self.nodes / node / "forkserver.txt"
+
     def tracker(self, slug: str) -> TrackerLayout:
         """Return the files of a tracker's process."""
         log = self.logs / f"track-{slug}"

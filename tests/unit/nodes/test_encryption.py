@@ -130,6 +130,7 @@ def test_ten_thousand_strangers_are_cut_off_or_waited_for(certificate: Certifica
 def test_the_certificate_is_made_once_and_its_key_is_its_owners_alone(tmp_path: Path) -> None:
     layout = StudyLayout(tmp_path)
     _, fingerprint = control_context(layout)
+    (tmp_path / "other").mkdir()
     assert control_context(layout)[1] == fingerprint != control_context(StudyLayout(tmp_path / "other"))[1]
     file = layout.node_certificate
     assert file.stat().st_mode & 0o777 == 0o600 and [one.name for one in layout.nodes.iterdir()] == [file.name]

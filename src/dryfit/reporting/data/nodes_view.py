@@ -1,12 +1,14 @@
 """The machines of a study, as its ledger has them: what they have, what runs there, how often they were lost."""
 
-from collections import Counter
+from collections.abc import Sequence
 
 from dryfit.core.sharding.device_groups import node_of
 from dryfit.core.text.units import gib
 from dryfit.reporting.data.json_view import Answer, View
-from dryfit.reporting.terminal.tables import Table
+from dryfit.reporting.terminal.tables import Table, duration_text
 from dryfit.store.replay import StudyState
+from dryfit.store.session_state import SessionState
+from dryfit.store.state import AttemptEnd
 
 
 class NodeView(View):
@@ -14,7 +16,8 @@ class NodeView(View):
 
     Attributes:
         trials: The trials that run there.
-        attempts: How many attempts at trials ran there in this session so far.
+        attempts: How many attempts at trials ran there so far.
+        time_s: How long they took, together.
         losses: How many times it was given up.
         lost: Why it is not there any more; empty: it is.
     """
@@ -28,6 +31,7 @@ class NodeView(View):
     epoch: int
     trials: tuple[int, ...]
     attempts: int
+    time_s: float
     losses: int
     lost: str
 
@@ -39,30 +43,68 @@ class NodesView(Answer):
     nodes: tuple[NodeView, ...]
 
 
+class LogEnd(View):
+    """The end of one log."""
+
+    name: str
+    file: str
+    text: str
+
+
+class NodeLogs(Answer):
+    """What a machine says: its agent, the process that makes its children, and the trials that run there."""
+
+    node: str
+    logs: tuple[LogEnd, ...]
+
+
 def nodes_view(state: StudyState) -> NodesView:
-    """Return the machines of a study, apart from that of its control process."""
-    if not state.sessions:
-        return NodesView(running=False, nodes=())
-    session = state.sessions[-1]
-    attempts = [one for trial in state.trials for one in trial.attempts if one.session is session]
-    counts = Counter(node_of(one.place) for one in attempts)
-    views = [
-        NodeView.of(
-            node.joined,
-            node=name,
-            trials=tuple(one.trial for one in attempts if node_of(one.place) == name and not one.ended),
-            attempts=counts[name],
-            losses=node.losses,
-            lost=node.lost or ("" if session.is_open else "the session is over"),
+    """Return the machines of a study's last session, apart from that of its control process."""
+    sessions = state.sessions[-1:]
+    return NodesView(running=any(one.is_open for one in sessions), nodes=_views(state, sessions))
+
+
+def nodes_ever(state: StudyState) -> tuple[tuple[str, Table], ...]:
+    """Return the table of all machines that ever joined, with its heading; nothing where none did."""
+    nodes = _views(state, state.sessions)
+    return (("Machines that joined", _table(nodes)),) if nodes else ()
+
+
+def logs_text(logs: NodeLogs) -> str:
+    """Return the ends of a machine's logs, one below the other."""
+    parts = (f"== {log.name}: {log.file}\n{log.text.rstrip() or '(nothing)'}" for log in logs.logs)
+    return "\n\n".join(parts)
+
+
+def _views(state: StudyState, sessions: Sequence[SessionState]) -> tuple[NodeView, ...]:
+    """Return the machines of some sessions, each as it was last, with all that it did in them."""
+    counted = {id(session) for session in sessions}
+    attempts = [one for trial in state.trials for one in trial.attempts if id(one.session) in counted]
+    last = {name: (session, node) for session in sessions for name, node in session.nodes.items()}
+    views: list[NodeView] = []
+    for name, (session, node) in last.items():
+        own = [one for one in attempts if node_of(one.place) == name]
+        views.append(
+            NodeView.of(
+                node.joined,
+                node=name,
+                trials=tuple(one.trial for one in own if one.end is AttemptEnd.RUNNING),
+                attempts=len(own),
+                time_s=round(sum(one.time_s for one in own), 3),
+                losses=sum(one.nodes[name].losses for one in sessions if name in one.nodes),
+                lost=node.lost or ("" if session.is_open else "the session is over"),
+            )
         )
-        for name, node in session.nodes.items()
-    ]
-    return NodesView(running=session.is_open, nodes=tuple(views))
+    return tuple(views)
 
 
 def nodes_table(view: NodesView) -> Table:
     """Return the machines as a table."""
-    heading = ("node", "host", "cores", "memory", "devices", "trials now", "attempts", "losses", "state")
+    return _table(view.nodes)
+
+
+def _table(nodes: Sequence[NodeView]) -> Table:
+    heading = ("node", "host", "cores", "memory", "devices", "trials now", "attempts", "time", "losses", "state")
     rows = [
         (
             node.node,
@@ -72,9 +114,10 @@ def nodes_table(view: NodesView) -> Table:
             ",".join(node.devices) or "none",
             " ".join(map(str, node.trials)) or "none",
             str(node.attempts),
+            duration_text(node.time_s),
             str(node.losses),
             node.lost or "joined",
         )
-        for node in view.nodes
+        for node in nodes
     ]
     return Table(heading, tuple(rows))

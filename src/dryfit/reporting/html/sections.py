@@ -9,6 +9,7 @@ from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
+from dryfit.reporting.data.nodes_view import nodes_ever
 from dryfit.reporting.data.observed_memory import plan_totals, totals_text
 from dryfit.reporting.data.troubles import FailuresView, failures_by_kind
 from dryfit.reporting.data.worth import collapses_of
@@ -271,7 +272,8 @@ def _timeline(state: StudyState) -> Section | None:
     sessions = len(state.sessions)
     text = "One bar is one process of a trial; shaded is the time of "
     text += f"{sessions} sessions of work, long pauses between them cut out." if sessions > 1 else "the one session."
-    return Section("timeline", "Timeline of processes", texts=(text,), charts=(timeline_figure(state),))
+    charts, tables = (timeline_figure(state),), nodes_ever(state)
+    return Section("timeline", "Timeline of processes", texts=(text,), charts=charts, tables=tables)
 
 
 def _refused(state: StudyState) -> Section | None:
