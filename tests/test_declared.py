@@ -32,6 +32,7 @@ TOOLS = {
     "bitsandbytes": "the optimizer adamw8bit of the tests",
     "cmaes": "Optuna's sampler cmaes",
     "pytorch-optimizer": "the optimizer lion of the tests",
+    "cryptography": "the certificate of a study whose agents speak TLS",
     "psycopg": "the mirror in a real PostgreSQL",
     "ipykernel": "what nbclient runs a notebook in",
 }
