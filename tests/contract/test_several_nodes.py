@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import dryfit
+import dryfit.api as api
 import objectives
 import two_nodes
 from agents import address_of, end, joined, start_agent, write_study
@@ -92,6 +93,7 @@ def test_a_study_over_tls_has_the_agents_that_know_its_certificate(
         fingerprint = json.loads((folder / "nodes" / "address.json").read_text(encoding="utf-8"))["fingerprint"]
         agents.append(start_agent(*there, "--fingerprint", fingerprint))
         wait_for(lambda: len(joined(ledger(folder)[1])) == 2, control)
+        wait_for(lambda: [one.heard_s is not None for one in api.nodes(folder).nodes] == [True, True], control)
         _, said = control.communicate(timeout=DEADLINE_S)
         assert control.returncode == ExitStatus.DONE, said
         assert f"--fingerprint {fingerprint}" in said

@@ -1,6 +1,8 @@
 """Begin, run, resume, inspect and stop a study."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,7 +213,15 @@ def nodes(folder: Path | str) -> NodesView:
     Raises:
         LedgerError: There is no study in the folder.
     """
-    return nodes_view(read_study(layout_of(folder)))
+    layout = layout_of(folder)
+    return nodes_view(read_study(layout), lambda node: _age_s(layout.node_heard(node)))
+
+
+def _age_s(file: Path) -> float | None:
+    """Return how long ago a file was written to; None where it is not there."""
+    with suppress(OSError):
+        return max(0.0, time.time() - file.stat().st_mtime)
+    return None
 
 
 def node_logs(folder: Path | str, node: str) -> NodeLogs:

@@ -40,6 +40,8 @@ _PATIENCE_S = 5.0
 """What is waited beyond the time after which an agent has ended its children, as it counts."""
 _RETURN_S = 20.0
 """How long is waited for the agents of a killed control process, from when this one listens."""
+_TELL_S = 1.0
+"""How often it is told at most that a node was heard."""
 _BYE_S = 2.0
 _MOST_LOSSES = 3
 """Losses in a row, none after a first step, from which on a node gets no more trials."""
@@ -88,6 +90,7 @@ class JoinedNodes:
         note: Tells the user a sentence.
         clock: Seconds of a clock that is never set.
         ended: Whether it is certain that an agent is gone, with its children.
+        heard: Called now and then with the name of a node that was heard.
         placeable: What each node has that trials may be placed on now, by name; changes as they come and go.
     """
 
@@ -98,6 +101,7 @@ class JoinedNodes:
     note: Callable[[str], None]
     clock: Callable[[], float]
     ended: Callable[[Identity], bool] = has_ended
+    heard: Callable[[str], None] = lambda _name: None
     placeable: dict[str, NodeFacts] = field(default_factory=dict[str, NodeFacts])
     _nodes: dict[str, RemoteNode] = field(default_factory=dict[str, RemoteNode])
     _names: dict[str, str] = field(init=False)
@@ -313,6 +317,9 @@ class JoinedNodes:
             return
         since_s = node.heard_s if self._listening_since_s is None else max(node.heard_s, self._listening_since_s)
         silent_s = self.clock() - since_s
+        if node.heard_s >= node.told_heard_s + _TELL_S:
+            node.told_heard_s = node.heard_s
+            self.heard(node.name)
         if node.connection is not None and node.connection.broken:
             self.listener.drop(node.connection)
             node.connection = None

@@ -43,6 +43,7 @@ class RemoteNode:
         facts: What its machine has.
         verdict_timeout_s: How long its children wait for a verdict at least: longer than a connection may be broken.
         heard_s: When the agent was heard last, by our clock.
+        told_heard_s: That of which others were told.
         standing: What it counts as.
         children: What it was asked to start and has not reported the end of, each with its folder.
         asked_to_stop: Those of them that the study has asked to stop.
@@ -59,6 +60,7 @@ class RemoteNode:
     facts: NodeFacts
     verdict_timeout_s: float
     heard_s: float
+    told_heard_s: float = 0.0
     standing: NodeStanding = NodeStanding.SILENT
     connection: Connection | None = None
     children: dict[str, Path] = field(default_factory=dict[str, Path])

@@ -168,6 +168,10 @@ class StudyLayout:
         """Return the log of a node's agent."""
         return self.nodes / node / "agent.txt"
 
+    def node_heard(self, node: str) -> Path:
+        """Return the empty file whose time of change says when a node was heard last."""
+        return self.nodes / node / "heard"
+
     def node_server_log(self, node: str) -> Path:
         """Return the log of what makes a node's children."""
         return self.nodes / node / "forkserver.txt"

@@ -56,6 +56,9 @@ def test_the_report_has_every_machine_that_ever_joined_and_the_list_those_of_the
     assert view.running and [(one.node, one.attempts) for one in view.nodes] == [("n1", 0), ("n3", 1)]
     assert [row[0] for row in nodes_table(view).rows] == ["n1", "n3"]
     assert [row for _, row in lanes(state.attempts)] == ["the CPU of n1", "the CPU of n2", "the CPU of n3"]
+    heard = nodes_view(state, {"n1": 2.4, "n2": 9.0}.get)
+    assert [(one.node, one.heard_s) for one in heard.nodes] == [("n1", 2.4), ("n3", None)]
+    assert [row[-1] for row in nodes_table(heard).rows] == ["joined, heard 2 s ago", "joined"]
     alone = Script()
     alone.begin()
     assert nodes_ever(alone.state()) == ()

@@ -1,6 +1,6 @@
 """The machines of a study, as its ledger has them: what they have, what runs there, how often they were lost."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dryfit.core.sharding.device_groups import node_of
 from dryfit.core.text.units import gib
@@ -20,6 +20,7 @@ class NodeView(View):
         time_s: How long they took, together.
         losses: How many times it was given up.
         lost: Why it is not there any more; empty: it is.
+        heard_s: How long ago it was heard last, in seconds; None: it is not there any more, or nobody has looked.
     """
 
     node: str
@@ -34,6 +35,7 @@ class NodeView(View):
     time_s: float
     losses: int
     lost: str
+    heard_s: float | None = None
 
 
 class NodesView(Answer):
@@ -58,10 +60,18 @@ class NodeLogs(Answer):
     logs: tuple[LogEnd, ...]
 
 
-def nodes_view(state: StudyState) -> NodesView:
-    """Return the machines of a study's last session, apart from that of its control process."""
+def nodes_view(state: StudyState, heard_s: Callable[[str], float | None] = lambda _node: None) -> NodesView:
+    """Return the machines of a study's last session, apart from that of its control process.
+
+    Args:
+        state: The study.
+        heard_s: Says how long ago a node was heard last, in seconds, by its name; None where that is not known.
+    """
     sessions = state.sessions[-1:]
-    return NodesView(running=any(one.is_open for one in sessions), nodes=_views(state, sessions))
+    views = (
+        one if one.lost else one.model_copy(update={"heard_s": heard_s(one.node)}) for one in _views(state, sessions)
+    )
+    return NodesView(running=any(one.is_open for one in sessions), nodes=tuple(views))
 
 
 def nodes_ever(state: StudyState) -> tuple[tuple[str, Table], ...]:
@@ -116,7 +126,7 @@ def _table(nodes: Sequence[NodeView]) -> Table:
             str(node.attempts),
             duration_text(node.time_s),
             str(node.losses),
-            node.lost or "joined",
+            node.lost or ("joined" if node.heard_s is None else f"joined, heard {node.heard_s:.0f} s ago"),
         )
         for node in nodes
     ]

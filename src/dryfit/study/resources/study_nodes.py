@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,6 +114,7 @@ def study_nodes(session: JoinTerms, supervisor: Supervisor, local: LocalNode) ->
     left = left_running(session.state, layout)
     terms = Terms(welcome, created.id, config.runtime.stop_grace_s, wish.local, names, left)
     joined = JoinedNodes(local, listener, terms, session.write, session.note, since_boot_s)
+    joined.heard = lambda node: _mark(layout.node_heard(node))
     supervisor.watch(listener.fileno())
     try:
         with launched(wish, layout, session.note), _heard(joined, layout):
@@ -135,6 +136,13 @@ def _heard(joined: "JoinedNodes", layout: StudyLayout) -> Generator[None, None, 
     finally:
         layout.node_address.unlink(missing_ok=True)
         joined.close("the session of the study is over")
+
+
+def _mark(file: Path) -> None:
+    """Give a file the time of now, for whoever looks; a folder that cannot be written to now is told of elsewhere."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
 
 
 def _needs(config: StudyConfig) -> tuple[str, ...]:
