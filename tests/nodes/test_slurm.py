@@ -70,7 +70,8 @@ def test_a_warning_that_the_time_is_over_drains_an_agent_which_comes_back(
     study.wait_for_losses(1)
     assert study.losses() == ["its agent was asked to stop"]
     wait_until(lambda: slurm.jobs()[job][0] == "PENDING", "the agent's job is not in the queue again")
-    study.wait_for_joins(NODES + 1, meanwhile=slurm.begin_pending)
+    slurm.begin_pending()
+    study.wait_for_joins(NODES + 1)
     study.ends_as(alone)
     attempts = [attempt for trial in fold(study.folder).trials for attempt in trial.attempts]
     assert {one.failure.kind.value for one in attempts if one.failure is not None} <= {"preempted", "lost"}
@@ -82,7 +83,8 @@ def test_a_job_of_higher_priority_takes_a_node(slurm: SlurmCluster, study: Launc
     urgent = slurm.command("sbatch", "--parsable", "--partition=high", "--output=/dev/null", "--wrap=sleep 2").strip()
     study.wait_for_losses(1)
     wait_until(lambda: urgent not in slurm.jobs(), "the urgent job does not run")
-    study.wait_for_joins(NODES + 1, meanwhile=slurm.begin_pending)
+    slurm.begin_pending()
+    study.wait_for_joins(NODES + 1)
     study.ends_as(alone)
     assert set(study.losses()) == {"its agent was asked to stop"}
 

@@ -59,14 +59,9 @@ class LaunchedStudy:
         """Why nodes were lost."""
         return [event.why for event in events_of(self.folder) if isinstance(event, NodeLost)]
 
-    def wait_for_joins(self, count: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until nodes have joined so many times, doing something again and again meanwhile."""
-
-        def joined() -> bool:
-            meanwhile()
-            return self.joins() >= count
-
-        self._wait(joined, f"{count} agents do not join")
+    def wait_for_joins(self, count: int) -> None:
+        """Wait until nodes have joined so many times."""
+        self._wait(lambda: self.joins() >= count, f"{count} agents do not join")
 
     def wait_for_losses(self, count: int) -> None:
         """Wait until so many nodes were lost."""

@@ -130,14 +130,13 @@ class SlurmCluster:
             wait_until(lambda: not self.jobs(), "jobs do not end")
 
     def begin_pending(self) -> None:
-        """Let jobs that were put back into the queue begin.
+        """Let jobs that were put back into the queue begin soon, where Slurm lets them wait for two minutes.
 
-        Slurm lets them wait for two minutes otherwise, counted anew when the last step of a job has been cleaned up:
-        to be called until they have begun.
+        Not at once: within the second in which a job has ended, its node takes its new credential for the old one,
+        which is revoked, and Slurm gives the job up ("Killing non-startable batch: Job credential revoked").
         """
         for job in [job for job, (state, _) in self.jobs().items() if state == "PENDING"]:
-            with suppress(subprocess.CalledProcessError):  # it begins just now
-                self.command("scontrol", "update", f"JobId={job}", "StartTime=now")
+            self.command("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
     def command(self, *words: str) -> str:
         """Run one of Slurm's commands; what it prints."""
