@@ -102,6 +102,22 @@ def test_a_folder_that_shadows_a_library_is_not_passed_over(both: Any, tmp_path:
     assert json.loads(warmed.stdout)["torch"] is False
 
 
+def test_folders_of_the_test_that_began_the_warm_process_are_not_lost_later(
+    both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "_process", None)
+    before = set(psutil.Process().children())
+    paths = os.pathsep.join([_SUPPORT, *(path for path in sys.path if path)])
+    monkeypatch.setenv("PYTHONPATH", paths)
+    for pythonpath in (paths, _SUPPORT):
+        warmed, started = both("facts", input="", env={**os.environ, "PYTHONPATH": pythonpath})
+        found = [json.loads(one.stdout) for one in (warmed, started)]
+        assert found[0]["torch"] is True and set(found[0]["path"]) == set(found[1]["path"])
+    (mine,) = set(psutil.Process().children()) - before
+    mine.kill()
+    mine.wait()
+
+
 def test_processes_start_from_nothing_where_the_warm_one_is_gone(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_process", None)
     before = set(psutil.Process().children())

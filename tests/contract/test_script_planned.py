@@ -11,7 +11,6 @@ import plan_jobs
 import trainers
 from dryfit.core.channel import ChildChannel
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.child import JOBS
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.plan import NO_TORCH, PlanAnswer, RehearsedPlanRequest
@@ -37,8 +36,7 @@ def test_a_trial_is_run_with_its_plan_and_goes_on_with_the_next_fallback_after_i
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("dryfit.runtime.machine.local_devices.gpu_count", lambda _: 1)
-    monkeypatch.setitem(JOBS, Job.PROBE, JOBS[Job.PROBE]._replace(entry="plan_jobs:probe"))
-    monkeypatch.setitem(JOBS, Job.REHEARSE, JOBS[Job.REHEARSE]._replace(entry="plan_jobs:rehearse"))
+    plan_jobs.use_stand_ins(monkeypatch, Job.PROBE, Job.REHEARSE)
     file = tmp_path / "own.toml"
     file.write_text(
         f'[study]\ntask = "script"\ntrials = 2\n[script]\ncommand = {json.dumps(COMMAND)}\n'

@@ -11,7 +11,6 @@ import trainers
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.child import JOBS
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
 from dryfit.core.jobs.plan import RehearsedPlanRequest
@@ -39,8 +38,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has a GPU, by what everybody says of it; what is trained stays on the CPU."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("dryfit.runtime.machine.local_devices.gpu_count", lambda _: 1)
-    monkeypatch.setitem(JOBS, Job.PROBE, JOBS[Job.PROBE]._replace(entry="plan_jobs:probe"))
-    monkeypatch.setitem(JOBS, Job.REHEARSE, JOBS[Job.REHEARSE]._replace(entry="plan_jobs:rehearse"))
+    plan_jobs.use_stand_ins(monkeypatch, Job.PROBE, Job.REHEARSE)
 
 
 def tune(folder: Path, make: Any, dropout: list[float]) -> list[TrialState]:
@@ -133,7 +131,7 @@ paths = [{SUPPORT!r}]
 rate = [0.001]
 dropout = [0.3]
 """
-    monkeypatch.setitem(JOBS, Job.REHEARSE, JOBS[Job.REHEARSE]._replace(entry="plan_jobs:rehearse"))
+    plan_jobs.use_stand_ins(monkeypatch, Job.REHEARSE)
     (tmp_path / "study.toml").write_text(text, encoding="utf-8")
     for dropout, status, said in (
         ("0.3", Status.WARN, "rate = 0.001, dropout = 0.3: needs 2.0 GiB"),

@@ -39,9 +39,8 @@ UNDERESTIMATED = 4242
 
 def use_stand_ins(monkeypatch: Any, *jobs: Job) -> None:
     """Let children of these jobs be stand-ins; a study must run with ``isolation = "fresh"`` to do without torch."""
-    entries = {Job.PLAN: "plan", Job.TRAIN: "train", Job.RESOLVE: "resolve"}
     for job in jobs:
-        monkeypatch.setitem(JOBS, job, JOBS[job]._replace(entry=f"plan_jobs:{entries[job]}"))
+        monkeypatch.setitem(JOBS, job, JOBS[job]._replace(entry=f"plan_jobs:{job}"))
     paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 

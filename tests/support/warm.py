@@ -124,6 +124,9 @@ def shadowed(folders: Sequence[str], imported: Mapping[str, Any]) -> list[str]:
     return sorted(found)
 
 
+_path_at_first = {name: value for name, value in os.environ.items() if name == _PATH_VARIABLE}
+
+
 class _Warm:
     """The warm process, as the process sees it that asks it to fork."""
 
@@ -133,9 +136,10 @@ class _Warm:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MESSAGE_BYTES)
         with theirs:
             command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(os.getpid()), "-" * _PADDING]
-            # Without what one test marks its own processes with: this one outlives the test.
-            own = {name: value for name, value in os.environ.items() if not name.startswith("DRYFIT_")}
-            environment = {**own, **FIXED, "_": "-" * _PADDING}
+            # Without what one test sets for its own processes: this one outlives the test.
+            apart = ("DRYFIT_", _PATH_VARIABLE)
+            own = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
+            environment = {**own, **_path_at_first, **FIXED, "_": "-" * _PADDING}
             served = cold_popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         served.returncode = 0  # it ends with us, and nobody waits for it
         atexit.register(self._asking.close)
