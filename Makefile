@@ -43,10 +43,10 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 	test -e demo/study.toml || $(BIN)/dryfit init demo
 	HF_HUB_OFFLINE=1 $(BIN)/dryfit tune demo/study.toml
 
-check: $(STAMP) ## the tests that need no torch, under a minute on two cores
+check: $(STAMP) ## the tests that need no torch, one to two minutes on two cores
 	$(PYTEST) --light -m '$(QUICK) and not heavy'
 
-test: $(STAMP) ## unit, property, contract and chaos tests, about five minutes on two cores
+test: $(STAMP) ## unit, property, contract and chaos tests, about nine minutes on two cores
 	$(PYTEST) -m '$(QUICK)'
 
 proof: $(STAMP) ## the tests that take longer, about half an hour on two cores
