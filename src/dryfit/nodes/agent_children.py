@@ -9,6 +9,7 @@ from dryfit.core.cleanup import closing
 from dryfit.core.clock import since_boot_s
 from dryfit.core.errors import MachineError
 from dryfit.core.failure import Evidence, FailureKind
+from dryfit.core.regular_files import appending
 from dryfit.core.wire import Started
 from dryfit.nodes.messages import AnswerChild, Command, Ended, KillChild, News, Said, StartChild, StopChild, Welcome
 from dryfit.nodes.rendezvous import read_address
@@ -102,8 +103,8 @@ class AgentChildren:
     def note(self, text: str) -> None:
         """Tell the user of this machine a sentence, and whoever reads the log in the study's folder."""
         self._tell(text)
-        with suppress(OSError), self._log.open("a", encoding="utf-8") as log:  # a full disk shows elsewhere
-            log.write(f"{since_boot_s() - self._since_s:.1f} s after it joined: {text}\n")
+        with suppress(OSError), appending(self._log) as log:  # a full disk shows elsewhere
+            log.write(f"{since_boot_s() - self._since_s:.1f} s after it joined: {text}\n".encode())
 
     def do(self, command: Command) -> Iterator[News]:
         """Do what control asks, and yield what it is to be told.

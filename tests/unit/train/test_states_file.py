@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +64,38 @@ def test_what_is_damaged_counts_as_absent(tmp_path: Path) -> None:
         assert file.states([DIGESTS[1]], 3) is not None
         os.truncate(path, 40)
         assert file.states([DIGESTS[2]], 5) is None, "cut short while it is open"
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "said"),
+    [
+        (os.mkfifo, "lock", "cannot be written"),
+        (os.mkdir, "lock", "cannot be written"),
+        (os.mkdir, "a.states", "writing them failed"),
+        (os.mkdir, ".a.tmp", "writing them failed"),
+    ],
+)
+def test_what_is_no_file_is_said(tmp_path: Path, what: Callable[[Path], None], name: str, said: str) -> None:
+    what(tmp_path / name)
+    with pytest.raises(NoStatesError, match=said):
+        write(StatesFolder(tmp_path, 10_000), "a", layout())
+
+
+@pytest.mark.parametrize("name", ["a.states", ".a.tmp"])
+def test_a_fifo_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = StatesFolder(tmp_path, 10_000)
+    os.mkfifo(tmp_path / name)
+    assert folder.existing("a", layout()) is None
+    with write(folder, "a", layout()) as file:
+        assert file.states([DIGESTS[0]], 2) is not None
+
+
+@pytest.mark.parametrize("limit_bytes", [400, 1])
+def test_a_folder_that_cannot_make_room_is_said(tmp_path: Path, limit_bytes: int) -> None:
+    (tmp_path / "old.states").mkdir()
+    (tmp_path / "older.states").write_bytes(bytes(10_000))
+    with pytest.raises(NoStatesError):
+        write(StatesFolder(tmp_path, limit_bytes), "a", layout())
 
 
 def test_the_files_used_longest_ago_make_room(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Final, final
 
 from dryfit.core.errors import DryfitError, ObjectiveError
+from dryfit.core.regular_files import reading
 from dryfit.core.text.json_text import parse_json
 from dryfit.core.text.words import brief, few
 from dryfit.jobs.own.trainer_goals import Goals, numbers_of
@@ -77,7 +78,7 @@ class ResultsFile:
     def _report_new(self, *, whole: bool) -> bool:
         """Report the lines that are new; those that have no end yet are left unless the script has ended."""
         try:
-            with self._path.open("rb") as file:
+            with reading(self._path, links=True) as file:
                 if os.fstat(file.fileno()).st_size < self._read_bytes:
                     raise self._wrong("it has become shorter", "a file that only grows")
                 file.seek(self._read_bytes)

@@ -113,8 +113,15 @@ def study_nodes(session: JoinTerms, supervisor: Supervisor, local: LocalNode) ->
     names = {node.joined.agent: known for earlier in session.state.sessions for known, node in earlier.nodes.items()}
     left = left_running(session.state, layout)
     terms = Terms(welcome, created.id, config.runtime.stop_grace_s, wish.local, names, left)
-    joined = JoinedNodes(local, listener, terms, session.write, session.note, since_boot_s)
-    joined.heard = lambda node: _mark(layout.node_heard(node))
+    joined = JoinedNodes(
+        local,
+        listener,
+        terms,
+        session.write,
+        session.note,
+        since_boot_s,
+        heard=lambda node: _mark(layout.node_heard(node)),
+    )
     supervisor.watch(listener.fileno())
     try:
         with launched(wish, layout, session.note), _heard(joined, layout):

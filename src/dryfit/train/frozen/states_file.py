@@ -21,6 +21,8 @@ import numpy as np
 import torch
 import xxhash
 
+from dryfit.core.errors import FileError
+from dryfit.core.regular_files import open_regular
 from dryfit.core.text.units import gib
 
 FOLDER: Final = "frozen"
@@ -77,13 +79,14 @@ class StatesFile:
         layout: Where each row lies in it.
 
     Raises:
+        FileError: Something else than a file stands there.
         OSError: It cannot be read.
         ValueError: It is not whole.
     """
 
     def __init__(self, path: Path, layout: StatesLayout) -> None:
         self.layout = layout
-        self._file = path.open("rb", buffering=0)
+        self._file = os.fdopen(open_regular(path), "rb", buffering=0)
         try:
             tail = _read_at(self._file.fileno(), layout.checks_at, layout.size_bytes - layout.checks_at)
             if os.fstat(self._file.fileno()).st_size != layout.size_bytes or tail[-len(_WHOLE) :] != _WHOLE:
@@ -162,7 +165,7 @@ class StatesFolder:
         """Return a whole file; None where there is none."""
         try:
             return StatesFile(self.path(key), layout)
-        except (OSError, ValueError):
+        except (FileError, OSError, ValueError):
             return None
 
     @contextmanager
@@ -178,9 +181,9 @@ class StatesFolder:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / _LOCK).open("wb")
-        except OSError as error:
-            raise NoStatesError(f"its folder cannot be written: {error.strerror or error}") from error
+            lock = os.fdopen(open_regular(self.folder / _LOCK, os.O_WRONLY | os.O_CREAT), "wb")
+        except (FileError, OSError) as error:
+            raise NoStatesError(f"its folder cannot be written: {error}") from error
         with lock:
             while not _locked(lock.fileno()):
                 beat()
@@ -200,9 +203,9 @@ class StatesFolder:
         Raises:
             NoStatesError: The size limit or the disk has no room for it.
         """
-        self._make_room(layout.size_bytes)
         temporary = self.folder / f".{key}.tmp"
         try:
+            self._make_room(layout.size_bytes)
             with temporary.open("wb") as file:
                 checks: list[int] = []
                 for one in states:
@@ -212,10 +215,11 @@ class StatesFolder:
                 file.write(np.array(checks, dtype=np.uint64).tobytes() + _WHOLE)
             temporary.replace(self.path(key))
             return StatesFile(self.path(key), layout)
-        except (OSError, ValueError) as error:
+        except (FileError, OSError, ValueError) as error:
             raise NoStatesError(f"writing them failed: {error}") from error
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder stands there: that was said
+                temporary.unlink(missing_ok=True)
 
     def _make_room(self, size_bytes: int) -> None:
         if size_bytes > self.limit_bytes:
