@@ -1,6 +1,6 @@
 """A machine with invented devices on which stand-in trials run, and a clock that moves while nothing happens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,11 @@ class Watcher:
 
 @dataclass
 class Bench:
-    """A machine with devices on which stand-in trials run, and a clock that moves while nothing happens."""
+    """A machine with devices on which stand-in trials run, and a clock that moves while nothing happens.
+
+    Attributes:
+        specs: Its devices; ``count`` of one kind where there are none.
+    """
 
     folder: Path
     capacity_bytes: int
@@ -52,15 +56,16 @@ class Bench:
     on_idle: Callable[[], None] = lambda: None
     idled: int = 0
     tick_s: float = 0.1
+    specs: Sequence[DeviceSpec] = ()
 
     def __post_init__(self) -> None:
-        for name in map(str, range(self.count)):
-            self.devices.set(name, self.capacity_bytes)
+        self.specs = self.specs or [DeviceSpec(name="made up", capacity_bytes=self.capacity_bytes)] * self.count
+        for name, spec in enumerate(self.specs):
+            self.devices.set(str(name), spec.capacity_bytes)
 
     def on_cuda(self, study: StudyContext) -> StudyContext:
-        spec = DeviceSpec(name="made up", capacity_bytes=self.capacity_bytes)
-        found = {"device": DeviceKind.CUDA, "device_count": self.count, "device_spec": spec}
-        devices = [DeviceFacts(str(index), capacity_bytes=self.capacity_bytes) for index in range(self.count)]
+        found = {"device": DeviceKind.CUDA, "device_count": len(self.specs), "device_spec": self.specs[0]}
+        devices = [DeviceFacts(str(index), spec=spec) for index, spec in enumerate(self.specs)]
         resolved = study.resolved.model_copy(update=found)
         return replace(study, resolved=resolved, nodes=instant.one_node(16, *devices))
 

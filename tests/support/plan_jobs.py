@@ -7,6 +7,7 @@ planners fail: 6 is unknown, 7 raises, 8 crashes. ``head.hidden = 4242`` makes a
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,7 @@ def result(body: TrainRequest) -> TrainResult:
 
 def train(body: TrainRequest, channel: ChildChannel) -> TrainResult:
     """Entry point of stand-in TRAIN children."""
+    time.sleep(float(os.environ.get("PLAN_JOBS_PAUSE_S", "0")))
     if runs_out(body):
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     reason = channel.stop_requested()
@@ -197,7 +199,8 @@ def train(body: TrainRequest, channel: ChildChannel) -> TrainResult:
 
 def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
     """Entry point of stand-in RESOLVE children."""
-    return resolved()
+    on_others = {"device": DeviceKind.CUDA, "device_count": 0} if body.elsewhere else {}
+    return resolved().model_copy(update=on_others)
 
 
 def resolved() -> ResolveResult:

@@ -3,8 +3,10 @@
 import shlex
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from dryfit.core.errors import ConfigError
+from dryfit.core.settings.known_devices import parse_device
 from dryfit.core.settings.tables import Settings
 
 LAUNCH = r"^(listen|slurm:[1-9][0-9]{0,3}|ray(:[^\s/]+:[0-9]{1,5})?)$"
@@ -34,6 +36,14 @@ class NodesSettings(Settings):
         default=60, description="how long trials on a node go on without the control process"
     )
 
+    expect: str | None = Field(
+        default=None,
+        description="the largest GPU that will join, as `dryfit plan --device` takes it; "
+        "a trial that fits no smaller one waits for it instead of being refused",
+    )
+    change_device: bool = Field(
+        default=False, description="a trial that was interrupted may go on on another model of GPU than it began on"
+    )
     tls: bool = Field(
         default=False, description="encrypt what agents and the control process say; they know its certificate"
     )
@@ -42,6 +52,22 @@ class NodesSettings(Settings):
     def sbatch_options(self) -> tuple[str, ...]:
         """The words of ``sbatch``, as a shell would read them."""
         return tuple(shlex.split(self.sbatch))
+
+    def has_all_gpus(self, device: str) -> bool:
+        """Whether trials run on GPUs of other machines alone, so that this one needs none.
+
+        Args:
+            device: As ``execution.device``.
+        """
+        return device == "cuda" and not self.local
+
+    @field_validator("expect")
+    @classmethod
+    def _expects_a_known_device(cls, expect: str | None) -> str | None:
+        try:
+            return expect if expect is None or parse_device(expect) else None
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
     def _sbatch_has_options_of_slurm(self) -> Self:

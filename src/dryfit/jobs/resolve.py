@@ -45,10 +45,11 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
         DryfitError: A row, a model, a precision or the device is not what the study needs.
     """
     torch.set_num_threads(1)
-    device, count = find_device(body.device)
-    if device is DeviceKind.CUDA:
+    device, count = (DeviceKind.CUDA, 0) if body.elsewhere else find_device(body.device)
+    if count and device is DeviceKind.CUDA:
         check_enough(count, body.processes)
-    check_precisions(body.precisions, device)
+    if not body.elsewhere:
+        check_precisions(body.precisions, device)
     channel.send(Phase(name="load"))
     task = make_task(body.task, TaskContext(body.settings, body.data))
     if facts_of(body.task).own:
@@ -92,8 +93,8 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
         device=device,
         device_count=count,
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
-        device_spec=smallest_device(count) if device is DeviceKind.CUDA else None,
-        device_uuids=device_uuids(count) if device is DeviceKind.CUDA else (),
+        device_spec=smallest_device(count) if count and device is DeviceKind.CUDA else None,
+        device_uuids=device_uuids(count) if count and device is DeviceKind.CUDA else (),
         remarks=tuple(remarks),
         labels=data.labels if "label" in task.required else (),
     )

@@ -267,6 +267,7 @@ class JoinedNodes:
                 cores=hello.facts.cores,
                 host_bytes=hello.facts.host_bytes,
                 devices=tuple(device.name for device in hello.facts.devices),
+                specs=tuple(device.spec for device in hello.facts.devices),
             )
         )
 

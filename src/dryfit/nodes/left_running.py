@@ -56,7 +56,8 @@ def awaited_node(left: LeftRunning, verdict_timeout_s: float) -> RemoteNode:
     """Return a node that is silent, and that its agent may come back with."""
     joined = left.joined
     identity = Identity(agent=joined.agent, host=joined.host, boot=joined.boot, pid=joined.pid, started=joined.started)
-    devices = tuple(map(DeviceFacts, joined.devices))
+    specs = dict(zip(joined.devices, joined.specs, strict=False))  # older versions wrote none
+    devices = tuple(DeviceFacts(name, spec=specs.get(name)) for name in joined.devices)
     facts = NodeFacts(cores=joined.cores, host_bytes=joined.host_bytes, devices=devices)
     node = RemoteNode(joined.node, identity, joined.epoch, facts, verdict_timeout_s, heard_s=0.0)
     node.children, node.awaited = dict(left.children), True

@@ -22,6 +22,7 @@ def apply_to_attempt(event: AttemptEvent, trial: TrialState, session: SessionSta
         LedgerError: The trial has no such attempt, or it has ended.
     """
     if isinstance(event, AttemptPlaced):
+        trial.plan = trial.plans.get(event.plan or "", trial.plan)
         trial.attempts.append(
             AttemptState(
                 event.attempt,

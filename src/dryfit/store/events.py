@@ -13,6 +13,7 @@ from dryfit.core.jobs.baselines import BaselinesResult
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.choices import Direction
+from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.task_facts import TaskName
 from dryfit.core.settings.trial import FoldScore, Goal, MetricPoint, Outcome, Scalar
 from dryfit.core.sharding.device_groups import HERE, with_node
@@ -199,6 +200,7 @@ class AttemptPlaced(AttemptEvent):
     node: str = HERE
     device: _Devices | None = Field(default=None, description="its device, or several; None: the CPU")
     needs_bytes: int | None = Field(default=None, description="memory reserved for it on its device, or on the host")
+    plan: str | None = Field(default=None, description="key of the plan that it is run by; None: the last one made")
     terms: tuple[str, ...] = Field(default=(), description="how it runs differently from the attempt before, in words")
 
 
@@ -292,6 +294,7 @@ class NodeJoined(LedgerEvent):
     cores: int
     host_bytes: int
     devices: tuple[str, ...] = Field(description="its CUDA devices, as they are called there")
+    specs: tuple[DeviceSpec | None, ...] = Field(default=(), description="what each is; None: not known")
 
 
 class NodeLost(LedgerEvent):

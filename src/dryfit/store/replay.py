@@ -290,7 +290,8 @@ class StudyState:
         if answer is None:
             raise wrong_reference(event, f"no earlier event has a plan with key {event.key}")
         self.answers[event.key] = answer
-        trial_of(event, self.trials).plan = PlanState(event.key, answer)
+        trial = trial_of(event, self.trials)
+        trial.plan = trial.plans[event.key] = PlanState(event.key, answer)
 
     def _ask(self, event: TrialAsked) -> None:
         # Thousands of trials share few sets of distributions: each set is kept once.

@@ -221,6 +221,8 @@ class TrialState:
         fold_reports: Report indices reserved for each fold.
         generation: Number of its generation.
         own: The study file's values when the trial was made; empty where they are the present ones.
+        plan: The plan that its last attempt was run by, or the last that was made since; None: it has none.
+        plans: All its plans, by key: where devices are of several kinds it has one for each.
     """
 
     number: int
@@ -237,6 +239,7 @@ class TrialState:
     system_attrs: dict[str, float] = field(default_factory=dict[str, float])
     attempts: list[AttemptState] = field(default_factory=list[AttemptState])
     plan: PlanState | None = None
+    plans: dict[str, PlanState] = field(default_factory=dict[str, PlanState])
     enqueued: dict[str, Scalar] = field(default_factory=dict[str, Scalar])
     asked_at_s: float = 0.0
     finished_at_s: float | None = None

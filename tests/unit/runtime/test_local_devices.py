@@ -75,7 +75,7 @@ def test_what_a_child_has_found_goes_to_the_names_that_trials_are_given(monkeypa
     found = plan_jobs.resolved().model_copy(
         update={"device": DeviceKind.CUDA, "device_count": 2, "device_uuids": ("a", "b"), "device_spec": spec}
     )
-    assert local_facts(found).devices == (DeviceFacts("3", "a", 7), DeviceFacts("1", "b", 7))
+    assert local_facts(found).devices == (DeviceFacts("3", "a", spec), DeviceFacts("1", "b", spec))
     unnamed = found.model_copy(update={"device_uuids": ()})
     assert [(device.name, device.uuid) for device in local_facts(unnamed).devices] == [("3", ""), ("1", "")]
     assert local_facts(plan_jobs.resolved()).devices == (), "on the CPU there are none to use"

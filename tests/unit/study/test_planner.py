@@ -22,8 +22,9 @@ from dryfit.core.settings.execution import (
 from dryfit.core.settings.tables import OptimSettings, TrainSettings, TrialSettings
 from dryfit.store.state import AttemptState, PlanState, TrialState
 from dryfit.study.loop.next_step import Readiness
+from dryfit.study.planning.planned_devices import planning_device
 from dryfit.study.planning.refusals import refusal_text
-from dryfit.study.planning.trial_plans import plan_key, planning_device, readiness_of
+from dryfit.study.planning.trial_plans import plan_key, readiness_of
 
 CARD = DeviceSpec(name="A card", capacity_bytes=24 * 2**30, capability=(8, 9))
 
@@ -82,7 +83,8 @@ def test_a_request_is_written_under_the_names_it_always_had() -> None:
 
 def trial(plan: PlanState | None = None, *, attempts: int = 0) -> TrialState:
     begun = [AttemptState(number + 1, 0.0, trial=0) for number in range(attempts)]
-    return TrialState(0, {}, {}, {}, 0, "", attempts=begun, plan=plan)
+    plans = {plan.key: plan} if plan is not None else {}
+    return TrialState(0, {}, {}, {}, 0, "", attempts=begun, plan=plan, plans=plans)
 
 
 def planned(verdict: VerdictKind, **more: Any) -> PlanState:
@@ -99,15 +101,15 @@ def planned(verdict: VerdictKind, **more: Any) -> PlanState:
     ],
 )
 def test_a_verdict_decides_what_a_trial_may_do(verdict: VerdictKind, ready: Readiness) -> None:
-    assert readiness_of(trial(planned(verdict)), "k", UnknownPolicy.EXCLUSIVE) is ready
-    assert readiness_of(trial(planned(verdict)), "another", UnknownPolicy.EXCLUSIVE) is Readiness.UNPLANNED
+    assert readiness_of(trial(planned(verdict)), ["k"], UnknownPolicy.EXCLUSIVE) is ready
+    assert readiness_of(trial(planned(verdict)), ["another"], UnknownPolicy.EXCLUSIVE) is Readiness.UNPLANNED
 
 
 def test_trials_without_a_plan() -> None:
-    assert readiness_of(trial(), "k", UnknownPolicy.EXCLUSIVE) is Readiness.UNPLANNED
-    assert readiness_of(trial(attempts=1), "k", UnknownPolicy.EXCLUSIVE) is Readiness.PLANNED
+    assert readiness_of(trial(), ["k"], UnknownPolicy.EXCLUSIVE) is Readiness.UNPLANNED
+    assert readiness_of(trial(attempts=1), ["k"], UnknownPolicy.EXCLUSIVE) is Readiness.PLANNED
     unknown = trial(planned(VerdictKind.UNKNOWN, reasons=("an op",)))
-    assert readiness_of(unknown, "k", UnknownPolicy.REFUSE) is Readiness.REFUSED
+    assert readiness_of(unknown, ["k"], UnknownPolicy.REFUSE) is Readiness.REFUSED
     assert unknown.plan is not None
     assert refusal_text(unknown.plan.answer) == 'its memory is unknown, and execution.unknown is "refuse" (an op)'
 

@@ -65,6 +65,7 @@ class ResolveRequest(JobRequest[ResolveResult]):
     pairs: tuple[tuple[ModelSettings, int], ...] = Field(description="models and lengths to prepare")
     cache_dir: str
     device: str
+    elsewhere: bool = Field(default=False, description="trials run on CUDA devices of other machines, not this one's")
     precisions: tuple[str, ...] = ()
     processes: int = Field(default=1, ge=1, description="processes per trial; on CUDA each needs a device")
 

@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,16 +34,16 @@ def local_facts(resolved: ResolveResult | None = None) -> NodeFacts:
     """Return what this machine has for children.
 
     Args:
-        resolved: What a child has found of its devices; None: none has looked, and the driver's own tool is asked.
+        resolved: What a child has found of its devices. None: none has looked, and the driver's own tool is asked;
+            so it is where the child was on a machine without a GPU, and trials run on others.
     """
     variable = visible_here()
-    if resolved is None:
-        devices = tuple(map(DeviceFacts, device_names(gpu_count(variable), variable)))
+    if resolved is None or (resolved.device is DeviceKind.CUDA and not resolved.device_count):
+        devices = driver_devices(variable)
     elif resolved.device is DeviceKind.CUDA:
         names = device_names(resolved.device_count, variable)
         uuids = resolved.device_uuids if len(resolved.device_uuids) == len(names) else [""] * len(names)
-        capacity_bytes = resolved.device_spec.capacity_bytes if resolved.device_spec is not None else None
-        devices = tuple(DeviceFacts(name, uuid, capacity_bytes) for name, uuid in zip(names, uuids, strict=True))
+        devices = tuple(DeviceFacts(*named, resolved.device_spec) for named in zip(names, uuids, strict=True))
     else:
         devices = ()
     model, bf16 = processor()
@@ -116,23 +117,26 @@ def named_gpu(name: str, variable: str | None) -> str:
 def first_gpu(variable: str | None) -> DeviceSpec | None:
     """Return the GPU that a trial would see first; None if there is none, or no driver.
 
-    The driver's own tool is asked: it is there wherever a driver is, and needs neither torch nor a CUDA context. It
-    counts what the driver keeps for itself, which no program can have.
-
     Args:
         variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set.
     """
     first = device_names(1, variable)[0]
     if variable is not None and not variable.strip():
         return None
-    said = _query_driver("name,memory.total,memory.reserved,compute_cap", "-i", first)
-    try:
-        name, total_mib, reserved_mib, capability = (part.strip() for part in said.splitlines()[0].split(","))
-        major, minor = map(int, capability.split("."))
-        capacity_bytes = (int(total_mib) - int(reserved_mib)) * 2**20
-    except (ValueError, IndexError):
-        return None
-    return DeviceSpec(name=name, capacity_bytes=capacity_bytes, capability=(major, minor))
+    return next((spec for _, _, spec in _driver_lines("-i", first)), None)
+
+
+def driver_devices(variable: str | None) -> tuple[DeviceFacts, ...]:
+    """Return the GPUs that trials may use, as the driver's own tool knows them; none without a driver.
+
+    Args:
+        variable: ``CUDA_VISIBLE_DEVICES``; None where it is not set. A MIG instance that it names is not described.
+    """
+    if variable is not None and not variable.strip():
+        return ()
+    known = {known: (uuid, spec) for index, uuid, spec in _driver_lines() for known in (index, uuid)}
+    count = len(known) // 2 or gpu_count(variable)  # an older tool does not know all that was asked
+    return tuple(DeviceFacts(name, *known.get(name, ("", None))) for name in device_names(count, variable))
 
 
 def gpu_count(variable: str | None) -> int:
@@ -145,6 +149,25 @@ def gpu_count(variable: str | None) -> int:
         return 0
     count = sum(line.strip().isdigit() for line in _query_driver("index").splitlines())
     return len(device_names(count, variable))
+
+
+def _driver_lines(*options: str) -> Iterator[tuple[str, str, DeviceSpec | None]]:
+    """Yield index, UUID and what is known of each GPU, as the driver's own tool says it.
+
+    It is there wherever a driver is, and needs neither torch nor a CUDA context. It counts what the driver keeps for
+    itself, which no program can have.
+    """
+    for line in _query_driver("index,uuid,name,memory.total,memory.reserved,compute_cap", *options).splitlines():
+        index, *rest = (part.strip() for part in line.split(","))
+        if not index.isdigit():
+            continue
+        try:
+            uuid, name, total_mib, reserved_mib, capability = rest
+            major, minor = map(int, capability.split("."))
+            capacity_bytes = (int(total_mib) - int(reserved_mib)) * 2**20
+            yield index, uuid, DeviceSpec(name=name, capacity_bytes=capacity_bytes, capability=(major, minor))
+        except ValueError:  # a driver that does not know one of these, or "[N/A]"
+            yield index, rest[0] if rest else "", None
 
 
 def _query_driver(query: str, *options: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.wire import Verdict
 from dryfit.runtime.children.child_spec import ChildEvent, ChildSpec
 from dryfit.runtime.machine.gpus import GpuState
@@ -17,12 +18,17 @@ class DeviceFacts:
     Attributes:
         name: As ``CUDA_VISIBLE_DEVICES`` takes it on its node.
         uuid: Its UUID; empty: not known.
-        capacity_bytes: Memory that programs can take of it; None: not known.
+        spec: Its model, the memory that programs can take of it, and its compute capability; None: not known.
     """
 
     name: str
     uuid: str = ""
-    capacity_bytes: int | None = None
+    spec: DeviceSpec | None = None
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Memory that programs can take of it; None: not known."""
+        return self.spec.capacity_bytes if self.spec is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """Scheduling: chooses the next waiting trial to start and its place, by planned memory. Pure.
 
+A trial that may run on several kinds of device has a need for each. It gets the place with the fewest trials, and of
+equals the one of the smallest device.
+
 A trial of several processes gets a group of devices as one place (:mod:`dryfit.core.sharding.device_groups`). The
 place's capacity is that of its tightest device, and memory is counted for each process on its own device.
 
@@ -10,7 +13,9 @@ a limited number of times; then a device is reserved for it until it fits.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 
+from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.sharding.device_groups import (
     HERE,
     cpu_of,
@@ -50,7 +55,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The resources that a waiting trial needs.
+    """The resources that a waiting trial needs, on one kind of device.
 
     Attributes:
         number: The trial.
@@ -61,6 +66,7 @@ class Need:
         avoid: Devices to avoid as long as there are others.
         host_bytes: Host memory that it takes; None if unknown.
         device_count: Number of devices; None for the default of the cluster.
+        kind: The kind of device that this is the need on; None: any.
     """
 
     number: int
@@ -70,6 +76,7 @@ class Need:
     avoid: frozenset[str] = frozenset()
     host_bytes: int | None = None
     device_count: int | None = None
+    kind: DeviceSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +98,14 @@ class DeviceCapacity:
         capacity_bytes: All of its memory; None if it is not counted.
         neighbour_bytes: Memory that other programs hold.
         blocked: Why no trial may start there now; empty if one may.
+        kind: The kind of its device, or of the smallest one of a group; None: not known, or the CPU.
     """
 
     place: str
     capacity_bytes: int | None = None
     neighbour_bytes: int = 0
     blocked: str = ""
+    kind: DeviceSpec | None = None
 
 
 CPU = DeviceCapacity(cpu_of(HERE))
@@ -110,7 +119,9 @@ def group_capacity(place: str, capacities: Sequence[DeviceCapacity]) -> DeviceCa
     counted = [(each.capacity_bytes, each.neighbour_bytes) for each in capacities if each.capacity_bytes is not None]
     capacity_bytes, neighbour_bytes = min(counted, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     blocked = "; ".join(each.blocked for each in capacities if each.blocked)
-    return DeviceCapacity(place, capacity_bytes, neighbour_bytes, blocked)
+    kinds = [each.kind for each in capacities if each.kind is not None]
+    kind = min(kinds, key=lambda kind: kind.capacity_bytes, default=None)
+    return DeviceCapacity(place, capacity_bytes, neighbour_bytes, blocked, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +155,10 @@ class Cluster:
         return self.default_devices if need.device_count is None else need.device_count
 
     def places_for(self, need: Need) -> Sequence[DeviceCapacity]:
-        """Return the places with as many devices as a trial takes; the CPU serves any number."""
-        if self.devices_for(need) == self.default_devices or (self.places and on_cpu(self.places[0].place)):
-            return self.places
-        return self.other_places.get(self.devices_for(need), ())
+        """Return the places of a need's kind with as many devices as the trial takes; the CPU serves any number."""
+        usual = self.devices_for(need) == self.default_devices or (self.places and on_cpu(self.places[0].place))
+        places = self.places if usual else self.other_places.get(self.devices_for(need), ())
+        return [place for place in places if need.kind is None or place.kind == need.kind]
 
     def on(self, place: str) -> list[Allocation]:
         """Return the trials that run on a device, on any device of a group, or on a CPU."""
@@ -160,10 +171,11 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A trial that can start, and its place."""
+    """A trial that can start, its place, and the kind of device that its need there is for."""
 
     number: int
     place: str
+    kind: DeviceSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +197,7 @@ def pack(needs: Sequence[Need], cluster: Cluster) -> Fit | Blocker | None:
     """Choose the next trial to start, and its place.
 
     Args:
-        needs: The waiting trials, by number.
+        needs: The needs of the waiting trials, by number; those of one trial are for different kinds of device.
         cluster: The devices and the running trials.
 
     Returns:
@@ -193,15 +205,19 @@ def pack(needs: Sequence[Need], cluster: Cluster) -> Fit | Blocker | None:
     """
     first: Blocker | None = None
     kept: dict[str, int] = {}
-    for need in needs:
-        blocker = _place_for(need, cluster, kept)
-        if isinstance(blocker, Fit):
-            return blocker
-        first = first or blocker
-        if cluster.bypassed.get(need.number, 0) >= BYPASSED_MOST and blocker.limit is not Limit.NEIGHBOUR:
-            free = [place for place in _allowed(need, cluster) if _kept_for(place, kept) is None]
-            if free:
-                kept[_emptiest(free, cluster).place] = need.number
+    for number, alternatives in groupby(needs, key=lambda need: need.number):
+        tried = [(need, _place_for(need, cluster, kept)) for need in alternatives]
+        fits = [found for _, found in tried if isinstance(found, Fit)]
+        if fits:
+            return min(fits, key=lambda fit: len(cluster.on(fit.place)))
+        for need, blocker in tried:
+            assert isinstance(blocker, Blocker)
+            first = first or blocker
+            if cluster.bypassed.get(number, 0) >= BYPASSED_MOST and blocker.limit is not Limit.NEIGHBOUR:
+                free = [place for place in _allowed(need, cluster) if _kept_for(place, kept) is None]
+                if free:
+                    kept[_emptiest(free, cluster).place] = number
+                    break
     return first
 
 
@@ -259,12 +275,15 @@ def _place_for(need: Need, cluster: Cluster, kept: Mapping[str, int]) -> Fit | B
             continue
         blocker = _blocker(need, place, cluster)
         if blocker is None:
-            return Fit(need.number, place.place)
+            return Fit(need.number, place.place, need.kind)
         blockers.append(blocker)
     if not blockers and not cluster.set_aside and not cluster.places:
         text = "no node is there that trials may run on"
         lacks = f"no node has the {device_count} devices of a trial"
         return Blocker(need.number, Limit.NO_NODE, text if device_count == 1 else lacks)
+    if not blockers and need.kind is not None and all(place.kind != need.kind for place in cluster.places):
+        text = f"trial {need.number} waits for a device like {need.kind.name} ({gib(need.kind.capacity_bytes)})"
+        return Blocker(need.number, Limit.NO_NODE, f"{text}, and no node that is there has one")
     if not blockers:
         return Blocker(need.number, Limit.SET_ASIDE, no_device_left(cluster.set_aside, device_count))
     return min(blockers, key=lambda blocker: blocker.limit is Limit.NEIGHBOUR)

@@ -45,8 +45,9 @@ from dryfit.study.doctor.study_walk import (
 from dryfit.study.loop.child_jobs import ChildJob, run_job, run_side_by_side
 from dryfit.study.planning.pace import recorded_precision, with_precision
 from dryfit.study.planning.plan_requests import PlanInput, plan_trial
+from dryfit.study.planning.planned_devices import planning_device
 from dryfit.study.planning.refusals import needed_bytes, refusal_text
-from dryfit.study.planning.trial_plans import host_bytes_for, planning_device
+from dryfit.study.planning.trial_plans import host_bytes_for
 from dryfit.study.resources.disk import disk_need, taken_bytes
 from dryfit.study.resources.trial_devices import choose_place, degrees_at_hand, most_on_node
 from dryfit.study.trials.child_limits import STANDALONE_LIMITS
@@ -124,6 +125,9 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote, *, rows: b
     yield from study_checks.repeat_findings(study.config)
     yield study_checks.lock_finding(layout)
     yield from record
+    if config.nodes is not None and config.nodes.has_all_gpus(config.execution.device):  # what is here is looked at
+        execution = config.execution.model_copy(update={"device": "auto"})
+        config = config.model_copy(update={"execution": execution})
     study = replace(study, config=config)
     yield study_checks.cache_finding(layout, folder)
     yield study_checks.mirror_finding(config.search.mirror, layout, os.environ)

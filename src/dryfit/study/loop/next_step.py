@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dryfit.core.failure import PERMITTED, FailureKind
+from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.machine.packing import CPU, Blocker, Cluster, Fit, Limit, Need, pack
 from dryfit.store.replay import StudyState
@@ -85,7 +86,7 @@ class Live:
         cluster: Where trials can run, and the trials that have a process.
         planning: Numbers of the trials whose memory is being planned now.
         readiness: Readiness of open trials; those left out are planned.
-        needs: Needs of open trials; those left out ask for nothing.
+        needs: Needs of open trials, each on every kind of device that it may run on; those left out ask for nothing.
         waiting_until_s: Earliest time (Unix seconds) of the next attempt of trials that must wait.
         stopping: Why no new process may start, if so.
         now_s: Unix seconds.
@@ -99,7 +100,7 @@ class Live:
     now_s: float
     planning: frozenset[int] = frozenset()
     readiness: Mapping[int, Readiness] = field(default_factory=dict[int, Readiness])
-    needs: Mapping[int, Need] = field(default_factory=dict[int, Need])
+    needs: Mapping[int, Sequence[Need]] = field(default_factory=dict[int, Sequence[Need]])
     idle_since_s: float | None = None
     nothing_fits: bool = False
 
@@ -108,9 +109,13 @@ class Live:
         """Numbers of the trials that have a process."""
         return frozenset(allocation.number for allocation in self.cluster.allocations)
 
-    def need(self, number: int) -> Need:
-        """Return what an open trial asks of a device."""
-        return self.needs.get(number) or Need(number, exclusive=self.ready(number) is Readiness.EXCLUSIVE)
+    def needs_of(self, number: int) -> Sequence[Need]:
+        """Return what an open trial asks of a device, for each kind of device that it may run on."""
+        return self.needs.get(number) or [Need(number, exclusive=self.ready(number) is Readiness.EXCLUSIVE)]
+
+    def need(self, number: int, kind: DeviceSpec | None) -> Need:
+        """Return what an open trial asks of a device of one kind."""
+        return next((need for need in self.needs_of(number) if need.kind == kind), Need(number, kind=kind))
 
     def ready(self, number: int) -> Readiness:
         """Return whether an open trial may have a process."""
@@ -127,10 +132,15 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class PlaceTrial:
-    """Start a process for a trial that exists, on a device, a group of them or a CPU."""
+    """Start a process for a trial that exists, on a device, a group of them or a CPU.
+
+    Attributes:
+        kind: The kind of device that its need there is for; None: any.
+    """
 
     number: int
     place: str = CPU.place
+    kind: DeviceSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +216,15 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     ready = [number for number in idle if live.is_ready(number)]
     if len(live.running) >= limits.parallel:
         return Wait()
-    packed = pack([live.need(number) for number in ready], live.cluster)
+    packed = pack([need for number in ready for need in live.needs_of(number)], live.cluster)
     if isinstance(packed, Fit):
-        return PlaceTrial(packed.number, packed.place)
+        return PlaceTrial(packed.number, packed.place, packed.kind)
     return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
 
 
 def _new_trial_blocker(state: StudyState, live: Live, idle: Sequence[int]) -> Blocker | None:
     """Return what keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
-    needs = [live.need(number) for number in idle if live.is_ready(number)]
+    needs = [need for number in idle if live.is_ready(number) for need in live.needs_of(number)]
     packed = pack([*needs, Need(len(state.trials))], live.cluster)
     return packed if isinstance(packed, Blocker) else None
 
@@ -270,6 +280,7 @@ def _without_room(limits: Limits, live: Live, why: Blocker | None) -> Step | Non
     if waited_s < limits.device_wait_s:
         return None
     hint = "free it, or set execution.memory_limit to what is left, then resume"
+    hint = hint if why.limit is not Limit.NO_NODE else "let one join, then resume"
     return EndSession(End.PAUSED, f"waited {waited_s:.0f} s for room (runtime.device_wait_s): {why.text}; {hint}")
 
 

@@ -49,6 +49,7 @@ def prepare(
         pairs=space.model_length_pairs(config.trial_settings),
         cache_dir=layout.cache,
         device=config.execution.device,
+        elsewhere=_elsewhere(config),
         precisions=possible_values(config, space, "train.precision"),
     )
     job = ChildJob("checking data and machine", body, layout.preparations, preparing_limits(config.runtime))
@@ -58,14 +59,16 @@ def prepare(
 def _import_function(
     config: StudyConfig, own: CalledCode, layout: StudyLayout, nodes: Nodes, stops: StopRequests
 ) -> ResolveResult | None:
-    device, count = devices_without_torch(config.execution.device, len(first_node(nodes).facts.devices))
+    elsewhere = _elsewhere(config)
+    gpus = 0 if elsewhere else len(first_node(nodes).facts.devices)
+    device, count = (DeviceKind.CUDA, 0) if elsewhere else devices_without_torch(config.execution.device, gpus)
     body, limits = ImportRequest(objective=own, table=config.function_table), preparing_limits(config.runtime)
     job = ChildJob(f"importing {own.function}", body, layout.preparations, limits)
     result = run_job(job, nodes, stops)
     if result is None:
         return None
     spec = None
-    if device is DeviceKind.CUDA and facts_of(config.study.task).makes_trainer:
+    if count and device is DeviceKind.CUDA and facts_of(config.study.task).makes_trainer:
         looking = ChildJob("looking at the devices", ProbeRequest(), layout.preparations, limits)
         found = run_job(looking, nodes, stops)
         if found is None:
@@ -81,6 +84,10 @@ def _import_function(
         device_spec=spec,
         versions=result.versions,
     )
+
+
+def _elsewhere(config: StudyConfig) -> bool:
+    return config.nodes is not None and config.nodes.has_all_gpus(config.execution.device)
 
 
 def baselines_are_known(config: StudyConfig, layout: StudyLayout, state: StudyState, resolved: ResolveResult) -> bool:

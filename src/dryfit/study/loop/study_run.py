@@ -112,14 +112,16 @@ class TrialDecider:
         Returns:
             The same, without those that are ended.
         """
-        state, needs = self._study.state, self._placements.needs(self._planner.readiness())
+        state, live = self._study.state, self._live()
         for trial in state.open_trials:
             attempt = trial.attempts[-1] if trial.attempts else None
             if attempt is None or attempt.ended or trial.generation != state.generation.number:
                 continue
             key = attempt_key(trial.number, attempt.number)
             if left.get(key) == node_of(attempt.place):
-                child = RunningAttempt(trial.number, attempt.number, attempt.place, needs[trial.number])
+                plan = trial.plan
+                kind = plan.answer.device if plan is not None and not plan.on_cpu else None
+                child = RunningAttempt(trial.number, attempt.number, attempt.place, live.need(trial.number, kind))
                 self._placements.start(key, child, ())
         for key in left.keys() - self._placements.running.keys():
             self._nodes.all()[left[key]].kill(key)
@@ -155,8 +157,8 @@ class TrialDecider:
                 return self._planner.plan(self._study.state.trials[number])
             case RefuseTrial(number):
                 self._refuse(self._study.state.trials[number])
-            case PlaceTrial(number, place):
-                return [self._place(self._study.state.trials[number], place, live)]
+            case PlaceTrial(number) as step:
+                return [self._place(self._study.state.trials[number], step, live)]
             case StopTrials(why):
                 self._stop(why)
             case Wait(until_s, why):
@@ -202,7 +204,7 @@ class TrialDecider:
             now_s=self._clock(),
             planning=self._planner.planning,
             readiness=readiness,
-            needs=self._placements.needs(readiness),
+            needs=self._placements.needs(readiness, self._planner.usable),
             idle_since_s=self._placements.idle_since_s,
             nothing_fits=self._smallest is not None and not self._smallest.points,
         )
@@ -259,17 +261,19 @@ class TrialDecider:
         return self._smallest.points[0] if self._smallest.points else {}
 
     def _refuse(self, trial: TrialState) -> None:
-        assert trial.plan is not None  # only a plan refuses
-        reason = refusal_text(trial.plan.answer)
+        answers = self._planner.refusals(trial)
+        reason = "; ".join(map(refusal_text, answers))
         self._finalizer.finish(TrialFinished(number=trial.number, outcome=Outcome.REFUSED, reason=reason))
-        if self._smallest is not None and trial.plan.answer.verdict is VerdictKind.REFUSED:
+        if self._smallest is not None and all(answer.verdict is VerdictKind.REFUSED for answer in answers):
             self._smallest = self._smallest.without(trial.params)
 
-    def _place(self, trial: TrialState, place: str, live: Live) -> ChildSpec:
-        attempt, need = len(trial.attempts) + 1, live.need(trial.number)
+    def _place(self, trial: TrialState, step: PlaceTrial, live: Live) -> ChildSpec:
+        attempt, place, need = len(trial.attempts) + 1, step.place, live.need(trial.number, step.kind)
+        plans = self._planner.usable(trial)
+        plan = next((plan for plan in plans if step.kind in (None, plan.answer.device)), None)
         terms = attempt_terms(trial.past_failures)
-        fraction = self._placements.fence(trial, need, place)
-        placement = Placement(attempt, place, self._planner.choice(trial), terms, fraction, need.shared_bytes)
+        fraction = self._placements.fence(plan, need, place)
+        placement = Placement(attempt, place, self._planner.choice(plan), terms, fraction, need.shared_bytes)
         spec = child_spec(self._study, trial, placement)
         self._finalizer.waiting_until_s.pop(trial.number, None)
         self._write(
@@ -280,6 +284,7 @@ class TrialDecider:
                 device=None if on_cpu(place) else place,
                 needs_bytes=need.host_bytes if on_cpu(place) else need.shared_bytes,
                 terms=terms_text(terms),
+                plan=plan.key if plan is not None else None,
             )
         )
         passed = [number for number in live.needs if number < trial.number and live.is_ready(number)]

@@ -24,7 +24,7 @@ def trial_need(
 
     Args:
         number: The trial.
-        plan: Its plan, if it has a valid one.
+        plan: Its plan for one kind of device, if it has a valid one.
         readiness: Whether it may run, and must run alone.
         terms: What earlier failures ask of its next attempt.
         host_bytes: Its host memory; None: not known.
@@ -47,6 +47,7 @@ def trial_need(
         avoid=terms.avoid,
         host_bytes=host_bytes,
         device_count=device_count,
+        kind=plan.answer.device if plan is not None and not plan.on_cpu else None,
     )
 
 

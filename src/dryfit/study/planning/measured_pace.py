@@ -131,7 +131,9 @@ def decide(
         and execution.tp == 1
         and resolved.device is DeviceKind.CPU
     )
-    measurable = not facts.decoder and not facts.calls_function and execution.tp == 1 and execution.dp == 1
+    there = resolved.device is DeviceKind.CPU or bool(resolved.device_count)  # else GPUs are other machines' alone
+    single = execution.tp == 1 and execution.dp == 1
+    measurable = there and single and not facts.decoder and not facts.calls_function
     if not measurable or not (wants_format or wants_threads):
         return plain
     subject = _subject(config, space, layout, resolved, first_node(nodes), divides=wants_threads)

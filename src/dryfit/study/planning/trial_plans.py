@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,6 @@ from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest, StudyTokens
-from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.execution import (
     DeviceKind,
     DeviceSpec,
@@ -23,7 +22,6 @@ from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.sharding.device_groups import cpu_of
 from dryfit.core.sharding.rank_search import AUTO
-from dryfit.core.text.units import parse_bytes
 from dryfit.core.version import VERSION
 from dryfit.core.wire import canonical_json
 from dryfit.runtime.children.child_spec import ChildExited, ChildSpec
@@ -33,8 +31,9 @@ from dryfit.runtime.machine.host_memory import plannable_bytes
 from dryfit.runtime.machine.node import NodeFacts, Nodes, first_node
 from dryfit.store.events import TrialPlanned
 from dryfit.store.layout import shared_traces
-from dryfit.store.state import TrialState
+from dryfit.store.state import PlanState, TrialState
 from dryfit.study.loop.next_step import Readiness
+from dryfit.study.planning.planned_devices import kind_of, like, planned_devices
 from dryfit.study.resources.trial_devices import degrees_at_hand
 from dryfit.study.trials.child_limits import preparing_limits
 from dryfit.study.trials.child_requests import plan_subject, rehearsed_plan_request
@@ -44,22 +43,6 @@ from dryfit.study.trials.trial_config import trial_settings
 _GIB: Final = 2**30
 _NO_MEMORY_IN_IT = {"device", "threads", "unknown"}
 """Wishes that change no plan: what is left of them is in the device already, or decides only what follows."""
-
-
-def planning_device(resolved: ResolveResult, execution: ExecutionSettings) -> DeviceSpec | None:
-    """Return the device a study's trials are planned for; None if they are not planned.
-
-    On the CPU only a limit gives a plan something to keep to.
-    """
-    limit_bytes = parse_bytes(execution.memory_limit) if execution.memory_limit is not None else None
-    if resolved.device is DeviceKind.CUDA:
-        spec = resolved.device_spec
-        if spec is None or limit_bytes is None:
-            return spec
-        return spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, limit_bytes)})
-    if limit_bytes is None:
-        return None
-    return DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=limit_bytes)
 
 
 def host_bytes_for(execution: ExecutionSettings, device: DeviceKind, nodes: Collection[NodeFacts]) -> int | None:
@@ -108,26 +91,25 @@ def rehearsal_key(request: RehearsedPlanRequest, version: int, torch: str) -> st
     return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
 
 
-def readiness_of(trial: TrialState, key: str, policy: UnknownPolicy) -> Readiness:
+def readiness_of(trial: TrialState, keys: Collection[str], policy: UnknownPolicy) -> Readiness:
     """Return whether an open trial may have a process.
 
     Args:
         trial: A trial of a study that plans.
-        key: The key of its plan now.
+        keys: The keys of its plans now, one for each kind of device that it may run on.
         policy: What to do with trials whose memory is unknown.
     """
-    plan = trial.plan
-    if plan is None and trial.attempts:
+    if trial.plan is None and trial.attempts:
         return Readiness.PLANNED  # it began without a plan, under an older version: it goes on as it began
-    if plan is None or plan.key != key:
+    if not trial.plans.keys() >= set(keys):
         return Readiness.UNPLANNED
-    match plan.answer.verdict:
-        case VerdictKind.FITS | VerdictKind.FITS_WITH:
-            return Readiness.PLANNED
-        case VerdictKind.REFUSED:
-            return Readiness.REFUSED
-        case VerdictKind.UNKNOWN:
-            return Readiness.REFUSED if policy is UnknownPolicy.REFUSE else Readiness.EXCLUSIVE
+    if not keys:
+        return Readiness.PLANNED  # no device is there now that it could be planned for
+    verdicts = {trial.plans[key].answer.verdict for key in keys}
+    if any(verdict.fits for verdict in verdicts):
+        return Readiness.PLANNED
+    allowed = VerdictKind.UNKNOWN in verdicts and policy is not UnknownPolicy.REFUSE
+    return Readiness.EXCLUSIVE if allowed else Readiness.REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +123,7 @@ class PlanTrouble:
 
 
 class TrialPlanner:
-    """Plans the trials of one session.
+    """Plans the trials of one session, each for every kind of device that it may run on.
 
     An answer is never asked for twice in a study: trials that differ in nothing that decides memory share it, so a
     space in which little fits is passed through in seconds, and a planner that crashes on a model does so once.
@@ -161,18 +143,21 @@ class TrialPlanner:
         self._study = study
         self._nodes = nodes
         self._write = write
-        self._device = planning_device(study.resolved, study.config.execution)
         self._torch = study.resolved.versions.get("torch", "")
-        self._degrees = degrees_at_hand(study.config, study.resolved.device, study.nodes)
         self._host_bytes = host_bytes_for(study.config.execution, study.resolved.device, study.nodes.values())
         self.running: dict[str, int] = {}
+        self._planned_for: dict[str, DeviceSpec] = {}
         self._failures: dict[int, tuple[PastFailure, ...]] = {}
-        self._keys: dict[int, str] = {}
+        self._keys: dict[tuple[int, DeviceSpec], str] = {}
+        self._nodes_known: Mapping[str, NodeFacts] = {}
+        self._kinds_known: Sequence[DeviceSpec] = planned_devices(study)
 
     @property
     def plans(self) -> bool:
         """Whether this study plans its trials."""
-        return self._device is not None
+        config = self._study.config
+        on_gpus = self._study.resolved.device is DeviceKind.CUDA and config.objective is None
+        return (on_gpus and config.nodes is not None) or bool(self._kinds())  # a node may join later
 
     @property
     def planning(self) -> frozenset[int]:
@@ -181,22 +166,36 @@ class TrialPlanner:
 
     def readiness(self) -> dict[int, Readiness]:
         """Return which open trials may have a process; empty if this study plans nothing."""
-        if self._device is None:
+        if not self.plans:
             return {}
         policy = self._study.config.execution.unknown
         return {
-            trial.number: readiness_of(trial, self._key(trial, self._device), policy)
+            trial.number: readiness_of(trial, self._keys_of(trial).values(), policy)
             for trial in self._study.state.open_trials
         }
 
-    def choice(self, trial: TrialState) -> ExecutionChoice | None:
-        """Return what a trial is to be run with; None: as the study file says."""
-        return trial.plan.execution if trial.plan is not None and self._device is not None else None
+    def usable(self, trial: TrialState) -> Sequence[PlanState]:
+        """Return the plans by which a trial that is ready may run, for the smallest device first; none: as set.
+
+        Where it fits some kind of device, it does not run on one where that is not known.
+        """
+        known = [trial.plans[key] for key in self._keys_of(trial).values() if key in trial.plans]
+        fitting = [plan for plan in known if plan.answer.verdict.fits]
+        return fitting or [plan for plan in known if plan.answer.verdict is VerdictKind.UNKNOWN]
+
+    def refusals(self, trial: TrialState) -> Sequence[PlanAnswer]:
+        """Return the answers that refuse a trial, one for each kind of device."""
+        return [trial.plans[key].answer for key in self._keys_of(trial).values()]
+
+    def choice(self, plan: PlanState | None) -> ExecutionChoice | None:
+        """Return what a trial is to be run with by a plan; None: as the study file, or the user's own code, says."""
+        if plan is None or (self._study.config.function is not None and not plan.changes_what_was_asked):
+            return None
+        return plan.execution
 
     def plan(self, trial: TrialState) -> Sequence[ChildSpec]:
-        """Plan a trial: from an earlier answer at once, else by the child that is returned, to be started."""
-        assert self._device is not None  # else no trial is unplanned
-        key = self._key(trial, self._device)
+        """Plan a trial for one kind of device, from an earlier answer at once, else by the child that is returned."""
+        device, key = next(each for each in self._keys_of(trial).items() if each[1] not in trial.plans)
         if key in self._study.state.answers:
             self._write(TrialPlanned(number=trial.number, key=key))
             return ()
@@ -204,11 +203,11 @@ class TrialPlanner:
         spec = ChildSpec(
             key=f"plan-{trial.number}-{folder.name}",
             folder=folder,
-            body=self._request(trial, self._device) if own is None else self._rehearsal(own, trial, self._device),
+            body=self._request(trial, device) if own is None else self._rehearsal(own, trial, device),
             limits=preparing_limits(self._study.config.runtime),
             place=cpu_of(first_node(self._nodes).name),
         )
-        self.running[spec.key] = trial.number
+        self.running[spec.key], self._planned_for[spec.key] = trial.number, device
         return (spec,)
 
     def take(self, event: ChildExited) -> PlanTrouble | None:
@@ -217,11 +216,10 @@ class TrialPlanner:
         Returns:
             What must follow: another try, or a pause for a full disk; None: nothing.
         """
-        number = self.running.pop(event.key)
-        result = event.result
+        number, device, result = self.running.pop(event.key), self._planned_for.pop(event.key), event.result
         if result is not None and isinstance(result.answer, PlanResult):
             self._failures.pop(number, None)
-            self._answer(number, result.answer.answers[0])
+            self._answer(number, device, result.answer.answers[0])
             return None
         failure = classify(event.evidence, result, job=Job.PLAN)
         past = self._failures.get(number, ())
@@ -229,7 +227,7 @@ class TrialPlanner:
         self._failures[number] = (*past, PastFailure(failure.kind, reached_checkpoint=False))
         if action.action in ANOTHER_ATTEMPT or action.action is Action.PAUSE:
             return PlanTrouble(number, failure, action.action, action.delay_s)
-        self._answer(number, self._unknown(failure))
+        self._answer(number, device, self._unknown(device, failure))
         return None
 
     def abandon(self) -> None:
@@ -237,29 +235,52 @@ class TrialPlanner:
         for key in self.running:
             first_node(self._nodes).kill(key)
         self.running.clear()
+        self._planned_for.clear()
 
-    def _answer(self, number: int, answer: PlanAnswer) -> None:
-        self._write(TrialPlanned(number=number, key=self._keys[number], answer=answer))
+    def _answer(self, number: int, device: DeviceSpec, answer: PlanAnswer) -> None:
+        self._write(TrialPlanned(number=number, key=self._keys[number, device], answer=answer))
 
-    def _unknown(self, failure: Failure) -> PlanAnswer:
-        assert self._device is not None
+    def _unknown(self, device: DeviceSpec, failure: Failure) -> PlanAnswer:
         return PlanAnswer(
             verdict=VerdictKind.UNKNOWN,
-            device=self._device,
+            device=device,
             reasons=(f"{FailureKind.PLANNER}: {failure.sentence}",),
             torch=self._torch,
             planner_s=0.0,
         )
 
+    def _keys_of(self, trial: TrialState) -> Mapping[DeviceSpec, str]:
+        """Return the keys of a trial's plans now, by the kind of device."""
+        return {device: self._key(trial, device) for device in self._devices_for(trial)}
+
+    def _devices_for(self, trial: TrialState) -> Sequence[DeviceSpec]:
+        """Return the kinds of device that a trial may run on.
+
+        Where machines join, one that has begun keeps to its model of GPU, unless the study file lets it change.
+        """
+        kinds, settings = self._kinds(), self._study.config.nodes
+        if settings is None or settings.change_device or trial.plan is None or not trial.attempts:
+            return kinds
+        own = trial.plan.answer.device
+        return [kind for kind in kinds if like(kind, own)] or [own]
+
+    def _kinds(self) -> Sequence[DeviceSpec]:
+        """Return the kinds of device that there are; nodes come and go where agents join."""
+        if self._study.nodes != self._nodes_known:
+            self._nodes_known, self._kinds_known = dict(self._study.nodes), planned_devices(self._study)
+        return self._kinds_known
+
     def _key(self, trial: TrialState, device: DeviceSpec) -> str:
-        if trial.number not in self._keys:
-            own = self._study.config.function
-            self._keys[trial.number] = (
-                plan_key(self._request(trial, device), self._torch)
-                if own is None
-                else rehearsal_key(self._rehearsal(own, trial, device), own.version, self._torch)
-            )
-        return self._keys[trial.number]
+        known = self._keys.get((trial.number, device))
+        if known is not None:
+            return known
+        own = self._study.config.function
+        key = self._keys[trial.number, device] = (
+            plan_key(self._request(trial, device), self._torch)
+            if own is None
+            else rehearsal_key(self._rehearsal(own, trial, device), own.version, self._torch)
+        )
+        return key
 
     def _rehearsal(self, own: CalledCode, trial: TrialState, device: DeviceSpec) -> RehearsedPlanRequest:
         calibration_dir = shared_traces(os.environ, Path.home()).parent
@@ -283,9 +304,17 @@ class TrialPlanner:
             execution=execution,
             tokens=tokens,
             trace_dir=str(shared_traces(os.environ, Path.home())),
-            degrees=self._degrees,
+            degrees=degrees_at_hand(config, self._study.resolved.device, self._with(device)),
             host_bytes=self._host_bytes,
         )
+
+    def _with(self, kind: DeviceSpec) -> Mapping[str, NodeFacts]:
+        """Return the nodes that have devices of a kind, or all where trials run on the CPU, or none has."""
+        nodes, study = self._study.nodes, self._study
+        having = {
+            name: node for name, node in nodes.items() if any(kind_of(device, study) == kind for device in node.devices)
+        }
+        return having or nodes
 
     def _new_folder(self, number: int) -> Path:
         paths = self._study.layout.trial(number)

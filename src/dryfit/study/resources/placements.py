@@ -6,7 +6,7 @@ from typing import Final
 
 from dryfit.core.failure import AttemptTerms
 from dryfit.core.jobs.child import training_of
-from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.sharding.device_groups import (
     cpu_of,
     device_in_words,
@@ -33,10 +33,11 @@ from dryfit.runtime.machine.packing import (
     group_capacity,
 )
 from dryfit.store.events import DeviceSetAside, Event, ParallelSet
-from dryfit.store.state import TrialState
+from dryfit.store.state import PlanState, TrialState
 from dryfit.study.loop.messages import RunningAttempt
 from dryfit.study.loop.next_step import Readiness
 from dryfit.study.planning.device_needs import fence, process_count, trial_need
+from dryfit.study.planning.planned_devices import kind_of
 from dryfit.study.resources.leftovers import LOOK_BUSY_EVERY_S, LOOK_EVERY_S, Leftover, Leftovers
 from dryfit.study.resources.trial_devices import device_places
 from dryfit.study.trials.context import StudyContext
@@ -66,6 +67,7 @@ class Placements:
     clock: Callable[[], float]
     running: dict[str, RunningAttempt] = field(default_factory=dict[str, RunningAttempt])
     _devices: Mapping[str, DeviceFacts] = field(default_factory=dict[str, DeviceFacts])
+    _kinds: Mapping[str, DeviceSpec | None] = field(default_factory=dict[str, DeviceSpec | None])
     _leftovers: Leftovers = field(init=False)
     _most: Mapping[str, int] = field(default_factory=dict[str, int])
     _cpus: Sequence[DeviceCapacity] = ()
@@ -94,16 +96,17 @@ class Placements:
         self._cpus = [DeviceCapacity(cpu_of(name)) for name in nodes]
         if self.study.resolved.device is DeviceKind.CUDA:
             self._devices = device_places(nodes)
-        if self._devices:
-            self._cpus = ()  # nodes without a device run nothing; where no driver lists any, trials find their own
+            self._kinds = {place: kind_of(device, self.study) for place, device in self._devices.items()}
+        if self._devices or (self.study.resolved.device is DeviceKind.CUDA and self.study.config.nodes is not None):
+            self._cpus = ()  # nodes without a device run nothing; where no driver lists any here, trials find their own
 
     @property
     def _default_processes(self) -> int:
         """Processes of a trial, and devices of a place, unless its plan says otherwise."""
         return self.study.config.execution.processes
 
-    def _processes(self, trial: TrialState) -> int:
-        return process_count(trial.plan, self.study.config.execution)
+    def _processes(self, plan: PlanState | None) -> int:
+        return process_count(plan, self.study.config.execution)
 
     @property
     def _auto(self) -> bool:
@@ -139,32 +142,45 @@ class Placements:
             other_places,
         )
 
-    def needs(self, readiness: Mapping[int, Readiness]) -> dict[int, Need]:
-        """Return what every open trial without a process asks for."""
+    def needs(
+        self, readiness: Mapping[int, Readiness], usable: Callable[[TrialState], Sequence[PlanState]]
+    ) -> dict[int, Sequence[Need]]:
+        """Return what every open trial without a process asks for, on each kind of device that it may run on.
+
+        Args:
+            readiness: Whether each may have a process.
+            usable: Returns the plans by which a trial may run, one for each kind of device; none where it has none.
+        """
         busy = {child.number for child in self.running.values()}
         idle = [trial for trial in self.study.state.open_trials if trial.number not in busy]
-        return {trial.number: self._need(trial, readiness.get(trial.number, Readiness.PLANNED)) for trial in idle}
+        return {
+            trial.number: [
+                self._need(trial, plan, readiness.get(trial.number, Readiness.PLANNED))
+                for plan in usable(trial) or [None]
+            ]
+            for trial in idle
+        }
 
-    def _need(self, trial: TrialState, readiness: Readiness) -> Need:
-        unplanned = self._auto and bool(self._devices) and trial.plan is None
+    def _need(self, trial: TrialState, plan: PlanState | None, readiness: Readiness) -> Need:
+        unplanned = self._auto and bool(self._devices) and plan is None
         return trial_need(
             trial.number,
-            trial.plan,
+            plan,
             Readiness.EXCLUSIVE if unplanned else readiness,
             self.terms(trial),
-            host_bytes=self._trial_host_bytes(trial),
-            device_count=self._processes(trial),
+            host_bytes=self._trial_host_bytes(plan),
+            device_count=self._processes(plan),
         )
 
     def terms(self, trial: TrialState) -> AttemptTerms:
         """Return how the next attempt of a trial is to be run."""
         return attempt_terms(trial.past_failures)
 
-    def _trial_host_bytes(self, trial: TrialState) -> int | None:
+    def _trial_host_bytes(self, plan: PlanState | None) -> int | None:
         """Return the host memory of a trial's processes: as planned on the CPU, else that of the largest so far."""
-        memory = trial.plan.answer.memory if trial.plan is not None else None
+        memory = plan.answer.memory if plan is not None else None
         if memory is not None and not self._devices:
-            return self._processes(trial) * memory.required_bytes
+            return self._processes(plan) * memory.required_bytes
         return self._host_bytes or None
 
     def _host_free_bytes(self) -> dict[str, int]:
@@ -199,7 +215,8 @@ class Placements:
         Places of different sizes share devices, and so what runs there.
         """
         set_aside = self.study.state.sessions[-1].set_aside
-        sizes = {self._processes(trial) for trial in self.study.state.open_trials} - {self._default_processes}
+        plans = [plan for trial in self.study.state.open_trials for plan in trial.plans.values()]
+        sizes = {self._processes(plan) for plan in plans} - {self._default_processes}
         places = {size: self._places(size) for size in (self._default_processes, *sorted(sizes))}
         names = dict.fromkeys(name for one in places.values() for place in one for name in devices_of(place))
         each = {name: self._capacity(name) for name in names}
@@ -228,11 +245,12 @@ class Placements:
             self.set_aside(name, blocked)
         planned_for = self._devices[name].capacity_bytes
         if look is None:
-            return DeviceCapacity(name, planned_for, 0, blocked)
+            return DeviceCapacity(name, planned_for, 0, blocked, self._kinds[name])
         planned_bytes = sum(child.need.shared_bytes or 0 for child in there)
         # The driver and torch may count a few MiB differently: what was planned for is there.
         capacity_bytes = max(look.total_bytes, planned_for or 0)
-        return DeviceCapacity(name, capacity_bytes, look.neighbour_bytes(planned_bytes, ours=bool(there)), blocked)
+        neighbour_bytes = look.neighbour_bytes(planned_bytes, ours=bool(there))
+        return DeviceCapacity(name, capacity_bytes, neighbour_bytes, blocked, self._kinds[name])
 
     def _look_every_s(self, now_s: float) -> float:
         """Return how old a look at a device may be: longer, the longer others hold its memory."""
@@ -242,7 +260,7 @@ class Placements:
     def _on(self, name: str) -> list[RunningAttempt]:
         return [child for child in self.running.values() if overlap(child.place, name)]
 
-    def fence(self, trial: TrialState, need: Need, place: str) -> float | None:
+    def fence(self, plan: PlanState | None, need: Need, place: str) -> float | None:
         """Return the share of each of its devices that a trial's allocator may take; None: all.
 
         The smallest of several devices counts: each process then has at least what it was planned with.
@@ -255,7 +273,7 @@ class Placements:
         totals = [
             look.total_bytes if look is not None else self._devices[one].capacity_bytes for one, look in looks.items()
         ]
-        return fence(need, trial.plan, min((one for one in totals if one is not None), default=None))
+        return fence(need, plan, min((one for one in totals if one is not None), default=None))
 
     def start(self, key: str, child: RunningAttempt, passed: Iterable[int]) -> None:
         """Record a process that is about to start.

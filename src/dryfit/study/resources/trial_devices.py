@@ -38,7 +38,7 @@ def choose_place(
         processes: Processes of each trial; on CUDA devices every one gets a device of its own.
 
     Raises:
-        MachineError: There are fewer devices than a trial has processes.
+        MachineError: There are fewer devices than a trial has processes, or none.
     """
     if device is DeviceKind.CUDA:
         devices = tuple(device_places(nodes))
@@ -46,6 +46,13 @@ def choose_place(
         places = places_of(devices, processes)
     else:
         places = [cpu_of(name) for name in nodes]
+    if not places:
+        raise MachineError(
+            "looking for a GPU on this machine",
+            "there is none, and the study's trials were trained on those of other machines",
+            "a machine with one",
+            "run the command there, in the study's folder",
+        )
     return min(places, key=lambda place: sum(overlap(other, place) for other in in_use))
 
 

@@ -64,6 +64,7 @@ def resolve_request(
     pairs: Sequence[tuple[ModelSettings, int]],
     cache_dir: Path,
     device: str,
+    elsewhere: bool = False,
     precisions: tuple[str, ...] = (),
 ) -> ResolveRequest:
     """Return the request to check data, models and machine, before anything is trained or planned.
@@ -74,6 +75,7 @@ def resolve_request(
         pairs: Models and lengths to prepare.
         cache_dir: The cache of tokenised rows.
         device: As in ``execution.device``.
+        elsewhere: Whether trials run on CUDA devices of other machines.
         precisions: Number formats that trials may have.
     """
     own = facts_of(config.study.task).own
@@ -86,6 +88,7 @@ def resolve_request(
         pairs=tuple(pairs),
         cache_dir=str(cache_dir),
         device=device,
+        elsewhere=elsewhere,
         precisions=precisions,
         processes=config.execution.processes,
     )
@@ -170,7 +173,7 @@ def own_code_request(
         placement: How it is run.
     """
     body = _objective_request(study, own, trial, paths, placement)
-    return body if study.config.objective is not None else _trainer_request(study, body, trial, paths, placement)
+    return body if study.config.objective is not None else _trainer_request(study, body, paths, placement)
 
 
 def _objective_request(
@@ -224,7 +227,7 @@ def calling_request(own: CalledCode, *, params: dict[str, Scalar], seed: int, nu
 
 
 def _trainer_request(
-    study: AnyStudy, calling: ObjectiveRequest, trial: TrialState, paths: TrialLayout, placement: Placement
+    study: AnyStudy, calling: ObjectiveRequest, paths: TrialLayout, placement: Placement
 ) -> TrainerRequest | ScriptRequest:
     runtime, script = study.config.runtime, study.config.script
     best_dir = str(paths.files_of(placement.attempt).best) if most_kept(runtime.keep) != 0 else None
@@ -232,7 +235,7 @@ def _trainer_request(
         calling=calling,
         best_dir=best_dir,
         checkpoint_every_s=runtime.checkpoint_every_s,
-        choice=placement.choice if trial.plan is not None and trial.plan.changes_what_was_asked else None,
+        choice=placement.choice,
         memory_fraction=placement.memory_fraction,
     )
     if script is None:
