@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from dryfit.core.errors import ExitStatus
-from dryfit.store.events import AttemptPlaced
+from dryfit.store.events import AttemptPlaced, NodeJoined
 from launched_studies import LaunchedStudy
 from slurm_cluster import SlurmCluster, processes_with, wait_until
-from study_runs import command, events_of, fold, run
+from study_runs import command, events_of, fold, objective_study, run
 
 pytestmark = pytest.mark.nodes
 NODES = 3
@@ -124,6 +124,44 @@ def test_control_is_a_job_too_is_killed_and_finds_its_agents_again(
     study.wait_for_trials(study.finished() + 1)
     assert running(slurm) == agents, "its agents are the same"
     study.ends_as(alone)
+
+
+SMI = """\
+#!/bin/sh
+echo "0, GPU-a, NVIDIA Small, 24564, 446, 8.9"
+echo "1, GPU-b, NVIDIA Large, 81559, 408, 9.0"
+echo "2, GPU-c, NVIDIA Large, 81559, 408, 9.0"
+"""
+
+
+def test_trials_get_the_gpus_that_slurm_gives_its_jobs(
+    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver of three GPUs stands in; each job is given one of them, and its trials see that one alone."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(SMI)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    folder = tmp_path / "study"
+    folder.mkdir()
+    text = objective_study("on_device", study="trials = 12\nseed = 5", runtime="parallel = 3")
+    nodes = (
+        '[execution]\ndevice = "cuda"\n[nodes]\nlocal = false\nslots = 1\nhost = "127.0.0.1"\nsbatch = "--gres=gpu:1"\n'
+    )
+    (folder / "study.toml").write_text(f"{text}\n{nodes}", encoding="utf-8")
+    done = run("tune", folder, "--nodes", "slurm:3")
+    assert done.returncode == ExitStatus.DONE, done.stderr
+    joined = {event.node: event for event in events_of(folder) if isinstance(event, NodeJoined)}
+    names = {node: [spec.name for spec in event.specs if spec] for node, event in joined.items()}
+    known = {("0",): ["NVIDIA Small"], ("1",): ["NVIDIA Large"], ("2",): ["NVIDIA Large"]}
+    assert all(names[node] == known[event.devices] for node, event in joined.items())
+    assert len({event.devices for event in joined.values()}) == len(joined) > 1, "each job has a GPU of its own"
+    for trial in fold(folder).trials:
+        place = trial.attempts[-1].place
+        assert trial.value == float(place.partition("/")[2]), "a trial sees the GPU that it was placed on"
+        assert place.partition("/")[2] in joined[place.partition("/")[0]].devices
 
 
 def test_what_slurm_refuses_is_said_and_nothing_is_left(study: LaunchedStudy) -> None:

@@ -50,6 +50,12 @@ def held(trial: dryfit.Trial) -> float | None:
     return stepwise(trial)
 
 
+def on_device(trial: dryfit.Trial) -> float:
+    """The number of the GPU that the trial sees, once others had the time to begin on theirs."""
+    time.sleep(0.5)
+    return float(os.environ["CUDA_VISIBLE_DEVICES"])
+
+
 def walk(trial: dryfit.Trial) -> float | None:
     """A way of one step, or, every second trial, of forty, which takes longer than children live in a storm.
 

@@ -3,6 +3,7 @@
 import getpass
 import os
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Callable
@@ -46,9 +47,11 @@ KillWait=20
 SlurmctldParameters=preempt_send_user_signal
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+GresTypes=gpu
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1
 """
-NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=1 RealMemory=1000\n"
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=1 RealMemory=1000 Gres=gpu:1\n"
+GRES = "NodeName={name} Name=gpu File={file}\n"
 PARTITIONS = """\
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=30 State=UP MaxTime=60
 PartitionName=high Nodes=ALL PriorityTier=2 PreemptMode=OFF State=UP MaxTime=60
@@ -65,7 +68,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class SlurmCluster:
-    """Several nodes on one machine, each with one CPU.
+    """Several nodes on one machine, each with one CPU, and with a GPU as far as Slurm looks: a file of a device.
 
     Args:
         folder: For everything it writes; as short as the path of a socket.
@@ -86,7 +89,17 @@ class SlurmCluster:
         self.conf = folder / "slurm.conf"
         self.conf.write_text(text + PARTITIONS, encoding="ascii")
         (folder / "state").mkdir(exist_ok=True)
+        self._make_gpus()
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf)}
+
+    def _make_gpus(self) -> None:
+        """Make a file of a device for each node: a number of its own, and the same null device."""
+        text = ""
+        for number, name in enumerate(self.names):
+            file = self.folder / f"nvidia{number}"
+            os.mknod(file, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+            text += GRES.format(name=name, file=file)
+        (self.folder / "gres.conf").write_text(text, encoding="ascii")
 
     def start(self) -> None:
         """Start everything, and wait until all nodes are idle."""

@@ -35,6 +35,7 @@ from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.pace import recorded_precision, with_precision
+from dryfit.study.planning.planned_devices import plan_here
 from dryfit.study.resources.trial_devices import job_of_trials
 from dryfit.study.trials.child_requests import with_names
 from dryfit.study.trials.context import StudySnapshot
@@ -269,7 +270,7 @@ def study_snapshot(folder: Path | str, *, own_code: bool = False) -> StudySnapsh
             "its data was never checked: no run of it came so far",
             hint=f"run it with `dryfit tune {layout.study_file}`",
         )
-    return StudySnapshot(
+    study = StudySnapshot(
         config=with_names(
             with_precision(load_study_file(layout.frozen_file).config, recorded_precision(state)), state.resolved
         ),
@@ -278,6 +279,9 @@ def study_snapshot(folder: Path | str, *, own_code: bool = False) -> StudySnapsh
         resolved=state.resolved,
         nodes={HERE: local_facts(state.resolved)},
     )
+    for each in state.trials:
+        each.plan = plan_here(study, each)
+    return study
 
 
 def _chosen(state: StudyState, trial: int | str) -> TrialState:

@@ -7,6 +7,7 @@ import pytest
 import dryfit.api as api
 from dryfit.core.errors import ConfigError
 from dryfit.core.failure import Action, FailureKind
+from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import LOG_FILE
 from dryfit.reporting.data.nodes_view import nodes_ever, nodes_table, nodes_view
@@ -19,7 +20,9 @@ from study_runs import run_here
 
 def joined(script: Script, node: str, epoch: int = 1) -> None:
     facts = {"agent": f"agent-{node}", "host": f"box-{node}", "pid": 7, "cores": 8, "host_bytes": 2**34}
-    script.say(NodeJoined(node=node, epoch=epoch, devices=("0", "1"), **facts))
+    card = DeviceSpec(name="NVIDIA H200", capacity_bytes=139 * 2**30, capability=(9, 0))
+    specs = {"n1": (card, card), "n2": (card, None)}.get(node, ())  # n3: as an older version wrote it
+    script.say(NodeJoined(node=node, epoch=epoch, devices=("0", "1"), specs=specs, **facts))
 
 
 def two_sessions() -> Script:
@@ -51,6 +54,11 @@ def test_the_report_has_every_machine_that_ever_joined_and_the_list_those_of_the
     assert list(rows) == ["n1", "n2", "n3"]
     assert (rows["n1"]["attempts"], rows["n1"]["losses"], rows["n1"]["state"]) == ("1", "0", "joined")
     assert (rows["n2"]["attempts"], rows["n2"]["losses"], rows["n2"]["state"]) == ("1", "1", "the session is over")
+    assert [rows[one]["devices"] for one in rows] == [
+        "0,1: 2 x NVIDIA H200, 139 GiB",
+        "0,1: NVIDIA H200, 139 GiB",
+        "0,1",
+    ]
     assert (rows["n3"]["attempts"], rows["n3"]["trials now"], rows["n3"]["devices"]) == ("1", "1", "0,1")
     view = nodes_view(state)
     assert view.running and [(one.node, one.attempts) for one in view.nodes] == [("n1", 0), ("n3", 1)]

@@ -18,7 +18,7 @@ from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
 from dryfit.store.events import AttemptPlaced, TrialPlanned
 from dryfit.store.replay import StudyState
 from dryfit.study.loop.next_step import End
-from dryfit.study.planning.planned_devices import kind_of, planned_devices
+from dryfit.study.planning.planned_devices import kind_of, plan_here, planned_devices
 from dryfit.study.trials.context import StudyContext, StudySnapshot
 
 SMALL = DeviceSpec(name="small", capacity_bytes=NEED, capability=(8, 6))
@@ -132,6 +132,24 @@ def test_an_interrupted_trial_keeps_to_its_kind_unless_it_may_change(bench, chan
     else:
         assert done.end is End.PAUSED and places == {0: ["0"]}
         assert "of device 0, which has 128 MiB, 128 MiB of them held by others" in found.watcher.notes[-1]
+
+
+def test_trials_in_bf16_keep_to_gpus_that_compute_in_it(bench) -> None:
+    old = LARGE.model_copy(update={"name": "old", "capability": (7, 5)})
+    runs = {"runtime": {"parallel": 2}, "nodes": {}, "study": {"trials": 8, "seed": 1}}
+    mixed = {"train.precision": ["bf16", "fp32"]}
+    done = bench(LARGE, old).run(**runs, space=mixed)
+    places = {(trial.params["train.precision"], trial.attempts[-1].place) for trial in done.state.trials}
+    assert ("bf16", "here/1") not in places and {("bf16", "here/0"), ("fp32", "here/1")} <= places
+
+
+def test_a_trial_is_trained_once_more_by_the_plan_for_the_device_that_is_there(bench) -> None:
+    done = bench(SMALL, LARGE).run(study={"trials": 1}, train={"batch_size": 16}, runtime={"parallel": 1})
+    (trial,) = done.state.trials
+    assert placed_by(done)[0][0] == "small"
+    for there, name in ((LARGE, "large"), (SMALL, "small"), (A100, "small")):
+        plan = plan_here(study_of({"here": [there]}, there, nodes=None), trial)
+        assert plan is not None and plan.answer.device.name == name, "where nothing is known of a device, as it ran"
 
 
 # ---- which kinds there are

@@ -1,7 +1,9 @@
 """The machines of a study, as its ledger has them: what they have, what runs there, how often they were lost."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
+from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.sharding.device_groups import node_of
 from dryfit.core.text.units import gib
 from dryfit.reporting.data.json_view import Answer, View
@@ -15,6 +17,7 @@ class NodeView(View):
     """One machine with an agent.
 
     Attributes:
+        specs: What each of its devices is; None: not known.
         trials: The trials that run there.
         attempts: How many attempts at trials ran there so far.
         time_s: How long they took, together.
@@ -29,6 +32,7 @@ class NodeView(View):
     cores: int
     host_bytes: int
     devices: tuple[str, ...]
+    specs: tuple[DeviceSpec | None, ...] = ()
     epoch: int
     trials: tuple[int, ...]
     attempts: int
@@ -121,7 +125,7 @@ def _table(nodes: Sequence[NodeView]) -> Table:
             node.host,
             str(node.cores),
             gib(node.host_bytes),
-            ",".join(node.devices) or "none",
+            _devices_text(node),
             " ".join(map(str, node.trials)) or "none",
             str(node.attempts),
             duration_text(node.time_s),
@@ -131,3 +135,10 @@ def _table(nodes: Sequence[NodeView]) -> Table:
         for node in nodes
     ]
     return Table(heading, tuple(rows))
+
+
+def _devices_text(node: NodeView) -> str:
+    """Return a machine's devices by name, and what they are: ``0,1: 2 x NVIDIA H200, 139.7 GiB``."""
+    counts = Counter(f"{spec.name}, {gib(spec.capacity_bytes)}" for spec in node.specs if spec is not None)
+    kinds = "; ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in counts.items())
+    return ": ".join(part for part in (",".join(node.devices), kinds) if part) or "none"

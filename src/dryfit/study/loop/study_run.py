@@ -12,6 +12,7 @@ from dryfit.core.wire import FirstStep
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.failures.recovery import attempt_terms, terms_text
 from dryfit.runtime.machine.node import Nodes
+from dryfit.runtime.machine.packing import Need
 from dryfit.search.sampling.gp_handle import GpProcess
 from dryfit.search.sampling.sampler_input import SamplerInput
 from dryfit.search.sampling.suggest import suggest_at, suggest_next
@@ -112,7 +113,7 @@ class TrialDecider:
         Returns:
             The same, without those that are ended.
         """
-        state, live = self._study.state, self._live()
+        state, needs = self._study.state, self._placements.needs(self._planner.readiness(), self._planner.usable)
         for trial in state.open_trials:
             attempt = trial.attempts[-1] if trial.attempts else None
             if attempt is None or attempt.ended or trial.generation != state.generation.number:
@@ -121,7 +122,8 @@ class TrialDecider:
             if left.get(key) == node_of(attempt.place):
                 plan = trial.plan
                 kind = plan.answer.device if plan is not None and not plan.on_cpu else None
-                child = RunningAttempt(trial.number, attempt.number, attempt.place, live.need(trial.number, kind))
+                need = next((one for one in needs[trial.number] if one.kind == kind), Need(trial.number, kind=kind))
+                child = RunningAttempt(trial.number, attempt.number, attempt.place, need)
                 self._placements.start(key, child, ())
         for key in left.keys() - self._placements.running.keys():
             self._nodes.all()[left[key]].kill(key)

@@ -7,6 +7,7 @@ from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSett
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.core.text.units import parse_bytes
 from dryfit.runtime.machine.node import DeviceFacts
+from dryfit.store.state import PlanState, TrialState
 from dryfit.study.trials.context import AnyStudy
 
 _STEP_BYTES: Final = 128 * 2**20
@@ -58,6 +59,14 @@ def planned_devices(study: AnyStudy) -> tuple[DeviceSpec, ...]:
         if expected is not None and all(one.capacity_bytes * _AS_LARGE < expected.capacity_bytes for one in kinds):
             kinds.add(expected)
     return tuple(sorted(kinds, key=lambda kind: (kind.capacity_bytes, kind.name)))
+
+
+def plan_here(study: AnyStudy, trial: TrialState) -> PlanState | None:
+    """Return the plan by which a trial is trained once more: for a device that is here, or else its last one."""
+    kinds = planned_devices(study)
+    plans = (trial.plan, *trial.plans.values())
+    here = (plan for plan in plans if plan is not None and plan.answer.verdict.fits and plan.answer.device in kinds)
+    return next(here, trial.plan)
 
 
 def like(kind: DeviceSpec, other: DeviceSpec) -> bool:

@@ -11,6 +11,7 @@ from dryfit.core.failure import Action, Failure, FailureKind, PastFailure
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest, StudyTokens
+from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import (
     DeviceKind,
     DeviceSpec,
@@ -33,6 +34,7 @@ from dryfit.store.events import TrialPlanned
 from dryfit.store.layout import shared_traces
 from dryfit.store.state import PlanState, TrialState
 from dryfit.study.loop.next_step import Readiness
+from dryfit.study.planning.pace import has_bf16
 from dryfit.study.planning.planned_devices import kind_of, like, planned_devices
 from dryfit.study.resources.trial_devices import degrees_at_hand
 from dryfit.study.trials.child_limits import preparing_limits
@@ -258,8 +260,12 @@ class TrialPlanner:
 
         Where machines join, one that has begun keeps to its model of GPU, unless the study file lets it change.
         """
-        kinds, settings = self._kinds(), self._study.config.nodes
-        if settings is None or settings.change_device or trial.plan is None or not trial.attempts:
+        kinds, config = self._kinds(), self._study.config
+        if config.nodes is None:
+            return kinds
+        if trial.params.get("train.precision", config.train.precision) == Precision.BF16:
+            kinds = [kind for kind in kinds if has_bf16(kind.kind, kind, cpu=True)] or kinds
+        if config.nodes.change_device or trial.plan is None or not trial.attempts:
             return kinds
         own = trial.plan.answer.device
         return [kind for kind in kinds if like(kind, own)] or [own]
