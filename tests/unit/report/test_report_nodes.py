@@ -55,8 +55,8 @@ def test_the_report_has_every_machine_that_ever_joined_and_the_list_those_of_the
     assert (rows["n1"]["attempts"], rows["n1"]["losses"], rows["n1"]["state"]) == ("1", "0", "joined")
     assert (rows["n2"]["attempts"], rows["n2"]["losses"], rows["n2"]["state"]) == ("1", "1", "the session is over")
     assert [rows[one]["devices"] for one in rows] == [
-        "0,1: 2 x NVIDIA H200, 139 GiB",
-        "0,1: NVIDIA H200, 139 GiB",
+        "0,1: 2 x NVIDIA H200, 139.0 GiB",
+        "0,1: NVIDIA H200, 139.0 GiB",
         "0,1",
     ]
     assert (rows["n3"]["attempts"], rows["n3"]["trials now"], rows["n3"]["devices"]) == ("1", "1", "0,1")
