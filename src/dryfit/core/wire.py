@@ -115,10 +115,15 @@ class FirstStep(Wire):
 
 
 class Report(Wire):
-    """One validation; the child waits for the verdict with the same ``n``."""
+    """One validation; the child waits for the verdict with the same ``n``.
+
+    Attributes:
+        last: Training ends with it, whatever the verdict. A function of the user's own never says so.
+    """
 
     type: Literal["report"] = "report"
     point: MetricPoint
+    last: bool = False
 
 
 class Checkpointed(Wire):
