@@ -225,7 +225,7 @@ def table(curves: Sequence[Curve], orders: int, beside: Sequence[int]) -> str:
 
 
 def startup_table(curves: Sequence[Curve], draws: int, sizes: Sequence[int] = (6, 12, 24)) -> str:
-    """Return markdown: what the median saves and loses, by the complete trials it waits for and the size of a search."""
+    """Return markdown: what the median saves and loses, by the complete trials it waits for and a search's size."""
     head = " | ".join(f"{size} trials: saved, lost, best kept" for size in sizes)
     lines = [f"| `pruner_startup_trials` | {head} |", "|---|" + "--:|" * len(sizes)]
     drawn = {size: [random.Random(seed).sample(curves, size) for seed in range(draws)] for size in sizes}
