@@ -23,6 +23,7 @@ from dryfit.core.wire import (
     FirstStep,
     Message,
     Note,
+    Phase,
     Report,
     Verdict,
     read_model,
@@ -129,6 +130,8 @@ class ChildChannel:
         """Append one message; whole lines only, in one write."""
         if not self._sends:
             return
+        if isinstance(message, Phase):
+            message = message.model_copy(update={"after_ms": self.since_placed_ms()})
         line = redacted_json(message.model_dump_json().encode(), self._secrets) + b"\n"
         fd = open_regular(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:

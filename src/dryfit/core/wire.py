@@ -89,11 +89,12 @@ VALIDATING: Final = "evaluate"
 
 
 class Phase(Wire):
-    """The child began a phase."""
+    """The child began a phase, ``after_ms`` milliseconds after placement; None: an earlier version said it."""
 
     type: Literal["phase"] = "phase"
     name: Literal["load", "train", "evaluate", "save"]
     step: int = 0
+    after_ms: float | None = None
 
 
 class Progress(Wire):
