@@ -30,6 +30,7 @@ from measured import contract_files
 from process_tree import TreeCost, run_tree
 
 import dryfit
+from dryfit.config.schema import SearchSettings
 from dryfit.core.settings.tables import ModelSettings
 from dryfit.meta.files.source import model_folder
 from dryfit.starter.template import init_folder
@@ -109,11 +110,11 @@ def tune(text: str, work: Work, seed: int, folder: Path, keys: dict[str, Any]) -
 def search_of(text: str, work: Work, seed: int, out: Path) -> dict[str, Any]:
     """Return the study file's search as plain_trials.Search has it."""
     file = tomllib.loads(text)
+    search = SearchSettings.model_validate_json(json.dumps(file["search"]))
     return {
         **{name: getattr(work, name) for name in ("trials", "rows", "validation_rows", "train", "validation")},
         **{name: file["train"][name] for name in ("max_length", "epochs", "evals_per_epoch")},
-        **{name: file["search"][name] for name in ("startup_trials", "pruner_startup_trials")},
-        "warmup_reports": 1,  # dryfit's default, which the file does not name
+        **{name: getattr(search, name) for name in ("startup_trials", "pruner_startup_trials", "warmup_reports")},
         "warmup_ratio": file["sched"]["warmup_ratio"],
         "space": file["space"],
         "model": str(model_folder(ModelSettings(name=work.model))),

@@ -2,6 +2,7 @@
 
     python benchmarks/bench_pruners.py record WORK --contracts FOLDER [--layers 2]      (or DRYFIT_CONTRACTS=FOLDER)
     python benchmarks/bench_pruners.py [replay] [--curves FILE] [--orders 200] [--beside 1]
+    python benchmarks/bench_pruners.py startup [--orders 400]
 
 ``record`` is one study without a pruner: random configurations of a space of seven keys, every one of them trained
 to its end, and validated several times an epoch. Run again it goes on; what is complete is written to ``--curves``.
@@ -9,7 +10,8 @@ to its end, and validated several times an epoch. Run again it goes on; what is 
 order, so many at a time; a trial that is pruned takes no further epoch, and the next one begins. Over many orders:
 what share of all epochs was not trained, how often the best configuration was complete, and how far the best score of
 the complete ones lies below that of all, at the end and once half of all epochs were trained. No sampler learns from
-what was pruned here: the configurations are the same for all pruners.
+what was pruned here: the configurations are the same for all pruners. ``startup`` asks how many complete trials the
+median is to wait for, in searches of 6, 12 and 24 of these configurations.
 """
 
 import argparse
@@ -108,7 +110,7 @@ class Replayed:
         saved: Share of all epochs that was not trained.
         kept_best: Whether a trial with the best score of all is complete.
         loss: How far the best score of the complete trials lies below the best of all.
-    loss_at_half: The same when half of the epochs that all trials would take were trained.
+        loss_at_half: The same when half of the epochs that all trials would take were trained.
         pruned: Trials that were pruned.
     """
 
@@ -156,7 +158,7 @@ def replay(curves: Sequence[Curve], order: Sequence[int], search: SearchSettings
             half = max(complete)
         record = replace(record, reports=(*record.reports, point))
         past.put(record)
-        verdict = judge(past, number, rules)
+        verdict = judge(past, number, rules, last=len(record.reports) == len(curve))
         record = replace(record, system_attrs={**record.system_attrs, **verdict.system_attrs})
         if verdict.proceed and len(record.reports) < len(curve):
             past.put(record)
@@ -222,6 +224,22 @@ def table(curves: Sequence[Curve], orders: int, beside: Sequence[int]) -> str:
     return "\n".join([*lines, "", f"{told}; median {statistics.median(scores):.3f}, worst {scores[-1]:.3f}"])
 
 
+def startup_table(curves: Sequence[Curve], draws: int, sizes: Sequence[int] = (6, 12, 24)) -> str:
+    """Return markdown: what the median saves and loses, by the complete trials it waits for and a search's size."""
+    head = " | ".join(f"{size} trials: saved, lost, best kept" for size in sizes)
+    lines = [f"| `pruner_startup_trials` | {head} |", "|---|" + "--:|" * len(sizes)]
+    drawn = {size: [random.Random(seed).sample(curves, size) for seed in range(draws)] for size in sizes}
+    for waited in (2, 3, 4, 5):
+        search = SearchSettings(pruner=PrunerName.MEDIAN, pruner_startup_trials=waited)
+        cells: list[str] = []
+        for size in sizes:
+            found = [replay(some, range(size), search, 1) for some in drawn[size]]
+            saved, lost = statistics.mean(one.saved for one in found), statistics.mean(one.loss for one in found)
+            cells.append(f"{saved:.0%}, {lost:.4f}, {statistics.mean(one.kept_best for one in found):.0%}")
+        lines.append(f"| {waited} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def first_layers(count: int, folder: Path) -> Path:
     """Write the packaged encoder with its first layers alone; return its folder."""
     whole = model_folder(ModelSettings(name="minilm"))
@@ -251,7 +269,7 @@ def record(options: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     """Record, or replay what was recorded."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("action", nargs="?", choices=("record", "replay"), default="replay")
+    parser.add_argument("action", nargs="?", choices=("record", "replay", "startup"), default="replay")
     parser.add_argument("work", nargs="?", type=Path)
     parser.add_argument("--curves", type=Path, default=CURVES)
     parser.add_argument("--orders", type=int, default=200)
@@ -268,6 +286,8 @@ def main(words: Sequence[str] | None = None) -> None:
         if options.work is None:
             parser.error("WORK is needed")
         record(options)
+    elif options.action == "startup":
+        print(startup_table(read_curves(options.curves), options.orders))
     else:
         print(table(read_curves(options.curves), options.orders, options.beside))
 

@@ -161,6 +161,13 @@ def test_a_pruned_trial_takes_no_further_epoch() -> None:
     assert beside.saved < found.saved  # who runs beside the first ones has none to be compared with
 
 
+def test_a_trial_that_is_trained_to_its_end_is_not_pruned() -> None:
+    fallen = curve(*(point.value for point in GOOD[:-1]), 0.0)
+    asha = SearchSettings(pruner=PrunerName.ASHA, warmup_reports=len(GOOD) - 1)
+    found = bench_pruners.replay([GOOD, GOOD, fallen], [0, 1, 2], asha, beside=1)
+    assert found.pruned == 0 and found.saved == 0
+
+
 def test_what_a_pruner_loses_is_told() -> None:
     late = curve(0.1, 0.1, 0.1, 0.9)
     found = bench_pruners.replay([GOOD, GOOD, late], [0, 1, 2], MEDIAN, beside=1)

@@ -274,6 +274,7 @@ def test_a_verdict_ends_it_in_its_fold(tmp_path: Path, model: Path, undisturbed)
     assert (found.stopped_by, found.steps, found.value) == (StopReason.VERDICT, 15, None)
     assert found.folds == result.folds[:1]
     assert channel.points == points[:6]
+    assert channel.lasts == []  # the last report of a fold is not the trial's: other folds are still to be paid for
 
 
 @pytest.mark.slow
@@ -296,6 +297,7 @@ def test_each_fold_stops_early_by_itself(tmp_path: Path, model: Path) -> None:
     _, before = stopped.run(stop_at=step)
     again, after = stopped.run()
     assert again == result and before.points + after.points == points
+    assert before.lasts + after.lasts == [23]
     totals = [m.total_steps for m in before.messages() + after.messages() if isinstance(m, Progress)]
     assert totals[0] == 3 * result.folds[0].schedule_steps
     assert totals[-1] == result.steps + result.folds[2].schedule_steps - result.folds[2].steps

@@ -314,6 +314,7 @@ def test_going_on_after_the_end_changes_nothing(tmp_path: Path, model: Path, und
     trial.run(checkpoint_every_s=1e-9)
     again, channel = trial.run(checkpoint_every_s=1e-9)
     assert again == undisturbed.result
+    assert channel.lasts == [3]
     assert channel.points == undisturbed.points[3:]  # from the checkpoint at step 8
 
 
@@ -329,6 +330,7 @@ def test_early_stopping_follows_from_the_reports(tmp_path: Path, model: Path) ->
     whole = trials.small(tmp_path / "whole", encoder=model, **tables)
     want, channel = whole.run()
     assert want.stopped_by is StopReason.EARLY_STOPPING
+    assert channel.lasts == [len(channel.points) - 1]  # it ends there by itself: no pruner is asked to end it
     assert want.best == len(channel.points) - 3
     trial = trials.small(tmp_path / "parts", encoder=model, **tables)
     _, before = trial.run(stop_at=want.steps - 1)

@@ -91,7 +91,7 @@ def train(body: TrainRequest) -> Script:
     yield FirstStep(after_ms=2.0)
     for n in range(done, REPORTS):
         point = MetricPoint(n=n, step=n + 1, epoch=n + 1.0, value=_value(body, n), metrics={"f1": _value(body, n)})
-        if (yield Report(point=point)) is False:
+        if (yield Report(point=point, last=n == REPORTS - 1)) is False:
             return TrainResult(value=None, best=None, steps=n + 1, stopped_by=StopReason.VERDICT)
         (folder / f"step-{n + 1:08d}").mkdir()
         yield Checkpointed(step=n + 1)

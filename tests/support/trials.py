@@ -54,6 +54,8 @@ class ScriptedChannel(ChildChannel):
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder, wakeup_fifo=None, placed_at_s=0.0)
         self.points: list[MetricPoint] = []
+        self.lasts: list[int] = []
+        """Numbers of the reports with which training ends, as it says."""
         self._stop_in = stop_at
         self._verdict = verdict
 
@@ -65,9 +67,10 @@ class ScriptedChannel(ChildChannel):
                 return StopReason.REQUEST
         return None
 
-    def report(self, point: MetricPoint, *, timeout_s: float) -> bool:
+    def report(self, point: MetricPoint, *, timeout_s: float, last: bool = False) -> bool:
         """Keep the report, follow the script."""
         self.points.append(point)
+        self.lasts += [point.n] if last else []
         return self._verdict(point)
 
     def messages(self) -> list[Message]:

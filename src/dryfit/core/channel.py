@@ -23,6 +23,7 @@ from dryfit.core.wire import (
     FirstStep,
     Message,
     Note,
+    Phase,
     Report,
     Verdict,
     read_model,
@@ -129,6 +130,8 @@ class ChildChannel:
         """Append one message; whole lines only, in one write."""
         if not self._sends:
             return
+        if isinstance(message, Phase):
+            message = message.model_copy(update={"after_ms": self.since_placed_ms()})
         line = redacted_json(message.model_dump_json().encode(), self._secrets) + b"\n"
         fd = open_regular(self.folder / MESSAGES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -164,29 +167,34 @@ class ChildChannel:
             return StopReason.REQUEST
         return StopReason.SIGTERM if self._sigterm else None
 
-    def report(self, point: MetricPoint, *, timeout_s: float) -> bool:
+    def report(self, point: MetricPoint, *, timeout_s: float, last: bool = False) -> bool:
         """Report a validation and wait for the verdict.
 
         A stop request does not end the wait: with a checkpoint after a report whose verdict was not received, a resumed
         trial would continue where the undisturbed one was pruned.
 
+        Args:
+            point: The validation.
+            timeout_s: How long to wait.
+            last: As in :class:`~dryfit.core.wire.Report`.
+
         Returns:
             Whether to continue. Also True if no verdict came in time; then a note says so.
         """
-        return self._shared(self._wait_for_verdict(point, timeout_s) if self._sends else True)
+        return self._shared(self._wait_for_verdict(Report(point=point, last=last), timeout_s) if self._sends else True)
 
-    def _wait_for_verdict(self, point: MetricPoint, timeout_s: float) -> bool:
-        self.send(Report(point=point))
+    def _wait_for_verdict(self, report: Report, timeout_s: float) -> bool:
+        self.send(report)
         deadline_s = time.monotonic() + timeout_s
         pause_s = _FIRST_POLL_S
         while time.monotonic() < deadline_s:
             verdict = read_model(self.folder / VERDICT_FILE, Verdict)
-            if verdict is not None and verdict.n == point.n:
+            if verdict is not None and verdict.n == report.point.n:
                 return verdict.proceed
             self.beat()
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LAST_POLL_S)
-        self.send(Note(text=f"no verdict on report {point.n} within {timeout_s:g} s: went on"))
+        self.send(Note(text=f"no verdict on report {report.point.n} within {timeout_s:g} s: went on"))
         return True
 
     def finish(self, result: ChildResult) -> None:

@@ -89,11 +89,12 @@ VALIDATING: Final = "evaluate"
 
 
 class Phase(Wire):
-    """The child began a phase."""
+    """The child began a phase, ``after_ms`` milliseconds after placement; None: an earlier version said it."""
 
     type: Literal["phase"] = "phase"
     name: Literal["load", "train", "evaluate", "save"]
     step: int = 0
+    after_ms: float | None = None
 
 
 class Progress(Wire):
@@ -115,10 +116,15 @@ class FirstStep(Wire):
 
 
 class Report(Wire):
-    """One validation; the child waits for the verdict with the same ``n``."""
+    """One validation; the child waits for the verdict with the same ``n``.
+
+    Attributes:
+        last: Training ends with it, whatever the verdict. A function of the user's own never says so.
+    """
 
     type: Literal["report"] = "report"
     point: MetricPoint
+    last: bool = False
 
 
 class Checkpointed(Wire):

@@ -39,7 +39,7 @@ class TerminalChannel(ChildChannel):
         """Nobody asks: Ctrl-C is Python's own here."""
         return None
 
-    def report(self, point: MetricPoint, *, timeout_s: float) -> bool:
+    def report(self, point: MetricPoint, *, timeout_s: float, last: bool = False) -> bool:
         """Print a validation."""
         _say(f"validation {point.n}, step {point.step}: {point.value!r}")
         return True

@@ -71,6 +71,11 @@ class FoldPosition:
         return len(self.done) == self.folds
 
     @property
+    def is_last(self) -> bool:
+        """Whether the trial has no fold after this one."""
+        return len(self.done) + 1 == self.folds
+
+    @property
     def number(self) -> int:
         """The fold's number from 1; 0 where the trial trains once."""
         return len(self.done) + 1 if self.folds > 1 else 0

@@ -164,7 +164,8 @@ class TrialCallback(TrainerCallback):
         stalls = stopped_early(run.points, config.settings.train, config.direction)
         is_last = stalls or step == parts.last_step
         report = parts.position.reported(point, best_value(run.points, config.direction) if is_last else None)
-        proceed = parts.channel.report(report, timeout_s=parts.request.verdict_timeout_s)
+        last = is_last and parts.position.is_last
+        proceed = parts.channel.report(report, timeout_s=parts.request.verdict_timeout_s, last=last)
         parts.channel.send(Phase(name="train", step=self._of_trial(step)))
         if not proceed:
             return StopReason.VERDICT

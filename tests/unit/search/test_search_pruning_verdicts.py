@@ -108,6 +108,21 @@ def test_asha_returns_new_rungs_only() -> None:
     assert third == PruneVerdict(True, {}, "report 2 decides no rung")
 
 
+@pytest.mark.parametrize("pruner", ["median", "percentile", "asha", "hyperband", "patient"])
+def test_no_pruner_ends_a_trial_at_its_last_report(pruner: str) -> None:
+    """It is trained to its end: what it paid for counts, and others are compared with the rungs it reached."""
+    some = {"pruner": pruner, "warmup_reports": 0}
+    search = settings(**some, **({"patience_reports": 0} if pruner == "patient" else {}))
+    others = [record(one.number, [0.5, 0.6, 0.7], Outcome.COMPLETE, {"completed_rung_0": 0.6}) for one in GOOD]
+    poor = [*others, record(5, [0.1, 0.0])]
+    before, at_end = (judge(poor, 5, rules(search), last=last) for last in (False, True))
+    assert not before.proceed and at_end.proceed
+    assert at_end.system_attrs == before.system_attrs
+    assert at_end.reason == f"{before.reason}, but trained to its end"
+    fine = [*others, record(5, [0.9, 0.9])]
+    assert judge(fine, 5, rules(search), last=True) == judge(fine, 5, rules(search))
+
+
 def test_a_trial_that_has_ended_is_not_judged() -> None:
     with pytest.raises(InternalError, match="no running trial 4"):
         judge(GOOD, 4, rules(settings(pruner="median")))

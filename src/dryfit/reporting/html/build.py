@@ -6,13 +6,16 @@ from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.comparing.comparison import read_comparison
 from dryfit.reporting.data.best import best_study_file
+from dryfit.reporting.data.time_spent import time_spent
 from dryfit.reporting.data.worth import standing_of
 from dryfit.reporting.html.compared import with_comparison
 from dryfit.reporting.html.final_sections import final_sections
 from dryfit.reporting.html.page import Page
 from dryfit.reporting.html.sections import sections_of
+from dryfit.reporting.html.time_section import with_time
 from dryfit.reporting.html.verdict import KnownOfBest, verdict_of
 from dryfit.reporting.terminal.tables import duration_text, number_text
+from dryfit.runtime.children.result_reading import read_phases
 from dryfit.search.sampling.importance import importances_of
 from dryfit.search.space.fields import setting
 from dryfit.store.layout import StudyLayout
@@ -36,15 +39,15 @@ def build_page(
     best_file, missing = _best_file(state, config)
     known = KnownOfBest(standing_of(state, layout), read_comparison(layout, state))
     importances = importances_of(state.history(), state.direction)
+    finals = final_sections(layout)
+    sections = sections_of(state, importances, finals, best_file=best_file, best_missing=missing)
+    spent = time_spent(state, lambda one: read_phases(layout.trial(one.trial).attempt(one.number)))
     return Page(
         title=created.name,
         subtitle=_subtitle(state, running=running),
         verdict=verdict_of(state, defaults_first=_began_with_defaults(state, config), known=known),
         tiles=_tiles(state),
-        sections=with_comparison(
-            sections_of(state, importances, final_sections(layout), best_file=best_file, best_missing=missing),
-            known.comparison,
-        ),
+        sections=with_comparison(with_time(sections, spent), known.comparison),
         source=layout.ledger.name,
         made_at_s=now_s,
     )

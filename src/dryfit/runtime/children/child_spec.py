@@ -13,16 +13,21 @@ from dryfit.core.settings.task_facts import TASK_MODULES
 from dryfit.core.sharding.device_groups import HERE, cpu_of
 from dryfit.core.user_code import script_imports
 from dryfit.core.wire import Message
+from dryfit.runtime.children.protocol import SERVE
 
 PRELOAD = (
+    "dryfit.jobs.resolve",
+    *TASK_MODULES,
+    SERVE,  # RESOLVE reads the data meanwhile
+    "sklearn.metrics",
+    "dryfit.tasks.baselines.compute",
+    SERVE,  # and BASELINES takes its time; a third of the imports is still to come
     "dryfit.jobs.train",
     "dryfit.jobs.final",
-    "dryfit.jobs.resolve",
     "dryfit.jobs.plan",
     "dryfit.jobs.batch_check",
-    *TASK_MODULES,
 )
-"""Modules the fork server imports once for all children."""
+"""Modules the fork server imports once for all children, in this order."""
 
 OBJECTIVE_PRELOAD = ("dryfit.jobs.own.objective",)
 """The same where children call a function of the user's own: no torch, so the server is small and there at once."""

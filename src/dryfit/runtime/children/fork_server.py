@@ -1,4 +1,4 @@
-"""The fork server: imports everything once, then makes a child in milliseconds.
+"""The fork server: imports everything once, then makes a child in milliseconds; early ones between two imports.
 
 ``python -m dryfit.runtime.children.fork_server SOCKET_FD CONTROL_PID MODULE...``. It imports, forks, reaps and nothing
 else: one thread, no tensors, no CUDA. It ends with the control process, and its children end with it.
@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,17 +25,9 @@ from dryfit.core.wire import Wire
 from dryfit.runtime.children.child import ChildStatus, library_versions, run_child
 from dryfit.runtime.children.environment import secrets_from_input
 from dryfit.runtime.children.processes import reap_any
-from dryfit.runtime.children.protocol import Exited, Forked, ForkRequest, LineBuffer, Ready, Refused
+from dryfit.runtime.children.protocol import SERVE, Exited, Forked, ForkRequest, LineBuffer, Ready, Refused
 
 _READ_BYTES = 65_536
-
-
-def _preload(modules: list[str]) -> None:
-    for name in modules:
-        importlib.import_module(name)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
 
 
 def _thread_count() -> int:
@@ -69,32 +61,69 @@ class ForkServer:
         self._secrets = secrets
         redacted("", secrets)  # how each is recognised is worked out here, for all children
         self._keys: dict[int, str] = {}
+        self._lines = LineBuffer()
+        self._waiting: list[ForkRequest] = []
+        self._importing = False
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # a handler, so that the wakeup fd is written
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: self._on_child())  # so that the wakeup fd is written, too
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._connection, selectors.EVENT_READ)
+        self._selector.register(self._wakeup_read, selectors.EVENT_READ)
 
     def say(self, message: Wire) -> None:
         """Send one message to the control process."""
         self._connection.sendall(message.model_dump_json().encode() + b"\n")
 
+    def preload(self, modules: Sequence[str]) -> None:
+        """Import modules; at each :data:`~dryfit.runtime.children.protocol.SERVE` make the children that can be made.
+
+        A child's end is told at once: who waits for it would else wait for an import. None is made while a module is
+        half imported: the child would have that half.
+        """
+        for name in modules:
+            if name == SERVE:
+                self._read(timeout_s=0)
+                self._fork_waiting(whole=False)
+                continue
+            self._importing = True
+            signal.raise_signal(signal.SIGCHLD)  # for a child that has ended since the last import
+            importlib.import_module(name)
+            self._importing = False
+            torch: Any = sys.modules.get("torch")
+            if torch is not None:
+                torch.set_num_threads(1)
+
     def serve(self) -> None:
         """Work until the control process closes its end."""
-        lines = LineBuffer()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._connection, selectors.EVENT_READ)
-            selector.register(self._wakeup_read, selectors.EVENT_READ)
-            while True:
-                ready = {key.fd for key, _ in selector.select()}
-                if self._wakeup_read in ready:
-                    with suppress(BlockingIOError):
-                        os.read(self._wakeup_read, _READ_BYTES)
-                    self._reap()
-                if self._connection.fileno() in ready:
-                    data = self._connection.recv(_READ_BYTES)
-                    if not data:
-                        return
-                    for line in lines.feed(data):
-                        self._fork(ForkRequest.model_validate_json(line), selector)
+        while True:
+            self._fork_waiting(whole=True)
+            if not self._read():
+                return
+
+    def _read(self, timeout_s: float | None = None) -> bool:
+        """Wait for requests and ends of children; False: the control process has closed its end."""
+        ready = {key.fd for key, _ in self._selector.select(timeout_s)}
+        if self._wakeup_read in ready:
+            with suppress(BlockingIOError):
+                os.read(self._wakeup_read, _READ_BYTES)
+            self._reap()
+        if self._connection.fileno() in ready:
+            data = self._connection.recv(_READ_BYTES)
+            self._waiting += [ForkRequest.model_validate_json(line) for line in self._lines.feed(data)]
+            return bool(data)
+        return True
+
+    def _fork_waiting(self, *, whole: bool) -> None:
+        """Make the children that were asked for; unless all is imported, only those whose job is."""
+        able = [one for one in self._waiting if whole or one.entry.partition(":")[0] in sys.modules]
+        self._waiting = [one for one in self._waiting if one not in able]
+        for request in able:
+            self._fork(request)
+
+    def _on_child(self) -> None:
+        if self._importing:
+            self._reap()
 
     def kill_children(self) -> None:
         """Kill every child that runs, with all it started."""
@@ -102,7 +131,7 @@ class ForkServer:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
-    def _fork(self, request: ForkRequest, selector: selectors.BaseSelector) -> None:
+    def _fork(self, request: ForkRequest) -> None:
         why = unsafe_to_fork()
         if why:
             print(f"fork of {request.key} refused: {why}", flush=True)
@@ -115,15 +144,15 @@ class ForkServer:
             self.say(Refused(key=request.key, why=f"fork failed: {error}", unsafe=False))
             return
         if pid == 0:
-            self._become(request, server_pid, selector)
+            self._become(request, server_pid)
         self._keys[pid] = request.key
         self.say(Forked(key=request.key, pid=pid))
 
-    def _become(self, request: ForkRequest, server_pid: int, selector: selectors.BaseSelector) -> NoReturn:
+    def _become(self, request: ForkRequest, server_pid: int) -> NoReturn:
         """In the child: close what is the server's, and do the job. Never returns."""
         try:
             signal.set_wakeup_fd(-1)
-            selector.close()
+            self._selector.close()
             os.close(self._wakeup_read)
             os.close(self._wakeup_write)
             self._connection.close()
@@ -154,14 +183,14 @@ def main() -> None:
     gc.disable()
     begun_s = time.monotonic()
     server = ForkServer(connection, secrets_from_input())
-    _preload(sys.argv[3:])
     library_versions()
     result_file()  # made here once for all children
-    gc.collect()
-    gc.freeze()
-    sys.stdout.flush()
-    sys.stderr.flush()
     with suppress(ConnectionError):
+        server.preload(sys.argv[3:])
+        gc.collect()
+        gc.freeze()
+        sys.stdout.flush()
+        sys.stderr.flush()
         server.say(Ready(import_s=time.monotonic() - begun_s))
         server.serve()
     server.kill_children()

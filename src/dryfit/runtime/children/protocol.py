@@ -2,11 +2,17 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from dryfit.core.wire import Wire
+
+SERVE: Final = "--"
+"""Among the modules of a fork server: here it makes the children that were asked for and whose job is imported.
+
+All others are made once everything is imported, and share it.
+"""
 
 
 class ForkRequest(Wire):

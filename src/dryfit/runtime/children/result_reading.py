@@ -25,9 +25,11 @@ from dryfit.core.wire import (
     VERDICT_FILE,
     Message,
     Note,
+    Phase,
 )
 
 _LOG_TAIL_BYTES = 8_192
+_PHASE = b'"type":"phase"'
 _FILES_OF_ONE_START = (MESSAGES_FILE, VERDICT_FILE, STOP_FILE, BEAT_FILE, RESULT_FILE)
 
 
@@ -54,6 +56,15 @@ def new_messages(tail: LineTail) -> list[Message]:
 def read_messages(folder: Path) -> list[Message]:
     """Return all messages in an attempt's folder."""
     return new_messages(LineTail(folder / MESSAGES_FILE))
+
+
+def read_phases(folder: Path) -> list[Phase]:
+    """Return the phases alone of an attempt: of its many messages no other is parsed."""
+    try:
+        lines = [line for line in LineTail(folder / MESSAGES_FILE).read() if _PHASE in line]
+    except FileError:
+        return []
+    return [message for message in parse_messages(lines) if isinstance(message, Phase)]
 
 
 def read_result(folder: Path) -> ChildResult | None:

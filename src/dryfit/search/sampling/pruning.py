@@ -1,9 +1,10 @@
 """Prune a trial, or let it go on, after a report: a pure function of the history.
 
 The comparisons are those of Optuna's percentile, successive-halving, Hyperband and patient pruners; property tests
-compare the verdicts with Optuna's own over random histories. A projection of the ended trials keeps what they read,
-so a verdict costs the same however many trials there are. Which rungs a trial has completed is part of its verdicts:
-the ledger keeps it under the names that Optuna gives its system attributes.
+compare the verdicts with Optuna's own over random histories. One thing differs: a trial's last report ends nothing,
+where Optuna calls a trial pruned that is trained to its end. A projection of the ended trials keeps what they read, so
+a verdict costs the same however many trials there are. Which rungs a trial has completed is part of its verdicts: the
+ledger keeps it under the names that Optuna gives its system attributes.
 """
 
 import math
@@ -70,17 +71,28 @@ def most_reports(space: Space, settings: TrialSettings) -> int:
     return int(epochs * space.most("train.evals_per_epoch", settings.train.evals_per_epoch))
 
 
-def judge(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVerdict:
+def judge(history: Iterable[TrialRecord], number: int, rules: Rules, *, last: bool = False) -> PruneVerdict:
     """Judge the latest report of a trial.
 
-    The first ``warmup_reports`` reports of a trial prune it under no pruner.
+    The first ``warmup_reports`` reports of a trial prune it under no pruner, and neither does its last: training is
+    over then, so nothing would be saved, and a result that is paid for would be thrown away. Rungs that it reaches are
+    kept all the same: others are compared with them.
 
     Args:
         history: All trials so far, this one and its latest report included. A
             :class:`~dryfit.store.history.History` makes the cost independent of its length.
         number: The trial that reported.
         rules: Which pruner, and its settings.
+        last: Training ends with this report, whatever the verdict.
     """
+    verdict = _judged(history, number, rules)
+    if last and not verdict.proceed:
+        return replace(verdict, proceed=True, reason=f"{verdict.reason}, but trained to its end")
+    return verdict
+
+
+def _judged(history: Iterable[TrialRecord], number: int, rules: Rules) -> PruneVerdict:
+    """Judge a report after which training would go on."""
     pruner = rules.search.pruner
     if pruner is PrunerName.NONE:
         return PruneVerdict(True, reason="no pruner")

@@ -82,8 +82,7 @@ class MessageHandler:
                     drop_superseded(self._study.layout.trial(number), attempt)
             case Report() as report:
                 self._keep_report(child, report)
-                n = report.point.n
-                verdict = Verdict(n=n, proceed=self._verdict(child, n).proceed)
+                verdict = Verdict(n=report.point.n, proceed=self._verdict(child, report).proceed)
                 self._nodes.all()[event.node].answer(event.key, verdict)
             case message:
                 for observer in self._observers:
@@ -101,18 +100,18 @@ class MessageHandler:
             if isinstance(message, Report):
                 self._keep_report(child, message)
                 if judged:
-                    self._verdict(child, message.point.n)
+                    self._verdict(child, message)
 
     def _keep_report(self, child: RunningAttempt, report: Report) -> None:
         trial = self._study.state.trials[child.number]
         if not trial.reports or report.point.n > trial.reports[-1].n:  # else an earlier attempt has made it
             self._write(ReportMade(number=child.number, attempt=child.attempt, point=report.point))
 
-    def _verdict(self, child: RunningAttempt, n: int) -> VerdictState:
-        """Return the verdict on report ``n``: the one given before if there is one, else a new one."""
-        trial = self._study.state.trials[child.number]
+    def _verdict(self, child: RunningAttempt, report: Report) -> VerdictState:
+        """Return the verdict on a report: the one given before if there is one, else a new one."""
+        trial, n = self._study.state.trials[child.number], report.point.n
         if n not in trial.verdicts:
-            judged = judge(self._study.state.history(), child.number, self._rules)
+            judged = judge(self._study.state.history(), child.number, self._rules, last=report.last)
             self._write(
                 VerdictGiven(
                     number=child.number,

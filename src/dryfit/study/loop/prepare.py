@@ -5,8 +5,10 @@ own, an IMPORT child imports it instead of both.
 """
 
 import hashlib
+from collections.abc import Callable
 
 from dryfit.config.schema import StudyConfig
+from dryfit.core.errors import DryfitError
 from dryfit.core.jobs.baselines import BaselinesRequest
 from dryfit.core.jobs.diagnostics import ProbeRequest
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
@@ -90,7 +92,34 @@ def _elsewhere(config: StudyConfig) -> bool:
     return config.nodes is not None and config.nodes.has_all_gpus(config.execution.device)
 
 
-def baselines_are_known(config: StudyConfig, layout: StudyLayout, state: StudyState, resolved: ResolveResult) -> bool:
+def find_baselines(
+    config: StudyConfig,
+    layout: StudyLayout,
+    state: StudyState,
+    resolved: ResolveResult,
+    nodes: Nodes,
+    stops: StopRequests,
+    tell: Callable[[str], None],
+) -> BaselinesComputed | None:
+    """Find out what the metric is worth without a model.
+
+    Args:
+        tell: Is told what goes on, and why there are no baselines.
+
+    Returns:
+        The event, not written yet. None: nothing is left to find out, it could not be, or a stop was asked for.
+    """
+    if _are_known(config, layout, state, resolved):
+        return None
+    tell("computing baselines")
+    try:
+        return _compute(config, layout, resolved, nodes, stops)
+    except DryfitError as error:
+        tell(f"the study goes on without baselines: {error}")
+        return None
+
+
+def _are_known(config: StudyConfig, layout: StudyLayout, state: StudyState, resolved: ResolveResult) -> bool:
     """Whether nothing is left to find out: the study has its baselines, wants none, or its task can have none."""
     if config.function is not None or config.study.baselines_s == 0:
         return True
@@ -98,17 +127,10 @@ def baselines_are_known(config: StudyConfig, layout: StudyLayout, state: StudySt
     return known and (layout.baselines / FACTS_FILE).is_file()
 
 
-def compute_baselines(
+def _compute(
     config: StudyConfig, layout: StudyLayout, resolved: ResolveResult, nodes: Nodes, stops: StopRequests
 ) -> BaselinesComputed | None:
-    """Run BASELINES.
-
-    Returns:
-        The event of what was found; None if a stop was asked for meanwhile.
-
-    Raises:
-        DryfitError: As the child raised, or it died several times.
-    """
+    """Run BASELINES; None if a stop was asked for meanwhile."""
     body = BaselinesRequest(
         task=config.study.task,
         metric=config.study.metric,

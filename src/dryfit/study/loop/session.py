@@ -8,15 +8,17 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import TOP, StudyConfig
 from dryfit.core.cleanup import closing
 from dryfit.core.clock import steady_clock
-from dryfit.core.errors import DryfitError, FileError, LedgerError, MachineError
+from dryfit.core.errors import FileError, LedgerError, MachineError
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.regular_files import NO_ROOM
+from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.text.words import sendable
@@ -29,7 +31,6 @@ from dryfit.runtime.children.processes import marker_of
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.runtime.machine.node import Nodes
 from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.search.comparability import comparability_key
 from dryfit.search.mirror.handle import storage_url
@@ -50,7 +51,7 @@ from dryfit.study.loop.generations import basis_now, next_generation, recorded
 from dryfit.study.loop.listeners import listeners
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.observers import Observer, in_threads
-from dryfit.study.loop.prepare import baselines_are_known, compute_baselines, prepare
+from dryfit.study.loop.prepare import find_baselines, prepare
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
 from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.planning.measured_pace import decide
@@ -258,6 +259,9 @@ def _work(work: StudyWork, machines: StudyNodes, stops: StopRequests, observers:
     resolved = prepare(work.config, work.layout, work.space, node, stops)
     if resolved is None:
         return stops.why or End.STOPPED
+    config = with_precision(with_names(work.config, resolved), recorded_precision(work.state) or Precision.FP32)
+    tell = partial(_note, observers)  # while the fork server still imports the rest:
+    baselines = find_baselines(config, work.layout, work.state, resolved, node, stops, tell)
     decided = decide(work.config, work.space, work.layout, resolved, node, stops, recorded_precision(work.state))
     if stops.why is not None:
         return stops.why
@@ -272,9 +276,9 @@ def _work(work: StudyWork, machines: StudyNodes, stops: StopRequests, observers:
         _tell(observers, work.ledger.append(following), work.state)
     if resolved != work.state.resolved:
         _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
+    if baselines is not None:
+        _tell(observers, work.ledger.append(baselines), work.state)
     machines.local.learn(resolved)
-    if not _find_baselines(work, resolved, node, stops, observers):
-        return stops.why or End.STOPPED
     if not machines.has_one(stops.asked):
         return stops.why or End.STOPPED
     context = StudyContext(
@@ -295,23 +299,6 @@ def _freeze_precision(work: StudyWork, decided: StudyConfig) -> None:
     if decided.train.precision is not work.config.train.precision:
         frozen = with_precision(work.config, decided.train.precision)
         write_text_atomic(work.layout.frozen_file, dump_toml(frozen, work.layout.folder))
-
-
-def _find_baselines(
-    work: StudyWork, resolved: ResolveResult, node: Nodes, stops: StopRequests, observers: Sequence[Observer]
-) -> bool:
-    """Find out what the metric is worth without a model, unless that is known; False: a stop was asked for."""
-    if baselines_are_known(work.config, work.layout, work.state, resolved):
-        return True
-    _note(observers, "computing baselines")
-    try:
-        computed = compute_baselines(work.config, work.layout, resolved, node, stops)
-    except DryfitError as error:
-        _note(observers, f"the study goes on without baselines: {error}")
-        return True
-    if computed is not None:
-        _tell(observers, work.ledger.append(computed), work.state)
-    return computed is not None
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
