@@ -71,7 +71,7 @@ def _step(precision: Precision, model: TaskModel, task: Task, batch: Batch, opti
     device = next(iter(batch.values())).device.type
 
     def autocast() -> AbstractContextManager[object]:
-        return nullcontext() if precision is Precision.FP32 else torch.autocast(device, dtype=DTYPES[precision])
+        return torch.autocast(device, dtype=DTYPES[precision]) if precision.is_half else nullcontext()
 
     began_s = time.perf_counter()
     backward_batch(

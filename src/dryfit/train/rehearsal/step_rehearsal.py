@@ -42,7 +42,7 @@ class Rehearsal:
         precision = parts.settings.train.precision
         self.scaler = torch.amp.GradScaler(device) if precision is Precision.FP16 else None  # pyright: ignore
         self.optimizer: torch.optim.Optimizer | None = None
-        if precision is not Precision.FP32:
+        if precision.is_half:
             _autocast_forward(parts.model, device, DTYPES[precision])
 
     def batch(self, shape: Shape) -> Batch:
