@@ -34,7 +34,8 @@ def test_there_are_enough_configurations_of_every_sort() -> None:
     assert len(found) >= 60
     assert len({entry.case.name for entry in found}) == len(found)
     cases = [entry.case for entry in found]
-    assert {case.subject.settings.train.precision for case in cases} == set(Precision) - {Precision.AUTO}
+    precisions = set(Precision) - {Precision.AUTO, Precision.TF32}  # which takes the memory of fp32
+    assert {case.subject.settings.train.precision for case in cases} == precisions
     assert {case.allocator for case in cases} == set(Allocator)
     assert {case.execution.optimizer_impl for case in cases} >= {OptimizerImpl.FUSED, OptimizerImpl.FOREACH}
     assert {case.subject.settings.optim.name for case in cases} == {"adamw", "adafactor", "sgd"}

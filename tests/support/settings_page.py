@@ -51,6 +51,14 @@ validation, test, `dryfit predict`, and for an ensemble what the mean of its mem
 than it is. A model that is trained with validation gets the threshold of its trial's best weights, and one half,
 with a word, where they are gone.
 
+## Number formats
+
+`train.precision` is the format of forward and backward passes; weights and optimizer state are fp32. `fp16` and
+`bf16` run under autocast. `tf32` is fp32 whose products of matrices read 10 of the 23 bits of each fraction and add up
+in fp32: on tensor cores, so on a GPU from compute capability 8.0 on, and refused elsewhere. It changes what is learned,
+and takes the memory of `fp32`. With `fp32` convolutions may still run in TF32 there: that is torch's own rule, and no
+setting of torch is changed.
+
 ## Pooling
 
 `cls` takes the vector of the classification token, `mean` and `max` go over the tokens of a row, padding left out.

@@ -152,13 +152,14 @@ def _goals(config: StudyConfig) -> list[Problem]:
 
 
 def _precision(config: StudyConfig) -> list[Problem]:
-    if config.train.precision is Precision.FP16 and config.execution.device == DeviceKind.CPU:
-        found = "is fp16, and execution.device is cpu"
-        return [Problem(("train", "precision"), found, "fp16 on CUDA only", "use bf16 or fp32")]
+    format_ = config.train.precision
+    if format_ in (Precision.FP16, Precision.TF32) and config.execution.device == DeviceKind.CPU:
+        found = f"is {format_}, and execution.device is cpu"
+        return [Problem(("train", "precision"), found, f"{format_} on CUDA only", "use bf16 or fp32")]
     drawn = any(Precision.AUTO in (case.choices or ()) for case in config.space.get("train.precision", ()))
     if config.train.precision is Precision.AUTO and facts_of(config.study.task).decoder:
         found = "is auto, and steps of a language model are not measured"
-        return [Problem(("train", "precision"), found, "fp32, fp16 or bf16", "use bf16 where the device has it")]
+        return [Problem(("train", "precision"), found, "fp32, tf32, fp16 or bf16", "use bf16 where the device has it")]
     if drawn or (config.train.precision is Precision.AUTO and "train.precision" in config.space):
         found, hint = "is auto and searched", "leave one of them out"
         return [Problem(("train", "precision"), found, "auto, or formats in [space]", hint)]

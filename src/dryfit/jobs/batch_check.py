@@ -249,7 +249,7 @@ def _backward(
     scale = _FP16_SCALE if precision is Precision.FP16 else 1.0
 
     def autocast() -> AbstractContextManager[object]:
-        return nullcontext() if precision is Precision.FP32 else torch.autocast(device, dtype=DTYPES[precision])
+        return torch.autocast(device, dtype=DTYPES[precision]) if precision.is_half else nullcontext()
 
     def backward(loss: torch.Tensor) -> None:
         (loss * scale).backward()

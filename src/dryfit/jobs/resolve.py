@@ -10,10 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult, ProbeRequest, ProbeResult
 from dryfit.core.jobs.train import ResolveRequest, ResolveResult, SplitFacts
-from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
@@ -33,7 +31,7 @@ from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import VALIDATION, Row, fingerprint, label_counts
 from dryfit.tasks.rows.class_names import with_names
 from dryfit.tasks.saved.load_check import folder_health
-from dryfit.train.device import find_device
+from dryfit.train.device import check_precisions, find_device
 
 _VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "tokenizers", "scikit-learn", "numpy")
 
@@ -178,18 +176,3 @@ def _spec(properties: Any) -> DeviceSpec:
         capacity_bytes=properties.total_memory,
         capability=(int(properties.major), int(properties.minor)),
     )
-
-
-def check_precisions(precisions: tuple[str, ...], device: DeviceKind) -> None:
-    """Refuse number formats the device cannot train in.
-
-    Raises:
-        ConfigError: fp16 without CUDA, or bf16 on a device without it.
-    """
-    if Precision.FP16 in precisions and device is not DeviceKind.CUDA:
-        raise ConfigError(
-            'checking train.precision = "fp16"', "it needs a CUDA device", allowed='"fp32" or "bf16" on the CPU'
-        )
-    if Precision.BF16 in precisions and device is DeviceKind.CUDA and not torch.cuda.is_bf16_supported():
-        name = torch.cuda.get_device_name(0)
-        raise ConfigError('checking train.precision = "bf16"', f"{name} has no bf16", allowed='"fp32" or "fp16"')

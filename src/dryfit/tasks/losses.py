@@ -44,7 +44,7 @@ class ClassificationLoss:
         """Return the sum of the rows' class weights, or the number of rows; fp64."""
         labels_B = batch["labels"]
         if self._weights_C is None:
-            return torch.tensor(len(labels_B), dtype=torch.float64, device=labels_B.device)
+            return torch.full((), len(labels_B), dtype=torch.float64, device=labels_B.device)
         return self.row_weights(batch).sum()
 
     def row_weights(self, batch: Batch) -> torch.Tensor:
@@ -52,7 +52,7 @@ class ClassificationLoss:
         labels_B = batch["labels"]
         if self._weights_C is None:
             return torch.ones(len(labels_B), dtype=torch.float64, device=labels_B.device)
-        return self._weights_C.to(labels_B.device)[labels_B]
+        return self._weights_C.to(labels_B.device, non_blocking=True)[labels_B]
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the weighted loss of all rows; divided by the normaliser it is torch's weighted mean."""
@@ -61,7 +61,7 @@ class ClassificationLoss:
     def row_losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the weighted loss of each row."""
         labels_B = batch["labels"]
-        weights_C = None if self._weights_C is None else self._weights_C.to(outputs)
+        weights_C = None if self._weights_C is None else self._weights_C.to(outputs, non_blocking=True)
         if self._loss.name == "cross_entropy":
             return F.cross_entropy(
                 outputs, labels_B, weight=weights_C, label_smoothing=self._loss.label_smoothing, reduction="none"
@@ -93,7 +93,7 @@ class MultiLabelLoss:
         """Return the sum of the weights of all (row, class) pairs, or their number; fp64."""
         labels_BC = batch["labels"]
         if self._weights_CN is None:
-            return torch.tensor(labels_BC.numel(), dtype=torch.float64, device=labels_BC.device)
+            return torch.full((), labels_BC.numel(), dtype=torch.float64, device=labels_BC.device)
         return self.row_weights(batch).sum()
 
     def row_weights(self, batch: Batch) -> torch.Tensor:
@@ -101,7 +101,7 @@ class MultiLabelLoss:
         labels_BC = batch["labels"]
         if self._weights_CN is None:
             return torch.full(labels_BC.shape[:1], labels_BC.shape[1], dtype=torch.float64, device=labels_BC.device)
-        return _of_side(self._weights_CN.to(labels_BC.device), labels_BC).sum(dim=1)
+        return _of_side(self._weights_CN.to(labels_BC.device, non_blocking=True), labels_BC).sum(dim=1)
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the weighted loss of all (row, class) pairs; divided by the normaliser it is their mean."""
@@ -118,7 +118,7 @@ class MultiLabelLoss:
         if self._loss.name == "focal":
             loss_BC = focal(-loss_BC, labels_BC, self._loss)
         if self._weights_CN is not None:
-            loss_BC = loss_BC * _of_side(self._weights_CN.to(outputs), labels_BC)
+            loss_BC = loss_BC * _of_side(self._weights_CN.to(outputs, non_blocking=True), labels_BC)
         return loss_BC.sum(dim=1)
 
 
@@ -128,7 +128,7 @@ class SquaredLoss:
 
     def batch_weight(self, batch: Batch) -> torch.Tensor:
         """Return the number of rows; fp64."""
-        return torch.tensor(len(batch["labels"]), dtype=torch.float64, device=batch["labels"].device)
+        return torch.full((), len(batch["labels"]), dtype=torch.float64, device=batch["labels"].device)
 
     def row_weights(self, batch: Batch) -> torch.Tensor:
         """Return 1 for each row."""

@@ -145,7 +145,9 @@ class RowDataset(Dataset[Batch]):
         return self._task.collate(self._tokens, picked) | entries
 
 
-def train_loader(dataset: RowDataset, sampler: EpochBatchSampler, *, workers: int, seed: int) -> DataLoader[Batch]:
+def train_loader(
+    dataset: RowDataset, sampler: EpochBatchSampler, *, workers: int, seed: int, pin: bool = False
+) -> DataLoader[Batch]:
     """A loader that draws nothing from the global random state.
 
     Args:
@@ -153,6 +155,7 @@ def train_loader(dataset: RowDataset, sampler: EpochBatchSampler, *, workers: in
         sampler: Orders them.
         workers: Loader processes; 0: none. They die with this process.
         seed: Seed of the loader's own generator, which only seeds its workers.
+        pin: Whether batches lie in page-locked memory, from which a CUDA device copies while the host goes on.
     """
     start: Callable[[int], None] | None = partial(_start_worker, os.getpid()) if workers else None
     return DataLoader(
@@ -162,6 +165,7 @@ def train_loader(dataset: RowDataset, sampler: EpochBatchSampler, *, workers: in
         num_workers=workers,
         generator=torch.Generator().manual_seed(seed),
         worker_init_fn=start,
+        pin_memory=pin,
     )
 
 

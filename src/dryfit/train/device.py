@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,9 @@ import torch
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.private_names import require
 from dryfit.core.process import peak_rss_bytes
+from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import Allocator, DeviceKind, ExecutionPlan
+from dryfit.core.settings.known_devices import TF32_CAPABILITY
 from dryfit.core.text.units import gib
 from dryfit.memory.allocator.settings import ALLOCATOR_VARIABLES
 from dryfit.meta.private_apis.torch_cuda import ALLOCATOR, set_allocator
@@ -150,6 +152,28 @@ def find_device(wish: str) -> tuple[DeviceKind, int]:
             hint='set execution.device = "auto" to train on the CPU',
         )
     return DeviceKind.CPU, 1
+
+
+def check_precisions(precisions: Collection[str], device: DeviceKind) -> None:
+    """Refuse number formats the device cannot train in.
+
+    Raises:
+        ConfigError: fp16 or tf32 without CUDA, or bf16 or tf32 on a device without it.
+    """
+    on_cuda = device is DeviceKind.CUDA
+    for wanted in (Precision.FP16, Precision.TF32):
+        if wanted in precisions and not on_cuda:
+            allowed = '"fp32" or "bf16" on the CPU'
+            raise ConfigError(f'checking train.precision = "{wanted}"', "it needs a CUDA device", allowed)
+    for wanted, there in ((Precision.BF16, torch.cuda.is_bf16_supported), (Precision.TF32, _has_tf32)):
+        if wanted in precisions and on_cuda and not there():
+            name = torch.cuda.get_device_name(_DEVICE)
+            found = f"{name} has no {wanted}"
+            raise ConfigError(f'checking train.precision = "{wanted}"', found, allowed='"fp32" or "fp16"')
+
+
+def _has_tf32() -> bool:
+    return torch.cuda.get_device_capability(_DEVICE) >= TF32_CAPABILITY
 
 
 def observed_memory(device: DeviceKind) -> ObservedMemory:

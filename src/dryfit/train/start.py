@@ -8,13 +8,14 @@ import torch
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ChangedError, InternalError
 from dryfit.core.jobs.train import TrainRequest
+from dryfit.core.settings.choices import Precision
 from dryfit.core.user_code import demand_unchanged
 from dryfit.core.wire import Note, Phase
 from dryfit.meta.files.source import local_folder, model_identity
 from dryfit.tasks.base import Task
 from dryfit.tasks.metrics import check_metrics
 from dryfit.train.data import trial_task
-from dryfit.train.device import prepare_device
+from dryfit.train.device import check_precisions, prepare_device
 from dryfit.train.ineffective_settings import check_effect
 from dryfit.train.optim.optimizer import check_optimizer, check_sharded, optimizer_plan
 
@@ -33,6 +34,9 @@ def start_training(request: TrainRequest, channel: ChildChannel) -> Task:
         os.environ["CUDA_VISIBLE_DEVICES"] = request.visible_device
     for note in prepare_device(request.plan, os.environ, fraction=request.memory_fraction).notes:
         channel.send(Note(text=note))
+    check_precisions((request.config.settings.train.precision,), request.plan.device)
+    if request.config.settings.train.precision is Precision.TF32:
+        torch.set_float32_matmul_precision("high")
     if request.diagnostic:
         channel.send(Note(text="every kernel is waited for, to find where an earlier attempt failed: this is slow"))
     if request.file_sharing:

@@ -27,7 +27,7 @@ from dryfit.train.error_context import ErrorContext
 from dryfit.train.frozen.sharing import frozen_layers_shared
 from dryfit.train.optim.nonfinite import loss_origin, non_finite
 from dryfit.train.optim.optimizer import make_optimizer, make_schedule, optimizer_plan
-from dryfit.train.optim.step import backward_batch
+from dryfit.train.optim.step import backward_batch, numbers, on_device
 from dryfit.train.run import RunState, TrialParts
 from dryfit.train.trial_callback import TrialCallback
 
@@ -46,7 +46,8 @@ class TrialTrainer(StateTrainer):
         self._guard = guard
         self._at = at
         self._batch: Batch = {}
-        self.step_loss = torch.tensor(0.0)
+        self.step_loss = 0.0
+        self._loss = torch.tensor(0.0)
         dataset = RowDataset(parts.train, parts.task, seed=derive_seed(parts.request.config.seed, "batches"))
         super().__init__(model=parts.model, args=_arguments(parts), train_dataset=dataset)
         self.remove_callback(PrinterCallback)
@@ -55,8 +56,14 @@ class TrialTrainer(StateTrainer):
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return our loader as it is: Accelerate's wrapper would draw from the global random state."""
         config = self._parts.request.config
-        workers = self._parts.request.plan.loader_workers
-        return train_loader(self._dataset, self._sampler, workers=workers, seed=derive_seed(config.seed, "loader"))
+        plan = self._parts.request.plan
+        return train_loader(
+            self._dataset,
+            self._sampler,
+            workers=plan.loader_workers,
+            seed=derive_seed(config.seed, "loader"),
+            pin=plan.device is DeviceKind.CUDA,
+        )
 
     def begin_epoch(self, epoch: int) -> None:
         """Choose the batches of an epoch."""
@@ -95,7 +102,7 @@ class TrialTrainer(StateTrainer):
         with layout.drawing(self.args.device):
             loss = backward_batch(
                 model,
-                {name: values.to(self.args.device) for name, values in inputs.items()},
+                inputs,
                 self._parts.task,
                 micro_batch=here,
                 backward=self.accelerator.backward,
@@ -103,8 +110,8 @@ class TrialTrainer(StateTrainer):
                 check=self._check_outputs,
             )
         self._at.end_micro_batches()
-        self.step_loss = layout.batch_loss(loss)
-        return self.step_loss
+        self._loss = layout.batch_loss(loss)
+        return self._loss
 
     def _around_forward(self) -> AbstractContextManager[object]:
         self._at.begin_micro_batch()
@@ -122,8 +129,8 @@ class TrialTrainer(StateTrainer):
         """Clip the gradients as Accelerate does for one device, and check their norm before it is used."""
         self.accelerator.unscale_gradients()
         total = self._parts.layout.gradient_norm(model)
-        norm = float(total)  # the one wait for the device in a step, as the Trainer has it a moment later
-        self._refuse_non_finite(model, norm, float(self.step_loss))
+        norm, self.step_loss = numbers(total, self._loss)  # the one wait for the device in a step
+        self._refuse_non_finite(model, norm, self.step_loss)
         nn.utils.clip_grads_with_norm_(model.parameters(), math.inf if most is None else most, total)
         return norm
 
@@ -141,7 +148,7 @@ class TrialTrainer(StateTrainer):
             return  # fp16: the scaler skips this step and tries a smaller scale
         origin = ""
         if not math.isfinite(loss):
-            batch = {name: values.to(self.args.device) for name, values in self._batch.items()}
+            batch = on_device(self._batch, self.args.device)
             origin = loss_origin(model, batch, self._parts.task, self._parts.request.plan.micro_batch)
         doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}{self._parts.position}"
         raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)

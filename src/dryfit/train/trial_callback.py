@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from dryfit.core.jobs.train import StopReason
@@ -30,7 +29,7 @@ _PROGRESS_EVERY_S = 0.25
 class Training(Protocol):
     """The part of the Trainer that is used between two steps."""
 
-    step_loss: torch.Tensor
+    step_loss: float
 
     def begin_epoch(self, epoch: int) -> None:
         """Choose the batches of an epoch."""
@@ -117,14 +116,13 @@ class TrialCallback(TrainerCallback):
         now_s = time.monotonic()
         if now_s - self._progress_s >= _PROGRESS_EVERY_S:
             self._progress_s = now_s
-            loss = float(self._trainer.step_loss)
             epoch = step / self._parts.steps_per_epoch
             channel.send(
                 Progress(
                     step=self._of_trial(step),
                     total_steps=self._parts.position.total_steps(self._parts.last_step),
                     epoch=epoch,
-                    loss=loss,
+                    loss=self._trainer.step_loss,
                     device_bytes=taken_of_device(self._parts.request.plan.device),
                 )
             )

@@ -18,6 +18,7 @@ from dryfit.tasks.base import Batch, Measured, Outputs, Task, TaskModel, TellsRo
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.tokens.token_set import TokenSet
 from dryfit.train.batches import evaluation_batches
+from dryfit.train.optim.step import on_device
 
 
 def evaluation_steps(*, steps_per_epoch: int, evals_per_epoch: int, epochs: int) -> frozenset[int]:
@@ -149,7 +150,7 @@ def kept_in_order(
             batch = collate(rows)
             if guard is not None:
                 guard.check_batch(batch, lambda rows=rows: rows)
-            batch = {name: values.to(device) for name, values in batch.items()}
+            batch = on_device(batch, device)
             outputs = model(**{name: batch[name] for name in task.inputs if name in batch})
             if guard is not None:
                 guard.check_outputs(outputs, len(rows), lambda rows=rows: rows)

@@ -129,3 +129,7 @@ def test_task_labels_and_adapters_count() -> None:
         PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=LoraSettings()),
     ]
     assert len({memory_key(subject) for subject in subjects}) == 5
+
+
+def test_tf32_takes_the_memory_of_fp32() -> None:
+    assert key_of(("train.precision", "tf32"), lora=False) == key_of(lora=False)

@@ -267,6 +267,7 @@ def test_batches_have_the_entries_that_are_planned(decoder: Callable[..., Causal
 
 
 FORMATS = tuple(one for one in Precision if one is not Precision.AUTO)
+COMPUTED = tuple(one for one in FORMATS if one is not Precision.TF32)
 REFUSED = {
     (BaseFormat.FP16, None, Precision.FP32): "without a scale",
     (BaseFormat.NF4, Precision.FP16, Precision.FP32): "without a scale",
@@ -274,13 +275,17 @@ REFUSED = {
     (BaseFormat.INT8, Precision.FP16, Precision.FP32): "without a scale",
     (BaseFormat.INT8, Precision.FP16, Precision.BF16): "without a scale",
     (BaseFormat.INT8, None, Precision.FP32): "in 16 bits",
+    (BaseFormat.FP16, None, Precision.TF32): "without a scale",
+    (BaseFormat.NF4, Precision.FP16, Precision.TF32): "without a scale",
+    (BaseFormat.INT8, Precision.FP16, Precision.TF32): "without a scale",
+    (BaseFormat.INT8, None, Precision.TF32): "in 16 bits",
     **{(BaseFormat.INT8, Precision.FP32, precision): "in 16 bits" for precision in FORMATS},
 }
 
 
 @pytest.mark.parametrize("base", BaseFormat)
 def test_a_base_in_fp16_needs_a_scale_and_one_in_8_bits_computes_in_16(base: BaseFormat) -> None:
-    for compute, precision in product((None, *FORMATS) if WEIGHT_FORMATS[base].quantised else (None,), FORMATS):
+    for compute, precision in product((None, *COMPUTED) if WEIGHT_FORMATS[base].quantised else (None,), FORMATS):
         format_ = base_format(LoraSettings(base=base, compute=compute), TrainSettings(precision=precision))
         told = REFUSED.get((base, compute, precision))
         if told is None:

@@ -156,6 +156,59 @@ def test_implementations_agree_up_to_rounding(model: EncoderWithHead, name: str)
         assert float((other - found[0]).norm() / found[0].norm()) < 1e-14
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("before", IMPLEMENTATIONS["adamw"])
+@pytest.mark.parametrize("after", IMPLEMENTATIONS["adamw"])
+def test_a_saved_state_goes_on_in_the_way_of_whoever_loads_it(
+    model: EncoderWithHead, name: str, before: OptimizerImpl, after: OptimizerImpl
+) -> None:
+    optim = OptimSettings(name=name, lr=1e-2, weight_decay=0.1, head_lr_factor=2.0)
+    ended = []
+    for second in (before, after):
+        copied = copy.deepcopy(model).double()
+        optimizer = make_optimizer(copied, optim, OptimizerPlan(before))
+        for seed in range(6):
+            if seed == 3:
+                saved = copy.deepcopy(optimizer.state_dict())
+                optimizer = make_optimizer(copied, optim, OptimizerPlan(second))
+                optimizer.load_state_dict(saved)
+                ways = [(group["fused"], group["foreach"]) for group in optimizer.param_groups]
+                assert set(ways) == {(second is OptimizerImpl.FUSED, second is OptimizerImpl.FOREACH)}
+            fill_gradients(copied, seed)
+            torch.nn.utils.clip_grad_norm_(copied.parameters(), 0.5)
+            optimizer.step()
+        ended.append(torch.cat([parameter.detach().flatten() for parameter in copied.parameters()]))
+    assert float((ended[1] - ended[0]).norm() / ended[0].norm()) < 1e-14
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS["adamw"])
+def test_a_loss_scaler_leaves_out_the_same_step_with_each_implementation(impl: OptimizerImpl) -> None:
+    """With a fused optimizer the scaler hands its scale and what it found to the kernel, and asks nothing."""
+    model, whole = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    whole.load_state_dict(model.state_dict())
+    optim = OptimSettings(name="adamw", lr=1e-2, weight_decay=0.1)
+    pairs = (model, impl), (whole, OptimizerImpl.PLAIN)
+    optimizer, plain = (make_optimizer(one, optim, OptimizerPlan(how)) for one, how in pairs)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    for step, broken in enumerate((False, True, False)):
+        for one in (model, whole):
+            fill_gradients(one, step)
+        for parameter in model.parameters():
+            parameter.grad *= scaler.scale(torch.tensor(1.0))
+        if broken:
+            model.bias.grad[0] = torch.inf
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        if not broken:
+            plain.step()
+    assert scaler.get_scale() == 32.0
+    assert torch.allclose(model.weight, whole.weight, rtol=1e-6, atol=0)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+
+
 def test_lion_is_its_papers() -> None:
     """Chen et al. 2023, arXiv:2302.06675, algorithm 2, with decoupled weight decay."""
     model = torch.nn.Linear(3, 2).double()

@@ -12,8 +12,8 @@ from dryfit.core.jobs.train import ResolveRequest
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.jobs.resolve import check_precisions, resolve, smallest_device
-from dryfit.train.device import find_device
+from dryfit.jobs.resolve import resolve, smallest_device
+from dryfit.train.device import check_precisions, find_device
 from trials import ScriptedChannel
 
 
@@ -46,8 +46,14 @@ def test_devices_and_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     check_precisions(("fp32", "bf16"), DeviceKind.CPU)
     with pytest.raises(ConfigError, match="Old One has no bf16"):
         check_precisions(("bf16",), DeviceKind.CUDA)
-    with pytest.raises(ConfigError, match="it needs a CUDA device"):
-        check_precisions(("fp16",), DeviceKind.CPU)
+    for wanted in ("fp16", "tf32"):
+        with pytest.raises(ConfigError, match="it needs a CUDA device"):
+            check_precisions((wanted,), DeviceKind.CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    with pytest.raises(ConfigError, match="Old One has no tf32"):
+        check_precisions(("tf32",), DeviceKind.CUDA)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 6))
+    check_precisions(("tf32",), DeviceKind.CUDA)
 
 
 def test_more_processes_than_devices_are_refused_before_a_row_is_read(

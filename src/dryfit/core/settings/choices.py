@@ -79,8 +79,20 @@ class Precision(StrEnum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+    TF32 = "tf32"
+    """fp32, but products of matrices read 10 bits of each fraction instead of 23."""
     AUTO = "auto"
     """Measured before a study's first trial: no trial has it."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether passes run under autocast, in 16 bits."""
+        return self in (Precision.FP16, Precision.BF16)
+
+    @property
+    def stored(self) -> "Precision":
+        """The number format of its tensors."""
+        return Precision.FP32 if self is Precision.TF32 else self
 
 
 ComputeFormat: TypeAlias = Literal[Precision.FP32, Precision.FP16, Precision.BF16]

@@ -20,6 +20,9 @@ LEAST_BYTES = 64 * 2**20
 
 MOST_BYTES = 2**50
 
+TF32_CAPABILITY = (8, 0)
+"""The first compute capability with TF32 (CUDA C++ programming guide, arithmetic instructions)."""
+
 AMOUNT_CAPABILITY = (8, 0)
 """Compute capability of a device that is only an amount: bf16 and flash attention, small cuBLAS workspaces."""
 

@@ -58,6 +58,9 @@ Unset is a third state: the pretrained configuration decides.
 SET_OR_UNSET: Final = frozenset({"loss.alpha", "span.negatives", "multitask.criteria_share"})
 """Keys for which it only matters whether they are set."""
 
+AS_MUCH_AS: Final[Mapping[str, Mapping[str, str]]] = {"train.precision": {"tf32": "fp32"}}
+"""Values of keys that take the memory of another value."""
+
 FEWER_IS_LESS: Final = frozenset(
     {
         "train.batch_size",
@@ -101,7 +104,8 @@ def _reduced(table: str, keys: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = value is not None
             continue
         neutral = NEUTRAL.get(key)
-        kept[name] = value if neutral is None or value is None else value != neutral
+        same = AS_MUCH_AS.get(key, {}).get(value, value) if isinstance(value, str) else value
+        kept[name] = same if neutral is None or value is None else value != neutral
     return kept
 
 

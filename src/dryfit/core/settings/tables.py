@@ -123,7 +123,8 @@ class TrainSettings(Settings):
     max_length: int = Field(default=160, ge=8, le=131072, description="tokens a row is cut to")
     precision: Precision = Field(
         default=Precision.FP32,
-        description="number format: fp32, fp16 (CUDA only), bf16, or auto (fp32 or bf16: measured)",
+        description="number format: fp32, tf32 (CUDA from capability 8.0), fp16 (CUDA only), bf16, or auto "
+        "(fp32 or bf16: measured)",
     )
     group_by_length: bool = Field(default=True, description="batch rows of similar length together (less padding)")
     evals_per_epoch: int = Field(

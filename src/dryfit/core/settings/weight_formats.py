@@ -34,7 +34,7 @@ class WeightFormat:
             return "its layers would compute in fp32, and LLM.int8() computes in 16 bits"
         # Half-precision layers outside autocast: their gradients have no scale, whatever the others compute in.
         unscaled = (Precision.FP32, Precision.BF16) if self.quantised else (Precision.FP32,)
-        if self.compute is Precision.FP16 and precision in unscaled:
+        if self.compute is Precision.FP16 and precision.stored in unscaled:
             return f"train.precision is {precision}: gradients would pass through fp16 without a scale, and vanish"
         return ""
 
@@ -65,10 +65,10 @@ PRECISIONS_WITH: Final = MappingProxyType(
 
 def base_format(lora: LoraSettings, train: TrainSettings) -> WeightFormat:
     """Return the format of the weights under adapters; unset, it and what layers compute in follow the training."""
-    row = WEIGHT_FORMATS[lora.base or BaseFormat(train.precision)]
+    row = WEIGHT_FORMATS[lora.base or BaseFormat(train.precision.stored)]
     if not row.quantised:
         return row
-    return replace(row, compute=lora.compute or train.precision, double_quant=lora.double_quant)
+    return replace(row, compute=lora.compute or train.precision.stored, double_quant=lora.double_quant)
 
 
 def check_precision(base: WeightFormat, precision: Precision) -> None:

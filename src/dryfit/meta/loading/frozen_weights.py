@@ -27,7 +27,12 @@ from dryfit.meta.loading.pretrained import Kind, fill_pretrained, make_model
 from dryfit.meta.loading.quantised_layers import LayerSize, Quantiser, check_backend, expect_stored, quantiser_of
 from dryfit.meta.private_apis.torch_modes import without_dispatch_modes
 
-DTYPES: Final = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+DTYPES: Final = {
+    Precision.FP32: torch.float32,
+    Precision.TF32: torch.float32,
+    Precision.FP16: torch.float16,
+    Precision.BF16: torch.bfloat16,
+}
 """Torch's type of each precision."""
 _CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INTEGERS: Final = ("int8", "uint8")

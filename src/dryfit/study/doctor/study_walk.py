@@ -12,6 +12,7 @@ from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, Po
 from dryfit.core.jobs.train import ResolveResult, TrainRequest
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind, plan_execution
+from dryfit.core.settings.known_devices import TF32_CAPABILITY
 from dryfit.core.settings.splits import TRAIN, VALIDATION
 from dryfit.core.settings.tables import ModelSettings, TrialSettings
 from dryfit.core.settings.trial import Scalar, TrialConfig
@@ -74,9 +75,12 @@ def device_findings(config: StudyConfig, precisions: Sequence[str], probe: Probe
         yield failed("study", "device", found, 'set execution.device = "auto" to train on the CPU')
         return
     device = device_of(config, probe)
-    refused = device is DeviceKind.CPU and Precision.FP16 in precisions
-    if refused:
-        yield failed("study", "precision", "fp16 needs a CUDA device", 'train.precision = "fp32" or "bf16" on the CPU')
+    on_cuda = [wanted for wanted in (Precision.FP16, Precision.TF32) if wanted in precisions]
+    if device is DeviceKind.CPU and on_cuda:
+        found = f"{' and '.join(on_cuda)} needs a CUDA device"
+        yield failed("study", "precision", found, 'train.precision = "fp32" or "bf16" on the CPU')
+    elif Precision.TF32 in precisions and (old := [one for one in probe.devices if one.capability < TF32_CAPABILITY]):
+        yield failed("study", "precision", f"{old[0].name} has no tf32", 'train.precision = "fp32" or "fp16"')
     elif device is DeviceKind.CUDA and Precision.BF16 in precisions and not probe.bf16:
         yield failed("study", "precision", f"{probe.devices[0].name} has no bf16", 'train.precision = "fp32" or "fp16"')
     else:

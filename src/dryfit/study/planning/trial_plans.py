@@ -263,8 +263,8 @@ class TrialPlanner:
         kinds, config = self._kinds(), self._study.config
         if config.nodes is None:
             return kinds
-        if trial.params.get("train.precision", config.train.precision) == Precision.BF16:
-            kinds = [kind for kind in kinds if has_bf16(kind.kind, kind, cpu=True)] or kinds
+        if trial.params.get("train.precision", config.train.precision) in (Precision.BF16, Precision.TF32):
+            kinds = [kind for kind in kinds if has_bf16(kind.kind, kind, cpu=True)] or kinds  # tf32 came with it
         if config.nodes.change_device or trial.plan is None or not trial.attempts:
             return kinds
         own = trial.plan.answer.device

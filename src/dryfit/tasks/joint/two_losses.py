@@ -51,10 +51,10 @@ class TwoLosses:
         windows_B = self._spans.row_losses(spans_BL2, batch)
         if TRAINS_CLASS in batch:
             rows_B, windows_B = rows_B * batch[TRAINS_CLASS], windows_B * batch[TRAINS_SPAN]
-        parts_2 = torch.stack([rows_B.sum(), windows_B.sum()])
         if self._settings.weighting is Weighting.FIXED:
             weight = self._settings.criteria_weight
-            return parts_2 * parts_2.new_tensor([weight, 1 - weight])
+            return torch.stack([rows_B.sum() * weight, windows_B.sum() * (1 - weight)])
+        parts_2 = torch.stack([rows_B.sum(), windows_B.sum()])
         logs_2 = outputs[2][0]
         # s / 2 counts once for a batch: its micro-batches share it by their weights.
         return parts_2 * torch.exp(-logs_2) + self._weights(batch).to(parts_2) * logs_2 / 2

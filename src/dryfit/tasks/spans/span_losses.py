@@ -31,7 +31,7 @@ class SpanLoss:
     def batch_weight(self, batch: Batch) -> torch.Tensor:
         """Return the number of windows, fp64."""
         labels_B2 = batch["labels"]
-        return torch.tensor(len(labels_B2), dtype=torch.float64, device=labels_B2.device)
+        return torch.full((), len(labels_B2), dtype=torch.float64, device=labels_B2.device)
 
     def loss_sum(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the loss summed over windows; see :meth:`row_losses`."""

@@ -18,7 +18,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.text.units import gib
 from dryfit.core.wire import Note
@@ -62,7 +61,7 @@ def _shared(parts: TrialParts, count: int, stack: ExitStack) -> str:
     request, channel = parts.request, parts.channel
     model = _encoder_model(parts)
     precision = request.config.settings.train.precision
-    layers = FrozenLayers(model, count, None if precision is Precision.FP32 else DTYPES[precision])
+    layers = FrozenLayers(model, count, DTYPES[precision] if precision.is_half else None)
     stack.enter_context(layers.connected())
     stack.callback(model.train, model.training)
     model.eval()

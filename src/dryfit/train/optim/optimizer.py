@@ -214,6 +214,22 @@ def has_pages(optim: OptimSettings) -> bool:
 
 
 def _optimizer(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
+    optimizer = _made(groups, optim, impl, device)
+    ways = {name: optimizer.defaults[name] for name in ("fused", "foreach") if name in optimizer.defaults}
+    if ways:
+        optimizer.register_load_state_dict_pre_hook(partial(_in_own_way, ways))
+    return optimizer
+
+
+def _in_own_way(ways: dict[str, Any], _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Go on from a saved state as this optimizer works: torch would take over how the one that saved it did.
+
+    Given the groups' way, torch puts the counter of steps where that wants it: on the device for ``fused``.
+    """
+    return {**state, "param_groups": [{**group, **ways} for group in state["param_groups"]]}
+
+
+def _made(groups: list[dict[str, Any]], optim: OptimSettings, impl: OptimizerImpl, device: str) -> Optimizer:
     betas = (optim.beta1, optim.beta2)
     impl = _chosen(optim.name, impl, device)
     # Both flags are always given: left out, torch decides by the tensors' type, and pretended tensors are of another.

@@ -1,4 +1,8 @@
-"""One step's gradients: the effective batch in micro-batches, equal to the whole batch up to rounding."""
+"""One step's gradients: the effective batch in micro-batches, equal to the whole batch up to rounding.
+
+The host waits for its device once a step, where it reads the loss and the norm of the gradients (:func:`numbers`):
+until then it is free to queue the kernels that come next.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +31,7 @@ def backward_batch(
 
     Args:
         model: Takes the batch's model inputs, returns outputs.
-        batch: The effective batch, on the model's device.
+        batch: The effective batch, on the host or on the model's device.
         task: Gives loss sum and normaliser.
         micro_batch: Rows in memory at once; or which rows go through the model here, where others have the rest.
         backward: Backpropagates a scalar (accelerate's scales it for fp16).
@@ -37,10 +41,12 @@ def backward_batch(
     Returns:
         The batch's mean loss, detached, 0-dimensional.
     """
+    here = portions(len(batch["attention_mask"]), micro_batch) if isinstance(micro_batch, int) else micro_batch
+    widths = _widths(batch, here)
+    batch = on_device(batch, next(model.parameters()).device)
     weight = task.batch_weight(batch)
     losses: list[torch.Tensor] = []
-    here = portions(len(batch["attention_mask"]), micro_batch) if isinstance(micro_batch, int) else micro_batch
-    for portion, micro in zip(here, micro_batches(batch, here, task.padded), strict=True):
+    for portion, micro in zip(here, _cut(batch, here, widths, task.padded), strict=True):
         with autocast():
             outputs = model(**{name: micro[name] for name in task.inputs if name in micro})
             if check is not None:
@@ -65,12 +71,32 @@ def micro_batches(batch: Batch, rows: int | Sequence[Portion], padded: Sequence[
     """
     count = len(batch["attention_mask"])
     wanted = portions(count, rows) if isinstance(rows, int) else rows
-    if [portion.rows for portion in wanted] == [count]:
+    return _cut(batch, wanted, _widths(batch, wanted), padded)
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch on a device. From page-locked memory it is copied while the host goes on."""
+    return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
+
+
+def numbers(*tensors: torch.Tensor) -> list[float]:
+    """Return the values of single numbers on one device, by one transfer: each read by itself waits for the device."""
+    return [float(one) for one in torch.stack([one.detach().double() for one in tensors]).cpu().unbind()]
+
+
+def _widths(batch: Batch, wanted: Sequence[Portion]) -> list[int]:
+    """Return the longest row of each micro-batch; none where the batch is not cut. A device would be waited for."""
+    mask_BL = batch["attention_mask"]
+    if [portion.rows for portion in wanted] == [len(mask_BL)]:
+        return []
+    lengths = mask_BL.sum(dim=1).tolist()
+    return [max(lengths[portion.first : portion.first + portion.rows]) for portion in wanted]
+
+
+def _cut(batch: Batch, wanted: Sequence[Portion], widths: Sequence[int], padded: Sequence[str]) -> Iterator[Batch]:
+    if not widths:
         yield batch
         return
-    # One transfer for all widths: reading each micro-batch's own would wait for the device each time.
-    lengths = batch["attention_mask"].sum(dim=1).tolist()
-    for portion in wanted:
+    for portion, width in zip(wanted, widths, strict=True):
         chosen = slice(portion.first, portion.first + portion.rows)
-        width = max(lengths[chosen])
         yield {name: values[chosen, :width] if name in padded else values[chosen] for name, values in batch.items()}

@@ -23,7 +23,7 @@ from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
 from dryfit.train.model import build_model
 from dryfit.train.optim.optimizer import make_optimizer, optimizer_plan
-from dryfit.train.optim.step import backward_batch
+from dryfit.train.optim.step import backward_batch, on_device
 
 _MEETING_S: Final = 10.0
 _POLL_S: Final = 0.002
@@ -53,7 +53,7 @@ def pace(body: PaceRequest, channel: ChildChannel) -> PaceResult:
         rows=task.epoch_rows(train, seed=trial.config.seed, epoch=0),
     )[0]
     device = next(model.parameters()).device
-    batch = {name: values.to(device) for name, values in task.collate(train, first[: body.rows]).items()}
+    batch = on_device(task.collate(train, first[: body.rows]), device)
     step = partial(_step, trial.config.settings.train.precision, model, task, batch, optimizer)
     channel.send(Phase(name="train"))
     step()
@@ -71,7 +71,7 @@ def _step(precision: Precision, model: TaskModel, task: Task, batch: Batch, opti
     device = next(iter(batch.values())).device.type
 
     def autocast() -> AbstractContextManager[object]:
-        return nullcontext() if precision is Precision.FP32 else torch.autocast(device, dtype=DTYPES[precision])
+        return torch.autocast(device, dtype=DTYPES[precision]) if precision.is_half else nullcontext()
 
     began_s = time.perf_counter()
     backward_batch(

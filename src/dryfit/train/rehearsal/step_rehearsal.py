@@ -22,7 +22,7 @@ from dryfit.meta.loading.frozen_weights import DTYPES
 from dryfit.parallel.layout.model_slices import whole_state
 from dryfit.tasks.base import Batch
 from dryfit.train.optim.optimizer import OptimizerPlan
-from dryfit.train.optim.step import backward_batch
+from dryfit.train.optim.step import backward_batch, numbers
 from dryfit.train.rehearsal.subjects import StepParts
 
 
@@ -42,7 +42,7 @@ class Rehearsal:
         precision = parts.settings.train.precision
         self.scaler = torch.amp.GradScaler(device) if precision is Precision.FP16 else None  # pyright: ignore
         self.optimizer: torch.optim.Optimizer | None = None
-        if precision is not Precision.FP32:
+        if precision.is_half:
             _autocast_forward(parts.model, device, DTYPES[precision])
 
     def batch(self, shape: Shape) -> Batch:
@@ -78,8 +78,8 @@ class Rehearsal:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         norm = self.parts.layout.gradient_norm(self.parts.model)
+        numbers(norm, norm)  # in the place of the norm and the loss
         nn.utils.clip_grads_with_norm_(self.parts.model.parameters(), most, norm)
-        float(norm)
         phases(StepPhase.OPTIMIZER)
         if self.scaler is None:
             self.optimizer.step()
