@@ -53,11 +53,12 @@ def planned_devices(study: AnyStudy) -> tuple[DeviceSpec, ...]:
     if resolved.device is not DeviceKind.CUDA or not (devices or config.nodes is not None):
         one = planning_device(resolved, config.execution)
         return () if one is None else (one,)
-    kinds = {kind for device in devices if (kind := kind_of(device, study)) is not None}
+    every = [kind for device in devices if (kind := kind_of(device, study)) is not None]
+    kinds = list(dict.fromkeys(every))
     if config.nodes is not None and config.nodes.expect is not None:
         expected = _limited(parse_device(config.nodes.expect), config.execution)
         if expected is not None and all(one.capacity_bytes * _AS_LARGE < expected.capacity_bytes for one in kinds):
-            kinds.add(expected)
+            kinds.append(expected)
     return tuple(sorted(kinds, key=lambda kind: (kind.capacity_bytes, kind.name)))
 
 
