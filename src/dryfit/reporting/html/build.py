@@ -6,13 +6,13 @@ from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.comparing.comparison import read_comparison
 from dryfit.reporting.data.best import best_study_file
-from dryfit.reporting.data.time_spent import time_spent
 from dryfit.reporting.data.worth import standing_of
 from dryfit.reporting.html.compared import with_comparison
 from dryfit.reporting.html.final_sections import final_sections
 from dryfit.reporting.html.page import Page
 from dryfit.reporting.html.sections import sections_of
 from dryfit.reporting.html.time_section import with_time
+from dryfit.reporting.html.time_spent import time_spent
 from dryfit.reporting.html.verdict import KnownOfBest, verdict_of
 from dryfit.reporting.terminal.tables import duration_text, number_text
 from dryfit.runtime.children.result_reading import read_phases

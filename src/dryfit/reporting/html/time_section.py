@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from dryfit.reporting.data.time_spent import WORK, Spent, TimeSpent
 from dryfit.reporting.html.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure
 from dryfit.reporting.html.sections import Section
+from dryfit.reporting.html.time_spent import WORK, Spent, TimeSpent
 from dryfit.reporting.terminal.tables import Table, duration_text
 
 _COLORS: Final = {
