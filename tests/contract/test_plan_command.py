@@ -178,7 +178,7 @@ def test_bad_input_ends_with_2(words: list[str], said: str) -> None:
 
 def test_the_machines_gpu_is_taken_where_none_is_named(tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text('#!/bin/sh\ncase "$*" in *"-i 1") echo "NVIDIA X, 24564, 500, 8.9";; *) exit 6;; esac\n')
+    tool.write_text('#!/bin/sh\ncase "$*" in *"-i 1") echo "1, GPU-x, NVIDIA X, 24564, 500, 8.9";; *) exit 6;; esac\n')
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = plan("--json", PATH=path, CUDA_VISIBLE_DEVICES="1,0")

@@ -96,7 +96,7 @@ def test_a_resumed_trial_keeps_its_ranks_and_other_devices_are_planned_for_anew(
     again = instant.run(folder, study, change=found.on_cuda, devices=found.devices, answerer=cutting)
     assert again.end is End.DONE and not again.supervisor.planned()
     assert [event.device for event in events_of(again, AttemptPlaced)] == ["here/0,here/1"] * 2
-    fewer = replace(found, folder=tmp_path / "fewer", count=1)
+    fewer = replace(found, folder=tmp_path / "fewer", count=1, specs=())
     instant.run(fewer.folder, study, change=found.on_cuda, kill_after=at + 1, devices=found.devices, answerer=cutting)
     one = instant.run(fewer.folder, study, change=fewer.on_cuda, devices=found.devices, answerer=cutting)
     assert [body.degrees for body in one.supervisor.planned()] == [()]

@@ -114,20 +114,25 @@ def _findings(
         yield from _study(study, runner, on_note, rows=rows)
 
 
+def _on_this_machine(config: StudyConfig) -> StudyConfig:
+    """Return a configuration for what is looked at here, which needs no GPU where trials run on those of others."""
+    if config.nodes is None or not config.nodes.has_all_gpus(config.execution.device):
+        return config
+    execution = config.execution.model_copy(update={"device": "auto"})
+    return config.model_copy(update={"execution": execution})
+
+
 def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote, *, rows: bool) -> Iterator[Finding]:
     layout = study.layout
     folder = look_at_folder(layout.folder)
     yield from folder_findings(study_checks.ABOUT, folder)
     record, state = study_checks.record_findings(study.config, study.space, layout)
-    config = with_precision(study.config, recorded_precision(state) or Precision.FP32)
+    config = _on_this_machine(with_precision(study.config, recorded_precision(state) or Precision.FP32))
     space, drawn = study_checks.space_findings(config, study.space)
     yield space
     yield from study_checks.repeat_findings(study.config)
     yield study_checks.lock_finding(layout)
     yield from record
-    if config.nodes is not None and config.nodes.has_all_gpus(config.execution.device):  # what is here is looked at
-        execution = config.execution.model_copy(update={"device": "auto"})
-        config = config.model_copy(update={"execution": execution})
     study = replace(study, config=config)
     yield study_checks.cache_finding(layout, folder)
     yield study_checks.mirror_finding(config.search.mirror, layout, os.environ)
