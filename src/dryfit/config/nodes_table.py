@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dryfit.core.errors import ConfigError
+from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.known_devices import parse_device
 from dryfit.core.settings.tables import Settings
 
@@ -65,9 +66,12 @@ class NodesSettings(Settings):
     @classmethod
     def _expects_a_known_device(cls, expect: str | None) -> str | None:
         try:
-            return expect if expect is None or parse_device(expect) else None
+            is_gpu = expect is None or parse_device(expect).kind is DeviceKind.CUDA
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        if not is_gpu:
+            raise ValueError(f'"{expect}" is no GPU; trials on CPUs are not planned for what may join')
+        return expect
 
     @model_validator(mode="after")
     def _sbatch_has_options_of_slurm(self) -> Self:

@@ -224,6 +224,7 @@ def test_what_fits_only_what_is_expected_waits_for_it_and_runs_when_it_has_come(
     assert {event.device for event in events_of(done, AttemptPlaced)} == {"here/1"}
 
 
-def test_an_unknown_gpu_is_refused_as_an_expectation() -> None:
-    with pytest.raises(Exception, match="rtx9999"):
-        instant.config(nodes={"expect": "rtx9999"})
+@pytest.mark.parametrize(("expect", "said"), [("rtx9999", "rtx9999"), ("cpu:16GiB", "is no GPU"), ("", "no device of that name")])
+def test_what_is_no_gpu_is_refused_as_an_expectation(expect: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        instant.config(nodes={"expect": expect})
