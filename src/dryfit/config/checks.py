@@ -55,13 +55,24 @@ _SPLIT_KEYS: Final = ("validation_fraction", "test_fraction", "split_seed")
 
 def cross_problems(config: StudyConfig, use: Use = Use.TRAIN) -> list[Problem]:
     """Return all problems between keys of a configuration whose single values are valid."""
-    unread = [*unread_problems(config), *_unread(config), *_unread_by_pruner(config), *_mirror(config)]
+    unread = [*unread_problems(config), *_unread(config), *_unread_by_pruner(config), *_mirror(config), *_nodes(config)]
     unread += tracker_problems(config.study.track)
     if facts_of(config.study.task).calls_function:
         return [*function_problems(config, planned=use is Use.PLAN), *direction_problems(config), *unread]
     problems = [*_data(config, use), *_classes(config), *decoder_problems(config), *direction_problems(config)]
     problems += [*_precision(config), *_limits(config), *_goals(config), *unread]
     return [*problems, *(_plannable(config) if use is Use.PLAN else metric_problems(config))]
+
+
+def _nodes(config: StudyConfig) -> list[Problem]:
+    """Refuse what is said of GPUs where trials are not planned for any."""
+    if config.nodes is None or (config.objective is None and config.execution.device != DeviceKind.CPU):
+        return []
+    said = [
+        key for key, says in (("expect", config.nodes.expect), ("change_device", config.nodes.change_device)) if says
+    ]
+    why = "trials run on CPUs" if config.objective is None else "what a function trains is not planned"
+    return [Problem(("nodes", key), f"is set, and {why}", "unset") for key in said]
 
 
 def _plannable(config: StudyConfig) -> list[Problem]:

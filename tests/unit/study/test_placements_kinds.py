@@ -10,6 +10,7 @@ import pytest
 import instant
 import plan_jobs
 from device_bench import GIB, MIB, NEED, OTHER, Bench, events_of
+from dryfit.config.checks import cross_problems
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.trial import Outcome
@@ -224,7 +225,18 @@ def test_what_fits_only_what_is_expected_waits_for_it_and_runs_when_it_has_come(
     assert {event.device for event in events_of(done, AttemptPlaced)} == {"here/1"}
 
 
-@pytest.mark.parametrize(("expect", "said"), [("rtx9999", "rtx9999"), ("cpu:16GiB", "is no GPU"), ("", "no device of that name")])
+@pytest.mark.parametrize(
+    ("expect", "said"), [("rtx9999", "rtx9999"), ("cpu:16GiB", "is no GPU"), ("", "no device of that name")]
+)
 def test_what_is_no_gpu_is_refused_as_an_expectation(expect: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         instant.config(nodes={"expect": expect})
+
+
+@pytest.mark.parametrize("says", [{"expect": "h100"}, {"change_device": True}])
+def test_what_is_said_of_gpus_is_refused_where_trials_run_on_cpus(says: dict[str, Any]) -> None:
+    config = instant.config(nodes=says)
+    assert not [problem for problem in cross_problems(config) if problem.path[0] == "nodes"]
+    on_cpus = config.model_copy(update={"execution": config.execution.model_copy(update={"device": "cpu"})})
+    (problem,) = [problem for problem in cross_problems(on_cpus) if problem.path[0] == "nodes"]
+    assert problem.path == ("nodes", *says) and "trials run on CPUs" in problem.found
