@@ -1,5 +1,6 @@
 """Where the time of a study went, as a stacked bar and a table with the timeline of a report page."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -54,7 +55,7 @@ def spent_figure(spent: TimeSpent) -> Figure:
         {
             "type": "bar",
             "orientation": "h",
-            "name": str(kind),
+            "name": re.split("[:,]", kind)[0],
             "x": [round(spent.seconds[kind], 3)],
             "y": ["all slots"],
             "text": [f"{kind}: {duration_text(spent.seconds[kind])} ({spent.share(kind):.1%})"],
@@ -68,9 +69,8 @@ def spent_figure(spent: TimeSpent) -> Figure:
         "barmode": "stack",
         "xaxis": {"title": {"text": "seconds, of all slots together"}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "automargin": True},
-        "height": 200,
+        "height": 300,
         "hovermode": "closest",
-        "legend": {"traceorder": "normal"},
     }
     return {"data": data, "layout": layout}
 
