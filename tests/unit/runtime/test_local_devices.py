@@ -44,6 +44,22 @@ def test_counting(smi, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_count(None) == 0
 
 
+def test_each_gpu_is_what_the_tool_says_and_nonsense_is_not_known(smi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    tool = smi("0, GPU-a, NVIDIA X, 24564, 500, 8.9\n1, GPU-b, NVIDIA Y, [N/A], [N/A], [N/A]\n2, GPU-c, Z, 1, 9, 8.0")
+    known = DeviceSpec(name="NVIDIA X", capacity_bytes=24064 * 2**20, capability=(8, 9))
+    assert local_facts().devices == (
+        DeviceFacts("0", "GPU-a", known),
+        DeviceFacts("1", "GPU-b"),
+        DeviceFacts("2", "GPU-c"),
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    assert local_facts().devices == (DeviceFacts("GPU-a", "GPU-a", known),)
+    tool.write_text("#!/bin/sh\nprintf '0, GPU-a, \\377\\376, 24564, 500, 8.9\\n\\377\\n'\n")
+    (device,) = local_facts().devices
+    assert device.spec is not None and device.spec.capacity_bytes == known.capacity_bytes, "bytes that are no text"
+
+
 def test_a_driver_that_hangs_holds_nobody(smi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even by a tool that cannot be killed, as one stuck in the kernel."""
     monkeypatch.setattr(devices, "_SMI_TIMEOUT_S", 0.1)

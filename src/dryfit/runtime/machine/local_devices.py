@@ -179,7 +179,7 @@ def _query_driver(query: str, *options: str) -> str:
     try:
         environment = public_environment(os.environ)
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True, errors="replace"
         )
     except OSError:
         return ""
