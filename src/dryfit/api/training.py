@@ -35,7 +35,7 @@ from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.pace import recorded_precision, with_precision
-from dryfit.study.planning.planned_devices import plan_here
+from dryfit.study.planning.planned_devices import plan_here, planned_devices
 from dryfit.study.resources.trial_devices import job_of_trials
 from dryfit.study.trials.child_requests import with_names
 from dryfit.study.trials.context import StudySnapshot
@@ -279,8 +279,9 @@ def study_snapshot(folder: Path | str, *, own_code: bool = False) -> StudySnapsh
         resolved=state.resolved,
         nodes={HERE: local_facts(state.resolved)},
     )
+    kinds = planned_devices(study)
     for each in state.trials:
-        each.plan = plan_here(study, each)
+        each.plan = plan_here(kinds, each)
     return study
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from dryfit.core.failure import PERMITTED, Action, PastFailure
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
 from dryfit.core.sharding.device_groups import HERE, cpu_of, on_cpu
 from dryfit.core.wire import VALIDATING
@@ -163,6 +163,11 @@ class PlanState:
     def runs_otherwise(self) -> bool:
         """Whether the trial runs with another execution than the one whose memory was planned."""
         return self.fallbacks_taken > 0 or self.eval_batches_taken > 0 or self.answer.execution is None
+
+    @property
+    def kind(self) -> DeviceSpec | None:
+        """The kind of GPU that it is for; None: the CPU."""
+        return None if self.on_cpu else self.answer.device
 
     @property
     def on_cpu(self) -> bool:

@@ -149,7 +149,7 @@ def test_a_trial_is_trained_once_more_by_the_plan_for_the_device_that_is_there(b
     (trial,) = done.state.trials
     assert placed_by(done)[0][0] == "small"
     for there, name in ((LARGE, "large"), (SMALL, "small"), (A100, "small")):
-        plan = plan_here(study_of({"here": [there]}, there, nodes=None), trial)
+        plan = plan_here(planned_devices(study_of({"here": [there]}, there, nodes=None)), trial)
         assert plan is not None and plan.answer.device.name == name, "where nothing is known of a device, as it ran"
 
 

@@ -193,6 +193,11 @@ class Blocker:
     text: str
 
 
+def need_on(needs: Sequence[Need], number: int, kind: DeviceSpec | None) -> Need:
+    """Return the need of a trial on one kind of device; one that asks for nothing where it has none."""
+    return next((need for need in needs if need.kind == kind), Need(number, kind=kind))
+
+
 def pack(needs: Sequence[Need], cluster: Cluster) -> Fit | Blocker | None:
     """Choose the next trial to start, and its place.
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from dryfit.core.failure import PERMITTED, FailureKind
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.packing import CPU, Blocker, Cluster, Fit, Limit, Need, pack
+from dryfit.runtime.machine.packing import CPU, Blocker, Cluster, Fit, Limit, Need, need_on, pack
 from dryfit.store.replay import StudyState
 
 
@@ -115,7 +115,7 @@ class Live:
 
     def need(self, number: int, kind: DeviceSpec | None) -> Need:
         """Return what an open trial asks of a device of one kind."""
-        return next((need for need in self.needs_of(number) if need.kind == kind), Need(number, kind=kind))
+        return need_on(self.needs_of(number), number, kind)
 
     def ready(self, number: int) -> Readiness:
         """Return whether an open trial may have a process."""

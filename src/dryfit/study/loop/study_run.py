@@ -12,7 +12,7 @@ from dryfit.core.wire import FirstStep
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
 from dryfit.runtime.failures.recovery import attempt_terms, terms_text
 from dryfit.runtime.machine.node import Nodes
-from dryfit.runtime.machine.packing import Need
+from dryfit.runtime.machine.packing import need_on
 from dryfit.search.sampling.gp_handle import GpProcess
 from dryfit.search.sampling.sampler_input import SamplerInput
 from dryfit.search.sampling.suggest import suggest_at, suggest_next
@@ -120,9 +120,8 @@ class TrialDecider:
                 continue
             key = attempt_key(trial.number, attempt.number)
             if left.get(key) == node_of(attempt.place):
-                plan = trial.plan
-                kind = plan.answer.device if plan is not None and not plan.on_cpu else None
-                need = next((one for one in needs[trial.number] if one.kind == kind), Need(trial.number, kind=kind))
+                kind = trial.plan.kind if trial.plan is not None else None
+                need = need_on(needs[trial.number], trial.number, kind)
                 child = RunningAttempt(trial.number, attempt.number, attempt.place, need)
                 self._placements.start(key, child, ())
         for key in left.keys() - self._placements.running.keys():
@@ -272,7 +271,7 @@ class TrialDecider:
     def _place(self, trial: TrialState, step: PlaceTrial, live: Live) -> ChildSpec:
         attempt, place, need = len(trial.attempts) + 1, step.place, live.need(trial.number, step.kind)
         plans = self._planner.usable(trial)
-        plan = next((plan for plan in plans if step.kind in (None, plan.answer.device)), None)
+        plan = next((plan for plan in plans if plan.kind == step.kind), None)
         terms = attempt_terms(trial.past_failures)
         fraction = self._placements.fence(plan, need, place)
         placement = Placement(attempt, place, self._planner.choice(plan), terms, fraction, need.shared_bytes)

@@ -47,7 +47,7 @@ def trial_need(
         avoid=terms.avoid,
         host_bytes=host_bytes,
         device_count=device_count,
-        kind=plan.answer.device if plan is not None and not plan.on_cpu else None,
+        kind=plan.kind if plan is not None else None,
     )
 
 

@@ -1,5 +1,6 @@
 """The kinds of device that a study's trials are planned for: a limited CPU, or each model of GPU of its nodes."""
 
+from collections.abc import Collection
 from typing import Final
 
 from dryfit.core.jobs.train import ResolveResult
@@ -62,9 +63,13 @@ def planned_devices(study: AnyStudy) -> tuple[DeviceSpec, ...]:
     return tuple(sorted(kinds, key=lambda kind: (kind.capacity_bytes, kind.name)))
 
 
-def plan_here(study: AnyStudy, trial: TrialState) -> PlanState | None:
-    """Return the plan by which a trial is trained once more: for a device that is here, or else its last one."""
-    kinds = planned_devices(study)
+def plan_here(kinds: Collection[DeviceSpec], trial: TrialState) -> PlanState | None:
+    """Return the plan by which a trial is trained once more: for a device that is here, or else its last one.
+
+    Args:
+        kinds: Of :func:`planned_devices`, here.
+        trial: The trial.
+    """
     plans = (trial.plan, *trial.plans.values())
     here = (plan for plan in plans if plan is not None and plan.answer.verdict.fits and plan.answer.device in kinds)
     return next(here, trial.plan)

@@ -151,8 +151,8 @@ class TrialPlanner:
         self._planned_for: dict[str, DeviceSpec] = {}
         self._failures: dict[int, tuple[PastFailure, ...]] = {}
         self._keys: dict[tuple[int, DeviceSpec], str] = {}
-        self._nodes_known: Mapping[str, NodeFacts] = {}
-        self._kinds_known: Sequence[DeviceSpec] = planned_devices(study)
+        self._nodes_known: Mapping[str, NodeFacts] | None = None
+        self._kinds_known: Sequence[DeviceSpec] = ()
 
     @property
     def plans(self) -> bool:
