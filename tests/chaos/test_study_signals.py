@@ -168,6 +168,7 @@ def test_a_signal_that_comes_again_while_the_study_leaves_changes_no_status(
     assert wait_for(lambda: isinstance(events_of(study)[-1], SessionClosed), process)
     while process.poll() is None:
         process.send_signal(signal.SIGTERM)
+        time.sleep(0.001)
     assert left(process, study, 3)
     monkeypatch.setenv("STEP_PAUSE_S", "0")
     resume_to_end(study)

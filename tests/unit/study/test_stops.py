@@ -54,12 +54,15 @@ def test_each_signal_is_a_request(stops: StopRequests, woken: list[int], number:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
-def test_what_repeats_itself_is_no_more_urgent(stops: StopRequests, number: signal.Signals) -> None:
+def test_what_repeats_itself_is_no_more_urgent(
+    stops: StopRequests, woken: list[int], number: signal.Signals
+) -> None:
     """``timeout`` sends SIGTERM twice, a closing terminal and its shell a SIGHUP each."""
     send(signal.SIGUSR2)
     send(number)
     send(number)
     assert (stops.why, stops.at_once) == (End.STOPPED, False)
+    assert woken == [1]  # the others do nothing: a flood of them must not pile up handler upon handler
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

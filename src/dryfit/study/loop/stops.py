@@ -59,6 +59,9 @@ class StopSignals:
             self._old.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # At once: handlers of signals that come faster than they are handled run within each other.
+        if self.why is not None and number != signal.SIGINT:
+            return
         received, first = signal.Signals(number), self.why is None
         self.why = self.why or _REASONS[received]
         if self.listener is not None:
