@@ -26,6 +26,7 @@ ENGINES = (
     Engine("munged", "munge", "whom a Slurm of the tests believes"),
     Engine("slurmctld", "slurm-wlm", "agents as jobs of Slurm: the queue"),
     Engine("slurmd", "slurm-wlm", "agents as jobs of Slurm: a node"),
+    Engine("g++", "g++", "layers that torch compiles"),
     Engine("chromium-headless-shell", "chromium-headless-shell", "pages as a browser shows them"),
 )
 

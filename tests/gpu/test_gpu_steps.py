@@ -1,4 +1,4 @@
-"""On a CUDA device: a step waits once, fused optimizers compute what plain ones do, TF32 is on where asked for.
+"""On a CUDA device: a step waits once, fused optimizers and compiled layers compute what plain ones do, TF32 is on.
 
 python -m pytest tests/gpu -m gpu
 """
@@ -72,3 +72,12 @@ def test_tf32_is_on_in_its_trial_alone(tmp_path: Path) -> None:
     assert (plain["products"], short["products"]) == ("highest", "high")
     assert short["value"] == pytest.approx(plain["value"], rel=0.05)
     assert short["allocated"] == pytest.approx(plain["allocated"], rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_compiled_layers_come_to_what_plain_ones_do(tmp_path: Path, precision: str) -> None:
+    train = {"precision": precision}
+    plain = run(tmp_path / "plain", train=train)
+    compiled = run(tmp_path / "compiled", train=train, execution={"compiled": True})
+    assert compiled["notes"] == plain["notes"]  # it was not given up
+    assert compiled["value"] == pytest.approx(plain["value"], rel=0.02)

@@ -10,6 +10,7 @@ import torch
 
 import tiny
 from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.wire import Note
 from dryfit.train import trainer as loop
 from trials import small
 
@@ -41,7 +42,7 @@ def main(folder: Path, tables: dict[str, Any], device: DeviceKind = DeviceKind.C
     folder.mkdir(parents=True, exist_ok=True)
     trial = small(folder, encoder=tiny.model(folder / "m"), **tables)
     trial.plan = trial.plan.model_copy(update={"device": device})
-    result, _ = trial.run()
+    result, channel = trial.run()
     found = {
         "waits": waits,
         "pinned": all(pinned),
@@ -49,6 +50,7 @@ def main(folder: Path, tables: dict[str, Any], device: DeviceKind = DeviceKind.C
         "products": torch.get_float32_matmul_precision(),
         "value": result.value,
         "allocated": result.peak_allocated_bytes,
+        "notes": [message.text for message in channel.messages() if isinstance(message, Note)],
     }
     print(json.dumps(found))
 

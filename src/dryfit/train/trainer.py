@@ -23,6 +23,7 @@ from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.saved.saved_model import save_weights, weights_file
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, Reading
+from dryfit.train.compiling import compiled_layers
 from dryfit.train.error_context import ErrorContext
 from dryfit.train.frozen.sharing import frozen_layers_shared
 from dryfit.train.optim.nonfinite import loss_origin, non_finite
@@ -52,6 +53,7 @@ class TrialTrainer(StateTrainer):
         super().__init__(model=parts.model, args=_arguments(parts), train_dataset=dataset)
         self.remove_callback(PrinterCallback)
         self._dataset = dataset
+        self._layers = compiled_layers(parts)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return our loader as it is: Accelerate's wrapper would draw from the global random state."""
@@ -94,24 +96,27 @@ class TrialTrainer(StateTrainer):
     ) -> torch.Tensor:
         """Compute the gradients of one effective batch."""
         model.train()
-        layout, plan = self._parts.layout, self._parts.request.plan
-        here = layout.portions(len(inputs["attention_mask"]), plan.micro_batch)
-        self._at.begin_batch(self.state.global_step + 1, here)
-        self._guard.check_batch(inputs, self._rows)
+        layout = self._parts.layout
         self._batch = inputs
         with layout.drawing(self.args.device):
-            loss = backward_batch(
-                model,
-                inputs,
-                self._parts.task,
-                micro_batch=here,
-                backward=self.accelerator.backward,
-                autocast=self._around_forward,
-                check=self._check_outputs,
-            )
+            loss = self._layers.gradients(lambda: self._add_gradients(model, inputs))
         self._at.end_micro_batches()
         self._loss = layout.batch_loss(loss)
         return self._loss
+
+    def _add_gradients(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
+        here = self._parts.layout.portions(len(inputs["attention_mask"]), self._parts.request.plan.micro_batch)
+        self._at.begin_batch(self.state.global_step + 1, here)
+        self._guard.check_batch(inputs, self._rows)
+        return backward_batch(
+            model,
+            inputs,
+            self._parts.task,
+            micro_batch=here,
+            backward=self.accelerator.backward,
+            autocast=self._around_forward,
+            check=self._check_outputs,
+        )
 
     def _around_forward(self) -> AbstractContextManager[object]:
         self._at.begin_micro_batch()

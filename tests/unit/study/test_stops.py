@@ -54,9 +54,7 @@ def test_each_signal_is_a_request(stops: StopRequests, woken: list[int], number:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
-def test_what_repeats_itself_is_no_more_urgent(
-    stops: StopRequests, woken: list[int], number: signal.Signals
-) -> None:
+def test_what_repeats_itself_is_no_more_urgent(stops: StopRequests, woken: list[int], number: signal.Signals) -> None:
     """``timeout`` sends SIGTERM twice, a closing terminal and its shell a SIGHUP each."""
     send(signal.SIGUSR2)
     send(number)

@@ -168,6 +168,11 @@ class ExecutionSettings(Settings):
         description="CPU threads of each process; unset: cores / parallel / processes, measured with parallel auto",
     )
     loader_workers: int = Field(default=0, ge=0, le=64, description="processes that load batches; 0: none")
+    compile: Literal["off", "auto"] = Field(
+        default="off",
+        description="auto: torch.compile compiles the layers of a trial that trains on one CUDA device; where it "
+        "fails, they run as they are",
+    )
     frozen_cache: str = Field(
         default="4GiB",
         pattern=rf"^({NO_CACHE}|\d+(\.\d+)? ?([KMGT]i?B|B))$",
@@ -239,6 +244,8 @@ class ExecutionPlan(Settings):
     loader_workers: int = Field(default=0, ge=0)
     frozen_cache_bytes: int = Field(default=0, ge=0)
     """Most disk for what frozen layers give; 0: each step computes it."""
+    compiled: bool = False
+    """Whether layers are compiled, as far as torch can do it."""
 
     @property
     def processes(self) -> int:
@@ -298,4 +305,5 @@ def plan_execution(
         threads=execution.threads or max(1, cores // (parallel * tp * execution.dp)),
         loader_workers=execution.loader_workers,
         frozen_cache_bytes=0 if execution.frozen_cache == NO_CACHE else parse_bytes(execution.frozen_cache),
+        compiled=execution.compile == "auto" and device is DeviceKind.CUDA and tp * execution.dp == 1,
     )
