@@ -63,6 +63,14 @@ def test_an_optimizer_made_before_the_move_has_its_moments_on_the_device(facts: 
     assert facts["with_state"] == 3 * fp32_bytes(*WEIGHTS) + workspaces
 
 
+def test_inference_mode_takes_what_no_grad_does(facts: dict[str, Any]) -> None:
+    plain, inference = facts["without_gradients"]
+    assert plain[0] > fp32_bytes((8, 1024), (8, 1024))
+    assert inference[0] == plain[0]
+    assert plain[1] == [7, 3, 1, 1, 1]
+    assert inference[1] == [1, 1, 1, 1, 1]  # its tensors carry no values: nobody would see that one is written over
+
+
 def test_known_values_stay_known_through_copies_and_arithmetic(facts: dict[str, Any]) -> None:
     assert facts["known"] == [[3, 1, 2], [7, 3, 5], 3, True]
     assert facts["chosen"] == [0, 2, 4]

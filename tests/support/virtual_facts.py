@@ -108,6 +108,22 @@ def main() -> None:
         facts["host"] = str(next(twin.cpu().parameters()).device)
         facts["freed"] = torch.cuda.memory_allocated() - kept
         facts["free"] = list(torch.cuda.mem_get_info())
+
+        # Without gradients an operator takes the same memory, whichever of torch's two ways says so.
+        facts["without_gradients"] = []
+        for mode in (torch.no_grad, torch.inference_mode):
+            queries = torch.randn(2, 4, 64, 32, device="cuda")
+            before_bytes = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with mode():
+                scores = model(torch.ones(8, 512).to("cuda"))
+                torch.nn.functional.cross_entropy(scores, torch.arange(8).to("cuda")).item()
+                torch.nn.functional.scaled_dot_product_attention(queries, queries, queries)
+                counts = torch.tensor([3, 4]).cuda()
+                read = [counts.sum().item(), int(counts[0]), 1 if counts[:1] else 0, 1 if counts.max() == 4 else 0]
+            read.append(1 if counts[:1] else 0)  # of a tensor from there, too
+            facts["without_gradients"].append([torch.cuda.max_memory_allocated() - before_bytes, read])
+            del scores, counts, queries
         facts["real"] = torch.arange(4).mul(2).tolist()
     facts["out_of_memory"] = [one.model_dump(mode="json") for one in gpu.out_of_memory]
     print(json.dumps(facts))

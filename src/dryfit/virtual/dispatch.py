@@ -48,8 +48,16 @@ _ALLOCATES = frozenset(
         _aten.randn.default,
     }
 )
+_ATTENTION = _aten.scaled_dot_product_attention.default
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
 _SCALER = frozenset({"unscale_", "step"})
+
+
+def _of_inference(args: Any) -> bool:
+    """Whether an operator runs in inference mode, or behind it on a tensor that was made there."""
+    return torch.is_inference_mode_enabled() or any(
+        isinstance(one, torch.Tensor) and one.is_inference() for one in args
+    )
 
 
 class NoStandInError(NotImplementedError):
@@ -71,12 +79,16 @@ class VirtualDispatch(ScriptRecorder):
         self.is_bad_fork = False
         """Whether this process was forked from one that had used the device, and so must not use it."""
         self._devices = devices
+        self._primitive: set[Any] = set()
+        """Operators that are made of no others."""
         self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
         self._stand_ins = StandIns()
         self.on_no_room: Any = None
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
         self.on_unknown: Any = lambda _what: None
         """Called with a text where a value was asked for that nobody knows."""
+        self.attention: Any = None
+        """What takes the place of attention on the device."""
         self.listeners: list[Any] = []
         """Each is called with function, arguments and result of an operator on the device, after it."""
 
@@ -93,6 +105,14 @@ class VirtualDispatch(ScriptRecorder):
                 return NotImplemented  # a wrapper (DTensor, ...): its local operators come back here
         if has_fake and self._is_foreign(args):
             return func(*args, **kwargs)
+        if func not in self._primitive and _of_inference(args):
+            # Elsewhere torch takes an operator apart before it comes here (``item``, ``linear``, ``to``).
+            with self:
+                routed = func is _ATTENTION and _is_on_cuda(args, None)
+                out = self.attention(*args, **kwargs) if routed else func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+            self._primitive.add(func)
         if kwargs.get("pin_memory"):  # of the host alone, and there is no device to pin it for
             made = self.__torch_dispatch__(func, types, args, {**kwargs, "pin_memory": False})
             made.dryfit_pinned = True

@@ -85,7 +85,8 @@ class VirtualGpu:
         functions.mark_forks(self._forked)
         weights.install(self._fake)
         # Kept alive as long as the block: what is collected takes its kernels with it.
-        with route_attention("cuda", self.spec.capability), self._modes():
+        with route_attention("cuda", self.spec.capability) as attention, self._modes():
+            self.dispatch.attention = attention
             yield self
 
     @property

@@ -7,7 +7,7 @@ those of ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and the operat
 Queries, keys and values are (rows, heads, tokens, width of a head).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -92,14 +92,16 @@ def _efficient_takes(call: AttentionCall, capability: tuple[int, int]) -> bool:
 
 
 @contextmanager
-def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
+def route_attention(device: str, capability: tuple[int, int]) -> Iterator[Callable[..., torch.Tensor] | None]:
     """Send attention on fake CUDA tensors to the kernel a real device would take, inside the block.
 
+
     Registered as a kernel for the dispatch keys of CUDA and not as a mode: modes are popped inside ``backward()``,
-    where a recomputed forward pass would then take another kernel.
+    where a recomputed forward pass would then take another kernel. Yields what takes the place of
+    ``scaled_dot_product_attention``, or None where the device is another one.
     """
     if device != "cuda":
-        yield
+        yield None
         return
 
     def attention(
@@ -144,7 +146,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[None]:
     with scoped_library("aten", "IMPL") as library:
         for dispatch_key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, dispatch_key, allow_override=True)
-        yield
+        yield attention
 
 
 def _flash(
