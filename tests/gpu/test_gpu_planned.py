@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dryfit.core.jobs.memory import VerdictKind
-from dryfit.jobs.resolve import smallest_device
+from dryfit.jobs.resolve import device_specs
 from study_runs import fold, run, write_study
 
 pytestmark = [
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def test_the_device_that_is_there() -> None:
-    spec = smallest_device(torch.cuda.device_count())
+    spec = device_specs(torch.cuda.device_count())[0]
     _, total_bytes = torch.cuda.mem_get_info(0)
     assert spec.name == torch.cuda.get_device_name(0)
     assert spec.capacity_bytes == total_bytes

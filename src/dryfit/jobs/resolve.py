@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult, ProbeRequest, ProbeResult
 from dryfit.core.jobs.train import ResolveRequest, ResolveResult, SplitFacts
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, smallest_device
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
 from dryfit.core.settings.task_facts import facts_of, task_word
@@ -81,6 +81,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
             weights_bytes[model.name] = saved_bytes(task)
         channel.beat()
     facts = {name: _facts(rows, task) for name, rows in splits.items()}
+    specs = device_specs(count) if device is DeviceKind.CUDA else ()
     return ResolveResult(
         data_fingerprint=data_fingerprint,
         splits=facts,
@@ -91,7 +92,8 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
         device=device,
         device_count=count,
         versions={"python": platform.python_version(), **{name: version(name) for name in _VERSIONED}},
-        device_spec=smallest_device(count) if count and device is DeviceKind.CUDA else None,
+        device_spec=smallest_device(specs),
+        device_specs=specs,
         device_uuids=device_uuids(count) if count and device is DeviceKind.CUDA else (),
         remarks=tuple(remarks),
         labels=data.labels if "label" in task.required else (),
@@ -155,14 +157,9 @@ def probe(body: ProbeRequest, channel: ChildChannel) -> ProbeResult:
     )
 
 
-def smallest_device(count: int) -> DeviceSpec:
-    """Return the CUDA device with the least memory, the first of equals: a trial may get any of them.
-
-    Args:
-        count: Devices that are there, at least one.
-    """
-    devices = [torch.cuda.get_device_properties(index) for index in range(count)]
-    return _spec(min(devices, key=lambda properties: properties.total_memory))
+def device_specs(count: int) -> tuple[DeviceSpec, ...]:
+    """Return what each CUDA device is, in CUDA's order."""
+    return tuple(_spec(torch.cuda.get_device_properties(index)) for index in range(count))
 
 
 def device_uuids(count: int) -> tuple[str, ...]:

@@ -94,6 +94,9 @@ def test_what_a_child_has_found_goes_to_the_names_that_trials_are_given(monkeypa
     assert local_facts(found).devices == (DeviceFacts("3", "a", spec), DeviceFacts("1", "b", spec))
     unnamed = found.model_copy(update={"device_uuids": ()})
     assert [(device.name, device.uuid) for device in local_facts(unnamed).devices] == [("3", ""), ("1", "")]
+    other = DeviceSpec(name="another model", capacity_bytes=9)
+    mixed = found.model_copy(update={"device_specs": (other, spec)})
+    assert [device.spec for device in local_facts(mixed).devices] == [other, spec]
     assert local_facts(plan_jobs.resolved()).devices == (), "on the CPU there are none to use"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monitor = ScriptedDevices()

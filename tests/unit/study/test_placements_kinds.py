@@ -15,6 +15,7 @@ from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.machine.gpus import ProcessOwner
+from dryfit.runtime.machine.local_devices import local_facts
 from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
 from dryfit.store.events import AttemptPlaced, TrialPlanned
 from dryfit.store.replay import StudyState
@@ -182,6 +183,16 @@ def test_gpus_of_one_model_are_one_kind_though_tools_count_them_differently() ->
     assert kinds[1].capacity_bytes <= other.capacity_bytes
     alone = study_of({"here": [A100]}, A100, nodes=None)
     assert planned_devices(alone) == (A100,), "without other machines nothing is rounded: plans of old stay good"
+
+
+def test_gpus_of_two_models_in_one_machine_are_two_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    twin = A100.model_copy(update={"capacity_bytes": A100.capacity_bytes - 30 * MIB})
+    alone = study_of({}, RTX, nodes=None)
+    found = {"device_count": 3, "device_specs": (A100, RTX, twin)}
+    resolved = alone.resolved.model_copy(update=found)
+    kinds = planned_devices(replace(alone, resolved=resolved, nodes={"here": local_facts(resolved)}))
+    assert [kind.name for kind in kinds] == [RTX.name, A100.name]
 
 
 def test_a_device_that_nobody_describes_counts_as_one_of_the_first_machine() -> None:

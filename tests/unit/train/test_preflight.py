@@ -10,9 +10,9 @@ import trials
 from dryfit.core.errors import ConfigError, DataError, MachineError
 from dryfit.core.jobs.train import ResolveRequest
 from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, smallest_device
 from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.jobs.resolve import resolve, smallest_device
+from dryfit.jobs.resolve import device_specs, resolve
 from dryfit.train.device import check_precisions, find_device
 from trials import ScriptedChannel
 
@@ -82,8 +82,10 @@ def test_the_smallest_device_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> 
         SimpleNamespace(name="Equal", total_memory=24, major=8, minor=0),
     ]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
-    assert smallest_device(3) == DeviceSpec(name="Small", capacity_bytes=24, capability=(8, 9))
-    assert smallest_device(1) == DeviceSpec(name="Large", capacity_bytes=80, capability=(9, 0))
+    assert [spec.name for spec in device_specs(3)] == ["Large", "Small", "Equal"]
+    assert smallest_device(device_specs(3)) == DeviceSpec(name="Small", capacity_bytes=24, capability=(8, 9))
+    assert smallest_device(device_specs(1)) == DeviceSpec(name="Large", capacity_bytes=80, capability=(9, 0))
+    assert smallest_device(()) is None
 
 
 def test_weights_are_told_to_the_byte(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class ResolveResult(Wire):
         default_factory=dict[str, int], description="size of each encoder's saved weights, by model name"
     )
     device_spec: DeviceSpec | None = Field(default=None, description="the smallest CUDA device a trial may get")
+    device_specs: tuple[DeviceSpec, ...] = Field(default=(), description="of each CUDA device, in CUDA's order")
     device_uuids: tuple[str, ...] = Field(default=(), description="of each CUDA device, in CUDA's order")
     remarks: tuple[str, ...] = Field(default=(), description="remarks about the rows that are no errors")
     labels: tuple[str, ...] = Field(

@@ -1,5 +1,6 @@
 """Execution of trials: settings and plans that change only memory and time, never what is learned."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -72,6 +73,11 @@ class DeviceSpec(Settings):
     kind: DeviceKind = DeviceKind.CUDA
     capacity_bytes: int = Field(gt=0)
     capability: tuple[int, int] = (8, 0)
+
+
+def smallest_device(devices: Sequence[DeviceSpec]) -> DeviceSpec | None:
+    """Return the device with the least memory, the first of equals; None without any."""
+    return min(devices, key=lambda device: device.capacity_bytes, default=None)
 
 
 class PlanSubject(Settings):

@@ -42,8 +42,10 @@ def local_facts(resolved: ResolveResult | None = None) -> NodeFacts:
         devices = driver_devices(variable)
     elif resolved.device is DeviceKind.CUDA:
         names = device_names(resolved.device_count, variable)
-        uuids = resolved.device_uuids if len(resolved.device_uuids) == len(names) else [""] * len(names)
-        devices = tuple(DeviceFacts(*named, resolved.device_spec) for named in zip(names, uuids, strict=True))
+        count = len(names)
+        uuids = resolved.device_uuids if len(resolved.device_uuids) == count else ("",) * count
+        specs = resolved.device_specs if len(resolved.device_specs) == count else (resolved.device_spec,) * count
+        devices = tuple(DeviceFacts(*each) for each in zip(names, uuids, specs, strict=True))
     else:
         devices = ()
     model, bf16 = processor()

@@ -16,7 +16,7 @@ from dryfit.core.jobs.plan import NO_TORCH, NOTHING_TAKEN, PlanAnswer, Rehearsed
 from dryfit.core.jobs.rehearsal import FAILED_BY_ITSELF, NO_STEP_TAKEN
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.choices import Precision
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, smallest_device
 from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Scalar
@@ -264,8 +264,8 @@ def _with_device(config: StudyConfig, resolved: ResolveResult, probe: ProbeResul
     """Return the facts with those that RESOLVE would give of the device."""
     if device_of(config, probe) is DeviceKind.CPU:
         return resolved
-    smallest = min(probe.devices, key=lambda device: device.capacity_bytes)
-    facts = {"device": DeviceKind.CUDA, "device_count": len(probe.devices), "device_spec": smallest}
+    smallest, specs = smallest_device(probe.devices), probe.devices
+    facts = {"device": DeviceKind.CUDA, "device_count": len(specs), "device_spec": smallest, "device_specs": specs}
     return resolved.model_copy(update=facts)
 
 

@@ -12,7 +12,7 @@ from dryfit.core.errors import DryfitError
 from dryfit.core.jobs.baselines import BaselinesRequest
 from dryfit.core.jobs.diagnostics import ProbeRequest
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
-from dryfit.core.settings.execution import DeviceKind
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec, smallest_device
 from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.wire import canonical_json
@@ -69,13 +69,13 @@ def _import_function(
     result = run_job(job, nodes, stops)
     if result is None:
         return None
-    spec = None
+    specs: tuple[DeviceSpec, ...] = ()
     if count and device is DeviceKind.CUDA and facts_of(config.study.task).makes_trainer:
         looking = ChildJob("looking at the devices", ProbeRequest(), layout.preparations, limits)
         found = run_job(looking, nodes, stops)
         if found is None:
             return None
-        spec = min(found.devices, key=lambda each: each.capacity_bytes, default=None)
+        specs = found.devices
     return ResolveResult(
         data_fingerprint="",
         splits={},
@@ -83,7 +83,8 @@ def _import_function(
         own_file=result.source_file,
         device=device,
         device_count=count,
-        device_spec=spec,
+        device_spec=smallest_device(specs),
+        device_specs=specs,
         versions=result.versions,
     )
 

@@ -34,10 +34,12 @@ def planning_device(resolved: ResolveResult, execution: ExecutionSettings) -> De
 def kind_of(device: DeviceFacts, study: AnyStudy) -> DeviceSpec | None:
     """Return the kind of a CUDA device; of one that its driver does not describe that of the first machine.
 
-    Where machines join, memory is counted in whole steps, so that GPUs of one model are of one kind.
+    Where machines join, or this one has GPUs that are not alike, memory is counted in whole steps, so that GPUs of one
+    model are of one kind.
     """
     spec = device.spec if device.spec is not None else study.resolved.device_spec
-    if spec is not None and study.config.nodes is not None:
+    several = study.config.nodes is not None or len(set(study.resolved.device_specs)) > 1
+    if spec is not None and several:
         spec = spec.model_copy(update={"capacity_bytes": max(1, spec.capacity_bytes // _STEP_BYTES) * _STEP_BYTES})
     return _limited(spec, study.config.execution)
 

@@ -258,14 +258,16 @@ class TrialPlanner:
     def _devices_for(self, trial: TrialState) -> Sequence[DeviceSpec]:
         """Return the kinds of device that a trial may run on.
 
-        Where machines join, one that has begun keeps to its model of GPU, unless the study file lets it change.
+        Where there are several, or machines join, one that has begun keeps to its model of GPU, unless the study file
+        lets it change.
         """
         kinds, config = self._kinds(), self._study.config
-        if config.nodes is None:
+        if config.nodes is None and len(kinds) < 2:
             return kinds
         if trial.params.get("train.precision", config.train.precision) in (Precision.BF16, Precision.TF32):
             kinds = [kind for kind in kinds if has_bf16(kind.kind, kind, cpu=True)] or kinds  # tf32 came with it
-        if config.nodes.change_device or trial.plan is None or not trial.attempts:
+        may_change = config.nodes is not None and config.nodes.change_device
+        if may_change or trial.plan is None or not trial.attempts:
             return kinds
         own = trial.plan.answer.device
         return [kind for kind in kinds if like(kind, own)] or [own]
