@@ -85,6 +85,7 @@ CATCHES_EVERYTHING: dict[str, str] = {
     "dryfit.study.loop.listeners": "whatever a user's module raises as it is imported is wrong with that module",
     "dryfit.tasks.lm.answer_metrics": "whatever a user's module or function raises is told with its line",
     "dryfit.study.loop.observers": "the outermost frame of an observer's thread: whatever it raises detaches it",
+    "dryfit.train.optim.compiling": "a compiler raises whatever it likes; the model's own error comes again",
     "dryfit.virtual.session": "the outermost frame of a user's script: whatever ends it is told",
     "dryfit.virtual.script.largest_batch": "a script's own data set may raise anything: the search is given up",
     "dryfit.search.mirror.following": "drivers have errors of their own; after any of them the target is tried again",

@@ -122,7 +122,7 @@ def test_a_plain_text_is_a_row_where_nothing_else_is_read(texts: Path) -> None:
     predictor = dryfit.Predictor(texts, device="cpu")
     assert predictor.columns == ("text",)
     plain, row = predictor(["i walk", {"text": "i walk", "label": "not read", "further": object()}])
-    assert plain["probabilities"] == row["probabilities"]
+    assert plain["probabilities"] == pytest.approx(row["probabilities"])  # rows of a batch may round differently
     assert plain["id"] is None
 
 

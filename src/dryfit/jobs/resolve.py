@@ -43,11 +43,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
         DryfitError: A row, a model, a precision or the device is not what the study needs.
     """
     torch.set_num_threads(1)
-    device, count = (DeviceKind.CUDA, 0) if body.elsewhere else find_device(body.device)
-    if count and device is DeviceKind.CUDA:
-        check_enough(count, body.processes)
-    if not body.elsewhere:
-        check_precisions(body.precisions, device)
+    device, count = _found_device(body)
     channel.send(Phase(name="load"))
     task = make_task(body.task, TaskContext(body.settings, body.data))
     if facts_of(body.task).own:
@@ -98,6 +94,17 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
         remarks=tuple(remarks),
         labels=data.labels if "label" in task.required else (),
     )
+
+
+def _found_device(body: ResolveRequest) -> tuple[DeviceKind, int]:
+    """Return where trials run, and on how many devices of this machine; nothing is looked at where they run elsewhere."""
+    if body.elsewhere:
+        return DeviceKind.CUDA, 0
+    device, count = find_device(body.device)
+    if device is DeviceKind.CUDA:
+        check_enough(count, body.processes)
+    check_precisions(body.precisions, device)
+    return device, count
 
 
 def saved_bytes(task: Task) -> int:

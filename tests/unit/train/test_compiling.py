@@ -8,7 +8,7 @@ from torch import nn
 
 from dryfit.core.errors import DataError
 from dryfit.core.settings.execution import DeviceKind, ExecutionSettings, plan_execution
-from dryfit.train.compiling import CompiledLayers
+from dryfit.train.optim.compiling import CompiledLayers
 
 # torch's own, where it imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
