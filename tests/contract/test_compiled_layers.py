@@ -21,8 +21,8 @@ from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.pretrained import Kind, load_pretrained
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.optim.compiling import CompiledLayers, layers_of
 from dryfit.train.model import enable_checkpointing
+from dryfit.train.optim.compiling import CompiledLayers, layers_of
 from dryfit.train.optim.step import backward_batch
 from parts import need
 

@@ -97,7 +97,7 @@ def resolve(body: ResolveRequest, channel: ChildChannel) -> ResolveResult:
 
 
 def _found_device(body: ResolveRequest) -> tuple[DeviceKind, int]:
-    """Return where trials run, and on how many devices of this machine; nothing is looked at where they run elsewhere."""
+    """Return where trials run, and on how many devices of this machine, which is asked only if they run here."""
     if body.elsewhere:
         return DeviceKind.CUDA, 0
     device, count = find_device(body.device)

@@ -23,9 +23,9 @@ from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
 from dryfit.tasks.saved.saved_model import save_weights, weights_file
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, Reading
-from dryfit.train.optim.compiling import compiled_layers
 from dryfit.train.error_context import ErrorContext
 from dryfit.train.frozen.sharing import frozen_layers_shared
+from dryfit.train.optim.compiling import compiled_layers
 from dryfit.train.optim.nonfinite import loss_origin, non_finite
 from dryfit.train.optim.optimizer import make_optimizer, make_schedule, optimizer_plan
 from dryfit.train.optim.step import backward_batch, numbers, on_device
