@@ -207,3 +207,16 @@ def test_the_ledger_s_end_does_not_hide_the_first_error(tmp_path):
 
 def test_the_kinds_are_words():
     assert all(re.fullmatch(r"[a-z_]+", kind) and json.dumps(kind) for kind in FailureKind)
+
+
+def test_a_sign_of_life_survives_the_loss_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody deletes the folder of a running trial file by file: the trial itself is not to blame."""
+    monkeypatch.setattr("dryfit.core.channel._BEAT_EVERY_S", 0.0)
+    channel = ChildChannel(tmp_path, wakeup_fifo=None, placed_at_s=0.0)
+    (beat,) = tmp_path.iterdir()
+    beat.unlink()
+    channel.beat()
+    assert beat.exists()
+    before_ns = beat.stat().st_mtime_ns
+    channel.beat()
+    assert beat.stat().st_mtime_ns >= before_ns
