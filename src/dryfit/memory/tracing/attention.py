@@ -95,7 +95,6 @@ def _efficient_takes(call: AttentionCall, capability: tuple[int, int]) -> bool:
 def route_attention(device: str, capability: tuple[int, int]) -> Iterator[Callable[..., torch.Tensor] | None]:
     """Send attention on fake CUDA tensors to the kernel a real device would take, inside the block.
 
-
     Registered as a kernel for the dispatch keys of CUDA and not as a mode: modes are popped inside ``backward()``,
     where a recomputed forward pass would then take another kernel. Yields what takes the place of
     ``scaled_dot_product_attention``, or None where the device is another one.
