@@ -59,8 +59,11 @@ def main() -> None:
         if dist.get_rank() == 0:
             parallel, alone = (loss.item() for loss in losses)
             print(f"step {step}: {parallel:.6f} on two ranks, {alone:.6f} on one, apart by {abs(parallel - alone):.0e}")
-    held = sum(one.numel() for one in model.parameters())
-    print(f"rank {dist.get_rank()} holds {held:,} of {sum(one.numel() for one in whole.parameters()):,} numbers")
+    held = [0] * dist.get_world_size()
+    dist.all_gather_object(held, sum(one.numel() for one in model.parameters()))
+    if dist.get_rank() == 0:  # one process writes: the lines of two can run into each other
+        for rank, numbers in enumerate(held):
+            print(f"rank {rank} holds {numbers:,} of {sum(one.numel() for one in whole.parameters()):,} numbers")
     dist.destroy_process_group()
 
 
