@@ -97,7 +97,7 @@ class ChildChannel:
         self.placed_at_s = placed_at_s
         self._wakeup_fifo = WakeupFifo(wakeup_fifo)
         self._beat_path = folder / BEAT_FILE
-        self._beat_path.touch()
+        self._touch_beat()
         self._last_beat_s = time.monotonic()
         self._sigterm = False
         self._stepped = False
@@ -151,12 +151,20 @@ class ChildChannel:
         now_s = time.monotonic()
         if now_s - self._last_beat_s >= _BEAT_EVERY_S and self._sends:
             self._last_beat_s = now_s
-            self._beat_path.touch()  # made again, should somebody have deleted it: the trial is not to blame
+            self._touch_beat()
+
+    def _touch_beat(self) -> None:
+        """Set the file's time; it is made again, should somebody have deleted it: the trial is not to blame."""
+        fd = open_regular(self._beat_path, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.utime(fd)
+        finally:
+            os.close(fd)
 
     def note_full_disk(self) -> None:
         """Leave the word that the disk is full where no word can be written."""
         with suppress(OSError):
-            os.utime(self._beat_path, ns=(DISK_FULL_BEAT_NS, DISK_FULL_BEAT_NS))
+            os.utime(self._beat_path, ns=(DISK_FULL_BEAT_NS, DISK_FULL_BEAT_NS), follow_symlinks=False)
 
     def stop_requested(self) -> StopReason | None:
         """Return who asked for a checkpoint and a stop; None: nobody did. Cheap: one stat."""

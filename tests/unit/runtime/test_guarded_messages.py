@@ -11,6 +11,7 @@ import pytest
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.cleanup import closing, first_error_wins
+from dryfit.core.errors import FileError
 from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs.child import ChildResult
 from dryfit.runtime.children.child import ChildStatus, _last_word
@@ -220,3 +221,22 @@ def test_a_sign_of_life_survives_the_loss_of_its_file(tmp_path: Path, monkeypatc
     before_ns = beat.stat().st_mtime_ns
     channel.beat()
     assert beat.stat().st_mtime_ns >= before_ns
+
+
+def test_a_sign_of_life_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is a file made where the link leads, nor is one there given another time."""
+    monkeypatch.setattr("dryfit.core.channel._BEAT_EVERY_S", 0.0)
+    folder = tmp_path / "attempt"
+    folder.mkdir()
+    channel = ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0)
+    (beat,) = folder.iterdir()
+    elsewhere = tmp_path / "elsewhere"
+    beat.unlink()
+    beat.symlink_to(elsewhere)
+    with pytest.raises(FileError, match="symbolic link"):
+        channel.beat()
+    assert not elsewhere.exists()
+    elsewhere.touch()
+    before_ns = elsewhere.stat().st_mtime_ns
+    channel.note_full_disk()
+    assert elsewhere.stat().st_mtime_ns == before_ns
