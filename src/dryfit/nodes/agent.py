@@ -33,6 +33,7 @@ from dryfit.runtime.machine.local_devices import local_facts
 from dryfit.runtime.machine.node import NodeFacts
 
 _TURN_S = 0.25
+_SAY_WAITING_S = 3.0
 _LEAVE_S = 5.0
 _BEATS_A_LEASE = 6
 _BEAT_MOST_S = 1.0
@@ -70,6 +71,7 @@ class Agent:
     _over: str = ""
     _said_hello: bool = False
     _noted: str = ""
+    _said_waiting: bool = False
     _beats: dict[int, float] = field(default_factory=dict[int, float])
     _beat: int = 0
     _beat_s: float = 0.0
@@ -204,9 +206,7 @@ class Agent:
         """End the children in time where control cannot have heard of them; give a dead connection up before that."""
         welcome, now_s = self._welcome, self.clock()
         if welcome is None:
-            if now_s - self._heard_s > self.patience_s:
-                why = f"no control process was found in {self.patience_s:.0f} s"
-                raise MachineError("joining a study", why, hint=self._link.trouble)
+            self._look_out(now_s - self._heard_s)
             return
         if self._ending:
             if not self._children:
@@ -224,12 +224,21 @@ class Agent:
             if self._children is not None:
                 self._children.ask_all_to_stop()
 
+    def _look_out(self, waited_s: float) -> None:
+        """Say once that there is no control process yet, and end when there has been none for too long."""
+        if waited_s > self.patience_s:
+            why = f"no control process was found in {self.patience_s:.0f} s"
+            raise MachineError("joining a study", why, hint=self._link.trouble)
+        if waited_s > _SAY_WAITING_S and self._link.trouble and not self._said_waiting:
+            self._said_waiting = True
+            self.note(f"{self._link.trouble}; waiting for a study, {self.patience_s:.0f} s at most")
+
     def _begin_again(self) -> None:
         """End what is left of the children, and come back as if newly started."""
         self._end_children()
         self._link.forget_all()
         self._epoch += 1
-        self._welcome, self._ending, self._said_hello = None, False, False
+        self._welcome, self._ending, self._said_hello, self._said_waiting = None, False, False, False
         self._heard_s = self.clock()
 
     def _leave_if_asked(self) -> None:

@@ -1,6 +1,7 @@
 """Who may join a study, what a node that is lost leaves, and that nothing stale is heard."""
 
 import errno
+import itertools
 import random
 import socket
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import ObjectiveRequest, ScriptRequest
 from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.wire import FirstStep, Started, Verdict
+from dryfit.nodes.agent import Agent
 from dryfit.nodes.agent_children import AgentChildren
 from dryfit.nodes.connection import Connection
 from dryfit.nodes.installation import differences, has_ended, installation, own_identity
@@ -479,3 +481,14 @@ def test_strangers_that_say_nothing_are_dropped(study: Study) -> None:
             while stranger.recv(4096):
                 pass
         stranger.close()
+
+
+def test_an_agent_without_a_study_says_once_that_it_waits_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dryfit.nodes.agent._TURN_S", 0.0)
+    said: list[str] = []
+    seconds = itertools.count()
+    agent = Agent(own_identity(), lambda: None, str, 600.0, said.append, lambda: float(next(seconds)))
+    with pytest.raises(MachineError, match="no control process was found in 600 s") as caught:
+        agent.run()
+    assert caught.value.hint == "no control process listens"
+    assert said == ["no control process listens; waiting for a study, 600 s at most"]
