@@ -45,11 +45,13 @@ class OwnRows:
     Attributes:
         data: Keys of ``[data]``.
         max_length: ``train.max_length``.
+        train_rows: Rows of the training split.
         found: What was found, line by line.
     """
 
     data: Keys
     max_length: int
+    train_rows: int
     found: tuple[str, ...]
 
 
@@ -119,7 +121,8 @@ def own_rows(
         _said_of_split(split, seen),
     ]
     unread = roles.unread(columns)
-    return OwnRows(data, max_length, (*said, *([f"not read: {few(unread, most=12)}"] if unread else [])))
+    train_rows = sum(split[group] == TRAIN for group in seen.groups)
+    return OwnRows(data, max_length, train_rows, (*said, *([f"not read: {few(unread, most=12)}"] if unread else [])))
 
 
 def is_regression(data: Mapping[str, object]) -> bool:

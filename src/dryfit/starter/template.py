@@ -113,6 +113,9 @@ _SPACE: Final = """\
 What is searched: any key of the tables from [model] to [{last}]{but}, by dotted name. A list is categorical; low and
 high are a range; `when` makes a key conditional on another one. What is not searched keeps its value."""
 
+_LARGEST_BATCH: Final = 24
+"""Rows of the largest batch that is searched: with no more an epoch may have one step, and one validation."""
+
 _WIDTH: Final = 116
 _COMMENT_COLUMN: Final = 34
 
@@ -133,6 +136,7 @@ def study_toml(task: BuiltInTask, name: str, own: OwnRows | None = None) -> str:
     given: dict[str, Written] = {
         **facts.starter,
         **({"train.max_length": own.max_length} if own is not None else {}),
+        **({"train.evals_per_epoch": 1} if own is not None and own.train_rows <= _LARGEST_BATCH else {}),
         "study.name": name,
         "study.task": task.value,
         "study.metric": str(facts.metrics(DataSettings(num_labels=1) if regression else DataSettings())[0]),

@@ -15,7 +15,7 @@ from dryfit.core.settings.splits import SplitRule, split_groups
 from dryfit.starter.columns import check_separator
 from dryfit.starter.own_rows import NO_COLUMN, OwnRows, own_rows, reference
 from dryfit.starter.roles import AmbiguousError
-from dryfit.starter.template import check_own, init_own
+from dryfit.starter.template import check_own, init_own, study_toml
 
 Row = dict[str, Any]
 
@@ -90,6 +90,14 @@ def test_long_texts_and_other_scripts_are_longer_in_tokens(tmp_path: Path) -> No
     dense = found(tmp_path, asked(passage=lambda at: f"文字文字 {at} " * 40)).max_length
     assert 32 < words < dense < 512
     assert found(tmp_path, asked(passage=lambda at: f"word {at} " * 4000)).max_length == 512
+
+
+@pytest.mark.parametrize(("rows", "train_rows", "evals"), [(20, 12, 1), (40, 24, 1), (42, 26, 2)])
+def test_with_few_rows_an_epoch_is_validated_once(tmp_path: Path, rows: int, train_rows: int, evals: int) -> None:
+    """The largest batches that the file searches have 24 rows: with no more an epoch is one step."""
+    own = found(tmp_path, asked(rows))
+    assert own.train_rows == train_rows
+    assert f"evals_per_epoch = {evals} " in study_toml(BuiltInTask.CRITERIA, "x", own)
 
 
 def test_the_split_is_the_one_that_a_study_makes_and_each_part_has_all_classes(tmp_path: Path) -> None:

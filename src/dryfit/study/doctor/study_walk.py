@@ -155,7 +155,9 @@ def _name(model: ModelSettings) -> str:
 def _batch_check(scope: CheckScope, model: ModelSettings, lengths: tuple[int, ...], drawn: Drawn) -> BatchCheckRequest:
     base = scope.space.as_prepared(scope.config.trial_settings)
     batch_size = int(max(base.train.batch_size, scope.space.most("train.batch_size", 0)))
-    train = base.train.model_copy(update={"batch_size": batch_size, "max_length": lengths[-1]})
+    evals = int(max(base.train.evals_per_epoch, scope.space.most("train.evals_per_epoch", 0)))
+    update = {"batch_size": batch_size, "max_length": lengths[-1], "evals_per_epoch": evals}
+    train = base.train.model_copy(update=update)
     settings = base.model_copy(update={"model": model, "train": train})
     plan = plan_execution(
         scope.config.execution,
@@ -246,6 +248,7 @@ def model_findings(
         return
     yield from (failed_by(about, one.stage, one.error) for one in checked.failures)
     yield from _batches(about, checked)
+    yield from _validations(about, asked, checked)
     for remark in checked.remarks:
         yield warned(about, "rows", remark, "raise the limit that it names, or leave these rows as they are")
     if checked.step is not None:
@@ -275,6 +278,16 @@ def _batches(about: str, checked: BatchCheckResult) -> Iterator[Finding]:
         lengths = sorted({walk.max_length for walk in checked.walks})
         said = f"{batches} made and checked at train.max_length {few(map(str, lengths))}; longest row {longest} tokens"
         yield passed(about, "batches", said)
+
+
+def _validations(about: str, asked: BatchCheckRequest, checked: BatchCheckResult) -> Iterator[Finding]:
+    """Check that an epoch of the largest batches has a step for each of its validations."""
+    steps = min((walk.batches for walk in checked.walks if walk.split == TRAIN), default=None)
+    train = asked.trial.config.settings.train
+    if steps is not None and train.evals_per_epoch > steps:
+        found = f"train.evals_per_epoch = {train.evals_per_epoch}, and with train.batch_size = {train.batch_size} an "
+        found += f"epoch has {steps} step(s): such a trial fails"
+        yield failed(about, "validations", found, f"train.evals_per_epoch = {steps}, or a smaller train.batch_size")
 
 
 def _gradients(about: str, step: StepCheck) -> Finding:

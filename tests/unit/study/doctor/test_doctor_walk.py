@@ -208,6 +208,30 @@ def test_processes_of_a_trial_need_a_device_each(device: str, count: int, status
     assert (found.check, found.status, said in found.found) == ("processes", status, True), found
 
 
+@pytest.mark.parametrize(
+    ("tables", "found"),
+    [
+        ({"train": {"evals_per_epoch": 11, "batch_size": 16}}, "evals_per_epoch = 11, and with train.batch_size = 16 "),
+        (
+            {"space": {"train.batch_size": [8, 64], "train.evals_per_epoch": [2, 20]}},
+            "evals_per_epoch = 20, and with train.batch_size = 64 ",
+        ),
+    ],
+)
+def test_an_epoch_has_a_step_for_each_validation(tables: dict[str, dict[str, Any]], found: str) -> None:
+    (asked,) = requests(**tables).values()
+    findings = model_findings("m", asked, BatchCheckResult(walks=walked(), step=STEP), 160)
+    (one,) = [one for one in findings if one.check == "validations"]
+    assert one.status is Status.FAIL and found in one.found and "an epoch has 10 step(s)" in one.found
+    assert one.fix.startswith("train.evals_per_epoch = 10")
+
+
+def test_as_many_validations_as_steps_pass() -> None:
+    (asked,) = requests(train={"evals_per_epoch": 10}).values()
+    findings = model_findings("m", asked, BatchCheckResult(walks=walked(), step=STEP), 160)
+    assert {one.status for one in findings} == {Status.PASS}
+
+
 def test_folds_are_counted() -> None:
     (found,) = fold_findings((11, 9, 10))
     assert (found.status, found.check, found.found) == (Status.PASS, "folds", "3, of 9 to 11 of 30 rows")
