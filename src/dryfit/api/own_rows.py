@@ -65,6 +65,7 @@ def init_rows(
     needs = {"label"} if reads(task, "data.label") else set[str]()
     needs |= {"number"} if facts_of(task).numbers else set[str]()
     needs |= {"evidence"} if facts_of(task).spans else set[str]()
+    needs |= {"criterion"} if "joint" in facts_of(task).tables else set[str]()  # a model of its own reads it
     with TemporaryDirectory(prefix="dryfit-rows-") as temporary:
         copied = Path(temporary) / "rows.jsonl"
         run_alone(f"reading {text}", RowsRequest(source=source, columns=(), out=str(copied)))

@@ -75,7 +75,7 @@ def own_rows(
         source: The file, absolute, or hub name that they were read from.
         place: What the study file calls it.
         given: Columns that the user named, by role.
-        needs: What the task reads: ``label``, ``evidence``; with ``number`` a label may be one.
+        needs: As for :func:`~dryfit.starter.roles.find_roles`.
 
     Raises:
         ConfigError: A column was named that is not there, or it is not clear which one is meant.
@@ -88,18 +88,15 @@ def own_rows(
     rows = max(column.rows for column in columns.values())
     if rows < 2:
         raise DataError(f"reading {source}", "it has 1 row", "rows to learn from, and rows to validate on")
+    asked = {*given.values(), *({"evidence"} & needs)}
     for column in columns.values():
-        if column.rows < rows and column.name in given.values():
+        if column.rows < rows and column.name in asked:
             raise DataError(
                 f"reading {source}", f"column {column.name!r} is in {column.rows} of {rows} rows", "all rows"
             )
     whole = {name: column for name, column in columns.items() if column.rows == rows}
     may_be_numbers = "number" in needs
-    roles = find_roles(whole, given, source, needs_label="label" in needs, may_be_numbers=may_be_numbers)
-    if "evidence" in needs and roles.evidence is None:
-        raise DataError(
-            f"looking at the columns of {source}", "no column `evidence` with spans", "[[start, end], ...] in each row"
-        )
+    roles = find_roles(whole, given, source, needs=needs)
     column = columns[roles.label] if roles.label is not None else None
     group = roles.group or _of_repeated_texts(whole[roles.text])
     numeric = column is not None and column.is_numeric and may_be_numbers

@@ -14,6 +14,8 @@ MOST_CLASSES: Final = 100
 _LONGEST_CLASS: Final = 60
 _FEWEST_WORDS: Final = 2.0
 """Of a text, in the mean: ids and codes have one."""
+_SHORTEST_WORD: Final = 3
+"""Letters of a criterion that is a single word: a code has fewer, or a digit."""
 _CLEARLY: Final = 2.0
 """A text is told from others without a known name where it is so many times as long."""
 ROLES: Final = ("text", "label", "criterion", "group")
@@ -84,8 +86,7 @@ def find_roles(
     given: Mapping[str, str],
     source: str,
     *,
-    needs_label: bool = True,
-    may_be_numbers: bool = False,
+    needs: frozenset[str] = frozenset({"label"}),
 ) -> Roles:
     """Return which column is what.
 
@@ -93,32 +94,37 @@ def find_roles(
         columns: What they hold.
         given: Columns that the user named, by role.
         source: For messages.
-        needs_label: Rows must have a label.
-        may_be_numbers: Numbers are labels as well as classes are.
+        needs: What the task cannot do without: ``label``, ``evidence``, ``criterion``; with ``number`` a label may be
+            one.
 
     Raises:
         ConfigError: There is no such column, or it was named twice.
         AmbiguousError: Several columns may be the one, or none is.
-        DataError: A column that was named, or found, cannot be what it is to be.
+        DataError: A column that was named, or found, cannot be what it is to be, or there is no evidence.
     """
+    may_be_numbers = "number" in needs
     doing = f"looking at the columns of {source}"
     _check_given(columns, given, doing)
     free = {name: column for name, column in columns.items() if name not in given.values()}
     evidence = _named(free, ("evidence",))
     evidence = evidence if evidence is not None and free[evidence].lists == free[evidence].rows else None
+    if evidence is None and "evidence" in needs:
+        raise DataError(doing, _said_of_no_evidence(columns.get("evidence")), "[[start, end], ...] in each row")
     free = _without(free, evidence)
     label = given.get("label")
-    if label is None and needs_label:
+    if label is None and "label" in needs:
         label = _label(free, doing, may_be_numbers=may_be_numbers)
     free = _without(free, label)
     text = given.get("text")
-    criterion, named = given.get("criterion"), _named(_texts(free), _NAMES["criterion"])
+    criterion, named = given.get("criterion"), _named(_criteria(free), _NAMES["criterion"])
     if text is None:
         # A column `question` is the text where it is the only one.
         text = _text(_without(free, named) if _texts(_without(free, named)) else free, doing)
     free = _without(free, text)
     if criterion is None:
-        criterion = _named(_texts(free), _NAMES["criterion"])
+        criterion = _named(_criteria(free), _NAMES["criterion"])
+    if criterion is None and "criterion" in needs:
+        raise AmbiguousError(doing, "criterion", tuple(free))
     free = _without(free, criterion)
     row_id = next((name for name in _all_named(free, _NAMES["id"]) if _tells_rows(free[name])), None)
     group = given.get("group") or _group(_without(free, row_id), doing)
@@ -217,6 +223,16 @@ def _texts(columns: Mapping[str, Column]) -> dict[str, Column]:
     return {name: one for name, one in columns.items() if one.is_text and one.mean_words >= _FEWEST_WORDS}
 
 
+def _criteria(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """Return the columns that may hold criteria: texts, or single words that are no codes."""
+    words = {name: one for name, one in columns.items() if one.is_text and all(map(_is_worded, one.values))}
+    return {**_texts(columns), **words}
+
+
+def _is_worded(value: str) -> bool:
+    return len(value) >= _SHORTEST_WORD and not any(map(str.isdigit, value))
+
+
 def _text(columns: Mapping[str, Column], doing: str) -> str:
     texts = _texts(columns)
     named = _named(texts, _NAMES["text"]) or _named(
@@ -255,6 +271,13 @@ def _check_text(column: Column, role: str, doing: str) -> None:
     if not column.is_text:
         example = brief(next(iter(column.values), ""), 40)
         raise DataError(doing, f"column {column.name!r} holds no text, but {example}", "texts", f"another --{role}")
+
+
+def _said_of_no_evidence(column: Column | None) -> str:
+    if column is None:
+        return "no column `evidence` with spans"
+    empty = f"; the first that is empty in {column.first_empty}" if column.first_empty else ""
+    return f"column 'evidence' holds a list in {column.lists} of {column.rows} rows{empty}"
 
 
 def _emptiness(column: Column) -> str:

@@ -135,7 +135,7 @@ def study_toml(task: BuiltInTask, name: str, own: OwnRows | None = None) -> str:
         keys = {table: keys[table] for table in keys if table != "loss"}  # it has no keys to choose by
     given: dict[str, Written] = {
         **facts.starter,
-        **({"train.max_length": own.max_length} if own is not None else {}),
+        **(_of_length(own.max_length) if own is not None else {}),
         **({"train.evals_per_epoch": 1} if own is not None and own.train_rows <= _LARGEST_BATCH else {}),
         "study.name": name,
         "study.task": task.value,
@@ -154,6 +154,11 @@ def study_toml(task: BuiltInTask, name: str, own: OwnRows | None = None) -> str:
                 lines += _line(table, key, given.get(f"{table}.{key}", usual))
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _of_length(max_length: int) -> dict[str, Written]:
+    """Return the keys that depend on the length of the rows: windows must be longer than what they share."""
+    return {"train.max_length": max_length, "span.doc_stride": min(32, max_length // 4)}
 
 
 def _space(facts: TaskFacts, last: str) -> str:

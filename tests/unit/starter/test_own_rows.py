@@ -73,6 +73,8 @@ def test_questions_passages_and_answers(tmp_path: Path) -> None:
         ({"author": lambda at: f"a{at % 9}"}, {"group": "author"}),
         ({"group": lambda at: f"a{at % 9}", "user": lambda at: f"b{at % 5}"}, {}),
         ({"criterion": 7}, {"criterion": "question"}),
+        ({"criterion": lambda at: ["q1", "q2"][at % 2]}, {"criterion": "question"}),
+        ({"criterion": lambda at: ["ja", "sleep"][at % 2]}, {"criterion": "question"}),
         ({"evidence": "a sentence of it"}, {"evidence": NO_COLUMN}),
         ({"passage": lambda at: f"only {at % 7} of these texts differ"}, {"group": "passage"}),
         ({"": lambda at: str(at)}, {}),
@@ -83,6 +85,58 @@ def test_what_columns_hold_decides_what_they_are(tmp_path: Path, columns: Row, d
     assert own.data.items() >= data.items()
     usual = {"file", "text", "criterion", "label", "labels", "validation_fraction", "test_fraction", "split_seed"}
     assert own.data.keys() - usual == data.keys() - usual
+
+
+def spans(count: int = 40, **columns: Any) -> list[Row]:
+    """Texts with evidence in each second of them."""
+    return [
+        {"text": f"the number here is {at} and no other", "evidence": [[4, 10]] if at % 2 else []}
+        | {name: value(at) for name, value in columns.items()}
+        for at in range(count)
+    ]
+
+
+def test_windows_of_short_rows_share_less_than_they_hold(tmp_path: Path) -> None:
+    own = found(tmp_path, spans(), needs=frozenset({"evidence"}))
+    assert own.max_length == 32
+    assert "doc_stride = 8\n" in study_toml(BuiltInTask.EVIDENCE, "x", own)
+    long = found(tmp_path, spans(label=lambda _: "x " * 400), needs=frozenset({"evidence"}))
+    assert "doc_stride = 8\n" in study_toml(BuiltInTask.EVIDENCE, "x", long)  # what is not read does not count
+    longer = found(tmp_path, [{**row, "text": row["text"] * 20} for row in spans()], needs=frozenset({"evidence"}))
+    assert "doc_stride = 32\n" in study_toml(BuiltInTask.EVIDENCE, "x", longer)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        (None, "holds a list in 39 of 40 rows; the first that is empty in line 5"),
+        ("here", "holds a list in 39 of 40 rows"),
+    ],
+)
+def test_evidence_that_is_not_there_in_all_rows_is_named(tmp_path: Path, evidence: str | None, said: str) -> None:
+    rows = spans()
+    rows[3]["evidence"] = evidence
+    with pytest.raises(DataError, match=f"column 'evidence' {said}"):
+        found(tmp_path, rows, needs=frozenset({"evidence"}))
+    del rows[3]["evidence"]
+    with pytest.raises(DataError, match="column 'evidence' is in 39 of 40 rows"):
+        found(tmp_path, rows, needs=frozenset({"evidence"}))
+
+
+def test_a_single_word_is_a_criterion_and_a_code_is_none(tmp_path: Path) -> None:
+    words = found(tmp_path, spans(criterion=lambda at: ["sleep", "anhedonia"][at % 2]), needs=frozenset({"evidence"}))
+    assert "text: text; criterion: criterion; evidence: evidence" in words.found[1]
+    codes = found(tmp_path, spans(criterion=lambda at: ["q1", "q2"][at % 2]), needs=frozenset({"evidence"}))
+    assert codes.data["criterion"] == NO_COLUMN
+
+
+def test_a_task_that_needs_a_criterion_is_refused_without(tmp_path: Path) -> None:
+    rows = spans(label=lambda at: at % 2, criterion=lambda at: ["q1", "q2"][at % 2])
+    needs = frozenset({"label", "evidence", "criterion"})
+    with pytest.raises(AmbiguousError) as caught:
+        found(tmp_path, rows, needs=needs)
+    assert (caught.value.role, caught.value.candidates) == ("criterion", ("criterion",))
+    assert "criterion" not in found(tmp_path, rows, {"criterion": "criterion"}, needs=needs).data
 
 
 def test_long_texts_and_other_scripts_are_longer_in_tokens(tmp_path: Path) -> None:
