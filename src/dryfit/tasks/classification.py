@@ -102,7 +102,7 @@ class CriteriaTask(EncoderTask):
         del tokens
         if self.context.data.is_regression:
             return number_baselines(splits)
-        return class_baselines(splits, self.context.data)
+        return class_baselines(splits, self.context.data, fits=fits_threshold(self.context), metric=self.context.metric)
 
     def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
         """Yield each row with its answer beside the right one."""
@@ -208,10 +208,15 @@ def class_answers(scores_RC: torch.Tensor, labels: torch.Tensor, context: TaskCo
         scores_RC,
         labels,
         multi_label=context.data.multi_label,
-        calibrated=context.settings.head.threshold == "calibrated",
+        calibrated=fits_threshold(context),
         metric=context.metric,
         names=context.data.labels,
     )
+
+
+def fits_threshold(context: TaskContext) -> bool:
+    """Whether thresholds of classes are fitted on validation."""
+    return context.settings.head.threshold == "calibrated"
 
 
 def check_threshold(context: TaskContext) -> None:
@@ -220,7 +225,7 @@ def check_threshold(context: TaskContext) -> None:
     Raises:
         ConfigError: It has.
     """
-    if context.settings.head.threshold == "calibrated":
+    if fits_threshold(context):
         check_two(context.data.num_labels, multi_label=context.data.multi_label)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import f1_score
 
 import tiny
 import tiny_lms
@@ -88,6 +89,42 @@ def test_several_classes_to_a_row() -> None:
     assert values["majority"] == pytest.approx((0.8 + 0 + 0) / 3)  # class 0 alone is there in most rows
     assert values["constant"] == pytest.approx((0.8 + 0.5 + 0) / 3)
     assert {type(one.answer["class"]) for one in found[0].scored()[0]} == {list}
+
+
+def by_threshold(found: list[Baseline], label: int, several: bool) -> float:
+    """The best F1 of a class, or of two classes the best mean, of any threshold of the plain linear model."""
+    rows = next(one for one in found if one.name == "tfidf").scored()[0]
+    p_R = np.array([one.p[label] for one in rows])
+    truths = [one.truth["class"] for one in rows]
+    has_R = np.array([label in one if isinstance(one, list) else one == label for one in truths])
+    said = [p_R > cut for cut in (-1.0, *p_R, 0.5)]
+    return max(f1_score(has_R, one, average="binary" if several else "macro", zero_division=0.0) for one in said)
+
+
+def test_thresholds_of_words_are_fitted_where_those_of_trials_are() -> None:
+    rng = random.Random(2)
+    texts = [" ".join(rng.choices(tiny.WORDS, k=6)) for _ in range(200)]  # of which nothing can be learned
+    one = tuple(row(at, text, int(rng.random() < 0.2)) for at, text in enumerate(texts))
+    splits = {"train": one[:160], "validation": one[160:]}
+    plain = list(class_baselines(splits, DataSettings()))
+    fitted = valued(list(class_baselines(splits, DataSettings(), fits=True, metric=Metric.F1_MACRO)), "f1_macro")
+    assert fitted["tfidf"] == pytest.approx(by_threshold(plain, 1, several=False))
+    assert fitted["tfidf"] > valued(plain, "f1_macro")["tfidf"]
+    assert {**valued(plain, "f1_macro"), "tfidf": 0, "tfidf-balanced": 0} == {**fitted, "tfidf": 0, "tfidf-balanced": 0}
+
+
+def test_with_several_classes_a_row_each_has_a_fitted_threshold() -> None:
+    rng = random.Random(3)
+    rows = tuple(
+        row(at, " ".join(rng.choices(tiny.WORDS, k=6)), tuple(one for one in range(3) if rng.random() < 0.3))
+        for at in range(200)
+    )
+    splits, data = {"train": rows[:160], "validation": rows[160:]}, DataSettings(multi_label=True, num_labels=3)
+    plain = list(class_baselines(splits, data))
+    fitted = list(class_baselines(splits, data, fits=True))
+    best = np.mean([by_threshold(plain, label, several=True) for label in range(3)])
+    assert valued(fitted, "f1_macro")["tfidf"] == pytest.approx(best)
+    assert valued(plain, "f1_macro")["tfidf"] < best
 
 
 def test_a_class_that_no_row_has_and_a_lone_class() -> None:

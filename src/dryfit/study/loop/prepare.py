@@ -14,7 +14,7 @@ from dryfit.core.jobs.diagnostics import ProbeRequest
 from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, smallest_device
 from dryfit.core.settings.objective_table import CalledCode
-from dryfit.core.settings.task_facts import facts_of
+from dryfit.core.settings.task_facts import facts_of, reads
 from dryfit.core.wire import canonical_json
 from dryfit.runtime.machine.node import Nodes, first_node
 from dryfit.scoring.row_files import FACTS_FILE
@@ -95,6 +95,7 @@ def _elsewhere(config: StudyConfig) -> bool:
 
 def find_baselines(
     config: StudyConfig,
+    space: Space,
     layout: StudyLayout,
     state: StudyState,
     resolved: ResolveResult,
@@ -105,11 +106,13 @@ def find_baselines(
     """Find out what the metric is worth without a model.
 
     Args:
+        space: Thresholds that are fitted in some of its trials are fitted for baselines too.
         tell: Is told what goes on, and why there are no baselines.
 
     Returns:
         The event, not written yet. None: nothing is left to find out, it could not be, or a stop was asked for.
     """
+    config = with_fitted_thresholds(config, space)
     if _are_known(config, layout, state, resolved):
         return None
     tell("computing baselines")
@@ -118,6 +121,23 @@ def find_baselines(
     except DryfitError as error:
         tell(f"the study goes on without baselines: {error}")
         return None
+
+
+def with_fitted_thresholds(config: StudyConfig, space: Space) -> StudyConfig:
+    """Return the configuration with every threshold fitted on validation that is so in a trial.
+
+    What is fitted there is scored there, so that a baseline without it would be beaten by luck.
+    """
+
+    def in_a_trial(key: str) -> bool:
+        return reads(config.study.task, key) and "calibrated" in possible_values(config, space, key)
+
+    head, span = config.head, config.span
+    if (config.data.multi_label or config.data.num_labels == 2) and in_a_trial("head.threshold"):
+        head = head.model_copy(update={"threshold": "calibrated"})
+    if in_a_trial("span.null_policy"):
+        span = span.model_copy(update={"null_policy": "calibrated"})
+    return config.model_copy(update={"head": head, "span": span})
 
 
 def _are_known(config: StudyConfig, layout: StudyLayout, state: StudyState, resolved: ResolveResult) -> bool:
@@ -160,6 +180,8 @@ def _baselines_key(config: StudyConfig, resolved: ResolveResult) -> str:
     ]
     if facts_of(config.study.task).spans:  # whether thresholds are fitted
         decides.append(settings.span.null_policy)
+    if settings.head.threshold == "calibrated":
+        decides.append("head.threshold")
     if facts_of(config.study.task).decoder:  # its loss is one of tokens
         decides += [
             settings.model.model_dump(mode="json"),

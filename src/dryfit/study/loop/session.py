@@ -261,7 +261,7 @@ def _work(work: StudyWork, machines: StudyNodes, stops: StopRequests, observers:
         return stops.why or End.STOPPED
     config = with_precision(with_names(work.config, resolved), recorded_precision(work.state) or Precision.FP32)
     tell = partial(_note, observers)  # while the fork server still imports the rest:
-    baselines = find_baselines(config, work.layout, work.state, resolved, node, stops, tell)
+    baselines = find_baselines(config, work.space, work.layout, work.state, resolved, node, stops, tell)
     decided = decide(work.config, work.space, work.layout, resolved, node, stops, recorded_precision(work.state))
     if stops.why is not None:
         return stops.why

@@ -1,32 +1,43 @@
 """Baselines of classes: the commonest, chance, each class for all rows, and a linear model of words."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.tables import DataSettings
+from dryfit.core.settings.task_facts import MetricName
 from dryfit.scoring.scored_row import CLASS, ScoredRow
 from dryfit.tasks.baselines.baseline import Baseline, Rows
 from dryfit.tasks.baselines.words import train_words
+from dryfit.tasks.class_threshold import decided, fit_thresholds
 from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION, Row, Splits
 
 _TRUE_FROM: Final = 0.5
+_NEVER_CERTAIN: Final = 1e-12
+"""Probabilities are kept so far from 0 and 1: their log-odds are finite."""
 _MOST_CONSTANTS: Final = 20
 """Classes of which each is tried as the answer to all rows."""
 
 Shares = NDArray[np.float64]
 
 
-def class_baselines(splits: Splits, data: DataSettings) -> Iterator[Baseline]:
+def class_baselines(
+    splits: Splits, data: DataSettings, *, fits: bool = False, metric: MetricName | None = None
+) -> Iterator[Baseline]:
     """Yield the baselines of a classification; with several classes a row, of each class for itself.
 
     Args:
         splits: The rows of train and validation.
         data: The number of classes, and whether a row has several.
+        fits: A linear model's thresholds are fitted on validation, as a trained model's are with
+            ``head.threshold = "calibrated"``.
+        metric: The study's, by which they are fitted.
     """
     rows, several = splits[VALIDATION], data.multi_label
     has_RC = classes_of(splits[TRAIN], data.num_labels)
@@ -49,7 +60,7 @@ def class_baselines(splits: Splits, data: DataSettings) -> Iterator[Baseline]:
     by_chance = partial(_by_chance, rows, p_C, several)
     yield Baseline("prior", "each class as often as in the training rows, by chance", by_chance)
     for name, words, balanced in (("tfidf", "", False), ("tfidf-balanced", ", classes weighed alike", True)):
-        of_words = partial(_by_words, splits, has_RC, several, balanced)
+        of_words = partial(_by_words, splits, has_RC, several, balanced, _Fit(metric) if fits else None)
         yield Baseline(name, f"TF-IDF of words and logistic regression{words}", of_words, is_linear=True)
 
 
@@ -101,9 +112,26 @@ def _by_chance(rows: Sequence[Row], p_C: Shares, several: bool) -> Rows:
     return found
 
 
-def _by_words(splits: Splits, has_RC: Shares, several: bool, balanced: bool) -> Rows:
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """That thresholds are fitted, and the metric by which."""
+
+    metric: MetricName | None
+
+
+def _by_words(splits: Splits, has_RC: Shares, several: bool, balanced: bool, fit: _Fit | None) -> Rows:
+    rows = splits[VALIDATION]
     predict = train_words([(row.criterion, row.text) for row in splits[TRAIN]], has_RC, balanced=balanced)
-    p_RC = predict([(row.criterion, row.text) for row in splits[VALIDATION]])
+    p_RC = predict([(row.criterion, row.text) for row in rows])
     if not several:
         p_RC = p_RC / p_RC.sum(axis=1, keepdims=True)
-    return _answered(splits[VALIDATION], p_RC, several=several)
+    if fit is None:
+        return _answered(rows, p_RC, several=several)
+    scores_RC = torch.from_numpy(p_RC)
+    scores_RC = scores_RC.logit(_NEVER_CERTAIN) if several else scores_RC.clamp_min(_NEVER_CERTAIN).log()
+    truth_RC = torch.from_numpy(classes_of(rows, p_RC.shape[1]))
+    labels = truth_RC if several else truth_RC.argmax(dim=1)
+    fitted = fit_thresholds(scores_RC, labels, fit.metric, multi_label=several)
+    said = decided(scores_RC, fitted, multi_label=several, calibrated=True)
+    answers = [has_C.nonzero()[:, 0].tolist() for has_C in said] if several else said.tolist()
+    return [_scored(row, answer, p_C) for row, answer, p_C in zip(rows, answers, p_RC, strict=True)]

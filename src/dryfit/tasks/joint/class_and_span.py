@@ -25,7 +25,7 @@ from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.baselines.baseline import Baseline
 from dryfit.tasks.baselines.classes import class_baselines
-from dryfit.tasks.classification import ClassAnswers, check_threshold, class_answers, class_loss
+from dryfit.tasks.classification import ClassAnswers, check_threshold, class_answers, class_loss, fits_threshold
 from dryfit.tasks.heads import HeadSpec
 from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
@@ -179,7 +179,9 @@ class ClassAndSpanTask(EvidenceTask):
 
     def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
         """Yield pairs of the baselines of both: each constant one with each, and the linear ones of a kind."""
-        classes, spans = class_baselines(splits, self.context.data), tuple(super().baselines(splits, tokens))
+        fits = fits_threshold(self.context)
+        classes = class_baselines(splits, self.context.data, fits=fits, metric=self.context.metric)
+        spans = tuple(super().baselines(splits, tokens))
         for of_class, of_span in product(classes, spans):
             if of_class.is_linear == of_span.is_linear and (not of_class.is_linear or of_class.name == of_span.name):
                 yield Baseline(
