@@ -272,6 +272,8 @@ STRANGE = {
     "forks_device.py": 2,
     "item_branches.py": 3,
     "compiles.py": 3,
+    "replicates.py": 3,
+    "rare_calls.py": 3,
     "own_allocator.py": 3,
     "prints_memory.py": 3,
     "numpy_outputs.py": 2,
@@ -287,6 +289,18 @@ def test_strange_scripts_are_followed(tmp_path: Path, program: str) -> None:
     check_sums(memory, f"odd/{program}")
     assert len(memory.steps) == STRANGE[program]
     assert memory.by_category[MemoryCategory.WEIGHTS] >= held_bytes((2, 8), (2,))
+
+
+def test_what_a_graph_keeps_is_said_to_be_unknown(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/rare_calls.py")
+    assert any("CUDA graph" in one.what for one in answer.unknown)
+
+
+def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/higher_order.py")
+    assert answer.verdict is VerdictKind.UNKNOWN and answer.end is ScriptEnd.STOPPED
+    (reason,) = answer.reasons
+    assert reason.endswith("HigherOrderOperator flex_attention")
 
 
 def test_compiled_models_are_said_to_run_eagerly(tmp_path: Path) -> None:

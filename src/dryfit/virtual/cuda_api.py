@@ -3,10 +3,11 @@
 Patched for the life of the process. Functions that libraries look up when they are imported are there too.
 """
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -75,6 +76,36 @@ class CudaEvent:
     record = wait = synchronize = nothing
 
 
+class CudaGraph:
+    """A captured graph: what is captured runs once, at its capture, and a replay takes nothing more."""
+
+    on_unknown: ClassVar[Callable[[str], None]]
+    """Called with what nobody knows of it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        type(self).on_unknown("the pool of a CUDA graph, which keeps what its capture allocates apart")
+
+    def pool(self) -> tuple[int, int]:
+        """Return the pool's name."""
+        return (0, 0)
+
+    capture_begin = capture_end = replay = reset = instantiate = enable_debug_mode = debug_dump = nothing
+
+
+class TypedTensor(type):
+    """A class of tensors from before devices had names, such as ``torch.cuda.FloatTensor``."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any) -> torch.Tensor:
+        """Make one as the class of the CPU does."""
+        return getattr(torch, cls.__name__)(*args).cuda()
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Whether a tensor is on a device and of this type."""
+        return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
+
+
 class CudaApi:
     """Answers for one virtual device, seen as several where there are several ranks.
 
@@ -83,13 +114,22 @@ class CudaApi:
         devices: How many of them the process sees.
         overhead_bytes: What its context takes.
         allocations: Of the device.
+        on_unknown: Called with a text where something is asked for that nobody knows without a device.
     """
 
-    def __init__(self, spec: DeviceSpec, devices: int, overhead_bytes: int, allocations: LiveAllocations) -> None:
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        devices: int,
+        overhead_bytes: int,
+        allocations: LiveAllocations,
+        on_unknown: Callable[[str], None],
+    ) -> None:
         self._spec = spec
         self._devices = devices
         self._overhead_bytes = overhead_bytes
         self._allocations = allocations
+        self._on_unknown = on_unknown
         self._seed = 0
 
     def install(self) -> None:
@@ -103,8 +143,16 @@ class CudaApi:
         for name, answer in self._accelerator().items():
             setattr(torch.accelerator, name, answer)
         replace_internals(self._devices, self._allocations.allocator.release_cached)
-        torch.cuda.Stream = torch.cuda.streams.Stream = CudaStream  # pyright: ignore
-        torch.cuda.Event = torch.cuda.streams.Event = CudaEvent  # pyright: ignore
+        torch.Stream = torch.cuda.Stream = torch.cuda.streams.Stream = CudaStream  # pyright: ignore
+        torch.Event = torch.cuda.Event = torch.cuda.streams.Event = CudaEvent  # pyright: ignore
+        CudaGraph.on_unknown = self._on_unknown
+        torch.cuda.CUDAGraph = torch.cuda.graphs.CUDAGraph = CudaGraph  # pyright: ignore
+        torch.cuda.graphs.graph_pool_handle = torch.cuda.graph_pool_handle
+        torch.cuda.default_generators = tuple(torch.Generator() for _ in range(self._devices))
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            setattr(torch.cuda.nvtx, name, nothing)
+        for name in _TENSORS:
+            setattr(torch.cuda, name, TypedTensor(name, (), {"dtype": getattr(torch, name).dtype}))
         torch.cuda.nccl.version = lambda: _NCCL_VERSION  # pyright: ignore
         torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # pyright: ignore
         torch.Tensor.record_stream = lambda tensor, *_, **__: None  # pyright: ignore
@@ -152,6 +200,8 @@ class CudaApi:
             "can_device_access_peer": lambda *_: True,
             "synchronize": nothing,
             "ipc_collect": nothing,
+            "graph_pool_handle": lambda: (0, 0),
+            "list_gpu_processes": lambda *_: f"GPU:0\nprocess {os.getpid():>10d}",
             "current_stream": lambda *_: CudaStream(),
             "default_stream": lambda *_: CudaStream(),
             "stream": lambda _stream: CudaStream(),
@@ -235,6 +285,11 @@ class CudaApi:
         self._seed = int(seed)
 
 
+_TENSORS = (
+    *("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "BoolTensor"),
+    *("ByteTensor", "CharTensor", "ShortTensor", "IntTensor", "LongTensor"),
+)
+"""Constructors from before devices had names."""
 _SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed")
 _MEMORY = (
     "empty_cache",

@@ -51,6 +51,15 @@ _ALLOCATES = frozenset(
 _ATTENTION = _aten.scaled_dot_product_attention.default
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
 _SCALER = frozenset({"unscale_", "step"})
+_OTHER_KERNELS = frozenset(
+    {
+        _aten._use_cudnn_ctc_loss.default,
+        _aten._use_cudnn_ctc_loss.Tensor,
+        _aten._use_miopen_ctc_loss.default,
+        _aten._use_miopen_ctc_loss.Tensor,
+    }
+)
+"""Questions whether a library's kernel is used instead of torch's own; answered with no."""
 
 
 def _of_inference(args: Any) -> bool:
@@ -156,6 +165,8 @@ class VirtualDispatch(ScriptRecorder):
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
         if func is _aten._local_scalar_dense.default:
             return self._item(args)
+        if func in _OTHER_KERNELS:
+            return False
         if func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda":
             return _to_host(args[0], kwargs)
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
@@ -186,7 +197,9 @@ class VirtualDispatch(ScriptRecorder):
         given = tuple(self._in_place_of(one) for one in args)
         options = {name: self._in_place_of(one) for name, one in kwargs.items()}
         try:
-            out = self.fakes.dispatch(func, types, given, options)
+            out = self._answered(func, given)
+            if out is None:
+                out = self.fakes.dispatch(func, types, given, options)
         except ASKS_FOR_VALUES as error:
             if func is recurrent.PACKS and (lengths := value_of(args[1])) is not None:
                 return recurrent.packed(args, lengths)
@@ -207,6 +220,13 @@ class VirtualDispatch(ScriptRecorder):
             if isinstance(leaf, FakeTensor):
                 leaf.constant = None
         return out
+
+    def _answered(self, func: Any, args: Any) -> Any:
+        """Return what an operator gives of which torch has no fake; None: it has one, or we have none either."""
+        if not self._stand_ins.replaces(func):
+            return None
+        with self.fakes:
+            return self._stand_ins.answer(func, args, NotImplementedError())
 
     def _as_on_the_host(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Return what an operator gives by the shapes of the CPU's kernel, which torch runs on zeros."""
@@ -256,13 +276,14 @@ class VirtualDispatch(ScriptRecorder):
             return None
         if any(isinstance(one, list | tuple) and any(isinstance(t, FakeTensor) for t in one) for one in args):
             return None
-        real = func(*values, **kwargs)
-        if not isinstance(real, torch.Tensor):
-            return real
-        with self.fakes:
-            made = torch.empty(real.shape, dtype=real.dtype, device=device)
-        remember(made, real)
-        return made
+
+        def on_device(real: torch.Tensor) -> torch.Tensor:
+            with self.fakes:
+                made = torch.empty(real.shape, dtype=real.dtype, device=device)
+            remember(made, real)
+            return made
+
+        return tree_map_only(torch.Tensor, on_device, func(*values, **kwargs))
 
     def _item(self, args: Any) -> bool | int | float:
         value = value_of(args[0])

@@ -58,6 +58,9 @@ class VirtualFunctions(TorchFunctionMode):
             self._on_unknown(recurrent.UNKNOWN)
         elif func == SET_DATA and type(args[0]) is torch.Tensor and isinstance(args[1], FakeTensor):
             return late_tensors.set_data(*args)
+        elif func is nn.functional.ctc_loss and isinstance(args[0], FakeTensor):  # lengths on the host are read there
+            lengths = [one.to(args[0].device) if isinstance(one, torch.Tensor) else one for one in args[2:4]]
+            return func(*args[:2], *lengths, *args[4:], **kwargs)
         elif func in _READS_MEMORY and isinstance(args[0], FakeTensor):
             return func(_real(args[0]), *args[1:], **kwargs)
         return func(*args, **kwargs)

@@ -73,7 +73,7 @@ class VirtualGpu:
         self.dispatch.on_no_room = self._no_room
         self.dispatch.on_unknown = self.note_unknown
         self.step = 1
-        self._api = CudaApi(spec, ranks, self.constants.overhead_bytes, self.allocations)
+        self._api = CudaApi(spec, ranks, self.constants.overhead_bytes, self.allocations, self.note_unknown)
 
     @contextmanager
     def active(self) -> Iterator["VirtualGpu"]:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -119,7 +119,8 @@ class ScriptRecorder(StorageRecorder):
         if isinstance(tensor, DTensor):
             tensor = tensor.to_local()
         if tensor.device.type == self._device:
-            super().name(tensor, name, category)
+            with suppress(NotImplementedError):  # a wrapper of ``torch.func``, which has no memory of its own
+                super().name(tensor, name, category)
 
     def _label(self, segment: Any, func: Any) -> int:
         module, place = self.place()

@@ -43,6 +43,14 @@ from dryfit.virtual.writes import muting
 
 Finish = Callable[[RehearsalAnswer], None]
 """Takes an answer and ends the process."""
+_LACKING = (
+    "There was no rule registered for HigherOrderOperator",
+    "Torch not compiled with CUDA enabled",
+    "Tried to instantiate dummy base class",
+    "module 'torch._C' has no attribute",
+    "only be called while FakeTensorMode is active",
+)
+"""Words of errors that a device, or a build of torch for one, would not have raised."""
 _SETTLED_S = 0.1
 """After so long nothing is being recorded any more."""
 
@@ -130,6 +138,10 @@ class _Run:
                 return ScriptEnd.STOPPED, ""
             case NoStandInError():
                 self.unseen.append(str(error))
+                return ScriptEnd.STOPPED, _traceback(error)
+            case Exception() if any(text in str(error) for text in _LACKING):
+                said = str(error).splitlines()[0].partition(" and mode ")[0]  # the mode is ours
+                self.unseen.append(f"a virtual GPU cannot follow it: {said}")
                 return ScriptEnd.STOPPED, _traceback(error)
             case None | SystemExit():
                 return (ScriptEnd.FINISHED if self.marks else ScriptEnd.NO_STEP), ""

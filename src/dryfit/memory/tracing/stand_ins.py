@@ -34,6 +34,10 @@ class StandIns(TorchDispatchMode):
         except ASKS_FOR_VALUES as error:
             return self.answer(func, args, error)
 
+    def replaces(self, func: Any) -> bool:
+        """Whether an operator is one of which torch has no fake."""
+        return func in _WITHOUT_FAKE
+
     def answer(self, func: Any, args: tuple[Any, ...], error: Exception) -> Any:
         """Answer an operator that asked for values.
 
@@ -70,15 +74,50 @@ class StandIns(TorchDispatchMode):
         """Every entry is selected."""
         return args[0].new_empty((torch.broadcast_shapes(args[0].shape, args[1].shape).numel(),))
 
+    def unique(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """No value is there twice."""
+        tensor = args[0]
+        inverse, counts = (*args[2:], False, False)[:2]
+        return (
+            tensor.new_empty((tensor.numel(),)),
+            tensor.new_empty(tensor.shape if inverse else (0,), dtype=torch.int64),
+            tensor.new_empty((tensor.numel() if counts else 0,), dtype=torch.int64),
+        )
+
+    def bincount(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """As many bins as are asked for: values beyond them, of which nobody knows, would add some."""
+        weights, bins = (*args[1:], *(None, 0)[len(args) - 1 :])
+        return args[0].new_empty((bins,), dtype=torch.int64 if weights is None else torch.float64)
+
+    def ctc_loss(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A loss of each sequence, and of each of its frames the states between all its labels (``LossCTC.cu``)."""
+        log_p_TBC, labels, _, lengths = args[:4]
+        frames, batch = log_p_TBC.shape[:2]
+        longest = labels.shape[-1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0)
+        return log_p_TBC.new_empty((batch,)), log_p_TBC.new_empty((batch, frames, 2 * longest + 1))
+
+    def ctc_loss_backward(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """The gradient of the probabilities of all labels in all frames."""
+        return torch.empty_like(args[1])
+
     def equal(self, args: tuple[Any, ...]) -> bool:
         """Two tensors of one shape are equal."""
         return args[0].shape == args[1].shape
 
 
+_WITHOUT_FAKE: dict[Any, Any] = {
+    _aten._ctc_loss.default: StandIns.ctc_loss,
+    _aten._ctc_loss.Tensor: StandIns.ctc_loss,
+    _aten._ctc_loss_backward.default: StandIns.ctc_loss_backward,
+    _aten._ctc_loss_backward.Tensor: StandIns.ctc_loss_backward,
+}
 _ANSWERS: dict[Any, Any] = {
+    **_WITHOUT_FAKE,
     _aten._local_scalar_dense.default: StandIns.item,
     _aten.nonzero.default: StandIns.nonzero,
     _aten.masked_select.default: StandIns.masked_select,
+    _aten._unique2.default: StandIns.unique,
+    _aten.bincount.default: StandIns.bincount,
     _aten.equal.default: StandIns.equal,
 }
 

@@ -1,12 +1,13 @@
 """Private names of torch that a virtual GPU answers, or that a tensor without values needs to move in its place."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 import torch.cuda.random
 from torch import nn
 
+from dryfit.core.errors import TraceError
 from dryfit.core.private_names import PrivateName, PrivateNames, importing
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.meta.private_apis.torch_tensors import takes_data
@@ -36,6 +37,9 @@ _LOW_LEVEL: Final = (
     "_cuda_setMemoryMetadata",
     "_cuda_record_memory_history",
     "_cuda_memorySnapshot",
+    "_host_emptyCache",
+    "_scatter",
+    "_gather",
 )
 
 ABSENT: Final = tuple(
@@ -87,9 +91,12 @@ def replace_internals(devices: int, release_cached: Callable[[], None]) -> None:
         "_cuda_init": nothing,
         "_cuda_setDevice": nothing,
         "_cuda_synchronize": nothing,
+        "_host_emptyCache": nothing,
         "_cuda_setMemoryMetadata": nothing,
         "_cuda_record_memory_history": nothing,
         "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": []},
+        "_scatter": _scatter,
+        "_gather": _gather,
         "_exchange_device": _first,
         "_maybe_exchange_device": _first,
         "_cuda_getCurrentRawStream": _first,
@@ -108,6 +115,23 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def _first(*_: Any, **__: Any) -> int:
     return 0
+
+
+def _scatter(tensor: torch.Tensor, devices: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
+    """What ``nn.DataParallel`` does with a batch: on one device it moves there whole.
+
+    Raises:
+        TraceError: There are several devices, each of which would get a replica of the model.
+    """
+    if len(devices) > 1:
+        doing, problem = "rehearsing nn.DataParallel", f"it copies the model to {len(devices)} devices at each step"
+        raise TraceError(doing, problem, hint="DistributedDataParallel, a process for each device, can be rehearsed")
+    return (tensor.to(torch.device("cuda", devices[0])),)
+
+
+def _gather(tensors: Sequence[torch.Tensor], _dim: int, device: int | None, *_: Any) -> torch.Tensor:
+    """What it does with the gradients of a batch: those of one device are all, and go where the batch was."""
+    return tensors[0].cpu() if device == -1 else tensors[0]
 
 
 def apply_to(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -95,7 +95,6 @@ def _elsewhere(config: StudyConfig) -> bool:
 
 def find_baselines(
     config: StudyConfig,
-    space: Space,
     layout: StudyLayout,
     state: StudyState,
     resolved: ResolveResult,
@@ -106,13 +105,12 @@ def find_baselines(
     """Find out what the metric is worth without a model.
 
     Args:
-        space: Thresholds that are fitted in some of its trials are fitted for baselines too.
+        config: With the thresholds of :func:`with_fitted_thresholds`.
         tell: Is told what goes on, and why there are no baselines.
 
     Returns:
         The event, not written yet. None: nothing is left to find out, it could not be, or a stop was asked for.
     """
-    config = with_fitted_thresholds(config, space)
     if _are_known(config, layout, state, resolved):
         return None
     tell("computing baselines")

@@ -51,7 +51,7 @@ from dryfit.study.loop.generations import basis_now, next_generation, recorded
 from dryfit.study.loop.listeners import listeners
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.observers import Observer, in_threads
-from dryfit.study.loop.prepare import find_baselines, prepare
+from dryfit.study.loop.prepare import find_baselines, prepare, with_fitted_thresholds
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
 from dryfit.study.loop.study_run import TrialDecider
 from dryfit.study.planning.measured_pace import decide
@@ -261,7 +261,8 @@ def _work(work: StudyWork, machines: StudyNodes, stops: StopRequests, observers:
         return stops.why or End.STOPPED
     config = with_precision(with_names(work.config, resolved), recorded_precision(work.state) or Precision.FP32)
     tell = partial(_note, observers)  # while the fork server still imports the rest:
-    baselines = find_baselines(config, work.space, work.layout, work.state, resolved, node, stops, tell)
+    fitted = with_fitted_thresholds(config, work.space)
+    baselines = find_baselines(fitted, work.layout, work.state, resolved, node, stops, tell)
     decided = decide(work.config, work.space, work.layout, resolved, node, stops, recorded_precision(work.state))
     if stops.why is not None:
         return stops.why

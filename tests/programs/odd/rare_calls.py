@@ -1,0 +1,43 @@
+"""It calls what few scripts call: NVTX, CUDA graphs, typed tensors, torch.func, CTC, counts of values."""
+
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+on_gpu = torch.cuda.is_available()
+device = "cuda" if on_gpu else "cpu"
+model = nn.Linear(8, 2).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch = torch.cuda.FloatTensor(4, 8).fill_(1) if on_gpu else torch.ones(4, 8)
+if on_gpu:
+    assert isinstance(batch, torch.cuda.FloatTensor) and not isinstance(batch, torch.cuda.HalfTensor)
+    assert len(torch.cuda.default_generators) == 1 and "process" in torch.cuda.list_gpu_processes()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        captured = model(batch)
+    graph.replay()
+    assert captured.shape == (4, 2)
+
+
+def loss_of_row(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+    return functional_call(model, weights, (row,)).square().mean()
+
+
+rows = vmap(grad(loss_of_row), in_dims=(None, 0))(dict(model.named_parameters()), batch)
+assert rows["weight"].shape == (4, 2, 8)
+labels = torch.randint(0, 2, (4, 3), device=device)
+assert torch.bincount(labels.flatten(), minlength=2).shape == (2,)
+values, where = torch.unique(labels, return_inverse=True)
+assert values.ndim == 1 and where.shape == labels.shape
+for _ in range(3):
+    if on_gpu:
+        torch.cuda.nvtx.range_push("step")
+    logits = model(torch.randn(20, 4, 8, device=device)).log_softmax(-1)
+    # Lengths on the host, as its documentation has them.
+    loss = nn.functional.ctc_loss(logits, torch.ones_like(labels), torch.full((4,), 20), torch.full((4,), 3))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if on_gpu:
+        torch.cuda.nvtx.range_pop()
+print("called")
