@@ -301,6 +301,10 @@ def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path
     assert answer.verdict is VerdictKind.UNKNOWN and answer.end is ScriptEnd.STOPPED
     (reason,) = answer.reasons
     assert reason.endswith("HigherOrderOperator flex_attention")
+    (tmp_path / "two").mkdir()
+    replicas = rehearse(tmp_path / "two", "odd/replicates.py", ranks=2)
+    assert replicas.verdict is VerdictKind.UNKNOWN and replicas.end is ScriptEnd.STOPPED
+    assert replicas.reasons == ("it copies the model to 2 devices at each step",)
 
 
 def test_compiled_models_are_said_to_run_eagerly(tmp_path: Path) -> None:

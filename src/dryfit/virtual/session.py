@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dryfit.core.errors import TraceError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import (
     FAILED_BY_ITSELF,
@@ -136,8 +137,8 @@ class _Run:
                 return ScriptEnd.OUT_OF_MEMORY, _traceback(error)
             case StopIteration() if self.shortening.done:
                 return ScriptEnd.STOPPED, ""
-            case NoStandInError():
-                self.unseen.append(str(error))
+            case NoStandInError() | TraceError():
+                self.unseen.append(error.found if isinstance(error, TraceError) else str(error))
                 return ScriptEnd.STOPPED, _traceback(error)
             case Exception() if any(text in str(error) for text in _LACKING):
                 said = str(error).splitlines()[0].partition(" and mode ")[0]  # the mode is ours

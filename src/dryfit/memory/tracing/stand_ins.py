@@ -49,14 +49,15 @@ class StandIns(TorchDispatchMode):
         Raises:
             TraceError: No answer is known.
         """
-        answer = _ANSWERS.get(func)
+        find = _ANSWERS.get(func)
+        answer = None if find is None else find(self, args)
         if answer is None:
             raise TraceError(
                 "tracing the model",
                 f"{func} depends on the values of its inputs, called at {_caller()}",
                 hint="its memory cannot be known without running it",
             ) from error
-        return answer(self, args)
+        return answer
 
     def item(self, args: tuple[Any, ...]) -> bool | int | float:
         """A number of the tensor's kind."""
@@ -84,10 +85,10 @@ class StandIns(TorchDispatchMode):
             tensor.new_empty((tensor.numel() if counts else 0,), dtype=torch.int64),
         )
 
-    def bincount(self, args: tuple[Any, ...]) -> torch.Tensor:
-        """As many bins as are asked for: values beyond them, of which nobody knows, would add some."""
+    def bincount(self, args: tuple[Any, ...]) -> torch.Tensor | None:
+        """As many bins as are asked for; nobody knows how many there are otherwise."""
         weights, bins = (*args[1:], *(None, 0)[len(args) - 1 :])
-        return args[0].new_empty((bins,), dtype=torch.int64 if weights is None else torch.float64)
+        return args[0].new_empty((bins,), dtype=torch.int64 if weights is None else torch.float64) if bins else None
 
     def ctc_loss(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """A loss of each sequence, and of each of its frames the states between all its labels (``LossCTC.cu``)."""
