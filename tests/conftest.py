@@ -32,6 +32,7 @@ _SIGNALS: Final = {
 """As a shell starts a command; whatever started the tests may ignore some, as ``nohup`` does."""
 
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make` does: forks would wait for torch's threads for ever
 gc.disable()  # until all is imported: to look for garbage among modules takes as long as to import them
 
 
