@@ -95,7 +95,7 @@ def test_a_run_put_together_from_segments_is_the_run(
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"), [("values", ("aten._unique2", "fake_cuda_facts.py:")), ("kernel", ("made_up.kernel",))]
+    ("kind", "says"), [("values", ("aten.unique_consecutive", "fake_cuda_facts.py:")), ("kernel", ("made_up.kernel",))]
 )
 def test_what_cannot_be_traced_is_named(fact: Fact, kind: str, says: tuple[str, ...]) -> None:
     message = fact("refused", kind)

@@ -51,15 +51,8 @@ _ALLOCATES = frozenset(
 _ATTENTION = _aten.scaled_dot_product_attention.default
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
 _SCALER = frozenset({"unscale_", "step"})
-_OTHER_KERNELS = frozenset(
-    {
-        _aten._use_cudnn_ctc_loss.default,
-        _aten._use_cudnn_ctc_loss.Tensor,
-        _aten._use_miopen_ctc_loss.default,
-        _aten._use_miopen_ctc_loss.Tensor,
-    }
-)
-"""Questions whether a library's kernel is used instead of torch's own; answered with no."""
+_ASKS_FOR_KERNELS = "aten::_use_"
+"""How questions begin whether a library's kernel is used instead of torch's own; answered with no."""
 
 
 def _of_inference(args: Any) -> bool:
@@ -165,7 +158,7 @@ class VirtualDispatch(ScriptRecorder):
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
         if func is _aten._local_scalar_dense.default:
             return self._item(args)
-        if func in _OTHER_KERNELS:
+        if func.name().startswith(_ASKS_FOR_KERNELS):
             return False
         if func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda":
             return _to_host(args[0], kwargs)
@@ -223,10 +216,10 @@ class VirtualDispatch(ScriptRecorder):
 
     def _answered(self, func: Any, args: Any) -> Any:
         """Return what an operator gives of which torch has no fake; None: it has one, or we have none either."""
-        if not self._stand_ins.replaces(func):
+        if not self._stand_ins.replaces(func, args):
             return None
         with self.fakes:
-            return self._stand_ins.answer(func, args, NotImplementedError())
+            return self._stand_ins.answer(func, args)
 
     def _as_on_the_host(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Return what an operator gives by the shapes of the CPU's kernel, which torch runs on zeros."""

@@ -1,4 +1,4 @@
-"""It calls what few scripts call: NVTX, CUDA graphs, typed tensors, torch.func, CTC, counts of values."""
+"""It calls what few scripts call: NVTX, CUDA graphs, typed tensors, torch.func, CTC, experts in fp32, counts of values."""
 
 import torch
 from torch import nn
@@ -29,6 +29,12 @@ labels = torch.randint(0, 2, (4, 3), device=device)
 assert torch.bincount(labels.flatten(), minlength=2).shape == (2,)
 values, where = torch.unique(labels, return_inverse=True)
 assert values.ndim == 1 and where.shape == labels.shape
+experts = torch.randn(2, 8, 16, device=device, requires_grad=True)
+ends = torch.tensor([1, 4], dtype=torch.int32, device=device)
+products = nn.functional.grouped_mm(batch, experts, offs=ends)
+assert products.shape == (4, 16)
+products.sum().backward()
+assert experts.grad is not None and experts.grad.shape == experts.shape
 for _ in range(3):
     if on_gpu:
         torch.cuda.nvtx.range_push("step")

@@ -28,18 +28,20 @@ class StandIns(TorchDispatchMode):
     number = 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator; where it needs values, answer in its place."""
+        """Run the operator; where it needs values, or has no fake, answer in its place."""
+        if self.replaces(func, args):
+            return self.answer(func, args)
         try:
             return func(*args, **(kwargs or {}))
         except ASKS_FOR_VALUES as error:
             return self.answer(func, args, error)
 
-    def replaces(self, func: Any) -> bool:
-        """Whether an operator is one of which torch has no fake."""
-        return func in _WITHOUT_FAKE
+    def replaces(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether torch has no fake of an operator, or none for these arguments."""
+        return func in _WITHOUT_FAKE and not (func is _GROUPED_MM and args[0].dtype is torch.bfloat16)
 
-    def answer(self, func: Any, args: tuple[Any, ...], error: Exception) -> Any:
-        """Answer an operator that asked for values.
+    def answer(self, func: Any, args: tuple[Any, ...], error: Exception | None = None) -> Any:
+        """Answer an operator that asked for values, or of which torch has no fake.
 
         Args:
             func: The operator.
@@ -101,12 +103,32 @@ class StandIns(TorchDispatchMode):
         """The gradient of the probabilities of all labels in all frames."""
         return torch.empty_like(args[1])
 
+    def grouped_mm(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """Products of experts; torch's fake knows those of bf16 alone, its kernel all (``GroupedBlas.cpp``)."""
+        left, right = args[:2]
+        match left.ndim, right.ndim:
+            case 2, 2:
+                size = [args[2].shape[0], left.shape[0], right.shape[1]]
+            case 2, _:
+                size = [left.shape[0], right.shape[2]]
+            case _, 2:
+                size = [left.shape[1], right.shape[1]]
+            case _:
+                size = [left.shape[0], left.shape[1], right.shape[2]]
+        dtype: torch.dtype = (args[4] if len(args) > 4 else None) or left.dtype
+        aligned = 16 // dtype.itemsize  # rows begin at multiples of 16 bytes
+        row = -(-size[-1] // aligned) * aligned
+        strides = [row, 1] if len(size) == 2 else [size[1] * row, row, 1]
+        return torch.empty_strided(size, strides, dtype=dtype, device=left.device)
+
     def equal(self, args: tuple[Any, ...]) -> bool:
         """Two tensors of one shape are equal."""
         return args[0].shape == args[1].shape
 
 
+_GROUPED_MM = _aten._grouped_mm.default
 _WITHOUT_FAKE: dict[Any, Any] = {
+    _GROUPED_MM: StandIns.grouped_mm,
     _aten._ctc_loss.default: StandIns.ctc_loss,
     _aten._ctc_loss.Tensor: StandIns.ctc_loss,
     _aten._ctc_loss_backward.default: StandIns.ctc_loss_backward,

@@ -15,6 +15,7 @@ from dryfit.meta.private_apis.torch_modes import schema_of
 _ATTENTION: Final = "tracing attention with the kernel that a device would take"
 _SCRATCH: Final = "counting what a kernel takes inside of its operator"
 _TRACED: Final = "knowing it in a trace of a model's forward"
+_NO_FAKE: Final = "answering an operator of which torch has no fake"
 _IN_TRACES: Final = "torch's own code no longer calls it"
 _BY_CHOICE: Final = "torch chooses the kernel of a device that is absent"
 
@@ -37,6 +38,10 @@ ARGUMENTS: Final = {
     "_assert_tensor_metadata": "a",
     "_amp_update_scale_": "self growth_tracker found_inf",
     "_pack_padded_sequence": "input lengths batch_first",
+    "_unique2": "self sorted return_inverse return_counts",
+    "_grouped_mm": "self mat2 offs bias out_dtype",
+    "_ctc_loss": "log_probs targets input_lengths target_lengths",
+    "_ctc_loss_backward": "grad log_probs",
 }
 """The first arguments of each operator, in order: dryfit gives and reads them by their places."""
 
@@ -55,6 +60,10 @@ NAMES: Final = (
     PrivateName("torch.ops.aten._assert_tensor_metadata.default", _TRACED, _IN_TRACES),
     PrivateName("torch.ops.aten._amp_update_scale_.default", "knowing that fp16's loss scale stays", _IN_TRACES),
     PrivateName("torch.ops.aten._pack_padded_sequence.default", "packing sequences of known lengths", _IN_TRACES),
+    PrivateName("torch.ops.aten._unique2.default", "answering it where no value is known", _IN_TRACES),
+    PrivateName("torch.ops.aten._grouped_mm.default", "products of experts that torch's fake refuses", _IN_TRACES),
+    PrivateName("torch.ops.aten._ctc_loss.default", _NO_FAKE, _IN_TRACES),
+    PrivateName("torch.ops.aten._ctc_loss_backward.default", _NO_FAKE, _IN_TRACES),
 )
 
 
