@@ -98,7 +98,9 @@ class TypedTensor(type):
     dtype: torch.dtype
 
     def __call__(cls, *args: Any) -> torch.Tensor:
-        """Make one as the class of the CPU does."""
+        """Make one of given sizes, or of data as the class of the CPU does."""
+        if all(isinstance(one, int) for one in args):
+            return torch.empty(args or (0,), dtype=cls.dtype, device="cuda")
         return getattr(torch, cls.__name__)(*args).cuda()
 
     def __instancecheck__(cls, instance: Any) -> bool:

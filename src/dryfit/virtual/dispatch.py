@@ -158,8 +158,6 @@ class VirtualDispatch(ScriptRecorder):
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
         if func is _aten._local_scalar_dense.default:
             return self._item(args)
-        if func.name().startswith(_ASKS_FOR_KERNELS):
-            return False
         if func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda":
             return _to_host(args[0], kwargs)
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
@@ -206,6 +204,8 @@ class VirtualDispatch(ScriptRecorder):
             with self.fakes:
                 out = self._stand_ins.answer(func, args, error)
         except NotImplementedError:  # torch has no fake of it, and so asked for the device itself
+            if func.name().startswith(_ASKS_FOR_KERNELS):
+                return False
             if schema_of(func).is_mutable or not _is_on_cuda(args, kwargs.get("device")):
                 raise
             out = self._as_on_the_host(func, types, given, options)

@@ -1,7 +1,6 @@
 """Baselines of classes: the commonest, chance, each class for all rows, and a linear model of words."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -60,7 +59,7 @@ def class_baselines(
     by_chance = partial(_by_chance, rows, p_C, several)
     yield Baseline("prior", "each class as often as in the training rows, by chance", by_chance)
     for name, words, balanced in (("tfidf", "", False), ("tfidf-balanced", ", classes weighed alike", True)):
-        of_words = partial(_by_words, splits, has_RC, several, balanced, _Fit(metric) if fits else None)
+        of_words = partial(_by_words, splits, has_RC, several, balanced, fits, metric)
         yield Baseline(name, f"TF-IDF of words and logistic regression{words}", of_words, is_linear=True)
 
 
@@ -112,26 +111,21 @@ def _by_chance(rows: Sequence[Row], p_C: Shares, several: bool) -> Rows:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """That thresholds are fitted, and the metric by which."""
-
-    metric: MetricName | None
-
-
-def _by_words(splits: Splits, has_RC: Shares, several: bool, balanced: bool, fit: _Fit | None) -> Rows:
+def _by_words(
+    splits: Splits, has_RC: Shares, several: bool, balanced: bool, fits: bool, metric: MetricName | None
+) -> Rows:
     rows = splits[VALIDATION]
     predict = train_words([(row.criterion, row.text) for row in splits[TRAIN]], has_RC, balanced=balanced)
     p_RC = predict([(row.criterion, row.text) for row in rows])
     if not several:
         p_RC = p_RC / p_RC.sum(axis=1, keepdims=True)
-    if fit is None:
+    if not fits:
         return _answered(rows, p_RC, several=several)
     scores_RC = torch.from_numpy(p_RC)
     scores_RC = scores_RC.logit(_NEVER_CERTAIN) if several else scores_RC.clamp_min(_NEVER_CERTAIN).log()
     truth_RC = torch.from_numpy(classes_of(rows, p_RC.shape[1]))
     labels = truth_RC if several else truth_RC.argmax(dim=1)
-    fitted = fit_thresholds(scores_RC, labels, fit.metric, multi_label=several)
+    fitted = fit_thresholds(scores_RC, labels, metric, multi_label=several)
     said = decided(scores_RC, fitted, multi_label=several, calibrated=True)
     answers = [has_C.nonzero()[:, 0].tolist() for has_C in said] if several else said.tolist()
     return [_scored(row, answer, p_C) for row, answer, p_C in zip(rows, answers, p_RC, strict=True)]
