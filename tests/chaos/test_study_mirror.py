@@ -2,19 +2,18 @@
 
 import io
 import json
-import signal
 from pathlib import Path
 from wsgiref.handlers import SimpleHandler
 from wsgiref.util import setup_testing_defaults
 
 import optuna
 import optuna_dashboard
-import psutil
 import pytest
 
 from dryfit.store.events import TrialFinished
 from dryfit.store.layout import StudyLayout
 from study_runs import (
+    child_running,
     ends,
     events_of,
     fold,
@@ -37,13 +36,6 @@ def storage_of(folder: Path) -> optuna.storages.BaseStorage:
     return optuna.storages.JournalStorage(backend)
 
 
-def mirror_process(control_pid: int) -> psutil.Process | None:
-    for child in psutil.Process(control_pid).children():
-        if "dryfit.search.mirror.process" in child.cmdline():
-            return child
-    return None
-
-
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -56,12 +48,12 @@ def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(
     process = start("tune", folder, "--quiet")
     finished = lambda: sum(isinstance(event, TrialFinished) for event in events_of(folder))  # noqa: E731
     assert wait_for(lambda: finished() >= 1 and (StudyLayout(folder).mirror_status).exists(), process)
-    mirror = mirror_process(process.pid)
+    mirror = child_running("dryfit.search.mirror.process", of=process.pid)
     assert mirror is not None
     seen = optuna.load_study(study_name="study", storage=storage_of(folder))
     assert process.poll() is None
     assert len(seen.trials) >= 1
-    mirror.send_signal(signal.SIGKILL)
+    mirror.kill()
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     mirrored = optuna.load_study(study_name="study", storage=storage_of(folder)).trials

@@ -7,14 +7,13 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import pytest
 
 from dryfit.config.trackers import tracker_of
 from dryfit.search.trackers.runs import Runs
 from dryfit.store.events import ReportMade, TrialFinished
 from dryfit.store.layout import StudyLayout
-from study_runs import events_of, objective_study, run, start, summary_of, wait_for
+from study_runs import child_running, events_of, objective_study, run, start, summary_of, wait_for
 from trackers_beside import (
     OF_TRACKIO,
     OF_WANDB,
@@ -51,12 +50,10 @@ def wanted(folder: Path) -> Runs:
     return runs
 
 
-def tracker_pid(control_pid: int) -> int:
-    return next(
-        child.pid
-        for child in psutil.Process(control_pid).children()
-        if "dryfit.search.trackers.tracker" in child.cmdline()
-    )
+def kill_tracker(control_pid: int) -> None:
+    tracker = child_running("dryfit.search.trackers.tracker", of=control_pid)
+    assert tracker is not None
+    tracker.kill()
 
 
 def check_mlflow(folder: Path, url: str, packages: Path) -> None:
@@ -98,7 +95,7 @@ def test_a_server_that_is_gone_loses_nothing_and_slows_no_trial(
                 time.sleep(seconds / 2)
                 failing = run("status", folder).stdout
                 assert "mlflow could not be written since 2" in failing, failing
-                psutil.Process(tracker_pid(study.pid)).send_signal(signal.SIGKILL)
+                kill_tracker(study.pid)
                 time.sleep(seconds / 2)
                 server.start()
             ended_s = time.time()
@@ -180,7 +177,7 @@ def test_runs_of_wandb_are_whole_after_a_kill_and_a_resume(
     try:
         slug = tracker_of("wandb:project").slug
         assert wait_for(lambda: list(layout.trackers.glob("wandb/offline-run-*")), study)
-        psutil.Process(tracker_pid(study.pid)).send_signal(signal.SIGKILL)
+        kill_tracker(study.pid)
         assert wait_for(lambda: layout.tracker(slug).position.exists(), study)
         study.send_signal(signal.SIGKILL)
     finally:
@@ -215,7 +212,7 @@ def test_rows_of_trackio_are_there_once_after_kills_and_a_replay(
     study = start("tune", folder, "--quiet")
     try:
         assert wait_for(lambda: layout.tracker("trackio").position.exists(), study)
-        psutil.Process(tracker_pid(study.pid)).send_signal(signal.SIGKILL)
+        kill_tracker(study.pid)
         assert wait_for(lambda: sum(isinstance(event, TrialFinished) for event in events_of(folder)) >= 2, study)
         study.send_signal(signal.SIGKILL)
     finally:

@@ -3,7 +3,6 @@
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
@@ -16,7 +15,7 @@ from dryfit.search.sampling import cma_es
 from dryfit.search.sampling.gp_handle import GpProcess, GpQuestion, GpTrial, ask_once
 from dryfit.search.space.params import to_text
 from dryfit.study.loop import study_run
-from study_runs import fold, kill_now, run, start, wait_for_events
+from study_runs import child_running, fold, kill_now, run, start, wait_for, wait_for_events
 
 SUPPORT = str(Path(objectives.__file__).parent)
 TRIALS = 6
@@ -43,10 +42,10 @@ def test_an_answer_depends_on_its_question_alone() -> None:
     assert once[1] is not None and once[1]["x"] < 0.6  # type: ignore[operator]
 
 
-def study(folder: Path, sampler: str) -> Path:
+def study(folder: Path, sampler: str, function: str = "quadratic") -> Path:
     folder.mkdir(parents=True)
     (folder / "study.toml").write_text(
-        f'[study]\ntask = "objective"\ntrials = {TRIALS}\n[objective]\nfunction = "objectives:quadratic"\n'
+        f'[study]\ntask = "objective"\ntrials = {TRIALS}\n[objective]\nfunction = "objectives:{function}"\n'
         f'paths = ["{SUPPORT}"]\n[space]\nx = {{low = -4.0, high = 4.0}}\nn = {{low = 1, high = 3}}\n'
         f'kind = ["plain", "shifted"]\n[search]\nsampler = "{sampler}"\nmirror = "none"\nstartup_trials = 2\n'
     )
@@ -70,13 +69,14 @@ def test_a_study_that_is_killed_is_the_undisturbed_one(tmp_path: Path, sampler: 
 
 
 @pytest.mark.slow
-def test_another_process_takes_over_from_one_that_is_killed(tmp_path: Path) -> None:
-    whole, disturbed = (study(tmp_path / name, "gp") for name in ("whole", "disturbed"))
+def test_another_process_takes_over_from_one_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, disturbed = (study(tmp_path / name, "gp", "stepwise") for name in ("whole", "disturbed"))
     assert run("tune", whole).returncode == 0
+    monkeypatch.setenv("STEP_PAUSE_S", "0.1")  # so that the study goes on while its process is looked for
     process = start("tune", disturbed)
-    assert wait_for_events(disturbed, 26, process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    (gp,) = [child for child in children if "dryfit.search.sampling.gp_process" in child.cmdline()]
+    assert wait_for(lambda: (disturbed / "ledger.jsonl").exists() and len(fold(disturbed).trials) == 4, process)
+    gp = child_running("dryfit.search.sampling.gp_process", of=process.pid)
+    assert gp is not None
     gp.kill()
     process.communicate()
     want, have = (fold(folder).trials for folder in (whole, disturbed))

@@ -255,6 +255,16 @@ def kill_now(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+def child_running(module: str, of: int) -> psutil.Process | None:
+    """The child, or child's child, of a process that runs a module as its program; others may end meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(of).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # of which a zombie is one
+                if module in child.cmdline():
+                    return child
+    return None
+
+
 def marked_processes(folder: Path) -> list[int]:
     """Every living process that carries the study's marker."""
     created = fold(folder).created
