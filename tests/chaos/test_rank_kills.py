@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -62,8 +63,9 @@ def kill_rank(folder: Path) -> None:
     while time.monotonic() < deadline_s:
         pid = other_rank(folder)
         if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-            return
+            with suppress(ProcessLookupError):  # its trial has ended meanwhile: the next one is as good
+                os.kill(pid, signal.SIGKILL)
+                return
         time.sleep(0.01)
     raise AssertionError("no rank was seen")
 
