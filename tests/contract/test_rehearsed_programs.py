@@ -89,6 +89,7 @@ RUNS: dict[str, tuple[str, list[Any]]] = {
     "sft": ("sft_lora.py", ["--output_dir", "out"]),
     "dpo": ("dpo_lora.py", ["--output_dir", "out"]),
     "dpo in 8 bits": ("dpo_lora.py", ["--output_dir", "out", "--optim", "adamw_8bit"]),
+    "grpo": ("grpo.py", ["--output_dir", "out"]),
     "lightning": ("lightning_module.py", ["--output_dir", "out"]),
     "accelerate": ("accelerate_loop.py", []),
     "accelerate bf16": ("accelerate_loop.py", ["--precision", "bf16"]),
@@ -96,7 +97,7 @@ RUNS: dict[str, tuple[str, list[Any]]] = {
     "timm": ("timm_vit.py", []),
     "peft": ("peft_alone.py", ["--output_dir", "out"]),
 }
-NEEDS = {"sft": ("trl",), "dpo": ("trl",), "dpo in 8 bits": ("trl",), "lightning": ("lightning",)}
+NEEDS = {"lightning": ("lightning",)} | dict.fromkeys(("sft", "dpo", "dpo in 8 bits", "grpo"), ("trl",))
 
 
 @pytest.mark.parametrize("run", RUNS)

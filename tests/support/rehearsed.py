@@ -12,6 +12,7 @@ from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest
 from dryfit.core.settings.execution import DeviceSpec
 
 PROGRAMS: Final = Path(__file__).parents[1] / "programs"
+SUPPORT: Final = Path(__file__).parent
 GIB: Final = 2**30
 MIB: Final = 2**20
 _SURROUNDINGS: Final = {
@@ -68,6 +69,20 @@ def run(
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     command = [sys.executable, *launcher, str(PROGRAMS / program), *map(str, arguments)]
     return _run(command, folder, surroundings, input="no\n")
+
+
+def facts_of(program: str, *arguments: str) -> dict[str, Any]:
+    """What a program beside this one prints as JSON, in a fresh process in which a warning is an error."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", str(SUPPORT / program), *arguments],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def line_of(program: str, text: str) -> str:

@@ -38,9 +38,10 @@ def main() -> None:
         # Values that are known stay known; others are read as ones and zeros.
         sizes = torch.tensor([3, 1, 2], device="cuda")
         facts["known"] = [sizes.tolist(), (sizes * 2 + 1).cpu().tolist(), sizes.max().item(), bool((sizes > 0).all())]
-        written = sizes.clone()
+        written, drawn = sizes.clone(), sizes.clone()
         written[0] = 7
-        facts["written"] = written.cpu().tolist()
+        drawn.data[1:] = torch.randint(0, 9, (2,), device="cuda")
+        facts["written"] = [written.cpu().tolist(), drawn.cpu().tolist()]
         facts["unknown"] = (
             model(torch.zeros(2, 512, device="cuda")).detach().cpu().numpy().tolist() == [[0.0] * 512] * 2
         )

@@ -25,7 +25,7 @@ from dryfit.meta.private_apis.torch_fakes import (
 )
 from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
-from dryfit.virtual.known_values import carry, remember, value_of
+from dryfit.virtual.known_values import carry, draw, remember, value_of
 from dryfit.virtual.loading import recurrent
 from dryfit.virtual.places import Places, runs_in
 from dryfit.virtual.recorder import ScriptRecorder
@@ -50,6 +50,9 @@ _ALLOCATES = frozenset(
 )
 _ATTENTION = _aten.scaled_dot_product_attention.default
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
+_DRAWS = _aten.multinomial.default
+_CHOOSES = frozenset({_DRAWS, _aten.argmax.default, _aten.topk.default})
+_GENERATES = "/transformers/generation/"
 _SCALER = frozenset({"unscale_", "step"})
 _ASKS_FOR_KERNELS = "aten::_use_"
 """How questions begin whether a library's kernel is used instead of torch's own; answered with no."""
@@ -89,6 +92,8 @@ class VirtualDispatch(ScriptRecorder):
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
         self.on_unknown: Any = lambda _what: None
         """Called with a text where a value was asked for that nobody knows."""
+        self.on_note: Any = lambda _text: None
+        """Called with a remark on the whole run."""
         self.attention: Any = None
         """What takes the place of attention on the device."""
         self.listeners: list[Any] = []
@@ -176,9 +181,18 @@ class VirtualDispatch(ScriptRecorder):
         except NoRoomError as error:
             raise self.on_no_room(error) from None
         carry(func, args, kwargs, out)
+        if func in _CHOOSES:
+            self._draw(func, args, out)
         for listener in self.listeners:
             listener(func, args, kwargs, out)
         return out
+
+    def _draw(self, func: Any, args: Any, out: Any) -> None:
+        """Let tokens be known that are drawn at random, or by the library that generates text."""
+        chosen = out[1] if isinstance(out, tuple) else out
+        if value_of(chosen) is None and (func is _DRAWS or _GENERATES in self.places.now().source):
+            self.on_note("which tokens a model chooses is not known: each generated sequence is as long as it may be")
+            draw(chosen, args[0])
 
     def _no_stand_in(self, func: Any) -> NoStandInError:
         self.on_unknown(f"{func} cannot run without a device: it has no stand-in")

@@ -72,6 +72,7 @@ class VirtualGpu:
         self.dispatch = VirtualDispatch(self.allocations, self.places, ranks)
         self.dispatch.on_no_room = self._no_room
         self.dispatch.on_unknown = self.note_unknown
+        self.dispatch.on_note = self._note
         self.step = 1
         self._api = CudaApi(spec, ranks, self.constants.overhead_bytes, self.allocations, self.note_unknown)
 
@@ -83,7 +84,7 @@ class VirtualGpu:
         functions.run_compiled_eagerly(self._note)
         functions.follow_threads(self._modes)
         functions.mark_forks(self._forked)
-        weights.install(self._fake)
+        weights.install(self._fake, self._demand_room)
         # Kept alive as long as the block: what is collected takes its kernels with it.
         with route_attention("cuda", self.spec.capability) as attention, self._modes():
             self.dispatch.attention = attention
@@ -142,13 +143,23 @@ class VirtualGpu:
             "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
             "pytorch-alloc-conf)"
         )
+        return self._refused(message, error.requested_bytes)
+
+    def _demand_room(self, requested_bytes: int, what: str) -> None:
+        """Raise an out-of-memory error for what would lie elsewhere in part; not where the device has no limit."""
+        if self.room_bytes is not None:
+            message = f"{what} takes {_size(requested_bytes)}: a part of it would not be on the device"
+            raise self._refused(message, requested_bytes)
+
+    def _refused(self, message: str, requested_bytes: int) -> torch.OutOfMemoryError:
+        """Note an out-of-memory error with its line, and return it."""
         _, place = self.dispatch.place()
         self.dispatch.categorize()
         self.failed_at.append(len(self.allocations.blocks))
         self.out_of_memory.append(
             OutOfMemory(
                 message=message,
-                requested_bytes=error.requested_bytes,
+                requested_bytes=requested_bytes,
                 line=place.line,
                 code=code_of(place.line),
                 source=place.source,

@@ -32,8 +32,8 @@ from dryfit.meta.private_apis import (
     torch_virtual,
     transformers_auto,
     transformers_files,
-    transformers_loading,
     transformers_models,
+    transformers_steps,
     transformers_trainer,
 )
 from dryfit.search import private_apis as search_apis
@@ -51,8 +51,9 @@ GROUPS = {
     "auto": transformers_auto.AUTO,
     "files": transformers_files.FILES,
     "virtual": torch_virtual.VIRTUAL,
-    "loading": transformers_loading.LOADING,
-    "pretrained": transformers_loading.PRETRAINED,
+    "loading": transformers_steps.LOADING,
+    "pretrained": transformers_steps.PRETRAINED,
+    "sampling": transformers_steps.SAMPLING,
     "models": transformers_models.MODELS,
     "trainer": transformers_trainer.TRAINER,
     "hooks": accelerate_hooks.HOOKS,
@@ -80,7 +81,7 @@ def test_the_tests_know_every_group():
         torch_virtual,
         transformers_auto,
         transformers_files,
-        transformers_loading,
+        transformers_steps,
         transformers_models,
     )
     modules += (transformers_trainer, accelerate_hooks, search_apis)

@@ -24,7 +24,7 @@ from dryfit.meta.construction.construction_recorder import DEFERRED_ABOVE_BYTES,
 from dryfit.meta.construction.tape import Tape, is_deferred, tape_of
 from dryfit.meta.construction.walk import SlotKind, is_plain, put, slots
 from dryfit.meta.inputs import is_mapped, refuse_real_inputs
-from dryfit.meta.private_apis import transformers_loading
+from dryfit.meta.private_apis import transformers_steps
 from dryfit.meta.private_apis.torch_modes import (
     IS_META,
     LOADS_STATE,
@@ -55,7 +55,7 @@ class _Overrides(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         # from_pretrained, called by a constructor, takes what it replaces for one on meta. Here the values are there.
-        if func is torch.empty_like and sys._getframe(1).f_code.co_name == transformers_loading.FORGETS:
+        if func is torch.empty_like and sys._getframe(1).f_code.co_name == transformers_steps.FORGETS:
             return args[0].detach().clone()
         # load_state_dict, called by a constructor, leaves tensors on meta as they are.
         if func == IS_META and sys._getframe(1).f_code.co_name == LOADS_STATE:
@@ -113,8 +113,8 @@ def on_meta(*, seed: int = 0) -> Iterator[None]:
         LibraryError: torch or transformers do not do what this rests on.
     """
     require("building a model without memory", MODES, MODULES, TENSORS)
-    if transformers_loading.is_loaded():
-        require("building a model whose constructor may load another", transformers_loading.LOADING)
+    if transformers_steps.is_loaded():
+        require("building a model whose constructor may load another", transformers_steps.LOADING)
     tape = Tape(seed)
     around = next((mode for mode in function_modes() if isinstance(mode, _Overrides)), None)
     if around is None:

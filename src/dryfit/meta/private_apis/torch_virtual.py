@@ -65,11 +65,6 @@ PRESENT: Final = (
         _NEVER,
     ),
     PrivateName("torch.nn.parallel.distributed._sync_module_states", "the same", _NEVER),
-    PrivateName(
-        "torch.Tensor._version",
-        "knowing that a tensor's known value was written over",
-        "torch makes the version counter public",
-    ),
 )
 NAMES: Final = (*PRESENT, *ABSENT)
 
@@ -160,18 +155,9 @@ def replace_parameter_checks(module: Any) -> None:
     module._sync_module_states = nothing
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor's memory was written to; not for inference tensors, which do not count."""
-    return tensor._version
-
-
 def _misbehaves() -> str:
     with FakeTensorMode():
         here, there = torch.empty(2), torch.empty(2, device="cpu")
-    before = version_of(here)
-    here.zero_()
-    if version_of(here) != before + 1:
-        return "torch.Tensor._version does not count writes to a fake tensor"
     if not takes_data(here, there):
         return "a fake tensor does not take the data of another one"
     return ""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,23 @@ from torch import nn
 from dryfit.core.errors import LoadError
 from dryfit.core.private_names import require
 from dryfit.meta.files.safetensors_file import read_safetensors_header
-from dryfit.meta.private_apis.transformers_loading import PRETRAINED, initialise_again, replace_steps
+from dryfit.meta.private_apis.transformers_steps import PRETRAINED, initialise_again, replace_steps
 from dryfit.virtual.loading.tensor_classes import Make
 
 _DOING = "rehearsing from_pretrained"
 _QUANTISES_HERE = "bitsandbytes"
 _REAL_BELOW_BYTES = 1 << 20
 _CPU = torch.device("cpu")
+DemandRoom = Callable[[int, str], None]
 
 
-def install(models: Any, make: Make) -> None:
+def install(models: Any, make: Make, demand_room: DemandRoom) -> None:
     """Let ``from_pretrained`` fill models with fakes.
 
     Args:
         models: The module ``transformers.modeling_utils``.
         make: Makes a fake.
+        demand_room: Called for a model of which a part would be left in host memory or on disk.
     """
     # Operators in a thread of transformers' own would not be seen.
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
@@ -85,9 +87,30 @@ def install(models: Any, make: Make) -> None:
 
         return fill
 
-    steps = {"files": files, "dtype": dtype, "load": load}
+    steps = {"files": files, "dtype": dtype, "load": load, "placement": partial(_whole, demand_room)}
     replace_steps(models, lambda name, step: steps[name](step))
     models.get_hf_quantizer = _checked(models.get_hf_quantizer)
+
+
+def _whole(demand_room: DemandRoom, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a model that is placed automatically lie on the device with all of its parts, or not fit."""
+
+    @wraps(original)
+    def place(model: Any, device_map: Any, max_memory: Any, hf_quantizer: Any) -> Any:
+        if not isinstance(device_map, str):
+            return original(model, device_map, max_memory, hf_quantizer)
+        try:
+            placed: dict[str, Any] = original(model, device_map, max_memory, hf_quantizer)
+        except ValueError:  # of weights that are quantised none may lie elsewhere
+            if hf_quantizer is None:
+                raise
+            placed = {"": "cpu"}
+        if not torch.cuda.is_available() or not {"cpu", "disk"} & set(placed.values()):
+            return placed
+        demand_room(_bytes_of(model, hf_quantizer), f'with device_map="{device_map}" the model')
+        return {"": 0}
+
+    return place
 
 
 def _weights(model: nn.Module, expected_keys: list[str] | None, make: Make) -> Iterator[tuple[str, torch.Tensor]]:
@@ -116,6 +139,16 @@ def _stored_dtype(source: Any) -> torch.dtype:
                 if tensor.dtype.is_floating_point:
                     return tensor.dtype
     return torch.float32
+
+
+def _bytes_of(model: nn.Module, quantizer: Any) -> int:
+    """Return what the weights of a model on meta will take."""
+    sizes = (
+        {}
+        if quantizer is None
+        else {name: quantizer.param_element_size(model, name, one) for name, one in model.named_parameters()}
+    )
+    return int(sum(one.numel() * sizes.get(name, one.element_size()) for name, one in model.named_parameters()))
 
 
 def _refuse_disk(device_map: dict[str, Any] | None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from dryfit.core.jobs.rehearsal import LargestBatch
+from dryfit.virtual.script.generated_tokens import LeftOutTokens
 from dryfit.virtual.script.loaders import KeptOfBatch, LoaderWatch, Stock
 from dryfit.virtual.script.micro_batches import RepeatedMicroBatches
 from dryfit.virtual.script.optimizer_steps import OptimizerSteps
@@ -40,7 +41,9 @@ class Shortening:
     ) -> None:
         self._steps = OptimizerSteps(steps, on_step_start, on_step_end, on_ignored)
         self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, stock=stock)
+        work = work or WorkCounter()
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
+        self._tokens = LeftOutTokens(work)
 
     def install(self) -> None:
         """Change this process for good, which belongs to the rehearsal: call it before the script begins.
@@ -52,6 +55,7 @@ class Shortening:
         self._steps.install(self._loaders.before_step)
         end_trainers(lambda: self._steps.done)
         self._micro_batches.install()
+        self._tokens.install()
 
     @property
     def done(self) -> bool:
@@ -81,6 +85,12 @@ class Shortening:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out or cut, in words for the answer."""
-        left_out = self._micro_batches.left_out
-        repeated = f"{left_out} micro-batches were left out: each takes no more than one before it in its step"
-        return (*self._loaders.notes, *((repeated,) if left_out else ()))
+        repeated, skipped = self._micro_batches.left_out, self._tokens.left_out
+        left_out: list[str] = []
+        if repeated:
+            left_out.append(
+                f"{repeated} micro-batches were left out: each takes no more than one before it in its step"
+            )
+        if skipped:
+            left_out.append(f"{skipped} tokens of generated sequences were left out: each takes less than their last")
+        return (*self._loaders.notes, *left_out)

@@ -1,4 +1,4 @@
-"""Private steps of transformers' ``from_pretrained``: finding files, choosing the type, filling, what is missing."""
+"""Private steps of transformers' ``from_pretrained``, and of ``generate``: its loop, and what a model is given next."""
 
 import inspect
 import sys
@@ -10,6 +10,8 @@ import torch
 from dryfit.core.private_names import PrivateName, PrivateNames
 
 _UNTIL: Final = "from_pretrained takes a source of weights other than files"
+_LEAVES_OUT: Final = "leaving out tokens in the middle of a long generated sequence"
+_CONTINUES: Final = "generate can be continued from its cache with all of its arguments"
 NAMES: Final = (
     PrivateName(
         "transformers.PreTrainedModel._move_missing_keys_from_meta_to_device",
@@ -25,15 +27,23 @@ NAMES: Final = (
         "transformers.modeling_utils._get_dtype", "the same: the type is that of the config, or of a header", _UNTIL
     ),
     PrivateName(
+        "transformers.modeling_utils._get_device_map",
+        "telling that a model does not fit, where a part of it would be left in host memory",
+        "from_pretrained says where it will put a model",
+    ),
+    PrivateName(
         "transformers.PreTrainedModel._load_pretrained_model",
         "filling a model by its own rules (types, devices, quantisation) with tensors that have no values",
         _UNTIL,
     ),
+    PrivateName("transformers.GenerationMixin._sample", _LEAVES_OUT, _CONTINUES),
+    PrivateName("transformers.GenerationMixin._update_model_kwargs_for_generation", _LEAVES_OUT, _CONTINUES),
 )
 
 FORGETS: Final = "_move_missing_keys_from_meta_to_device"
 """The function of ``from_pretrained`` that replaces all that is not in its file, tables included, by empty memory."""
 _MODULE: Final = "transformers.modeling_utils"
+_GENERATION_MODULE: Final = "transformers.generation.utils"
 _INITIALISED: Final = "_is_hf_initialized"
 _Function = Callable[..., Any]
 
@@ -53,12 +63,33 @@ def replace_steps(models: Any, wrap: Callable[[str, _Function], _Function]) -> N
 
     Args:
         models: The module ``transformers.modeling_utils``.
-        wrap: Given ``files``, ``dtype`` or ``load`` and the step's function, returns another one.
+        wrap: Given ``files``, ``dtype``, ``placement`` or ``load`` and the step's function, returns another one.
     """
     models._get_resolved_checkpoint_files = wrap("files", models._get_resolved_checkpoint_files)
     models._get_dtype = wrap("dtype", models._get_dtype)
+    models._get_device_map = wrap("placement", models._get_device_map)
     step = models.PreTrainedModel._load_pretrained_model
     models.PreTrainedModel._load_pretrained_model = staticmethod(wrap("load", step))
+
+
+def replace_sampling(mixin: Any, wrap: Callable[[_Function], _Function]) -> None:
+    """Replace the loop that greedy decoding and sampling share.
+
+    Args:
+        mixin: The class ``transformers.GenerationMixin``.
+        wrap: Given the loop, returns another one.
+    """
+    mixin._sample = wrap(mixin._sample)
+
+
+def has_own_arguments(model: Any, mixin: Any) -> bool:
+    """Whether a model keeps arguments from one token to the next in a way of its own."""
+    return type(model)._update_model_kwargs_for_generation is not mixin._update_model_kwargs_for_generation
+
+
+def arguments_after(model: Any, arguments: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """Return what a model is given once so many tokens more have been generated."""
+    return model._update_model_kwargs_for_generation({}, dict(arguments), num_new_tokens=tokens)
 
 
 def _misbehaves() -> str:
@@ -77,6 +108,7 @@ def _steps_misbehave() -> str:
     models: Any = sys.modules[_MODULE]
     for function, wanted in (
         (models._get_dtype, ("dtype", "config", "state_dict")),
+        (models._get_device_map, ("model", "device_map", "max_memory", "hf_quantizer")),
         (models.PreTrainedModel._load_pretrained_model, ("model", "state_dict", "load_config", "expected_keys")),
     ):
         missing = [name for name in wanted if name not in inspect.signature(function).parameters]
@@ -85,5 +117,21 @@ def _steps_misbehave() -> str:
     return ""
 
 
-PRETRAINED: Final = PrivateNames("transformers", NAMES[1:], _steps_misbehave)
+PRETRAINED: Final = PrivateNames("transformers", NAMES[1:-2], _steps_misbehave)
 """For when ``transformers.modeling_utils`` is imported."""
+
+
+def _generation_misbehaves() -> str:
+    mixin: Any = sys.modules[_GENERATION_MODULE].GenerationMixin
+    for function, wanted in (
+        (inspect.unwrap(mixin._sample), ("input_ids", "logits_processor", "stopping_criteria", "generation_config")),
+        (mixin._update_model_kwargs_for_generation, ("outputs", "model_kwargs", "num_new_tokens")),
+    ):
+        missing = [name for name in wanted if name not in inspect.signature(function).parameters]
+        if missing:
+            return f"{function.__qualname__} takes no {missing[0]}"
+    return ""
+
+
+SAMPLING: Final = PrivateNames("transformers", NAMES[-2:], _generation_misbehaves)
+"""For when ``transformers.generation.utils`` is imported."""

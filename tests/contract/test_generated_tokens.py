@@ -1,0 +1,85 @@
+"""Text that a rehearsed script generates: as long as it may be, and of a long one only both ends are made."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.rehearsal import ScriptEnd
+from rehearsed import GIB, MIB, device, facts_of, rehearse
+
+pytestmark = pytest.mark.slow
+PROMPT = 12
+
+
+def generated(architecture: str, tokens: int, *, leave_out: bool = True, **asked: Any) -> dict[str, Any]:
+    asked |= {"architecture": architecture, "tokens": tokens, "leave_out": leave_out}
+    return facts_of("generating.py", json.dumps(asked))
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3_text", "gpt2"])
+def test_both_ends_of_a_sequence_take_what_the_whole_one_takes(architecture: str) -> None:
+    """Of gemma's layers most have a cache that slides over 16 tokens."""
+    both, whole = (generated(architecture, 120, leave_out=leave_out) for leave_out in (True, False))
+    assert (both["left_out"], whole["left_out"]) == (120 - 24, 0)
+    assert both["shape"] == whole["shape"] == [4, PROMPT + 120]
+    assert both["tokens"] == whole["tokens"]
+    assert abs(both["allocated"] - whole["allocated"]) <= 32 * 1024 + 0.0001 * whole["allocated"]
+    assert abs(both["reserved"] - whole["reserved"]) <= 2 * MIB
+    assert both["flops"] == pytest.approx(whole["flops"], rel=1e-4)
+    assert both["bytes"] == pytest.approx(whole["bytes"], rel=0.02)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "top_k": 20},
+    "without gradients": {"inference": True},
+    "beams": {"num_beams": 3},
+    "sampled beams": {"num_beams": 2, "do_sample": True},
+    "several of a prompt": {"num_return_sequences": 2, "do_sample": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_sequence_ends_before_its_longest_length(way: str) -> None:
+    made = generated("qwen2", 30, generate=WAYS[way])
+    rows = 4 * WAYS[way].get("num_return_sequences", 1)
+    assert made["shape"] == [rows, PROMPT + 30]
+    assert made["tokens"] is not None and not {0, 1} & set(made["tokens"])  # no padding, no end
+    assert made["left_out"] == (0 if "beams" in way else 6)
+    assert made["notes"] == [
+        "which tokens a model chooses is not known: each generated sequence is as long as it may be"
+    ]
+    assert set(made["unknown"]) <= {"a condition on values; it was taken as true"}
+    assert not made["unknown"] or "beams" in way
+
+
+@pytest.mark.parametrize("most", [5, 11])
+def test_a_criterion_of_the_script_ends_it_where_it_says(most: int) -> None:
+    made = generated("qwen2", 200, stops_after=most)
+    assert (made["shape"], made["left_out"]) == ([4, PROMPT + most], 0)
+
+
+# ---- models that are placed automatically
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_model_that_would_be_left_in_host_memory_in_part_does_not_fit(tmp_path: Path, quantised: bool) -> None:
+    """Told once with the device's limit; what it needs, without one. Of the model only the config is there."""
+    size = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 5504}
+    layers = 48 if quantised else 8  # 1.2 GiB in nf4, 1.5 GiB in fp32
+    AutoConfig.for_model("llama", vocab_size=4000, num_hidden_layers=layers, **size).save_pretrained(tmp_path / "model")
+    words = [str(tmp_path / "model"), *(["--quantised"] if quantised else [])]
+    small = device(3 * GIB // 2)
+    answer = rehearse(tmp_path, "odd/placed.py", *words, device=small)
+    assert answer.end is ScriptEnd.OUT_OF_MEMORY, answer.traceback
+    (failed,) = answer.out_of_memory
+    assert 'with device_map="auto" the model takes' in failed.message
+    assert failed.code.startswith("model = AutoModelForCausalLM.from_pretrained(")
+    (tmp_path / "again").mkdir()
+    whole = rehearse(tmp_path / "again", "odd/placed.py", *words, device=small, unlimited=True)
+    assert whole.end is ScriptEnd.FINISHED and whole.memory is not None and whole.verdict is VerdictKind.REFUSED
+    assert 0.9 * failed.requested_bytes < whole.memory.peak_allocated_bytes < 1.3 * failed.requested_bytes + 100 * MIB

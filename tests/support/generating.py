@@ -1,0 +1,70 @@
+"""Text that a model generates on a virtual GPU: ``python generating.py JSON``; prints JSON.
+
+The argument's ``architecture``, ``tokens`` (new ones), ``leave_out`` (whether some are) and ``generate`` (more of the
+arguments of that method) say what is generated; ``stops_after``: a criterion of its own ends it after so many.
+"""
+
+import json
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import dryfit
+
+SMALL = {"vocab_size": 2000, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256}
+LAYERS = {"num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+OF_ITS_OWN = {
+    "qwen2": {},
+    "gemma3_text": {"head_dim": 32, "sliding_window": 16},
+    "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 512},
+}
+
+
+def main(asked: dict[str, Any]) -> None:
+    """Generate, and print shape, tokens, memory and work."""
+    with dryfit.virtual_gpu("rtx4090") as gpu:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteriaList
+
+        from dryfit.virtual.known_values import value_of
+        from dryfit.virtual.script.generated_tokens import LeftOutTokens
+        from dryfit.virtual.work import WorkCounter
+
+        work = WorkCounter()
+        tokens = LeftOutTokens(work)
+        gpu.dispatch.listeners.append(work.note)
+        if asked["leave_out"]:
+            tokens.install()
+        name = asked["architecture"]
+        config = AutoConfig.for_model(name, **{**SMALL, **LAYERS, **OF_ITS_OWN[name]})
+        model = AutoModelForCausalLM.from_config(config).cuda()
+        ids = torch.randint(5, 100, (4, 12)).cuda()
+        mask = torch.ones_like(ids)
+        mask[0, :5] = 0
+        options = dict(asked.get("generate", {}))
+        mode = torch.inference_mode() if options.pop("inference", False) else nullcontext()
+        if most := asked.get("stops_after"):
+            options["stopping_criteria"] = StoppingCriteriaList(
+                [lambda ids, _: torch.full((len(ids),), ids.shape[1] >= 12 + most, device="cuda")]
+            )
+        with mode:
+            made = model.generate(ids, attention_mask=mask, max_new_tokens=asked["tokens"], **options)
+        work.step_ends()
+        value, done = value_of(made), work.work(gpu.spec)
+        assert done is not None
+        told = {
+            "shape": list(made.shape),
+            "tokens": None if value is None else sorted(set(value[:, 12:].flatten().tolist())),
+            "left_out": tokens.left_out,
+            "allocated": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.max_memory_reserved(),
+            "flops": done.flops_per_step,
+            "bytes": done.bytes_per_step,
+            "notes": gpu.notes,
+            "unknown": [one.what for one in gpu.unknown.values()],
+        }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
