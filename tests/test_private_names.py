@@ -39,6 +39,7 @@ TEXTS = {
 # Names in the package that need no row of NAMES.
 UNDECLARED = {
     "_is_hf_initialized": "what transformers writes on a tensor that it has loaded, and on no class",
+    "_mask_length": "what transformers writes on the config of a generation, and on no class: a self-test looks for it",
     "_keep_in_fp32_modules_strict": "what a model of transformers says of itself: set by a self-test",
 }
 

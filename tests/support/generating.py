@@ -1,7 +1,7 @@
 """Text that a model generates on a virtual GPU: ``python generating.py JSON``; prints JSON.
 
-The argument's ``architecture``, ``tokens`` (new ones), ``leave_out`` (whether some are) and ``generate`` (more of the
-arguments of that method) say what is generated; ``stops_after``: a criterion of its own ends it after so many.
+The keys of JSON: ``architecture``; ``tokens``, how many are new; ``leave_out``, whether some of them are; ``padded``, whether
+a row begins with padding; ``generate``, more arguments of that method; ``stops_after``, where the script ends it.
 """
 
 import json
@@ -17,6 +17,7 @@ OF_ITS_OWN = {
     "qwen2": {},
     "gemma3_text": {"head_dim": 32, "sliding_window": 16},
     "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 512},
+    "t5": {"d_model": 128, "num_heads": 4, "num_layers": 4, "d_ff": 256, "decoder_start_token_id": 0},
 }
 
 
@@ -24,7 +25,7 @@ def main(asked: dict[str, Any]) -> None:
     """Generate, and print shape, tokens, memory and work."""
     with dryfit.virtual_gpu("rtx4090") as gpu:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteriaList
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, StoppingCriteriaList
 
         from dryfit.virtual.known_values import value_of
         from dryfit.virtual.script.generated_tokens import LeftOutTokens
@@ -37,10 +38,13 @@ def main(asked: dict[str, Any]) -> None:
             tokens.install()
         name = asked["architecture"]
         config = AutoConfig.for_model(name, **{**SMALL, **LAYERS, **OF_ITS_OWN[name]})
-        model = AutoModelForCausalLM.from_config(config).cuda()
+        model = (
+            (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config).cuda()
+        )
         ids = torch.randint(5, 100, (4, 12)).cuda()
         mask = torch.ones_like(ids)
-        mask[0, :5] = 0
+        if asked.get("padded"):
+            mask[0, :5] = 0
         options = dict(asked.get("generate", {}))
         mode = torch.inference_mode() if options.pop("inference", False) else nullcontext()
         if most := asked.get("stops_after"):
@@ -54,7 +58,7 @@ def main(asked: dict[str, Any]) -> None:
         assert done is not None
         told = {
             "shape": list(made.shape),
-            "tokens": None if value is None else sorted(set(value[:, 12:].flatten().tolist())),
+            "tokens": None if value is None else sorted(set(value[:, -asked["tokens"] :].flatten().tolist())),
             "left_out": tokens.left_out,
             "allocated": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),

@@ -37,6 +37,7 @@ NAMES: Final = (
         _UNTIL,
     ),
     PrivateName("transformers.GenerationMixin._sample", _LEAVES_OUT, _CONTINUES),
+    PrivateName("transformers.GenerationMixin._prefill", _LEAVES_OUT, _CONTINUES),
     PrivateName("transformers.GenerationMixin._update_model_kwargs_for_generation", _LEAVES_OUT, _CONTINUES),
 )
 
@@ -87,9 +88,16 @@ def has_own_arguments(model: Any, mixin: Any) -> bool:
     return type(model)._update_model_kwargs_for_generation is not mixin._update_model_kwargs_for_generation
 
 
-def arguments_after(model: Any, arguments: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """Return what a model is given once so many tokens more have been generated."""
-    return model._update_model_kwargs_for_generation({}, dict(arguments), num_new_tokens=tokens)
+def arguments_after(model: Any, config: Any, arguments: dict[str, Any], length: int, tokens: int) -> dict[str, Any]:
+    """Return what the loop is given to continue a sequence of this length, of which so many tokens were generated.
+
+    Args:
+        config: The ``GenerationConfig``, which is told the length, in the place of a mask that hides nothing.
+    """
+    config._mask_length = length
+    return model._update_model_kwargs_for_generation(
+        {}, dict(arguments), is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=tokens
+    )
 
 
 def _misbehaves() -> str:
@@ -117,7 +125,7 @@ def _steps_misbehave() -> str:
     return ""
 
 
-PRETRAINED: Final = PrivateNames("transformers", NAMES[1:-2], _steps_misbehave)
+PRETRAINED: Final = PrivateNames("transformers", NAMES[1:-3], _steps_misbehave)
 """For when ``transformers.modeling_utils`` is imported."""
 
 
@@ -130,8 +138,10 @@ def _generation_misbehaves() -> str:
         missing = [name for name in wanted if name not in inspect.signature(function).parameters]
         if missing:
             return f"{function.__qualname__} takes no {missing[0]}"
+    if "_mask_length" not in mixin._prefill.__code__.co_consts:
+        return f"{mixin._prefill.__qualname__} does not ask the config for the length of a mask"
     return ""
 
 
-SAMPLING: Final = PrivateNames("transformers", NAMES[-2:], _generation_misbehaves)
+SAMPLING: Final = PrivateNames("transformers", NAMES[-3:], _generation_misbehaves)
 """For when ``transformers.generation.utils`` is imported."""

@@ -20,7 +20,7 @@ Until = Callable[[int, torch.Tensor], torch.Tensor]
 
 _AT_ONCE = 8
 """Tokens that are generated in a row: twice as many at the beginning, and so many at the end."""
-_ARGUMENTS = frozenset({"attention_mask", "past_key_values", "position_ids", "use_cache"})
+_ARGUMENTS = frozenset({"attention_mask", "decoder_attention_mask", "position_ids"})
 """With other tensors, of images for example, a sequence cannot be continued as it was begun."""
 
 
@@ -57,25 +57,28 @@ class LeftOutTokens:
                     others = [one for one in stopping_criteria if not isinstance(one, module.MaxLengthCriteria)]
                     criteria = module.StoppingCriteriaList([*others, module.MaxLengthCriteria(length)])
                     new = ids.shape[1] - input_ids.shape[1]
-                    given = arguments_after(model, arguments, new) if new else arguments
-                    return original(model, ids, logits_processor, criteria, generation_config, **given)
+                    config, given = generation_config, arguments
+                    if new:
+                        given = arguments_after(model, config, arguments, ids.shape[1], new)
+                    return original(model, ids, logits_processor, criteria, config, **given)
 
                 end = stopping_criteria.max_length
-                if end is not None and _can_continue(model, mixin, generation_config, arguments):
-                    return self._both_ends(input_ids, end, arguments["past_key_values"], until)
+                layers = _layers_of(arguments.get("past_key_values"))
+                if end is not None and layers is not None and _can_continue(model, mixin, generation_config, arguments):
+                    return self._both_ends(input_ids, end, layers, until)
                 return original(model, input_ids, logits_processor, stopping_criteria, generation_config, **arguments)
 
             return sample
 
         replace_sampling(mixin, wrap)
 
-    def _both_ends(self, prompt_ids: torch.Tensor, end: int, cache: Any, until: Until) -> torch.Tensor:
+    def _both_ends(self, prompt_ids: torch.Tensor, end: int, layers: list[Any], until: Until) -> torch.Tensor:
         """Return the ids of a sequence of which both ends were generated.
 
         Args:
             prompt_ids: ``(batch, tokens)``.
             end: Length of the whole sequence.
-            cache: Its keys and values, still empty.
+            layers: Of its cache, filled as the first tokens are generated.
             until: Continues a sequence up to a length.
         """
         prompt = prompt_ids.shape[1]
@@ -87,7 +90,7 @@ class LeftOutTokens:
             first, begun = self._counted(until, prompt + 2 * _AT_ONCE, begun)
         if begun.shape[1] < prompt + 2 * _AT_ONCE:  # it has ended by itself
             return begun
-        for layer in cache.layers:
+        for layer in layers:
             _lengthen(layer, left_out)
         longer = torch.cat([begun, begun[:, -1:].expand(-1, left_out)], dim=1)
         last, done = self._counted(until, end, longer)
@@ -103,18 +106,21 @@ class LeftOutTokens:
         return self._work.so_far() - before, longer
 
 
+def _layers_of(cache: Any) -> list[Any] | None:
+    """Return the layers of an empty cache that grow with the sequence; None where one grows in a way of its own."""
+    name, grows = type(cache).__name__, {"DynamicLayer", "DynamicSlidingWindowLayer"}
+    own = cache.self_attention_cache if name == "EncoderDecoderCache" else cache
+    if type(own).__name__ != "DynamicCache" or {type(layer).__name__ for layer in own.layers} - grows:
+        return None
+    return None if own.get_seq_length() else own.layers
+
+
 def _can_continue(model: Any, mixin: Any, config: Any, arguments: dict[str, Any]) -> bool:
     """Whether a sequence that was begun can be continued, and nothing is kept of its tokens but their ids."""
-    cache = arguments.get("past_key_values")
     tensors = {name for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     return (
-        type(cache).__name__ == "DynamicCache"
-        and cache is not None
-        and {type(layer).__name__ for layer in cache.layers} <= {"DynamicLayer", "DynamicSlidingWindowLayer"}
-        and not cache.get_seq_length()
+        tensors <= _ARGUMENTS
         and not config.return_dict_in_generate
-        and not model.config.is_encoder_decoder
-        and tensors <= _ARGUMENTS
         and arguments.get("streamer") is None
         and not has_own_arguments(model, mixin)
     )

@@ -127,7 +127,8 @@ class LoaderWatch:
             self._winding_down_from = self._steps.number
             watched.ends_here()
             raise StopIteration
-        if watched.evaluated >= EVALUATION_BATCHES and self._is_evaluation(watched):
+        is_whole = watched.evaluated == _length(watched.loader)
+        if watched.evaluated >= EVALUATION_BATCHES and not is_whole and self._is_evaluation(watched):
             self.notes[_shortened(watched.loader, watched.kept_bytes)] = None
             self._keep(watched)
             watched.ends_here()
