@@ -1,7 +1,7 @@
 """Text that a model generates on a virtual GPU: ``python generating.py JSON``; prints JSON.
 
-The keys of JSON: ``architecture``; ``tokens``, how many are new; ``leave_out``, whether some of them are; ``padded``, whether
-a row begins with padding; ``generate``, more arguments of that method; ``stops_after``, where the script ends it.
+Keys of the argument: ``architecture``; ``tokens``, how many are new; ``leave_out``, whether some of them are;
+``padded``, whether a row is; ``generate``, more arguments of that method; ``stops_after``, where the script ends it.
 """
 
 import json

@@ -311,6 +311,27 @@ def test_the_largest_batch_comes_first_and_the_others_in_their_order(workers: in
     assert answer["notes"] == []
 
 
+@pytest.mark.parametrize("columns", [False, True])
+def test_of_batches_of_texts_the_one_with_the_longest_comes_first(columns: bool):
+    texts = [{"prompt": [{"role": "user", "content": "a" * (7 * at % 20)}], "number": at} for at in range(20)]
+
+    def collate(rows: list[dict[str, Any]]) -> Any:
+        return {name: [row[name] for row in rows] for name in rows[0]} if columns else rows
+
+    def script(log: Log) -> None:
+        weight = nn.Parameter(torch.zeros(()))
+        optimizer = torch.optim.SGD([weight], 0.0)
+        for batch in DataLoader(texts, 3, collate_fn=collate):
+            prompts = batch["prompt"] if columns else [row["prompt"] for row in batch]
+            log.sizes.append(max(len(prompt[0]["content"]) for prompt in prompts))
+            (weight * 2).backward()
+            optimizer.step()
+
+    answer = shortened(script, worst_batch=True, steps=99)
+    assert answer["sizes"][0] == max(answer["sizes"]) == 19 and len(answer["sizes"]) == 7
+    assert answer["largest"]["shapes"] == {"characters": [3, 19 + len("user")]}
+
+
 def test_a_loader_begun_before_training_begins_with_its_largest_batch_again():
     def script(log: Log) -> None:
         weight = nn.Parameter(torch.zeros(()))

@@ -99,11 +99,15 @@ class EvaluationGrowth(Settings):
     source: str
 
 
+CHARACTERS: Final = "characters"
+"""The name of what is measured of texts that the script tokenises only after its data loader."""
+
+
 class LargestBatch(Settings):
     """The largest batch of the script's own data.
 
     Attributes:
-        shapes: Shape of each tensor of the batch by its name.
+        shapes: Shape of each tensor of the batch by its name; of texts alone: rows, and characters of the longest one.
         seen: Batches that were collated to find it.
         of: Batches in the loader; None where it has no length.
         fed_first: Whether the rehearsal trained on it first.

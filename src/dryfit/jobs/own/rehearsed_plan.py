@@ -29,6 +29,7 @@ from dryfit.core.jobs.memory import (
 )
 from dryfit.core.jobs.plan import NO_TORCH, NOTHING_TAKEN, PlanAnswer, PlanResult, RehearsedPlanRequest
 from dryfit.core.jobs.rehearsal import (
+    CHARACTERS,
     REHEARSED_VARIABLE,
     ArgumentValue,
     RehearsalAnswer,
@@ -290,7 +291,8 @@ def _memory(answer: RehearsalAnswer) -> MemoryPlan | None:
         return None
     own = MemoryPlan.model_fields.keys() & RehearsalMemory.model_fields.keys()
     batch = answer.worst_batch
-    shape = next((shape for shape in batch.shapes.values() if shape), ()) if batch is not None else ()
+    shapes = {} if batch is None else batch.shapes
+    shape = next((shape for name, shape in shapes.items() if shape and name != CHARACTERS), ())
     seen = answer.training_arguments
     rows = shape[0] if shape else _whole(seen, BATCH)
     length = shape[1] if len(shape) > 1 else 1

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from dryfit.core.jobs.rehearsal import LargestBatch
+from dryfit.core.jobs.rehearsal import CHARACTERS, LargestBatch
 
 MOST_BATCHES = 2000
 MOST_SECONDS = 30.0
@@ -40,7 +41,7 @@ class Found:
 
 
 def find_largest(loader: DataLoader[Any], *, most_s: float = MOST_SECONDS) -> Found | str:
-    """Return a loader's largest batch by number of elements, then bytes; or why it cannot be known.
+    """Return a loader's largest batch by number of elements, longest text, then bytes; or why it cannot be known.
 
     The loader's next epoch is as it would have been.
     """
@@ -81,7 +82,7 @@ def _random_numbers_kept() -> Iterator[None]:
 
 def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str:
     began_s = time.monotonic()
-    largest: tuple[tuple[int, int], int, Any] | None = None
+    largest: tuple[tuple[int, int, int], int, Any] | None = None
     seen, note = 0, ""
     for indices in islice(_copied(loader), min(batches, MOST_BATCHES)):
         batch = _collate(loader, indices)
@@ -90,6 +91,7 @@ def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str
             return "the largest batch is not known: the data set puts tensors on the device"
         size = (
             sum(tensor.numel() for tensor in tensors.values()),
+            prod(_characters(batch)),
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         )
         if largest is None or size > largest[0]:
@@ -98,10 +100,10 @@ def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str
         if time.monotonic() - began_s > most_s and seen < batches:
             note = f"the largest batch is that of {seen} of {batches}: {most_s:g} s were up"
             break
-    if largest is None or largest[0] == (0, 0):
-        return "the largest batch is not known: the data loader gives no tensors"
+    if largest is None or not any(largest[0]):
+        return "the largest batch is not known: the data loader gives neither tensors nor texts"
     _, position, batch = largest
-    shapes = {name: tuple(tensor.shape) for name, tensor in _named_tensors(batch)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in _named_tensors(batch)} or {CHARACTERS: _characters(batch)}
     answer = LargestBatch(shapes=shapes, seen=seen, of=batches, fed_first=True)
     return Found(position, batch, answer, note)
 
@@ -119,6 +121,24 @@ def _copied(loader: DataLoader[Any]) -> Iterator[Any]:
     # A loader's iterator draws a seed for its workers before a sampler draws anything.
     torch.empty((), dtype=torch.int64).random_(generator=generator)
     return iter(copy.deepcopy(sampler, copies))
+
+
+def _characters(batch: Any) -> tuple[int, int]:
+    """Return the rows of a batch of texts, and the characters of the longest one."""
+    if isinstance(batch, Mapping):  # columns
+        columns = [column for column in batch.values() if isinstance(column, list | tuple)]
+        rows = list(zip(*columns, strict=False))
+    else:
+        rows = batch if isinstance(batch, list | tuple) else []
+    return len(rows), max(map(_letters, rows), default=0)
+
+
+def _letters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return sum(map(_letters, value)) if isinstance(value, list | tuple) else 0
 
 
 def _named_tensors(batch: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
