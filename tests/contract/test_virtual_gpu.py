@@ -72,6 +72,16 @@ def test_what_nobody_knows_is_read_as_zeros_and_is_no_longer_the_old_value(facts
     assert facts["unknown"]
 
 
+def test_lists_are_indices_and_values(facts: dict[str, Any]) -> None:
+    assert facts["indexed"] == [[1, 9], 36, 0, [[-1, -1, 2, 3], [4, 5, 6, 7], [-1, -1, 10, 11]]]
+    assert facts["listed"] == [3, 7]
+
+
+def test_checks_of_values_pass(facts: dict[str, Any]) -> None:
+    assert facts["back"] == [2, 400]
+    assert facts["close"] == [True, 0]
+
+
 def test_tensors_of_the_cpu_are_real(facts: dict[str, Any]) -> None:
     assert facts["real"] == [0, 2, 4, 6]
 

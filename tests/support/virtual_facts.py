@@ -125,6 +125,19 @@ def main() -> None:
             read.append(1 if counts[:1] else 0)  # of a tensor from there, too
             facts["without_gradients"].append([torch.cuda.max_memory_allocated() - before_bytes, read])
             del scores, counts, queries
+
+        # Lists as indices, and fakes in lists.
+        table = torch.arange(12, device="cuda").view(3, 4)
+        facts["indexed"] = [table[[0, 2], 1].tolist(), table[:, [1, 3]].sum().item(), table[[]].numel()]
+        table[[True, False, True], [[0], [1]]] = -1
+        facts["indexed"].append(table.tolist())
+        facts["listed"] = torch.tensor([sizes.max(), [2, 7][sizes[1]]], device="cuda").tolist()
+        # What looks for values that it cannot take finds none.
+        window = torch.hann_window(64, device="cuda")
+        there = torch.stft(torch.randn(2, 400, device="cuda"), 64, return_complex=True, window=window)
+        facts["back"] = list(torch.istft(there, 64, window=window).shape)
+        one = torch.randn(4, device="cuda")
+        facts["close"] = [torch.allclose(one, one), nn.functional.gaussian_nll_loss(one, one, one).dim()]
         facts["real"] = torch.arange(4).mul(2).tolist()
     facts["out_of_memory"] = [one.model_dump(mode="json") for one in gpu.out_of_memory]
     print(json.dumps(facts))

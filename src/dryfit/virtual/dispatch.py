@@ -9,6 +9,8 @@ import math
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,7 @@ class VirtualDispatch(ScriptRecorder):
         self.is_bad_fork = False
         """Whether this process was forked from one that had used the device, and so must not use it."""
         self._devices = devices
+        self._denies = False
         self._primitive: set[Any] = set()
         """Operators that are made of no others."""
         self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
@@ -145,6 +148,15 @@ class VirtualDispatch(ScriptRecorder):
             )
         with self._lock:
             return self._on_device(func, types, args, kwargs, device)
+
+    @contextmanager
+    def denying(self) -> Iterator[None]:
+        """Take conditions on values that nobody knows as false, in the block."""
+        before, self._denies = self._denies, True
+        try:
+            yield
+        finally:
+            self._denies = before
 
     def empty(self, shape: Any, dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:
         """Return a fake without a known value."""
@@ -211,6 +223,8 @@ class VirtualDispatch(ScriptRecorder):
             known = self._computed(func, args, kwargs)
             if known is not None:
                 return known
+            if self._denies and func is _aten.equal.default:
+                return False
             if func is _aten.index.Tensor:
                 return self.fakes.dispatch(func, types, (args[0], self._positions(args[1])), kwargs)
             if func is not _aten._local_scalar_dense.default:
@@ -297,6 +311,8 @@ class VirtualDispatch(ScriptRecorder):
         if value is not None:
             return value.item()
         if args[0].dtype is torch.bool:
+            if self._denies:
+                return False
             self.on_unknown("a condition on values; it was taken as true")
         # GradScaler asks for the number of infinite gradients: with one it would leave the step out.
         in_scaler = runs_in(_SCALER, "grad_scaler.py")

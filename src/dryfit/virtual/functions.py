@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -26,24 +27,28 @@ from dryfit.virtual.loading import late_tensors, recurrent
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
 _TORCH_GENERATOR = torch.Generator
 _READS_MEMORY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
+_DENY = frozenset({torch.istft, torch.Tensor.istft, nn.functional.gaussian_nll_loss})
+"""Functions that look for values that they cannot take, and fail where there are any."""
+_INDEXES = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
 
 
 class VirtualFunctions(TorchFunctionMode):
     """Makes tensors from data on the CPU and moves them; reads fakes as known values or zeros.
 
     Args:
-        on_unknown: Called with a text where something runs that nobody knows without a device.
+        dispatch: Of the virtual GPU.
     """
 
-    def __init__(self, on_unknown: Callable[[str], None]) -> None:
+    def __init__(self, dispatch: VirtualDispatch) -> None:
         super().__init__()
-        self._on_unknown = on_unknown
+        self._dispatch = dispatch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
         kwargs = kwargs or {}
         if func in _MAKES_FROM_DATA:
             device = kwargs.get("device")
+            args = (*map(_with_numbers, args[:1]), *args[1:])
             if device is None and args and isinstance(args[0], FakeTensor):
                 return func(*args, **kwargs)
             if device is not None and _is_cuda(device) and not isinstance(args[0], FakeTensor):
@@ -55,15 +60,46 @@ class VirtualFunctions(TorchFunctionMode):
             made = torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs})
             return made.to(device)
         elif func in recurrent.LAYERS and isinstance(args[0], FakeTensor) and args[0].is_cuda:
-            self._on_unknown(recurrent.UNKNOWN)
+            self._dispatch.on_unknown(recurrent.UNKNOWN)
         elif func == SET_DATA and type(args[0]) is torch.Tensor and isinstance(args[1], FakeTensor):
             return late_tensors.set_data(*args)
         elif func is nn.functional.ctc_loss and isinstance(args[0], FakeTensor):  # lengths on the host are read there
             lengths = [one.to(args[0].device) if isinstance(one, torch.Tensor) else one for one in args[2:4]]
             return func(*args[:2], *lengths, *args[4:], **kwargs)
+        elif func in _DENY:
+            with self._dispatch.denying():
+                return func(*args, **kwargs)
+        elif func in _INDEXES and isinstance(args[0], FakeTensor) and args[0].is_cuda:
+            return func(args[0], _index(args[1]), *args[2:])
         elif func in _READS_MEMORY and isinstance(args[0], FakeTensor):
             return func(_real(args[0]), *args[1:], **kwargs)
         return func(*args, **kwargs)
+
+
+def _with_numbers(data: Any) -> Any:
+    """Return data with numbers in the place of fakes in it, which a constructor would read without asking any mode."""
+    if isinstance(data, list | tuple):
+        return [_with_numbers(one) if isinstance(one, list | tuple) else _number(one) for one in data]
+    return data
+
+
+def _number(one: Any) -> Any:
+    return one.item() if isinstance(one, FakeTensor) and one.numel() == 1 else one
+
+
+def _index(given: Any) -> Any:
+    """Return an index with tensors in the place of lists of numbers, which torch itself would put on the device."""
+    if isinstance(given, tuple):
+        return tuple(map(_index, given))
+    if isinstance(given, list | range) and _is_numbers(given):
+        return torch.tensor(given, dtype=None if given else torch.int64)
+    return given
+
+
+def _is_numbers(given: Any) -> bool:
+    if isinstance(given, list | range):
+        return all(map(_is_numbers, given))
+    return isinstance(given, int | np.integer | np.bool_)
 
 
 def _is_cuda(device: Any) -> bool:

@@ -99,7 +99,7 @@ class VirtualGpu:
     def _modes(self) -> Iterator[None]:
         """Let one thread's tensors be on the virtual GPU, inside the block."""
         torch.autograd.set_multithreading_enabled(False)
-        with self.dispatch, functions.VirtualFunctions(self.note_unknown):
+        with self.dispatch, functions.VirtualFunctions(self.dispatch):
             yield
 
     def _forked(self) -> None:
