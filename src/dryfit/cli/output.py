@@ -235,6 +235,7 @@ def print_rehearsal(answer: RehearsalAnswer, *, ladder: bool) -> None:
     style = _VERDICT_STYLES[VerdictKind.REFUSED if answer.verdict is VerdictKind.FITS_WITH else answer.verdict]
     if not answer.ran:
         _print(rehearsal_tables.headline(answer), style="red", stderr=True)
+        _print(*rehearsal_tables.unknown_lines(answer), stderr=True)
         return
     _print(rehearsal_tables.headline(answer), style=style)
     memory = answer.memory

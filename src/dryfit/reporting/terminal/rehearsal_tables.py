@@ -238,10 +238,16 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
         lines.append(f"left out      {muted.what}{where}{size}")
     if len(answer.muted) > _MOST_NOTES:
         lines.append(f"              and {len(answer.muted) - _MOST_NOTES} more (--json lists them)")
-    for unknown in answer.unknown:
-        place = place_text(unknown.line, unknown.code, "")
-        lines.append(f"unknown       {unknown.what}" + (f" at {place}" if place else ""))
-    return lines + [f"note          {note}" for note in answer.notes]
+    return [*lines, *unknown_lines(answer), *(f"note          {note}" for note in answer.notes)]
+
+
+def unknown_lines(answer: RehearsalAnswer) -> list[str]:
+    """Return what could not be known, with the line that asked for it: a script may have gone another way there."""
+    places = [place_text(one.line, one.code, "") for one in answer.unknown]
+    return [
+        f"unknown       {one.what}" + (f" at {place}" if place else "")
+        for one, place in zip(answer.unknown, places, strict=True)
+    ]
 
 
 def trust_text(answer: RehearsalAnswer) -> str:
