@@ -11,6 +11,7 @@ from timm_beside import with_timm
 NEEDS = {
     "sft_lora.py": ("trl", "peft"),
     "dpo_lora.py": ("trl", "peft"),
+    "grpo.py": ("trl",),
     "lightning_module.py": ("lightning",),
 }
 RANKS = {"data_parallel.py": 2}

@@ -52,6 +52,7 @@ trainer = GRPOTrainer(
         num_generations=args.batch,
         max_completion_length=args.tokens,
         num_train_epochs=1,
+        use_cpu=not torch.cuda.is_available(),
         report_to="none",
     ),
     train_dataset=Dataset.from_list([{"prompt": "a word " * number} for number in range(1, 9)]),
