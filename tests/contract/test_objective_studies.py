@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import optuna
@@ -177,9 +178,10 @@ def test_a_trials_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold:
 
         def on_event(self, event, state: StudyState) -> None:
             for pid in marked_processes(folder):
-                process = psutil.Process(pid)
-                if "dryfit.runtime.children.fork_server" in process.cmdline():
-                    servers.append(process.memory_info().rss)
+                with suppress(psutil.NoSuchProcess):  # it has ended between the two looks
+                    process = psutil.Process(pid)
+                    if "dryfit.runtime.children.fork_server" in process.cmdline():
+                        servers.append(process.memory_info().rss)
 
         def on_message(self, number, message) -> None:
             pass

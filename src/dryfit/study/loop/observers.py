@@ -171,8 +171,9 @@ class ObserverThread(Observer):
                 return
             self._detached = True
         # By a thread, because the disk and stderr may be what hangs.
-        self._report = threading.Thread(target=_report_detached, args=(self._name, why, trace, self._log), daemon=True)
-        self._report.start()
+        report = threading.Thread(target=_report_detached, args=(self._name, why, trace, self._log), daemon=True)
+        report.start()
+        self._report = report  # only now: whoever waits joins it, which fails before it runs
 
 
 class _Copy:
