@@ -127,8 +127,8 @@ class LoaderWatch:
             self._winding_down_from = self._steps.number
             watched.ends_here()
             raise StopIteration
-        is_whole = watched.evaluated == _length(watched.loader)
-        if watched.evaluated >= EVALUATION_BATCHES and not is_whole and self._is_evaluation(watched):
+        several = watched.evaluated >= EVALUATION_BATCHES
+        if several and watched.evaluated != _length(watched.loader) and self._is_evaluation(watched):
             self.notes[_shortened(watched.loader, watched.kept_bytes)] = None
             self._keep(watched)
             watched.ends_here()
