@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dryfit.core.errors import TraceError
-from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, StandIns
+from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
 from dryfit.meta.private_apis.torch_fakes import (
     FakeTensor,
     FakeTensorMode,
@@ -214,7 +214,7 @@ class VirtualDispatch(ScriptRecorder):
         given = tuple(self._in_place_of(one) for one in args)
         options = {name: self._in_place_of(one) for name, one in kwargs.items()}
         try:
-            out = self._answered(func, given)
+            out = options["out"] if func in OUT_VARIANTS else self._answered(func, given)
             if out is None:
                 out = self.fakes.dispatch(func, types, given, options)
         except ASKS_FOR_VALUES as error:

@@ -65,6 +65,12 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     return 2 * query.numel() * key.shape[-2] + 2 * prod(query.shape[:-1]) * key.shape[-2] * value.shape[-1]
 
 
+def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    """Return the operations of five products: scores again, and the gradients of value, scores, query and key."""
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
 def _four_bit(inputs: Any, _: Any, weight_shape: Sequence[int], *__: Any, **___: Any) -> int:
     return 2 * inputs.numel() * weight_shape[0]
 
@@ -73,6 +79,7 @@ def _eight_bit_and_outliers(inputs: Any, _: Any, weight: Any, *__: Any, **___: A
     return 2 * inputs.numel() * weight.shape[0]
 
 
+_ATTENTION = ("flash", "efficient", "cudnn")
 _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::convolution_backward": _convolution_backward,
     "aten::_int_mm": lambda left, right, **_: 2 * left.numel() * right.shape[-1],
@@ -84,6 +91,9 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::linear": _linear,
     "aten::matmul": _product,
     "aten::scaled_dot_product_attention": _attention,
+    # Some versions of torch refuse fewer heads of keys than of queries (grouped-query attention).
+    **{f"aten::_scaled_dot_product_{kernel}_attention": _attention for kernel in _ATTENTION},
+    **{f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_backward for kernel in _ATTENTION},
     # bitsandbytes' own operators; its other products dequantise, then call torch's.
     "bitsandbytes::gemm_4bit": _four_bit,
     "bitsandbytes::gemv_4bit": _four_bit,

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
-from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply
+from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
-from dryfit.virtual.known_values import remember, value_of
+from dryfit.virtual.known_values import read_masks, remember, value_of
 from dryfit.virtual.loading import late_tensors, recurrent
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
@@ -154,6 +154,8 @@ def install(dispatch: VirtualDispatch) -> None:
         setattr(torch.autograd, name, _backward(getattr(torch.autograd, name), dispatch))
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]
     replace_apply(apply)
+    take_for_plain(FakeTensor)
+    read_masks()
     late_tensors.install()
     recurrent.install()
     FakeTensor.tolist = _to_list

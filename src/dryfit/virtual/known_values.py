@@ -13,6 +13,7 @@ import torch
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import schema_of
+from dryfit.virtual.import_hooks import when_imported
 
 MOST_NUMBERS = 1_000
 """Elements of a floating-point tensor whose values are carried along."""
@@ -76,7 +77,7 @@ def _of_storage(fake: torch.Tensor) -> _Contents | None:
     return getattr(fake.untyped_storage(), "dryfit_contents", None)
 
 
-def _forget(written: Any) -> None:
+def forget(written: Any) -> None:
     """Let nothing be known of the memory of a fake, or of several, any more."""
     if isinstance(written, FakeTensor):
         if _of_storage(written) is not None:
@@ -84,7 +85,7 @@ def _forget(written: Any) -> None:
             storage.dryfit_contents = None
     elif isinstance(written, list | tuple):
         for one in written:
-            _forget(one)
+            forget(one)
 
 
 def value_of(tensor: Any) -> torch.Tensor | None:
@@ -93,6 +94,26 @@ def value_of(tensor: Any) -> torch.Tensor | None:
         return tensor
     fake: Any = tensor
     return None if _contents_of(fake) is None else fake.dryfit_known[0]
+
+
+def read_masks() -> None:
+    """Let transformers read masks and positions whose values are known, as on a device that has them.
+
+    The library takes every fake for a traced tensor, whose values it must not ask for, and then builds a mask that
+    a run leaves out (causal attention without padding).
+    """
+
+    def change(module: Any) -> None:
+        is_traced = module.is_tracing
+
+        def is_tracing(tensor: Any = None) -> bool:
+            if isinstance(tensor, FakeTensor):
+                return value_of(tensor) is None or is_traced()
+            return is_traced(tensor)
+
+        module.is_tracing = is_tracing
+
+    when_imported("transformers.masking_utils", change)
 
 
 def draw(chosen: torch.Tensor, odds: torch.Tensor) -> None:
@@ -118,7 +139,7 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
     if schema_of(func).is_mutable:
         if not _carry_in_place(func, args, kwargs, out):
             for position, name in _written(func):
-                _forget(args[position] if position < len(args) else kwargs.get(name))
+                forget(args[position] if position < len(args) else kwargs.get(name))
         return
     outs = list(out) if isinstance(out, list | tuple) else [out]
     if not outs or any(type(one) is not FakeTensor for one in outs):

@@ -28,12 +28,11 @@ import torch.cuda.amp.common
 from dryfit.core.errors import TraceError
 from dryfit.core.private_names import TESTED, require
 from dryfit.memory.tracing.attention import route_attention
-from dryfit.meta.private_apis.torch_cuda import CUDA_HOOKS, GUARD_TABLE, set_idle_guard
+from dryfit.meta.private_apis.torch_cuda import CUDA, CUDA_HOOKS, LAZY, guard_table, set_idle_guard
 from dryfit.meta.private_apis.torch_fakes import FAKES, FakeTensorMode
 from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.meta.private_apis.torch_recording import RECORDING
 
-_CUDA, _LAZY = 1, 17
 _IS_BUILT, _HAS_PRIMARY_CONTEXT = 2, 4
 _TABLE_SLOTS = 64
 _HEADER_SLOTS = 2
@@ -90,7 +89,7 @@ def _patch() -> None:
     # Autograd's own copy of the hooks lives in the library for the CPU, on every build.
     hooks_of = ctypes.CDLL(str(libraries / "libtorch_cpu.so"))[CUDA_HOOKS]
     if torch.version.cuda is None:
-        _register_cuda_guard(ctypes.CDLL(str(libraries / "libc10.so")))
+        _register_cuda_guard()
     _patch_hooks(hooks_of)
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = _has_bf16
@@ -100,17 +99,17 @@ def _has_bf16(including_emulation: bool = True) -> bool:
     return True
 
 
-def _register_cuda_guard(c10: ctypes.CDLL) -> None:
+def _register_cuda_guard() -> None:
     """Give CUDA the device guard that torch gives it where CUDA's own counts no device, as that of lazy tensors does.
 
     A guard that is written in Python ends the process where a Python exception leaves a backward pass.
     """
-    table = (ctypes.c_void_p * (_LAZY + 1)).in_dll(c10, GUARD_TABLE)
-    if table[_CUDA] is not None:
+    table = guard_table()
+    if table[CUDA] is not None:
         return
-    table[_CUDA] = table[_LAZY]
+    table[CUDA] = table[LAZY]
     set_idle_guard()
-    if table[_CUDA] == table[_LAZY]:
+    if table[CUDA] == table[LAZY]:
         raise ValueError("torch put no guard in the place of CUDA's")
 
 

@@ -21,8 +21,8 @@ _FEW_TOKENS = 4
 def install() -> None:
     """Let bitsandbytes' operators allocate on fakes what they do on a CUDA device; it must be imported."""
     # The library's own ask for a number of columns that values decide.
-    torch.library.register_fake("bitsandbytes::int8_vectorwise_quant", _by_row)
-    torch.library.register_fake("bitsandbytes::int8_double_quant", _by_row_and_column)
+    torch.library.register_fake("bitsandbytes::int8_vectorwise_quant", _by_row, allow_override=True)
+    torch.library.register_fake("bitsandbytes::int8_double_quant", _by_row_and_column, allow_override=True)
     # At autograd's place in the dispatcher, which comes before the modes that record: they see the parts.
     library = torch.library.Library("bitsandbytes", "IMPL")
     library.impl("gemm_4bit", _four_bit, "AutogradCUDA")

@@ -121,6 +121,11 @@ class StandIns(TorchDispatchMode):
         strides = [row, 1] if len(size) == 2 else [size[1] * row, row, 1]
         return torch.empty_strided(size, strides, dtype=dtype, device=left.device)
 
+    def product(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """A product with a type of its own; some versions of torch decompose it as one without."""
+        left, right, dtype = args[-3:]
+        return left.new_empty((*left.shape[:-1], right.shape[-1]), dtype=dtype)
+
     def equal(self, args: tuple[Any, ...]) -> bool:
         """Two tensors of one shape are equal."""
         return args[0].shape == args[1].shape
@@ -130,9 +135,13 @@ class StandIns(TorchDispatchMode):
         return True
 
 
+OUT_VARIANTS = frozenset({_aten.addmm.dtype_out, _aten.baddbmm.dtype_out})
+"""Those of :meth:`StandIns.product`: they give what they are given as ``out``."""
 _GROUPED_MM = _aten._grouped_mm.default
 _WITHOUT_FAKE: dict[Any, Any] = {
     _GROUPED_MM: StandIns.grouped_mm,
+    _aten.addmm.dtype: StandIns.product,
+    _aten.baddbmm.dtype: StandIns.product,
     _aten._ctc_loss.default: StandIns.ctc_loss,
     _aten._ctc_loss.Tensor: StandIns.ctc_loss,
     _aten._ctc_loss_backward.default: StandIns.ctc_loss_backward,

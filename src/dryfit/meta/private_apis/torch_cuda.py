@@ -1,6 +1,9 @@
 """Private names of torch about CUDA: faking a device, the allocator's settings and history."""
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -39,6 +42,8 @@ NAMES: Final = (*FAKED, *SET, *READ)
 
 GUARD_TABLE: Final = "_ZN3c104impl26device_guard_impl_registryE"
 """Symbol of c10's table of device guards; needed as long as :func:`set_idle_guard` is."""
+CUDA, LAZY = 1, 17
+"""Device types of c10 (``c10/core/DeviceType.h``)."""
 CUDA_HOOKS: Final = "_ZN2at6detail12getCUDAHooksEv"
 """Symbol of the function that gives torch's CUDA hooks; needed as long as :data:`GUARD_TABLE`."""
 
@@ -46,6 +51,31 @@ CUDA_HOOKS: Final = "_ZN2at6detail12getCUDAHooksEv"
 def set_idle_guard() -> None:
     """Give CUDA a guard that does nothing, if the one that it has counts no device."""
     torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def guard_table() -> Any:
+    """Return c10's table of device guards, by device type: an array of pointers.
+
+    Raises:
+        ValueError: This torch has no such table.
+    """
+    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    return (ctypes.c_void_p * (LAZY + 1)).in_dll(c10, GUARD_TABLE)
+
+
+@contextmanager
+def guard_of_caller() -> Iterator[None]:
+    """Put CUDA's device guard back that a ``FakeTensorMode`` replaces inside the block.
+
+    On a build for CUDA without a visible device torch 2.11 puts an object in its place that belongs to the thread which
+    entered the mode first. A thread that ends, as one that tests private names, would leave a pointer to freed memory.
+    """
+    table = guard_table()
+    before = table[CUDA]
+    try:
+        yield
+    finally:
+        table[CUDA] = before
 
 
 def set_allocator(settings: str) -> None:

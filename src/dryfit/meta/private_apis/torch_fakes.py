@@ -5,6 +5,7 @@ from typing import Final
 import torch
 
 from dryfit.core.private_names import PrivateName, PrivateNames, importing
+from dryfit.meta.private_apis.torch_cuda import guard_of_caller
 
 with importing("torch", "computing with tensors that have no values"):
     from torch._subclasses.fake_tensor import (
@@ -53,7 +54,7 @@ def forget(fake: FakeTensor) -> None:
 
 def _misbehaves() -> str:
     where = "torch._subclasses.fake_tensor"
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with guard_of_caller(), FakeTensorMode(allow_non_fake_inputs=True):
         made = torch.empty(2, 3).t()
         try:
             torch.empty(()).item()

@@ -9,11 +9,15 @@ from torch import nn
 
 from dryfit.core.errors import TraceError
 from dryfit.core.private_names import PrivateName, PrivateNames, importing
+from dryfit.meta.private_apis.torch_cuda import guard_of_caller
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.meta.private_apis.torch_tensors import takes_data
 
 with importing("torch", "a process group whose other ranks are not there"):
     from torch.testing._internal.distributed.fake_pg import FakeStore
+with importing("torch", "choosing kernels for lists of tensors"):
+    from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
+    from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
 
 _NEVER: Final = "never: an answer in the place of a device's"
 _ON_CUDA: Final = (
@@ -65,6 +69,8 @@ PRESENT: Final = (
         _NEVER,
     ),
     PrivateName("torch.nn.parallel.distributed._sync_module_states", "the same", _NEVER),
+    PrivateName("torch.optim.optimizer._foreach_supported_types", "optimizers choose kernels for lists by it", _NEVER),
+    PrivateName("torch.utils._foreach_utils._foreach_supported_types", "clipping of gradients does", _NEVER),
 )
 NAMES: Final = (*PRESENT, *ABSENT)
 
@@ -144,6 +150,13 @@ def fake_store() -> Any:
     return FakeStore()
 
 
+def take_for_plain(kind: type[torch.Tensor]) -> None:
+    """Let optimizers and gradient clipping take tensors of a class for plain ones, for which they have list kernels."""
+    for types in (_OPTIMIZER_TYPES, _UTILITY_TYPES):
+        if kind not in types:
+            types.append(kind)  # pyright: ignore[reportArgumentType]
+
+
 def replace_accelerator(device: torch.device) -> None:
     """Let torch's sharding take this device for its own."""
     torch._C._get_accelerator = lambda *_: device  # pyright: ignore[reportAttributeAccessIssue]
@@ -156,7 +169,7 @@ def replace_parameter_checks(module: Any) -> None:
 
 
 def _misbehaves() -> str:
-    with FakeTensorMode():
+    with guard_of_caller(), FakeTensorMode():
         here, there = torch.empty(2), torch.empty(2, device="cpu")
     if not takes_data(here, there):
         return "a fake tensor does not take the data of another one"

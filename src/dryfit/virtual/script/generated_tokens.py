@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dryfit.core.errors import LibraryError
 from dryfit.core.private_names import require
 from dryfit.meta.private_apis.transformers_steps import SAMPLING, arguments_after, has_own_arguments, replace_sampling
 from dryfit.virtual.import_hooks import when_imported
@@ -33,6 +34,8 @@ class LeftOutTokens:
 
     def __init__(self, work: WorkCounter) -> None:
         self.left_out = 0
+        self.hindrance = ""
+        """Why every token is generated; empty: nothing hinders."""
         self._work = work
 
     def install(self) -> None:
@@ -40,7 +43,11 @@ class LeftOutTokens:
         when_imported("transformers.generation.utils", self._change)
 
     def _change(self, module: Any) -> None:
-        require("rehearsing generate", SAMPLING)
+        try:
+            require("rehearsing generate", SAMPLING)
+        except LibraryError as error:  # most scripts that import this generate nothing
+            self.hindrance = error.found
+            return
         mixin = module.GenerationMixin
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:

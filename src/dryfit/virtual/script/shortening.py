@@ -93,4 +93,6 @@ class Shortening:
             )
         if skipped:
             left_out.append(f"{skipped} tokens of generated sequences were left out: each takes less than their last")
+        if self._tokens.hindrance:
+            left_out.append(f"every token of generated sequences is generated: {self._tokens.hindrance}")
         return (*self._loaders.notes, *left_out)
