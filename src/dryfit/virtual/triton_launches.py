@@ -1,8 +1,8 @@
 """Launches of Triton kernels on the virtual GPU.
 
 A launch allocates nothing: the caller has allocated the outputs. So a launch does nothing here but be noted, and the
-values of the tensors that the kernel gets are unknown from then on. An autotuner launches nothing either: configurations
-are not timed.
+values of the tensors that the kernel gets are unknown from then on. An autotuner launches nothing either: it times no
+configurations.
 """
 
 from collections.abc import Callable

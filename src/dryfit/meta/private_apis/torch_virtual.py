@@ -16,8 +16,8 @@ from dryfit.meta.private_apis.torch_tensors import takes_data
 with importing("torch", "a process group whose other ranks are not there"):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 with importing("torch", "choosing kernels for lists of tensors"):
-    from torch.optim.optimizer import _foreach_supported_types as _OPTIMIZER_TYPES
-    from torch.utils._foreach_utils import _foreach_supported_types as _UTILITY_TYPES
+    from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
+    from torch.utils._foreach_utils import _foreach_supported_types as _utility_types
 
 _NEVER: Final = "never: an answer in the place of a device's"
 _ON_CUDA: Final = (
@@ -152,7 +152,7 @@ def fake_store() -> Any:
 
 def take_for_plain(kind: type[torch.Tensor]) -> None:
     """Let optimizers and gradient clipping take tensors of a class for plain ones, for which they have list kernels."""
-    for types in (_OPTIMIZER_TYPES, _UTILITY_TYPES):
+    for types in (_optimizer_types, _utility_types):
         if kind not in types:
             types.append(kind)  # pyright: ignore[reportArgumentType]
 
