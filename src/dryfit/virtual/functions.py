@@ -61,6 +61,8 @@ class VirtualFunctions(TorchFunctionMode):
             return made.to(device)
         elif func in recurrent.LAYERS and isinstance(args[0], FakeTensor) and args[0].is_cuda:
             self._dispatch.on_unknown(recurrent.UNKNOWN)
+            with torch.backends.cudnn.flags(enabled=False):  # a build for CUDA would ask its library
+                return func(*args, **kwargs)
         elif func == SET_DATA and type(args[0]) is torch.Tensor and isinstance(args[1], FakeTensor):
             return late_tensors.set_data(*args)
         elif func is nn.functional.ctc_loss and isinstance(args[0], FakeTensor):  # lengths on the host are read there
