@@ -4,6 +4,7 @@ import importlib
 import random
 import runpy
 import sys
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -251,3 +252,21 @@ def test_a_changed_library_ends_building_a_model(monkeypatch):
     monkeypatch.setattr(torch_modes, "device_constructors", frozenset)
     with pytest.raises(LibraryError, match=r"building a model without memory: torch .* does not say which functions"):
         build(lambda: nn.Linear(2, 2))
+
+
+def test_a_fake_mode_in_a_thread_that_ends_leaves_the_device_guard_of_its_caller() -> None:
+    """Builds of torch for CUDA put one there that lives as long as the thread."""
+    table = torch_cuda.guard_table()
+    before = table[torch_cuda.CUDA]
+
+    def replace() -> None:
+        with torch_cuda.guard_of_caller():
+            table[torch_cuda.CUDA] = table[torch_cuda.LAZY]
+
+    try:
+        thread = threading.Thread(target=replace)
+        thread.start()
+        thread.join()
+        assert table[torch_cuda.CUDA] == before
+    finally:
+        table[torch_cuda.CUDA] = before
