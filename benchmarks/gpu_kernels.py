@@ -44,8 +44,14 @@ def calls(device: str) -> Iterator[tuple[str, Callable[[], Call]]]:
         yield f"foreach norm of {tensors}", lambda t=tensors: foreach_norm(t, device)
 
 
+def as_in_layers(shape: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Rows, heads, length, width: in memory length comes before heads, as layers have them."""
+    rows, heads, length, width = shape
+    return torch.empty((rows, length, heads, width), dtype=dtype, device=device).fill_(0.01).transpose(1, 2)
+
+
 def flash(shape: tuple[int, int, int, int], device: str) -> Call:
-    q, k, v, grad = (torch.empty(shape, dtype=torch.bfloat16, device=device).fill_(0.01) for _ in range(4))
+    q, k, v, grad = (as_in_layers(shape, torch.bfloat16, device) for _ in range(4))
     out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.1)
     args = (grad, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.1, False, seed, offset)
     return Call("flash backward", aten._scaled_dot_product_flash_attention_backward.default, args)
@@ -53,7 +59,7 @@ def flash(shape: tuple[int, int, int, int], device: str) -> Call:
 
 def efficient(shape: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Call:
     rows, heads, length, _ = shape
-    q, k, v, grad = (torch.empty(shape, dtype=dtype, device=device).fill_(0.01) for _ in range(4))
+    q, k, v, grad = (as_in_layers(shape, dtype, device) for _ in range(4))
     aligned = -(-length // 16) * 16
     bias = torch.empty((rows, heads, length, aligned), dtype=dtype, device=device).fill_(0)[..., :length]
     out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.1)
@@ -104,7 +110,7 @@ def measure(call: Call) -> tuple[int, int]:
     out = call.func(*call.args)
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
-    storages = {leaf.untyped_storage()._cdata: leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
+    storages = {leaf.untyped_storage().data_ptr(): leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
     outputs = sum(-(-leaf.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES for leaf in storages.values())
     return max(0, peak - outputs), workspace_bytes(call.func, call.args, out)
 

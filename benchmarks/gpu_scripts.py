@@ -7,7 +7,8 @@
 Commit the predictions before the measurements are made. Scripts run unmodified, on weights and rows that they draw
 themselves. Measured are the allocator's peaks over the whole run, what the process takes besides (NVML), and the median
 time between optimizer steps from the fourth on, with a wait for the device after each step. Both commands go on where
-they stopped. With --jobs several scripts prepare side by side; one at a time uses the GPU.
+they stopped. With --jobs several scripts prepare side by side; one at a time uses the GPU, or several with --together, which
+spoils times and not the allocator's peaks.
 """
 
 import argparse
@@ -194,10 +195,14 @@ def predicted(device: str) -> Callable[[str, list[str]], dict[str, Any]]:
     return run
 
 
-def measured(_name: str, words: list[str]) -> dict[str, Any]:
-    """Run a script on the GPU."""
+def measured(together: bool) -> Callable[[str, list[str]], dict[str, Any]]:
+    """Run a script on the GPU, alone there or with others."""
+    return lambda _name, words: _measured(["inside-together" if together else "inside"], words)
+
+
+def _measured(how: list[str], words: list[str]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, __file__, "inside", file.name, str(ROOT / words[0]), *words[1:]]
+        command = [sys.executable, __file__, *how, file.name, str(ROOT / words[0]), *words[1:]]
         try:
             done = started(command)
         except subprocess.TimeoutExpired:
@@ -209,8 +214,8 @@ def measured(_name: str, words: list[str]) -> dict[str, Any]:
     return {"status": "ok", **json.loads(text)}
 
 
-def inside(result: Path, script: str, words: list[str]) -> None:
-    """Run a script in this process once no other one uses the GPU, and write what it took."""
+def inside(result: Path, script: str, words: list[str], *, together: bool) -> None:
+    """Run a script in this process, once no other one uses the GPU or with others there, and write what it took."""
     import pynvml
     import torch
     import transformers  # imports may run side by side
@@ -219,7 +224,9 @@ def inside(result: Path, script: str, words: list[str]) -> None:
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     lock = LOCK.open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)  # until this process has ended
+    if not together:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until this process has ended
+        time.sleep(1.0)  # the device is still taking the context of the one before apart
     before = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
     ended_s: list[float] = []
 
@@ -242,10 +249,11 @@ def inside(result: Path, script: str, words: list[str]) -> None:
     found = {
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-        "outside_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - before - reserved,
+        "together": together,
+        "outside_bytes": None if together else int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - before - reserved,
         "retries": torch.cuda.memory_stats()["num_alloc_retries"],
         "steps": len(ended_s),
-        "step_s": statistics.median(steps_s) if steps_s else None,
+        "step_s": statistics.median(steps_s) if steps_s and not together else None,
         "script_s": time.perf_counter() - began_s,
         "device": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
@@ -273,7 +281,8 @@ def compare(predictions: Path, measurements: Path) -> str:
             error = one[key] / real[key] - 1
             errors[kind].append(abs(error))
             cells += [f"{real[key] / MIB:.1f}", f"{one[key] / MIB:.1f}", f"{error:+.2%}"]
-        cells.append(f"{real['outside_bytes'] / MIB:.0f} ({one['overhead_bytes'] / MIB:.0f})")
+        outside = real["outside_bytes"]
+        cells.append("-" if outside is None else f"{outside / MIB:.0f} ({one['overhead_bytes'] / MIB:.0f})")
         least = one["least_step_s"]
         step = "-" if real["step_s"] is None else f"{real['step_s'] * 1e3:.1f} ms"
         cells.append(step + (f" (least {least * 1e3:.1f})" if least else ""))
@@ -291,8 +300,8 @@ def compare(predictions: Path, measurements: Path) -> str:
 
 def main() -> None:
     """Read the command line."""
-    if sys.argv[1:2] == ["inside"]:
-        inside(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    if sys.argv[1:2] in (["inside"], ["inside-together"]):
+        inside(Path(sys.argv[2]), sys.argv[3], sys.argv[4:], together=sys.argv[1].endswith("together"))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -302,6 +311,7 @@ def main() -> None:
         command.add_argument("--only", default="*", help="names to run, as in a shell")
         command.add_argument("--jobs", type=int, default=1, help="scripts side by side")
         command.add_argument("--minutes", type=float, default=1e6, help="start nothing new after so long")
+    commands.choices["measure"].add_argument("--together", action="store_true", help="share the GPU: memory alone")
     commands.choices["predict"].add_argument("--device", required=True, help="as dryfit names it")
     command = commands.add_parser("compare")
     command.add_argument("predictions", type=Path)
@@ -310,7 +320,7 @@ def main() -> None:
     if options.command == "compare":
         print(compare(options.predictions, options.measurements))
     else:
-        each(options, predicted(options.device) if options.command == "predict" else measured)
+        each(options, predicted(options.device) if options.command == "predict" else measured(options.together))
 
 
 if __name__ == "__main__":

@@ -73,22 +73,24 @@ class StorageRecorder(TorchDispatchMode):
         segment = self._segment
         if segment is None:
             return
-        label = None
         self._note_forward()
-        if self._kernels:
-            if func in GEMMS:
-                segment.multiplies(self.phase)
-            extra = workspace_bytes(func, args, out)
-            if extra:
-                label = self._label(segment, func)
-                block = self._new_block(MemoryCategory.TEMPORARIES)
-                segment.add(block, extra, label)
-                segment.add(block, -extra, label)
+        if self._kernels and func in GEMMS:
+            segment.multiplies(self.phase)
+        self._note_outputs(segment, func, args, out)
+        extra = workspace_bytes(func, args, out) if self._kernels else 0
+        if extra:  # kernels allocate their scratch memory beside their outputs
+            label, block = self._label(segment, func), self._new_block(MemoryCategory.TEMPORARIES)
+            segment.add(block, extra, label)
+            segment.add(block, -extra, label)
+
+    def _note_outputs(self, segment: "OpenSegment", func: Any, args: tuple[Any, ...], out: Any) -> None:
         reused = self._reused_block(func, args)
         if reused is not None and isinstance(out, torch.Tensor):
             self._share(out.untyped_storage(), reused)
             return
-        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
+        label = None
+        leaves = (out,) if isinstance(out, torch.Tensor) else tuple(tree_iter(out))
+        for leaf in reversed(leaves) if func in _LAST_FIRST else leaves:
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
                 storage = leaf.untyped_storage()
                 key = key_of(storage)
@@ -230,6 +232,8 @@ def _was_before(key: int, func: Any, args: tuple[Any, ...]) -> bool:
 _RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
 
 
+_LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
+"""Operators whose kernels allocate their last output first: the mask (``cuda/Dropout.cu``, ``dropout_cuda``)."""
 _FIRST_GUESS = {
     StepPhase.LOAD: MemoryCategory.WEIGHTS,
     StepPhase.FORWARD: MemoryCategory.ACTIVATIONS,

@@ -15,6 +15,9 @@ _FP32_BYTES = 4
 _INT64_BYTES = 8
 _FLASH_ROWS = 128
 _FLASH_WIDTH = 32
+_WARP = 32
+_ROWS_OF_PART = 10
+_MULTIPROCESSORS = 108
 
 GEMMS = frozenset(
     {
@@ -63,20 +66,28 @@ def _efficient_backward(args: tuple[Any, ...], _out: Any) -> int:
 
 
 def _embedding_backward(args: tuple[Any, ...], _out: Any) -> int:
-    # cuda/Embedding.cu, embedding_dense_backward_cuda: indices are sorted (two copies of indices and of their
-    # positions, and the sort's own scratch of about as much), above 3072 indices; below, a kernel without scratch.
-    indices = args[1]
+    # cuda/Embedding.cu, embedding_dense_backward_cuda, and cuda/EmbeddingBackwardKernel.cu: above 3072 indices these are
+    # sorted (copies of indices and positions remain), and the rows of a segment of equal indices are summed by tens, in
+    # fp32. How many segments there are is not asked: there is room for as many as indices or rows.
+    gradient, indices, rows = args[:3]
     count = indices.numel()
-    return 0 if count <= 3072 else 5 * count * _INT64_BYTES
+    if count <= 3072:
+        return 0
+    segments = min(count, rows)
+    parts = count // _ROWS_OF_PART + segments
+    width = math.ceil(gradient.shape[-1] / _WARP) * _WARP
+    return parts * (width * _FP32_BYTES + _INT64_BYTES) + (2 * count + 3 * segments) * _INT64_BYTES
 
 
 def _layer_norm_backward(args: tuple[Any, ...], _out: Any) -> int:
-    # cuda/layer_norm_kernel.cu, LayerNormBackwardKernelImplInternal: partial sums of the weight's and the bias's
-    # gradients in fp32, one row of them for each of at most 64 blocks of rows, for more than 1024 rows.
-    input_, normalized = args[1], args[2]
-    width = math.prod(normalized)
-    rows = input_.numel() // max(1, width)
-    return 0 if rows <= 1024 else 2 * 64 * width * _FP32_BYTES
+    # cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: many narrow rows are summed in blocks of 32 rows, at
+    # most 32768 blocks in all; narrow is less than half as many warps as multiprocessors (108 or more).
+    width = math.prod(args[2])
+    rows = args[1].numel() // max(1, width)
+    if rows <= 64 * 1024 or width // _WARP >= _MULTIPROCESSORS // 2:
+        return 0
+    blocks = min(32 * 1024 // math.ceil(width / _WARP), math.ceil(rows / 32))
+    return 2 * blocks * width * args[0].element_size()
 
 
 _FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
