@@ -66,9 +66,9 @@ def _efficient_backward(args: tuple[Any, ...], _out: Any) -> int:
 
 
 def _embedding_backward(args: tuple[Any, ...], _out: Any) -> int:
-    # cuda/Embedding.cu, embedding_dense_backward_cuda, and cuda/EmbeddingBackwardKernel.cu: above 3072 indices these are
-    # sorted (copies of indices and positions remain), and the rows of a segment of equal indices are summed by tens, in
-    # fp32. How many segments there are is not asked: there is room for as many as indices or rows.
+    # cuda/Embedding.cu, embedding_dense_backward_cuda, and cuda/EmbeddingBackwardKernel.cu: above 3072 indices, these
+    # are sorted (copies of indices and positions remain), and the rows of a segment of equal indices are summed by
+    # tens, in fp32. How many segments there are is not asked: there is room for as many as indices or rows.
     gradient, indices, rows = args[:3]
     count = indices.numel()
     if count <= 3072:
