@@ -274,9 +274,9 @@ def test_the_table_has_every_parameter_with_layers_folded(kept: Path) -> None:
     back = rows["encoder.encoder.layer.*.output.dense.weight"]
     assert (back.count, back.shape, back.local_shape, back.how) == (3, (64, 96), (64, 48), "row")
     assert rows["encoder.embeddings.LayerNorm.weight"].how == "whole"
-    (kept,) = shard.kept_whole
-    assert kept.reason == "sharding it would send more than it saves"
-    assert "encoder.embeddings.word_embeddings.weight" in kept.names
+    (whole,) = shard.kept_whole
+    assert whole.reason == "sharding it would send more than it saves"
+    assert "encoder.embeddings.word_embeddings.weight" in whole.names
     assert 0 <= shard.output_error < 1e-10 and 0 <= shard.gradient_error < 1e-8
 
 

@@ -35,7 +35,7 @@ def checked_plan(name: str, degree: int, *, words: bool) -> ShardPlan:
     return plan
 
 
-@pytest.mark.every(5)
+@pytest.mark.each_value
 @pytest.mark.parametrize("words", [False, True], ids=["layers", "words too"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_planned_and_proved_on_two_ranks(name: str, words: bool) -> None:

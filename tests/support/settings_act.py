@@ -115,7 +115,10 @@ def some_steps(trial: Trial) -> Learned:
     saved = trial.folder / "best" if result.stopped_by is None else trial.folder / f"checkpoints/step-{STEPS:08d}"
     assert result.steps == STEPS
     tensors = load_file(saved / "model.safetensors")
-    return {name: hashlib.sha256(one.flatten().view(torch.uint8).numpy()).digest() for name, one in tensors.items()}
+    return {
+        name: hashlib.sha256(one.flatten().view(torch.uint8).numpy().tobytes()).digest()
+        for name, one in tensors.items()
+    }
 
 
 def whole_training(trial: Trial) -> Learned:

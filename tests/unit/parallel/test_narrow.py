@@ -129,7 +129,7 @@ def test_the_first_step_that_fits_is_taken():
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_plan_of_a_wide_model_is_refused_by_name(mutant: str):
     change, named = MUTANTS[mutant]
