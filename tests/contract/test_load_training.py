@@ -274,6 +274,7 @@ def test_c21_loading_in_company(tmp_path):
     assert wrong_in_company(tmp_path, 120) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_c21_loading_in_company_two_thousand_times(tmp_path):
     assert wrong_in_company(tmp_path, examples(2000)) == 0

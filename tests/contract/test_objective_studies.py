@@ -100,9 +100,9 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TrialState
     dryfit.tune(
         objective=objectives.every_way,
         space={"way": list(objectives.WAYS)},
-        trials=90,
+        trials=len(objectives.WAYS),
         folder=folder,
-        search=RANDOM,
+        search={**RANDOM, "enqueue": [{"way": way} for way in objectives.WAYS]},
         runtime={"max_failed_in_a_row": 100, "max_same_failure": 100, "parallel": 2},
     )
     state = fold(folder)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rank_groups
 from dryfit.core.errors import ConfigError, DryfitError, ShardError
+from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.parallel import parallelize
 from dryfit.parallel.layout import parallelize as module
 from dryfit.parallel.planning.planner import plan_shards
@@ -47,9 +48,15 @@ def batch() -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
 
 
+@cache
+def the_plan(degree: int) -> ShardPlan:
+    """How the model is sharded; called before the ranks are forked, none of them has to find out."""
+    return plan_shards(whole_model(), degree)
+
+
 def off_by(made: Any, whole: Any, ranks: ProcessRanks) -> Facts:
     """What outputs and gradients of a rank's part are off by, in fp64, and what share it holds."""
-    shards = shards_of(whole, plan_shards(whole, ranks.degree))
+    shards = shards_of(whole, the_plan(ranks.degree))
     found, expected = (model(**batch()).logits for model in (made, whole))
     for scores in (found, expected):
         (scores * torch.linspace(-1, 1, scores.numel(), dtype=scores.dtype).view_as(scores)).sum().backward()
@@ -93,6 +100,7 @@ def with_failing_proof(ranks: ProcessRanks) -> Facts:
 
 def test_it_is_the_whole_model_and_what_cannot_be_is_said_on_each_rank(tmp_path: Path) -> None:
     whole_model().save_pretrained(tmp_path / "model")
+    the_plan(2)
     three = {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48}
     found = rank_groups.run(
         2,
@@ -141,6 +149,7 @@ def test_a_model_too_wide_for_a_proof_is_proved_on_a_narrower_one(monkeypatch: p
     assert max(proof.output_error, proof.gradient_error) < 1e-10
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_example_trains_the_same_under_torchrun(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE)]

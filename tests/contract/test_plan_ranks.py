@@ -36,21 +36,29 @@ from rank_plans import CPU, config, planned, subject, with_weights
 ROWS, MICRO = 8, 3
 WORDS: dict[str, Any] = {"vocab_size": 4608}
 SUBJECTS: dict[str, Callable[[Path], PlanSubject]] = {
-    "bert": lambda folder: subject(config(folder)),
-    "bert, frozen": lambda folder: subject(config(folder), regularization={"freeze_layers": 2}),
-    "bert, bf16": lambda folder: subject(config(folder), train={"precision": "bf16"}),
-    "bert, many words": lambda folder: subject(config(folder, vocab_size=8192), train={"max_length": 8}),
-    "evidence": lambda folder: subject(config(folder), BuiltInTask.EVIDENCE),
-    "llama": lambda folder: subject(config(folder, "llama"), BuiltInTask.CAUSAL_LM),
-    "llama, adapters": lambda folder: subject(config(folder, "llama"), BuiltInTask.CAUSAL_LM, lora={"r": 4}),
-    "llama, words": lambda folder: subject(config(folder, "llama", **WORDS), BuiltInTask.CAUSAL_LM, lora={"r": 4}),
+    "bert": lambda folder: subject(config(folder / "bert")),
+    "bert, frozen": lambda folder: subject(config(folder / "bert"), regularization={"freeze_layers": 2}),
+    "bert, bf16": lambda folder: subject(config(folder / "bert"), train={"precision": "bf16"}),
+    "bert, many words": lambda folder: subject(config(folder / "many words", vocab_size=8192), train={"max_length": 8}),
+    "evidence": lambda folder: subject(config(folder / "bert"), BuiltInTask.EVIDENCE),
+    "llama": lambda folder: subject(config(folder / "llama", "llama"), BuiltInTask.CAUSAL_LM),
+    "llama, adapters": lambda folder: subject(config(folder / "llama", "llama"), BuiltInTask.CAUSAL_LM, lora={"r": 4}),
+    "llama, words": lambda folder: subject(
+        config(folder / "words", "llama", **WORDS), BuiltInTask.CAUSAL_LM, lora={"r": 4}
+    ),
     "llama, words, bf16": lambda folder: subject(
-        config(folder, "llama", tie_word_embeddings=True, **WORDS),
+        config(folder / "words, tied", "llama", tie_word_embeddings=True, **WORDS),
         BuiltInTask.CAUSAL_LM,
         train={"precision": "bf16"},
         lm={"format": "both"},
     ),
 }
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models, and what was planned, proved and traced of them: each once, as in the cache of a study."""
+    return tmp_path_factory.mktemp("kept")
 
 
 @dataclass
@@ -153,13 +161,13 @@ def real_step(what: PlanSubject, parts: StepParts, plan: ShardPlan, ranks: Simul
     [*((name, False) for name in SUBJECTS), ("bert", True), ("bert, frozen", True)],
 )
 def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
-    name: str, checkpointing: bool, tmp_path: Path
+    name: str, checkpointing: bool, kept: Path
 ) -> None:
-    what = SUBJECTS[name](tmp_path / "model")
-    answer = planned(what, tmp_path / "cache", tp=2, micro_batch=MICRO, checkpointing=checkpointing)
+    what = SUBJECTS[name](kept)
+    answer = planned(what, kept / "cache", tp=2, micro_batch=MICRO, checkpointing=checkpointing)
     assert answer.verdict is VerdictKind.FITS, answer.reasons
     assert answer.execution is not None and (answer.execution.micro_batch, answer.execution.accumulation) == (3, 3)
-    plan = ShardPlans(tmp_path / "other", whole_model).plan(what, 2)
+    plan = ShardPlans(kept / "cache" / sharding.PLANS_FOLDER, whole_model).plan(what, 2)
     in_chunks = bool(answer.execution.chunked_loss)
     assert in_chunks == name.startswith("llama")
     modules = [step_parts(what, checkpointing=checkpointing, reentrant=False, chunked_loss=in_chunks) for _ in range(2)]
@@ -182,9 +190,9 @@ def test_what_a_rank_holds_and_sends_is_what_it_really_holds_and_sends(
 
 
 @pytest.mark.slow
-def test_scores_that_stay_sharded_take_less_and_send_less(tmp_path: Path) -> None:
-    what = subject(config(tmp_path / "model", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
-    plan = ShardPlans(tmp_path / "shards", whole_model).plan(what, 2)
+def test_scores_that_stay_sharded_take_less_and_send_less(kept: Path) -> None:
+    what = subject(config(kept / "words", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
+    plan = ShardPlans(kept / "cache" / sharding.PLANS_FOLDER, whole_model).plan(what, 2)
     assert plan.scores == "decoder.lm_head"
     assert plan.vocabulary == WORDS["vocab_size"]
     shape, table_bytes = Shape(MICRO, 32), MICRO * 32 * WORDS["vocab_size"] * 4
@@ -198,10 +206,12 @@ def test_scores_that_stay_sharded_take_less_and_send_less(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_plan_has_its_peak_from_scores_that_stay_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    what = subject(config(tmp_path / "model", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
+def test_a_plan_has_its_peak_from_scores_that_stay_sharded(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = subject(config(kept / "words", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
     how = {"tp": 2, "micro_batch": MICRO, "checkpointing": False, "chunked_loss": False}
-    found = planned(what, tmp_path / "apart", **how)
+    found = planned(what, kept / "cache", **how)
     monkeypatch.setattr(sharding, "over_tokens", lambda _: None)
     before = planned(what, tmp_path / "together", **how)
     assert found.memory is not None and before.memory is not None
@@ -239,10 +249,10 @@ def test_a_rank_takes_less_than_the_whole_and_neither_answers_for_the_other(tmp_
 
 
 @pytest.mark.slow
-def test_a_checkpoint_puts_whole_parameters_together(tmp_path: Path) -> None:
-    what = subject(config(tmp_path / "model", vocab_size=8192), train={"max_length": 8})
+def test_a_checkpoint_puts_whole_parameters_together(kept: Path) -> None:
+    what = subject(config(kept / "many words", vocab_size=8192), train={"max_length": 8})
     table_bytes = 8192 * 64 * 4
-    plan = ShardPlans(tmp_path / "shards", whole_model).plan(what, 2)
+    plan = ShardPlans(kept / "cache" / sharding.PLANS_FOLDER, whole_model).plan(what, 2)
     assert plan.parameters["encoder.embeddings.word_embeddings.weight"].dim == 0
     alone = StepTracer(what, CPU).trace(SegmentKind.SAVE, Variant(), None)
     rank = StepTracer(what, CPU, plan=plan).trace(SegmentKind.SAVE, Variant(), None)
@@ -254,8 +264,8 @@ def test_a_checkpoint_puts_whole_parameters_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> None:
-    shard = of(planned(subject(config(tmp_path / "model")), tmp_path / "cache", tp=2))
+def test_the_table_has_every_parameter_with_layers_folded(kept: Path) -> None:
+    shard = of(planned(subject(config(kept / "bert")), kept / "cache", tp=2))
     rows = {row.name: row for row in shard.rows}
     assert sum(row.count for row in shard.rows) == shard.cut + shard.whole
     assert sum(row.count for row in shard.rows if row.shape != row.local_shape) == shard.cut
@@ -264,9 +274,9 @@ def test_the_table_has_every_parameter_with_layers_folded(tmp_path: Path) -> Non
     back = rows["encoder.encoder.layer.*.output.dense.weight"]
     assert (back.count, back.shape, back.local_shape, back.how) == (3, (64, 96), (64, 48), "row")
     assert rows["encoder.embeddings.LayerNorm.weight"].how == "whole"
-    (kept,) = shard.kept_whole
-    assert kept.reason == "sharding it would send more than it saves"
-    assert "encoder.embeddings.word_embeddings.weight" in kept.names
+    (whole,) = shard.kept_whole
+    assert whole.reason == "sharding it would send more than it saves"
+    assert "encoder.embeddings.word_embeddings.weight" in whole.names
     assert 0 <= shard.output_error < 1e-10 and 0 <= shard.gradient_error < 1e-8
 
 
@@ -325,8 +335,8 @@ def wide(folder: Path, **tables: Any) -> PlanSubject:
 
 
 @pytest.mark.slow
-def test_more_devices_are_the_last_fallbacks_and_a_refusal_names_the_fewest(tmp_path: Path) -> None:
-    what, cache = wide(tmp_path / "model"), tmp_path / "cache"
+def test_more_devices_are_the_last_fallbacks_and_a_refusal_names_the_fewest(kept: Path) -> None:
+    what, cache = wide(kept / "wide"), kept / "cache"
     planned_so = partial(planned, what, cache, micro_batch=2, optimizer_impl=OptimizerImpl.FUSED)
     free = planned_so(every_fallback=True)
     assert free.verdict is VerdictKind.FITS and free.sharding is None and not free.cannot_shard
@@ -355,31 +365,31 @@ def test_more_devices_are_the_last_fallbacks_and_a_refusal_names_the_fewest(tmp_
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_sharded_has_no_such_fallback_but_a_reason(tmp_path: Path) -> None:
-    few = partial(
-        planned, cache=tmp_path / "cache", every_fallback=True, micro_batch=8, optimizer_impl=OptimizerImpl.FUSED
+def test_a_model_that_cannot_be_sharded_has_no_such_fallback_but_a_reason(kept: Path) -> None:
+    few = partial(planned, cache=kept / "cache", every_fallback=True, micro_batch=8, optimizer_impl=OptimizerImpl.FUSED)
+    odd = subject(
+        config(kept / "odd", num_hidden_layers=2, num_attention_heads=1, hidden_size=63, intermediate_size=33)
     )
-    odd = subject(config(tmp_path / "odd", num_attention_heads=1, hidden_size=63, intermediate_size=33))
     none = few(odd)
     assert {fallback.devices for fallback in none.ladder} == {1}
     assert none.cannot_shard.startswith("execution.tp = 2: 2 does not divide")
-    two = few(subject(config(tmp_path / "two", num_attention_heads=2)))
+    two = few(subject(config(kept / "two", num_hidden_layers=2, num_attention_heads=2)))
     assert [fallback.devices for fallback in two.ladder if fallback.devices > 1] == [2]
     assert two.cannot_shard.startswith("execution.tp = 4: 4 does not divide 2")
-    by_rows = subject(config(tmp_path / "rows"), optim={"name": "adafactor"})
+    by_rows = subject(config(kept / "bert"), optim={"name": "adafactor"})
     assert "adafactor" in few(by_rows, optimizer_impl=OptimizerImpl.PLAIN).cannot_shard
 
 
 @pytest.mark.slow
-def test_where_a_degree_is_set_only_larger_ones_are_fallbacks(tmp_path: Path) -> None:
-    what = subject(config(tmp_path / "model"))
+def test_where_a_degree_is_set_only_larger_ones_are_fallbacks(kept: Path) -> None:
+    what = subject(config(kept / "bert"))
     nothing = CPU.model_copy(update={"capacity_bytes": 1})
-    found = planned(what, tmp_path / "cache", tp=2, every_fallback=True, device=nothing, checkpointing=False)
+    found = planned(what, kept / "cache", tp=2, every_fallback=True, device=nothing, checkpointing=False)
     assert found.verdict is VerdictKind.REFUSED
     assert [fallback.change for fallback in found.ladder if fallback.devices > 1] == ["execution.tp = 4"]
     assert not any("8-bit" in fallback.change or "host" in fallback.change for fallback in found.ladder)
     assert found.ladder[-1].note == "on each of 4 devices; with micro-batch 8 -> 1, accumulate 8"
     assert not any("would fit" in reason for reason in found.reasons)
-    divided = planned(what, tmp_path / "cache", dp=2, every_fallback=True, micro_batch=8, checkpointing=False)
+    divided = planned(what, kept / "cache", dp=2, every_fallback=True, micro_batch=8, checkpointing=False)
     assert divided.verdict is VerdictKind.UNKNOWN and "execution.dp is 2" in divided.reasons[0]
     assert not divided.ladder and divided.sharding is None and not divided.cannot_shard

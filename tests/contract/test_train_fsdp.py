@@ -63,8 +63,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Callable[[st
         pytest.param("tied embeddings", TWO, marks=pytest.mark.slow),
         pytest.param("evidence", {"dp": 3}, marks=pytest.mark.slow),
         pytest.param("share", TWO, marks=pytest.mark.slow),
-        pytest.param("joint", TWO, marks=pytest.mark.slow),
-        pytest.param("criteria", {"dp": 3, "micro_batch": 1}, marks=pytest.mark.slow),
+        pytest.param("joint", TWO, marks=[pytest.mark.slow, pytest.mark.nightly]),
+        pytest.param("criteria", {"dp": 3, "micro_batch": 1}, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
 )
 def test_outputs_gradients_and_steps_are_the_whole_models(
@@ -104,7 +104,8 @@ TRIALS = {
     "a batch smaller than the processes": ("criteria", {"dp": 3}, {"train": {"batch_size": 2, "epochs": 1}}),
 }
 QUICK = ("criteria",)
-AT_NIGHT = {name: [pytest.mark.nightly] for name in ("micro-batches", "reentrant", "joint, layers shared")}
+NIGHTLY = ("adapters", "micro-batches", "evidence", "joint, layers shared", "reentrant")
+AT_NIGHT = {name: [pytest.mark.nightly] for name in NIGHTLY}
 
 
 @pytest.mark.parametrize(

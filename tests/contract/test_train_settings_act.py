@@ -1,7 +1,6 @@
 """Every key that says what is learned changes what is learned, or is refused."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,23 @@ import pytest
 import tiny
 import trials
 from dryfit.core.errors import ConfigError, DryfitError, LoadError
-from dryfit.core.jobs.train import StopReason
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
 from dryfit.search.space.fields import searchable_keys
-from dryfit.train import trainer as loop
 from parts import need_package
-from settings_act import CLASS_HEAD, COMMON, DECIDES, ELSEWHERE, FOCAL, Case, Pairs, Tables
+from settings_act import (
+    CLASS_HEAD,
+    COMMON,
+    DECIDES,
+    ELSEWHERE,
+    FOCAL,
+    Case,
+    Learned,
+    Pairs,
+    Tables,
+    some_steps,
+    whole_training,
+)
 
 SEVERAL: Tables = {"data": {"multi_label": True}}
 CASES: dict[str, Case] = {
@@ -61,27 +70,6 @@ MORE = [
     ("regularization.max_grad_norm", {}, 0.0),
     ("regularization.freeze_layers", {"regularization": {"freeze_layers": 1}}, 2),
 ]
-# What they decide is when a trial is scored, and so which weights are kept and where it may stop: not a step itself.
-WHEN_SCORED = {"train.evals_per_epoch"}
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one optimizer step worked on, and with what."""
-
-    batch: tuple[int, ...]
-    rates: tuple[float, ...]
-    loss: float
-    gradient: float
-
-
-@dataclass(frozen=True)
-class Learned:
-    """A whole training: its steps, where it was scored and how, and why it ended."""
-
-    steps: tuple[Step, ...]
-    scored: tuple[tuple[int, float], ...]
-    stopped_by: StopReason | None
 
 
 @pytest.fixture(scope="module")
@@ -89,38 +77,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("models") / "first")
 
 
-@pytest.fixture(scope="module")
-def watched() -> Iterator[list[Step]]:
-    """Every step of whatever trains, from inside the loop."""
-    steps: list[Step] = []
-    training_step = loop.TrialTrainer.training_step
-
-    def watch(self: loop.TrialTrainer, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        loss = training_step(self, model, inputs, num_items_in_batch)
-        gradients = [float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None]
-        rates = tuple(group["lr"] for group in self.optimizer.param_groups)
-        steps.append(Step(tuple(inputs["input_ids"].flatten().tolist()), rates, float(loss), sum(gradients)))
-        return loss
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.TrialTrainer, "training_step", watch)
-        yield steps
-
-
-def outcome(model: Path, watched: list[Step], folder: Path, tables: Tables) -> Learned:
+def trial_of(model: Path, folder: Path, tables: Tables) -> trials.Trial:
     tables = dict(tables)
     several = tables.pop("data", None) == SEVERAL["data"]
     data = (tiny.multi_label_data if several else tiny.data)(folder / "data")
-    trial = trials.Trial(folder, encoder=model, data=data, **tables)
-    watched.clear()
-    result, channel = trial.run()
-    scored = tuple((point.step, point.metrics["loss"]) for point in channel.points)
-    return Learned(tuple(watched), scored, result.stopped_by)
+    return trials.Trial(folder, encoder=model, data=data, **tables)
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory, model: Path, watched: list[Step]) -> Pairs[Learned]:
-    return Pairs(tmp_path_factory.mktemp("pairs"), partial(outcome, model, watched))
+def pairs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Pairs:
+    return Pairs(tmp_path_factory.mktemp("pairs"), partial(trial_of, model))
 
 
 def test_every_key_that_can_be_searched_has_a_case() -> None:
@@ -134,17 +100,16 @@ def test_every_key_that_can_be_searched_has_a_case() -> None:
     [(key, *case) for key, case in CASES.items()] + MORE,
     ids=[*CASES, *[f"{key}-{value}-{'-'.join(tables)}" for key, tables, value in MORE]],
 )
-def test_the_key_changes_training(pairs: Pairs[Learned], key: str, tables: Tables, value: Any) -> None:
-    before, after = pairs.of(key, tables, value)
-    assert before.steps and after.steps
-    assert after.scored != before.scored
-    if key not in WHEN_SCORED:
-        assert after.steps != before.steps
+def test_the_key_changes_training(pairs: Pairs, key: str, tables: Tables, value: Any) -> None:
+    pairs.assert_acts(key, tables, value)
 
 
-def test_the_same_settings_give_the_same_outcome(tmp_path: Path, model: Path, watched: list[Step]) -> None:
+@pytest.mark.parametrize("train", [some_steps, whole_training])
+def test_the_same_settings_give_the_same_outcome(
+    tmp_path: Path, model: Path, train: Callable[[trials.Trial], Learned]
+) -> None:
     """What the test above would mistake for an effect."""
-    assert outcome(model, watched, tmp_path / "a", {}) == outcome(model, watched, tmp_path / "b", {})
+    assert train(trial_of(model, tmp_path / "a", {})) == train(trial_of(model, tmp_path / "b", {}))
 
 
 @pytest.mark.parametrize(
@@ -190,13 +155,11 @@ EIGHT_BITS = [
 @pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore")  # importing the library warns of what it does itself
 @pytest.mark.parametrize(("key", "tables", "value"), EIGHT_BITS, ids=[key for key, _, _ in EIGHT_BITS])
-def test_eight_bit_keys_change_training(
-    tmp_path: Path, watched: list[Step], key: str, tables: Tables, value: Any
-) -> None:
+def test_eight_bit_keys_change_training(tmp_path: Path, key: str, tables: Tables, value: Any) -> None:
     """On a wider model: tensors of less than 4096 elements keep their state in fp32."""
     need_package("bitsandbytes")
     wide = tiny.model(tmp_path / "model", hidden_size=64, intermediate_size=128)
-    test_the_key_changes_training(Pairs(tmp_path / "pairs", partial(outcome, wide, watched)), key, tables, value)
+    Pairs(tmp_path / "pairs", partial(trial_of, wide)).assert_acts(key, tables, value)
 
 
 def test_a_searched_switch_lets_an_idle_key_pass(tmp_path: Path, model: Path) -> None:

@@ -76,7 +76,7 @@ MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     ),
 }
 QUICK = ("criteria",)
-AT_NIGHT = {name: [pytest.mark.nightly] for name in ("joint", "words, recomputed", "words")}
+AT_NIGHT = {name: [pytest.mark.nightly] for name in ("joint", "adapters", "words, recomputed", "words")}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
 @pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 2])
-@pytest.mark.parametrize("task", ["criteria", "adapters"])
+@pytest.mark.parametrize("task", ["criteria", "words, adapters"])
 def test_another_number_of_processes_goes_on_from_its_checkpoint(
     tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str, first: int
 ) -> None:

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dryfit.core.settings.tables import DataSettings, TrialSettings
+from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.parallel.layout.proved_plans import shard_plan
 from dryfit.parallel.layout.tensor_parallel import TensorParallel
 from dryfit.parallel.ranks.apply import slice_tensor
@@ -44,14 +46,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@cache
+def planned(name: str, degree: int) -> ShardPlan:
+    """How a model is sharded; called before the ranks are forked, none of them has to find out."""
+    return shard_plan(_model(name), _task(), degree)
+
+
+def _task() -> CausalLmTask:
+    return CausalLmTask(TaskContext(TrialSettings(), DataSettings(), TokenFacts(pad_id=1)))
+
+
 def of_model(name: str, ranks: ProcessRanks) -> dict[str, Any]:
     """Loss and gradients in fp64 of the whole model, and in chunks over the ranks: what they are off by."""
     causal_lm.chunk_tokens = lambda _: 13
-    model, task = _model(name), CausalLmTask(TaskContext(TrialSettings(), DataSettings(), TokenFacts(pad_id=1)))
+    model, task = _model(name), _task()
     batch = _batch(task)
     wanted, expected = _step(copy.deepcopy(model), task, batch)
     largest = max(float(one.abs().max()) for one in expected.values())
-    plan = shard_plan(model, task, ranks.degree)
+    plan = planned(name, ranks.degree)
     part = TensorParallel(plan, ranks)
     part.shard(model)
     part.connect(model)

@@ -42,6 +42,8 @@ def run(degree: int, folder: Path) -> list[Facts]:
         What each rank found, by case.
     """
     _save_models(folder)
+    for name in rank_chunks.MODELS:
+        rank_chunks.planned(name, degree)
     found = rank_groups.run(degree, folder, {name: partial(_in, case, folder) for name, case in CASES.items()})
     for name, said in found.items():
         for rank, facts in enumerate(said):

@@ -1,24 +1,28 @@
 """Keys that several tasks read, each with a value that must change what is learned or decoded, and how that is seen."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 import spans
 import tiny
 from dryfit.core.settings.tables import DataSettings, SpanSettings, TrialSettings
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.tokens.token_set import CLASSES
+from trials import Trial
 
 Tables = dict[str, dict[str, Any]]
 Case = tuple[Tables, Any]
 """The tables under which a key is tried, and the value it is changed to."""
 Decoded = tuple[Mapping[str, float], list[dict[str, object]]]
 """Metrics, and what is predicted."""
-Seen = TypeVar("Seen")
+Learned = Mapping[str, object]
+"""What training has come to, by name: two trainings are the same where all that both have is equal."""
 
 OTHER = "another model"
 LAYER: Tables = {"head": {"layers": 1}}
@@ -87,6 +91,17 @@ DECODING: dict[str, tuple[dict[str, Any], Any]] = {
 }
 """Of spans, with other settings of ``[span]``: no training is needed to see them act."""
 
+WHOLE = {
+    *("train.epochs", "train.evals_per_epoch", "train.early_stopping", "train.early_stopping_min_delta"),
+    *("sched.name", "sched.cycles", "sched.power"),
+}
+"""How long training is, when it is scored, how the rate falls after its warmup: the first steps do not show it."""
+RADAM = "radam"
+"""An optimizer without second moments in its first five steps."""
+
+STEPS = 2
+"""The first moves nothing that knows only the direction of one gradient: Adam's betas act from the second on."""
+
 DECIDES = {"head.threshold"}
 """Scores become classes by it, after training: tests/contract/test_class_threshold_trials.py."""
 
@@ -94,28 +109,53 @@ ELSEWHERE = {"model.revision", "model.trust_remote_code"}
 """They only act on models of the hub, or with code of their own: tests/contract/test_train_remote_models.py."""
 
 
-class Pairs(Generic[Seen]):
-    """What is learned under some tables, and with one key changed; the former once for all keys that share it."""
+def some_steps(trial: Trial) -> Learned:
+    """Train a little: a digest of each tensor after :data:`STEPS` steps."""
+    result, _ = trial.run(stop_at=STEPS)
+    saved = trial.folder / "best" if result.stopped_by is None else trial.folder / f"checkpoints/step-{STEPS:08d}"
+    assert result.steps == STEPS
+    tensors = load_file(saved / "model.safetensors")
+    return {
+        name: hashlib.sha256(one.flatten().view(torch.uint8).numpy().tobytes()).digest()
+        for name, one in tensors.items()
+    }
 
-    def __init__(self, folder: Path, learn: Callable[[Path, Tables], Seen]) -> None:
+
+def whole_training(trial: Trial) -> Learned:
+    """Train to the end: how many steps, and when and how well it was scored."""
+    result, channel = trial.run()
+    return {"steps": result.steps, "scored": [(point.step, point.metrics["loss"]) for point in channel.points]}
+
+
+class Pairs:
+    """What is learned under some tables, and with one key changed; the former once for all keys that share it.
+
+    Args:
+        folder: For the trials.
+        make: Makes one in a folder, under some tables.
+    """
+
+    def __init__(self, folder: Path, make: Callable[[Path, Tables], Trial]) -> None:
         self._folder = folder
-        self._learn = learn
+        self._make = make
         self._other = tiny.model(folder / "other", seed=1)
-        self._plain: dict[str, Seen] = {}
+        self._plain: dict[str, Learned] = {}
 
-    def of(self, key: str, tables: Tables, value: Any) -> tuple[Seen, Seen]:
-        """What is learned without the key's value and with it."""
-        name = repr(tables)
+    def assert_acts(self, key: str, tables: Tables, value: Any) -> None:
+        """With the key's value a tensor that both have, or the course of the training, is another one."""
+        train = whole_training if key in WHOLE or tables.get("optim", {}).get("name") == RADAM else some_steps
+        name = f"{train.__name__} {tables!r}"
         if name not in self._plain:
-            self._plain[name] = self._learned(tables)
+            self._plain[name] = self._learned(train, tables)
         table, _, field = key.partition(".")
         own = str(self._other) if value == OTHER else value
-        return self._plain[name], self._learned(tables | {table: tables.get(table, {}) | {field: own}})
+        after = self._learned(train, tables | {table: tables.get(table, {}) | {field: own}})
+        assert any(after[one] != found for one, found in self._plain[name].items() if one in after)
 
-    def _learned(self, tables: Tables) -> Seen:
+    def _learned(self, train: Callable[[Trial], Learned], tables: Tables) -> Learned:
         folder = self._folder / f"trial-{len(list(self._folder.iterdir()))}"
         folder.mkdir()
-        return self._learn(folder, tables)
+        return train(self._make(folder, tables))
 
 
 def decoded(cls: type[Task], *, of_classes: bool, **settings: Any) -> Decoded:

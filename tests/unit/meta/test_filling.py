@@ -99,6 +99,7 @@ def test_the_guarantee(plan, lost, tmp_path_factory):
     keeps_the_guarantee(plan, lost, tmp_path_factory)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @settings(max_examples=examples(400))
 @given(plan=PLANS, lost=st.integers(0, 40))

@@ -300,7 +300,7 @@ def library_view(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], by
         return None
 
 
-@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.nightly])])
 def test_mutated_headers_are_refused_or_read_as_the_library_reads_them(tmp_path: Path, count: int) -> None:
     path = tmp_path / "model.safetensors"
     rng = random.Random(0)

@@ -51,7 +51,7 @@ def trial_of(folder: Path, name: str, precision: Precision = Precision.FP32) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_too_wide_a_model_is_proved_on_a_narrower_one(name: str, tmp_path: Path):
     parts = trial_of(tmp_path / "model", name)
