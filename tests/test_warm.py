@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 _SUPPORT = str(Path(warm.__file__).parent)
+_OF_A_REHEARSAL = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 _OF_HOW = ("torch", "threads")
 """What tells the two apart, and may."""
 
@@ -50,12 +51,24 @@ def _cold_run(command: list[str], **options: Any) -> subprocess.CompletedProcess
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-@pytest.mark.parametrize("what", [("-P", "-m", "warm_facts"), ("-m", "warm_facts"), (f"{_SUPPORT}/warm_facts.py",)])
+@pytest.mark.parametrize(
+    "what",
+    [
+        ("-P", "-m", "warm_facts"),
+        ("-m", "warm_facts"),
+        (f"{_SUPPORT}/warm_facts.py",),
+        ("-W", "error::UserWarning", "-W", "ignore::FutureWarning", f"{_SUPPORT}/warm_facts.py"),
+    ],
+)
 @pytest.mark.parametrize("session", [False, True])
-def test_it_is_the_same_process(both: Any, tmp_path: Path, what: tuple[str, ...], session: bool) -> None:
+@pytest.mark.parametrize("more", [{}, _OF_A_REHEARSAL], ids=["plain", "rehearsal"])
+def test_it_is_the_same_process(
+    both: Any, tmp_path: Path, what: tuple[str, ...], session: bool, more: dict[str, str]
+) -> None:
     here, there = os.pipe()
     options = {"cwd": tmp_path, "start_new_session": session, "input": "said to it", "pass_fds": (there,), "what": what}
-    warmed, started = both("facts", "a b", "--c", **options, env={**os.environ, "OF_THE_TEST": "a=b"})
+    environment = {**os.environ, "OF_THE_TEST": "a=b", **more}
+    warmed, started = both("facts", "a b", "--c", **options, env=environment)
     os.close(here)
     os.close(there)
     ours, theirs = json.loads(warmed.stdout), json.loads(started.stdout)
@@ -88,7 +101,16 @@ def test_a_signal_ends_it_as_a_signal(both: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "environment", [{"HF_HOME": "/elsewhere"}, {warm.COLD_VARIABLE: "1"}, {"OMP_NUM_THREADS": "2"}], ids=str
+    "environment",
+    [
+        {"HF_HOME": "/elsewhere"},
+        {warm.COLD_VARIABLE: "1"},
+        {"OMP_NUM_THREADS": "2"},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+        {"CUDA_VISIBLE_DEVICES": "", "HF_DATASETS_OFFLINE": "1"},
+        {"PYTHONWARNINGS": "error"},
+    ],
+    ids=str,
 )
 def test_what_imports_read_is_not_taken_over(both: Any, environment: dict[str, str]) -> None:
     warmed, _ = both("facts", input="", env={**os.environ, **environment})
@@ -102,10 +124,20 @@ def test_a_folder_that_shadows_a_library_is_not_passed_over(both: Any, tmp_path:
     assert json.loads(warmed.stdout)["torch"] is False
 
 
+@pytest.mark.parametrize("environment", [{}, _OF_A_REHEARSAL], ids=["plain", "rehearsal"])
+def test_what_an_interpreter_imports_at_its_start_is_not_passed_over(
+    both: Any, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("", encoding="utf-8")
+    paths = os.pathsep.join([_SUPPORT, str(tmp_path)])
+    warmed, _ = both("facts", input="", env={**os.environ, **environment, "PYTHONPATH": paths})
+    assert json.loads(warmed.stdout)["torch"] is False
+
+
 def test_folders_of_the_test_that_began_the_warm_process_are_not_lost_later(
     both: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "_process", None)
+    monkeypatch.setattr(warm, "_processes", {})
     before = set(psutil.Process().children())
     paths = os.pathsep.join([_SUPPORT, *(path for path in sys.path if path)])
     monkeypatch.setenv("PYTHONPATH", paths)
@@ -119,7 +151,7 @@ def test_folders_of_the_test_that_began_the_warm_process_are_not_lost_later(
 
 
 def test_processes_start_from_nothing_where_the_warm_one_is_gone(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "_process", None)
+    monkeypatch.setattr(warm, "_processes", {})
     before = set(psutil.Process().children())
     assert json.loads(both("facts", input="")[0].stdout)["torch"] is True
     (mine,) = set(psutil.Process().children()) - before

@@ -18,8 +18,7 @@ MIB: Final = 2**20
 _SURROUNDINGS: Final = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",  # which datasets heeds too
 }
 
 
@@ -52,7 +51,7 @@ def rehearse(
     file = folder / "request.json"
     file.write_text(body.model_dump_json(), encoding="utf-8")
     command = [sys.executable, "-m", "dryfit.virtual", str(file)]
-    done = _run(command, folder, surroundings)
+    done = _run(command, folder, {"CUDA_VISIBLE_DEVICES": "", **(surroundings or {})})
     answer = folder / "answer.json"
     assert answer.is_file(), f"no answer, status {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return RehearsalAnswer.model_validate_json(answer.read_text(encoding="utf-8"))

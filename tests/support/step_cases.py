@@ -108,7 +108,9 @@ def case_of(folder: Path, text: str) -> MemoryCase:
 def planned(folder: Path, case: Path) -> MemoryPlan:
     """The plan of a case, made in a process of its own."""
     spec = device().model_dump_json()
-    command = [sys.executable, "-c", PLANNED, str(case), spec, str(folder / "plan.json")]
+    script = folder / "planned.py"
+    script.write_text(PLANNED, encoding="utf-8")
+    command = [sys.executable, str(script), str(case), spec, str(folder / "plan.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return MemoryPlan.model_validate_json((folder / "plan.json").read_text(encoding="utf-8"))

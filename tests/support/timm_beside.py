@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+import warm
+
 PACKAGES = ("timm==1.0.31", "torchvision==0.28.0", "pillow==13.0.0")
 _NAMES = """import torch
 
@@ -27,4 +29,5 @@ def with_timm(folder: Path) -> dict[str, str]:
     subprocess.run(pip, check=True, timeout=300)
     if torch.version.cuda is None:
         (folder / "sitecustomize.py").write_text(_NAMES, encoding="utf-8")
-    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    # Which of these packages there are, libraries ask while they are imported: nothing is forked that has asked before.
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]), warm.COLD_VARIABLE: "1"}

@@ -6,6 +6,10 @@ which recognises ``[sys.executable, "-m", "dryfit...", ...]`` and has such a pro
 Everything else starts as always, and so does a process with settings that imports read (see
 :data:`IMPORT_VARIABLES`).
 
+There are two warm processes (:class:`Kind`). A process that sees no GPU is forked from one that has imported what a
+rehearsal imports before the user's script, and no more: what the script imports, it imports after torch was patched,
+as in a new interpreter. Such a fork starts its own processes from nothing: they must not have what it has patched.
+
 A forked process has what a started one has: arguments, environment, open files, folder, session, signal handlers,
 exit status, and, for whoever looks at ``/proc``, its command line and environment. Its parent is the process that
 asked for it. What differs: modules are there that nobody imported (torch in a control process), with the memory that
@@ -14,8 +18,10 @@ they take. Tests of just these ask for the fixture ``cold``; ``DRYFIT_COLD=1`` t
 
 import atexit
 import ctypes
+import faulthandler
 import fcntl
 import gc
+import io
 import json
 import os
 import runpy
@@ -27,9 +33,11 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -43,12 +51,35 @@ IMPORT_VARIABLES: Final = (
 )
 """How names of variables begin that libraries read while they are imported; of ``PYTHONPATH`` see :func:`shadowed`."""
 _PATH_VARIABLE: Final = "PYTHONPATH"
+_UNBUFFERED: Final = "PYTHONUNBUFFERED"
+_FAULTS: Final = "PYTHONFAULTHANDLER"
+"""No import reads these two: a fork does what the interpreter does of them at its start (:func:`_set_streams`)."""
+_AT_START: Final = ("sitecustomize", "usercustomize")
+"""Modules that an interpreter imports at its start, where it finds them."""
+_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
-_MODULES: Final = (
-    *("dryfit.cli.app", "dryfit.cli.live", "dryfit.api.studies", "dryfit.api.training", "dryfit.study.loop.session"),
-    *("dryfit.jobs.train", "dryfit.jobs.final", "dryfit.jobs.resolve", "dryfit.jobs.plan", "dryfit.jobs.batch_check"),
-    *("dryfit.runtime.children.fork_server", "dryfit.search.mirror.process", "dryfit.jobs.own.objective"),
-)
+
+class Kind(StrEnum):
+    """Which warm process forks a process."""
+
+    WHOLE = "whole"
+    """It has imported what dryfit's commands and jobs import."""
+    NO_DEVICE = "no device"
+    """It sees no GPU, and has imported what a rehearsal imports before it runs the user's script."""
+
+
+_MODULES: Final = {
+    Kind.WHOLE: (
+        *("dryfit.cli.app", "dryfit.cli.live", "dryfit.api.studies", "dryfit.api.training"),
+        *("dryfit.study.loop.session", "dryfit.jobs.train", "dryfit.jobs.final", "dryfit.jobs.resolve"),
+        *("dryfit.jobs.plan", "dryfit.jobs.batch_check", "dryfit.runtime.children.fork_server"),
+        *("dryfit.search.mirror.process", "dryfit.jobs.own.objective"),
+    ),
+    Kind.NO_DEVICE: ("dryfit.virtual.__main__",),
+}
+_ENVIRONMENT: Final = {Kind.WHOLE: FIXED, Kind.NO_DEVICE: {**FIXED, _DEVICES: ""}}
+"""What a warm process has in its environment besides what the tests have."""
+_REHEARSAL: Final = "dryfit.virtual"
 _COMMANDS: Final = (
     *(
         "dryfit.cli.app",
@@ -56,7 +87,7 @@ _COMMANDS: Final = (
         "dryfit.runtime.children.child",
         "dryfit.jobs.in_process",
     ),
-    "dryfit.search.mirror.process",
+    *("dryfit.search.mirror.process", _REHEARSAL),
 )
 """What is started warm: modules with something to import."""
 _PYTHON: Final = sys.executable
@@ -80,6 +111,7 @@ class Start:
         module: What it runs as ``__main__``: a module, or the file of a script.
         arguments: What follows the module.
         safe_path: Whether its folder stays out of ``sys.path`` (``-P``).
+        warnings: Filters of warnings, as ``-W`` takes them.
         environment: All of it.
         folder: Where it runs.
         keep: Descriptors that it inherits under their own numbers, besides the standard three.
@@ -91,6 +123,7 @@ class Start:
     module: str
     arguments: list[str]
     safe_path: bool
+    warnings: list[str]
     environment: dict[str, str]
     folder: str
     keep: list[int]
@@ -98,10 +131,16 @@ class Start:
     ignored: list[int]
     parent: int
 
+    @property
+    def kind(self) -> Kind:
+        """Which warm process is like it."""
+        hides = self.environment.get(_DEVICES) == "" and _devices_at_first != ""
+        return Kind.NO_DEVICE if hides or self.module == _REHEARSAL else Kind.WHOLE
+
 
 def of_imports(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that decide what an import does, but those that dryfit sets for every child."""
-    apart = {*FIXED, _PATH_VARIABLE}
+    apart = {*FIXED, _PATH_VARIABLE, _UNBUFFERED, _FAULTS}
     return {
         name: value for name, value in environment.items() if name.startswith(IMPORT_VARIABLES) and name not in apart
     }
@@ -114,9 +153,10 @@ def can_be_warm(environment: Mapping[str, str], warm: Mapping[str, str]) -> bool
 
 
 def shadowed(folders: Sequence[str], imported: Mapping[str, Any]) -> list[str]:
-    """Return what of the imported modules a new interpreter would find in one of these folders instead."""
+    """Return what a new interpreter would import from one of these folders, and we have not, or from elsewhere."""
     found: set[str] = set()
     for folder in folders:
+        found.update(name for name in _AT_START if os.path.isfile(os.path.join(folder, name + _SCRIPT)))
         for stem in {Path(name).stem for name in os.listdir(folder)} if os.path.isdir(folder) else ():
             file = getattr(imported.get(stem), "__file__", None)
             if stem in imported and not (file and file.startswith(folder)):
@@ -125,21 +165,23 @@ def shadowed(folders: Sequence[str], imported: Mapping[str, Any]) -> list[str]:
 
 
 _path_at_first = {name: value for name, value in os.environ.items() if name == _PATH_VARIABLE}
+_devices_at_first = os.environ.get(_DEVICES)
 
 
 class _Warm:
     """The warm process, as the process sees it that asks it to fork."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
         self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._asking, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MESSAGE_BYTES)
         with theirs:
-            command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(os.getpid()), "-" * _PADDING]
+            words = [str(theirs.fileno()), str(os.getpid()), kind]
+            command = [sys.executable, "-P", __file__, *words, "-" * _PADDING]
             # Without what one test sets for its own processes: this one outlives the test.
             apart = ("DRYFIT_", _PATH_VARIABLE)
             own = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
-            environment = {**own, **_path_at_first, **FIXED, "_": "-" * _PADDING}
+            environment = {**own, **_path_at_first, **_ENVIRONMENT[kind], "_": "-" * _PADDING}
             served = cold_popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         served.returncode = 0  # it ends with us, and nobody waits for it
         atexit.register(self._asking.close)
@@ -163,18 +205,18 @@ class _Warm:
 
 cold_popen: Any = subprocess.Popen
 """Starts processes from nothing."""
-_process: "_Warm | bool | None" = None
-"""The warm process of this one; True in a fork of it, which can fork itself; None before the first use."""
+_processes: dict[Kind, _Warm] = {}
+"""The warm processes of this one, those that were used."""
+_own_kind: Kind | None = None
+"""Of which kind this process is, if it is a warm one or a fork of one; such a process can fork itself."""
 
 
 def _fork(start: Start, standard: Sequence[int]) -> int | None:
     """Return the process id of a warm child, or None where this process cannot have one now."""
-    global _process
-    if _process is None:
-        _process = _Warm()
-    if isinstance(_process, _Warm):
-        return _process.fork(start, standard) or None
-    if threading.active_count() != 1 or not _alike(start):
+    if _own_kind is None:
+        process = _processes.get(start.kind) or _processes.setdefault(start.kind, _Warm(start.kind))
+        return process.fork(start, standard) or None
+    if threading.active_count() != 1 or start.kind is not _own_kind or not _alike(start):
         return None
     hears, tells = os.pipe()
     pid = os.fork()
@@ -186,15 +228,30 @@ def _fork(start: Start, standard: Sequence[int]) -> int | None:
     return pid
 
 
-def _recognised(args: Any) -> tuple[str, list[str], bool] | None:
-    """Return module or script, its arguments and whether ``-P`` stands before it, of a command that may be warm."""
+@dataclass(frozen=True)
+class _Command:
+    """What a command starts, of those that may be warm: as in :class:`Start`."""
+
+    module: str
+    arguments: list[str]
+    safe_path: bool
+    warnings: list[str]
+
+
+def _recognised(args: Any) -> _Command | None:
+    """Return what a command starts, or None where that may not be warm."""
     words = [os.fspath(word) for word in args] if isinstance(args, list | tuple) else []
-    if words[:1] == [_PYTHON] and words[1:2] and words[1].endswith(_SCRIPT):
-        return words[1], words[2:], False
-    safe_path = words[1:2] == ["-P"]
-    rest = words[2:] if safe_path else words[1:]
-    if words[:1] == [_PYTHON] and rest[:1] == ["-m"] and rest[1:2] and rest[1] in _COMMANDS:
-        return rest[1], rest[2:], safe_path
+    if words[:1] != [_PYTHON]:
+        return None
+    rest, filters, safe_path = words[1:], list[str](), False
+    while rest[:1] in (["-P"], ["-W"]):
+        safe_path = safe_path or rest[0] == "-P"
+        filters += rest[1:2] if rest[0] == "-W" else []
+        rest = rest[2 if rest[0] == "-W" else 1 :]
+    if rest[:1] and rest[0].endswith(_SCRIPT) and not safe_path:
+        return _Command(rest[0], rest[1:], safe_path, filters)
+    if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _COMMANDS:
+        return _Command(rest[1], rest[2:], safe_path, filters)
     return None
 
 
@@ -210,12 +267,9 @@ class WarmPopen(cold_popen):
         plain = not (executable or preexec_fn or shell or startupinfo) and gid is uid is gids is None and umask < 0
         pid = None
         if known and plain and close_fds and process_group == -1:
-            module, arguments, safe_path = known
             with suppress(FileNotFoundError):  # the current folder is gone: that is what the test is about
                 start = Start(
-                    module=module,
-                    arguments=arguments,
-                    safe_path=safe_path,
+                    **vars(known),
                     environment=dict(os.environ if env is None else env),
                     folder=os.fspath(cwd) if cwd is not None else os.getcwd(),
                     keep=sorted(pass_fds),
@@ -285,7 +339,7 @@ def _show_in_proc(start: Start) -> None:
     """Let ``/proc/PID/cmdline`` and ``environ`` say what they would of a started process (proc(5), fields 48 to 51)."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     arg_start, arg_end, env_start, env_end = (int(fields[number - 3]) for number in (48, 49, 50, 51))
-    flags = ["-P"] if start.safe_path else []
+    flags = [*(["-P"] if start.safe_path else []), *(word for one in start.warnings for word in ("-W", one))]
     what = [start.module] if start.module.endswith(_SCRIPT) else ["-m", start.module]
     words = [sys.executable, *flags, *what, *start.arguments]
     command = b"".join(os.fsencode(word) + b"\0" for word in words)
@@ -300,6 +354,40 @@ def _set_signals(ignored: Sequence[int]) -> None:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     if signal.SIGINT not in ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _set_streams(environment: Mapping[str, str]) -> None:
+    """Let the standard streams be as at the start of an interpreter with this environment."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        own: Any = getattr(sys, name)
+        if environment.get(_UNBUFFERED):
+            raw = io.FileIO(number, "w", closefd=False)
+            raw.name = own.name
+            own = io.TextIOWrapper(raw, own.encoding, own.errors, write_through=True)
+            setattr(sys, name, own)
+            setattr(sys, f"__{name}__", own)
+        if number == 1:
+            own.reconfigure(line_buffering=own.isatty())
+    if environment.get(_FAULTS):
+        faulthandler.enable()
+
+
+def _filter_warnings(filters: Sequence[str]) -> None:
+    """Let filters of the command line stand where they do in an interpreter that has imported what this one has.
+
+    Python puts them before its own filters, of which the first is of ``__main__``; libraries put theirs before them.
+    """
+    if not filters:
+        return
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings._processoptions(filters)  # type: ignore[attr-defined]
+        asked = list(warnings.filters)
+    place = next(number for number, one in enumerate(warnings.filters) if one[3] == "__main__")
+    warnings.filters[place:place] = asked  # type: ignore[index]
+    sys.warnoptions[:] = filters
+    with warnings.catch_warnings():  # leaving it, Python forgets what it has found by the filters before
+        pass
 
 
 def _become(start: Start, held: Sequence[int], ready: int, *, of_command: bool) -> NoReturn:
@@ -325,7 +413,8 @@ def _become(start: Start, held: Sequence[int], ready: int, *, of_command: bool) 
                 os.dup2(null, number)
             stream.flush()
         ready = _place_descriptors(held, [*_STANDARD, *start.keep], ready)
-        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[attr-defined]
+        _set_streams(start.environment)
+        _filter_warnings(start.warnings)
         os.environ.clear()
         _show_in_proc(start)
         os.environ.update(start.environment)
@@ -339,8 +428,12 @@ def _become(start: Start, held: Sequence[int], ready: int, *, of_command: bool) 
         sys.argv = [start.module, *start.arguments]
         sys.path[:] = [*_first_folder(start), *_folders(start.environment), *_PATH]
         tempfile.tempdir = None
-        sys.modules.pop(start.module, None)  # it is imported again as __main__, as in a new interpreter
-        gc.freeze()  # what the parent has thrown away must not be collected here: it would close descriptors by number
+        main = f"{start.module}.__main__"
+        sys.modules.pop(main if main in sys.modules else start.module, None)  # it is imported again as __main__
+        if _own_kind is Kind.NO_DEVICE:
+            gc.unfreeze()  # a rehearsal replaces functions in all that the collector knows of
+        else:
+            gc.freeze()  # what the parent has thrown away must not be collected: it would close descriptors by number
         gc.enable()
         # The first call after a fork makes torch's pool of threads anew, which two threads must not do at once.
         sys.modules["torch"].set_num_threads(1)
@@ -432,23 +525,29 @@ def main() -> None:
     """Import everything, then fork on demand until the tests' process ends."""
     import importlib
 
-    global _process
+    global _own_kind
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     die_with_parent(int(sys.argv[2]))
+    kind = Kind(sys.argv[3])
     before = _folders(os.environ)
     _PATH[:] = [place for place in sys.path if place not in before]
     _imported_with.update(os.environ)
     gc.disable()
-    for name in _MODULES:
+    for name in _MODULES[kind]:
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
-    sys.modules["dryfit.runtime.children.child"].library_versions()
+    if kind is Kind.WHOLE:
+        sys.modules["dryfit.runtime.children.child"].library_versions()
+    else:
+        with suppress(ImportError):  # as a rehearsal does, before all else
+            sys.modules["dryfit.virtual.session"].import_offline("bitsandbytes")
     gc.collect()
     gc.freeze()
     _set_by_imports.update({name: value for name, value in os.environ.items() if name not in _imported_with})
-    _process = True
-    subprocess.Popen = WarmPopen  # type: ignore[misc]
+    _own_kind = kind
+    if kind is Kind.WHOLE:
+        subprocess.Popen = WarmPopen  # type: ignore[misc]
     _serve(connection)
 
 

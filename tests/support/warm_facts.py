@@ -1,9 +1,12 @@
 """Says what a process is like: run as ``python -m warm_facts``, warm or from nothing."""
 
+import faulthandler
+import io
 import json
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 
@@ -11,6 +14,7 @@ def facts() -> dict[str, object]:
     """Return what must be alike however this process was made."""
     descriptors = {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGPIPE)
+    own_filters = 5 + len(sys.warnoptions)  # those of an interpreter, before which libraries put theirs
     return {
         "arguments": sys.argv[1:],
         "name": __name__,
@@ -24,6 +28,11 @@ def facts() -> dict[str, object]:
         "descriptors": sorted(descriptors),
         "signals": [str(signal.getsignal(number)).split(" at ")[0] for number in numbers],
         "standard input": sys.stdin.read(),
+        "unbuffered": [
+            [one.name, one.write_through, isinstance(one.buffer, io.FileIO)] for one in (sys.stdout, sys.stderr)
+        ],
+        "tells of faults": faulthandler.is_enabled(),
+        "warnings": [sys.warnoptions, *map(str, warnings.filters[-own_filters:])],
         "threads": len(os.listdir("/proc/self/task")),
         "torch": "torch" in sys.modules,
     }

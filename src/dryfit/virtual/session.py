@@ -258,8 +258,9 @@ def _traceback(error: BaseException) -> str:
 
 
 def _from_script(stack: traceback.StackSummary) -> traceback.StackSummary:
-    """Leave out the frames before the script's, in place."""
+    """Leave out the frames before the script's, in place: ours, and those of whatever called us."""
     ours = str(Path(__file__).parents[1])
+    del stack[: next((number for number, frame in enumerate(stack) if frame.filename == __file__), 0)]
     while len(stack) > 1 and (stack[0].filename.startswith(ours) or "runpy" in stack[0].filename):
         del stack[0]
     return stack

@@ -51,14 +51,14 @@ def rehearsed(code: str, folder: Path) -> dict[str, Any]:
         text=True,
         timeout=300,
         check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "hub"), "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     lines = [line for line in ran.stdout.splitlines() if line.startswith("SAID ")]
     assert ran.returncode == 0 and lines, ran.stderr[-3000:]
     return json.loads(lines[-1].removeprefix("SAID "))
 
 
-def test_a_config_is_enough_for_from_pretrained_and_no_memory_is_taken(tmp_path):
+def test_a_config_is_enough_for_from_pretrained_and_no_memory_is_taken(tmp_path, cold):
     said = rehearsed(
         """
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

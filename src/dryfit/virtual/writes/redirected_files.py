@@ -361,15 +361,20 @@ def install(shadow: Shadow, more: dict[Any, Any]) -> None:
 
 def replace_everywhere(replaced: dict[Any, Any]) -> None:
     """Replace functions wherever they were taken before: in names of modules, tables, and defaults of functions."""
+    if not replaced:
+        return
     by_id = {id(old): new for old, new in replaced.items()}
+    has_none = by_id.keys().isdisjoint  # most objects: this asks no Python code of each
     kept = {id(vars(sys.modules[name])) for name in _KEPT_MODULES if name in sys.modules}
     kept |= {id(vars(REAL)), id(replaced)}
     for one in gc.get_objects():
-        if type(one) is dict and id(one) not in kept:
+        if type(one) is dict:
+            if has_none(map(id, one.values())) or id(one) in kept:
+                continue
             for key in [key for key, value in one.items() if id(value) in by_id]:
                 one[key] = by_id[id(one[key])]
-        elif type(one) is FunctionType and any(id(value) in by_id for value in one.__defaults__ or ()):
-            one.__defaults__ = tuple(by_id.get(id(value), value) for value in one.__defaults__ or ())
+        elif type(one) is FunctionType and one.__defaults__ and not has_none(map(id, one.__defaults__)):
+            one.__defaults__ = tuple(by_id.get(id(value), value) for value in one.__defaults__)
 
 
 def named_as(real: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -1,0 +1,87 @@
+"""Strange scripts on a virtual GPU: how each ends, what is followed, and what is said to be unknown."""
+
+from pathlib import Path
+
+import pytest
+
+from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
+from dryfit.core.jobs.rehearsal import ScriptEnd
+from rehearsed import MIB, rehearse
+from rehearsed_memory import check_sums, held_bytes, memory_of
+
+pytestmark = pytest.mark.slow
+ENDS = {
+    "fails.py": (ScriptEnd.FAILED, "ValueError: no such label: 7"),
+    "fails_early.py": (ScriptEnd.FAILED, "KeyError: 'labels'"),
+    "exits_early.py": (ScriptEnd.NO_STEP, ""),
+    "no_step.py": (ScriptEnd.NO_STEP, ""),
+    "asks.py": (ScriptEnd.FAILED, "EOFError"),
+    "second_device.py": (ScriptEnd.FAILED, "invalid device ordinal"),
+}
+
+
+@pytest.mark.parametrize("program", ENDS)
+def test_scripts_that_end_by_themselves(tmp_path: Path, program: str) -> None:
+    end, text = ENDS[program]
+    answer = rehearse(tmp_path, f"odd/{program}")
+    assert answer.end is end, (answer.end, answer.traceback)
+    assert text in answer.traceback
+    assert answer.verdict is VerdictKind.UNKNOWN and answer.reasons
+
+
+def test_a_status_of_its_own_is_told(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/exits.py")
+    assert answer.end is ScriptEnd.FAILED
+    assert "exit status 3" in answer.traceback
+
+
+STRANGE = {
+    "threads.py": 3,
+    "forks.py": 2,
+    "forks_device.py": 2,
+    "item_branches.py": 3,
+    "compiles.py": 3,
+    "replicates.py": 3,
+    "rare_calls.py": 3,
+    "own_allocator.py": 3,
+    "prints_memory.py": 3,
+    "numpy_outputs.py": 2,
+    "copies_model.py": 3,
+    "reads_checkpoint.py": 3,
+}
+
+
+@pytest.mark.parametrize("program", STRANGE)
+def test_strange_scripts_are_followed(tmp_path: Path, program: str) -> None:
+    answer = rehearse(tmp_path, f"odd/{program}")
+    memory = memory_of(answer)
+    check_sums(memory, f"odd/{program}")
+    assert len(memory.steps) == STRANGE[program]
+    assert memory.by_category[MemoryCategory.WEIGHTS] >= held_bytes((2, 8), (2,))
+
+
+def test_what_a_graph_keeps_is_said_to_be_unknown(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/rare_calls.py")
+    assert any("CUDA graph" in one.what for one in answer.unknown)
+
+
+def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/higher_order.py")
+    assert answer.verdict is VerdictKind.UNKNOWN and answer.end is ScriptEnd.STOPPED
+    (reason,) = answer.reasons
+    assert reason.endswith("HigherOrderOperator flex_attention")
+    (tmp_path / "two").mkdir()
+    replicas = rehearse(tmp_path / "two", "odd/replicates.py", ranks=2)
+    assert replicas.verdict is VerdictKind.UNKNOWN and replicas.end is ScriptEnd.STOPPED
+    assert replicas.reasons == ("it copies the model to 2 devices at each step",)
+
+
+def test_compiled_models_are_said_to_run_eagerly(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/compiles.py")
+    assert any("torch.compile" in text for text in (*answer.notes, *(one.what for one in answer.unknown)))
+
+
+def test_its_own_allocator_settings_are_heeded(tmp_path: Path) -> None:
+    memory = memory_of(rehearse(tmp_path, "odd/own_allocator.py"))
+    # Segments grow, so that each larger batch reuses what the last one left; others would keep 90 MiB beside it.
+    assert memory.peak_reserved_bytes - memory.peak_allocated_bytes < 30 * MIB

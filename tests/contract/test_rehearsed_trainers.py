@@ -1,0 +1,87 @@
+"""Trainers of transformers and TRL, on a virtual GPU: unmodified programs, and the script that TRL ships."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from dryfit.core.jobs.memory import MemoryCategory
+from dryfit.runtime.rehearsal.command_line import parse_command
+from parts import need_package
+from rehearsed import hide, rehearse
+from rehearsed_memory import memory_of, takes_three_steps
+
+pytestmark = pytest.mark.slow
+SFT = "trl.scripts.sft"
+RUNS: dict[str, tuple[str, list[Any]]] = {
+    "glue": ("glue_trainer.py", ["--output_dir", "out", "--precision", "fp16"]),
+    "causal": ("causal_lm_trainer.py", ["--output_dir", "out"]),
+    "causal without checkpointing": ("causal_lm_trainer.py", ["--output_dir", "out", "--no-checkpointing"]),
+    "causal reentrant": ("causal_lm_trainer.py", ["--output_dir", "out", "--reentrant"]),
+    "causal fp16": ("causal_lm_trainer.py", ["--output_dir", "out", "--precision", "fp16"]),
+    "sft": ("sft_lora.py", ["--output_dir", "out"]),
+    "dpo": ("dpo_lora.py", ["--output_dir", "out"]),
+    "dpo in 8 bits": ("dpo_lora.py", ["--output_dir", "out", "--optim", "adamw_8bit"]),
+    "grpo": ("grpo.py", ["--output_dir", "out"]),
+}
+NEED_TRL = ("sft", "dpo", "dpo in 8 bits", "grpo")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_unmodified_trainers_run_to_the_third_step(tmp_path: Path, run: str) -> None:
+    if run in NEED_TRL:
+        need_package("trl")
+    takes_three_steps(tmp_path, *RUNS[run])
+
+
+ADAPTERS = ("--use_peft", "--lora_target_modules", "all-linear", "--gradient_accumulation_steps", "2")
+SHARDED = (
+    "accelerate launch --num_processes 2 --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
+)
+
+
+@pytest.mark.parametrize("launcher", [[], SHARDED.split()], ids=["alone", "sharded"])
+def test_the_script_that_trl_ships_runs_as_a_module(tmp_path: Path, launcher: list[str]) -> None:
+    need_package("trl")
+    model, rows = tmp_path / "model", tmp_path / "rows"
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    AutoConfig.for_model(
+        "qwen2", architectures=["Qwen2ForCausalLM"], intermediate_size=64, vocab_size=300, **size
+    ).save_pretrained(model)
+    letters = {letter: number for number, letter in enumerate(["<|endoftext|>", *sorted(ByteLevel.alphabet())])}
+    core = Tokenizer(BPE(letters, merges=[]))
+    core.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>").save_pretrained(model)
+    rows.mkdir()
+    lines = [json.dumps({"text": "a word " * number}) for number in range(1, 21)]
+    (rows / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    options = {"model_name_or_path": model, "dataset_name": rows, "output_dir": tmp_path / "out"}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words += ["--per_device_train_batch_size", "2", "--report_to", "none", *(() if launcher else ADAPTERS)]
+    command = parse_command([*launcher, "-m", SFT, *words], lambda _: {})
+    ranks, surroundings = command.ranks or 1, dict(command.environment)
+    answer = rehearse(tmp_path, None, *command.arguments, module=command.module, ranks=ranks, surroundings=surroundings)
+    memory = memory_of(answer)
+    assert [step.number for step in memory.steps] == [1, 2, 3]
+    assert (MemoryCategory.ADAPTERS in memory.by_category) is not bool(launcher)
+    assert (answer.sent is not None and answer.sent["reduce_scatter"] > 0) is bool(launcher)
+    assert memory.peak_code.startswith("trainer.train(")
+    assert answer.worst_batch is not None and answer.worst_batch.shapes["input_ids"] == (2, 20 * len("a word ") + 1)
+    assert any(muted.what.startswith("checkpoint") for muted in answer.muted)
+    assert not (tmp_path / "out").exists()
+
+
+def test_preferences_without_bitsandbytes(tmp_path: Path) -> None:
+    need_package("trl")
+    arguments = ("--output_dir", tmp_path / "out")
+    without = memory_of(
+        rehearse(tmp_path, "dpo_lora.py", *arguments, surroundings=hide(tmp_path / "hidden", "bitsandbytes"))
+    )
+    (tmp_path / "with").mkdir()
+    beside = memory_of(rehearse(tmp_path / "with", "dpo_lora.py", *arguments))
+    assert without.peak_allocated_bytes == beside.peak_allocated_bytes
