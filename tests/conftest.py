@@ -71,10 +71,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Mark what `make nightly` alone runs, let ``-m`` choose, and put the files that take longest first."""
     thinning.leave_to_nightly(items)
     yield
+    if file := os.environ.get(durations.DONE_VARIABLE):
+        done = durations.tests_of(Path(file).read_text(encoding="utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
+        items[:] = [item for item in items if item.nodeid not in done]
     items.sort(key=durations.longest_first(items))
 
 
