@@ -23,7 +23,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: attack times engines test-nodes wheel-test versions mutants map cards
+.PHONY: attack times engines test-nodes wheel-test versions mutants cards
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -90,9 +90,6 @@ wheel-test: $(STAMP) ## build wheel and sdist, install the wheel with its extras
 
 versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each Python; gigabytes, one run at a time
 	$(TEST_ENV) $(BIN)/python scripts/versions.py $(VERSION_TESTS)
-
-map: $(STAMP) ## write the map of all modules into ARCHITECTURE.md
-	$(BIN)/python scripts/module_map.py
 
 cards: $(STAMP) ## plan which model fits which card, and write the table into docs/cards.md; half an hour
 	$(TEST_ENV) $(BIN)/python scripts/card_table.py

@@ -94,3 +94,11 @@ def test_links_inside_the_repository_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+
+
+def test_every_path_of_the_architecture_exists() -> None:
+    paths = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text("utf-8")))
+    of_a_study = {"trials/", "final/", "cache/", "logs/", "prepare/", "report/"}
+    bases = (ROOT / "src" / "dryfit", ROOT / "src", ROOT)
+    assert len(paths) > 20
+    assert not [path for path in paths - of_a_study if not any((base / path).exists() for base in bases)]
