@@ -79,7 +79,6 @@ def test_every_target_of_make_exists(path: Path) -> None:
     assert named <= targets
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(

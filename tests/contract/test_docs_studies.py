@@ -81,7 +81,6 @@ def test_what_is_not_there_is_noticed(code: str) -> None:
             bind(thing, call or ast.Call())
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", [path for path in PAGES if trains(path)], ids=lambda path: path.name)
