@@ -76,9 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     thinning.leave_to_nightly(items)
     yield
     if file := os.environ.get(durations.DONE_VARIABLE):
-        done = durations.tests_of(Path(file).read_text(encoding="utf-8").splitlines())
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
-        items[:] = [item for item in items if item.nodeid not in done]
+        config.hook.pytest_deselected(items=durations.take_done(items, Path(file).read_text("utf-8").splitlines()))
     items.sort(key=durations.longest_first(items))
 
 

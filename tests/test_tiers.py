@@ -1,7 +1,6 @@
 """Which tests run when: what the night has besides, what a change reaches, what needs no torch."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -151,19 +150,12 @@ def test_the_files_that_take_most_seconds_are_told_first() -> None:
     assert [row.split() for row in rows] == [["90", "0", "tests/test_b.py"], ["27", "32", "tests/test_a.py"]]
 
 
-def test_what_an_earlier_run_ran_is_not_run_again(tmp_path: Path) -> None:
+def test_what_an_earlier_run_ran_is_not_run_again(request: pytest.FixtureRequest) -> None:
     """As `make test` does after `make check` in one run of .ci/run."""
-    file = f"tests/{Path(__file__).name}"
-    ran = f"{file}::{test_the_files_that_take_most_seconds_are_told_first.__name__}"
-    (tmp_path / "done").write_text(json.dumps({"test": ran}), encoding="utf-8")
-
-    def collected(done_before: str) -> set[str]:
-        command = [sys.executable, "-m", "pytest", "--light", "--collect-only", "-q", "-p", "no:cacheprovider", file]
-        env = {**os.environ, durations.DONE_VARIABLE: done_before}
-        done = subprocess.run(command, cwd=reach.ROOT, env=env, capture_output=True, text=True, check=False)
-        return {line for line in done.stdout.splitlines() if "::" in line}
-
-    assert collected("") - collected(str(tmp_path / "done")) == {ran}
+    items = list(request.session.items)
+    lines = [json.dumps({"test": request.node.nodeid}), *_TIMES]
+    assert durations.take_done(items, lines) == [request.node]
+    assert items == [item for item in request.session.items if item is not request.node]
 
 
 def test_files_that_take_longest_are_begun_first(request: pytest.FixtureRequest) -> None:

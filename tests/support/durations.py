@@ -65,9 +65,12 @@ def known() -> Table:
     return json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
 
 
-def tests_of(lines: Iterable[str]) -> frozenset[str]:
-    """Return which tests a run has left times of."""
-    return frozenset(json.loads(line)["test"] for line in lines)
+def take_done(items: list[pytest.Item], lines: Iterable[str]) -> list[pytest.Item]:
+    """Take out of a list, and return, the tests that an earlier run has left times of."""
+    names = frozenset(json.loads(line)["test"] for line in lines)
+    done = [item for item in items if item.nodeid in names]
+    items[:] = [item for item in items if item.nodeid not in names]
+    return done
 
 
 def table_of(lines: Iterable[str]) -> Table:
