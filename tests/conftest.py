@@ -94,10 +94,10 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Write down what each test takes, where a file is named for that: see :mod:`durations`."""
     file = os.environ.get(durations.VARIABLE)
-    before = os.times()
+    before = durations.Moment.now()
     result = yield
     if file:
-        durations.note(Path(file), item, before, os.times())
+        durations.note(Path(file), item, before, durations.Moment.now())
     return result
 
 

@@ -116,26 +116,25 @@ def test_an_import_that_must_not_be_fails() -> None:
 
 
 _TIMES = """
-{"test": "tests/test_a.py::test_x[1]", "tier": "test", "cpu_s": 1.5, "wall_s": 9}
-{"test": "tests/test_a.py::test_x[2]", "tier": "test", "cpu_s": 1.0, "wall_s": 9}
-{"test": "tests/test_a.py::test_y", "tier": "slow", "cpu_s": 30.0, "wall_s": 9}
-{"test": "tests/test_b.py::test_z", "tier": "test", "cpu_s": 0.2, "wall_s": 90}
-{"test": "tests/nodes/test_n.py::test_n", "tier": "nodes", "cpu_s": 20, "wall_s": 20}
+{"test": "tests/test_a.py::test_x[1]", "tier": "test", "cpu_s": 1.5, "wall_s": 9, "modules": 0}
+{"test": "tests/test_a.py::test_x[2]", "tier": "test", "cpu_s": 1.0, "wall_s": 9, "modules": 0}
+{"test": "tests/test_a.py::test_y", "tier": "slow", "cpu_s": 30.0, "wall_s": 9, "modules": 50}
+{"test": "tests/test_b.py::test_z", "tier": "test", "cpu_s": 3.5, "wall_s": 90, "modules": 200}
+{"test": "tests/nodes/test_n.py::test_n", "tier": "nodes", "cpu_s": 20, "wall_s": 20, "modules": 0}
 """.strip().splitlines()
 
 
 def test_times_are_summed_by_file_and_tier_and_renew_a_table() -> None:
     measured = durations.table_of(_TIMES)
-    assert measured == {"tests/test_a.py": {"slow": 30.0, "test": 2.5}}
+    assert measured == {"tests/test_a.py": {"slow": 30.0, "test": 2.5}, "tests/test_b.py": {"test": 3.5}}
     before = {"tests/test_a.py": {"test": 9.0}, "tests/test_b.py": {"slow": 4.0}, "tests/gone.py": {"test": 1.0}}
     after = durations.renewed(before, measured, ["tests/test_a.py", "tests/test_b.py"])
-    assert after == {**measured, "tests/test_b.py": {"slow": 4.0}}
+    assert after == {**measured, "tests/test_b.py": {"slow": 4.0, "test": 3.5}}
 
 
 def test_a_file_that_takes_long_must_be_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = durations.table_of(_TIMES)
-    assert durations.unknown({}, measured) == {"tests/test_a.py": 32.5}
-    assert not durations.unknown({"tests/test_a.py": {"test": 1.0}}, measured)
+    assert durations.unknown({}, _TIMES) == {"tests/test_a.py": 32.0}, "the other one imports a library"
+    assert not durations.unknown({"tests/test_a.py": {"test": 1.0}}, _TIMES)
     times, table = tmp_path / "times", tmp_path / "tests" / "durations.json"
     table.parent.mkdir()
     (table.parent / "test_a.py").touch()
@@ -147,7 +146,7 @@ def test_a_file_that_takes_long_must_be_in_the_table(tmp_path: Path, monkeypatch
 
 def test_the_files_that_take_most_seconds_are_told_first() -> None:
     _, *rows = durations.slowest(_TIMES, 2)
-    assert [row.split() for row in rows] == [["90", "0", "tests/test_b.py"], ["27", "32", "tests/test_a.py"]]
+    assert [row.split() for row in rows] == [["90", "4", "tests/test_b.py"], ["27", "32", "tests/test_a.py"]]
 
 
 def test_what_an_earlier_run_ran_is_not_run_again(request: pytest.FixtureRequest) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,8 @@ MOST_UNKNOWN_S: Final = 3.0
 """CPU seconds of a file's tests from which on the table must have it."""
 _LEAST_S: Final = 1.0
 """Less is not kept. Far below what the check asks for: a loaded machine makes no file three times as slow."""
+_IMPORT_S: Final = 0.01
+"""What the check allows for each module that a test imports: of a process, the first test that needs a library pays."""
 _UNORDERED: Final = "nodes"
 """Tests that run one after the other, whatever they take."""
 _SLOWEST: Final = 10
@@ -38,10 +41,24 @@ def tier_of(item: pytest.Item) -> str:
     return next((name for name in TIERS if item.get_closest_marker(name)), "test")
 
 
-def note(file: Path, item: pytest.Item, before: os.times_result, after: os.times_result) -> None:
-    """Append what a test took: CPU seconds with those of the processes it waited for, and seconds."""
-    times = {"cpu_s": round(sum(after[:4]) - sum(before[:4]), 2), "wall_s": round(after.elapsed - before.elapsed, 2)}
-    line = json.dumps({"test": item.nodeid, "tier": tier_of(item), **times})
+@dataclass(frozen=True)
+class Moment:
+    """How far a process is: its times, and how many modules it has imported."""
+
+    times: os.times_result
+    modules: int
+
+    @classmethod
+    def now(cls) -> "Moment":
+        """Return how far this process is."""
+        return cls(os.times(), len(sys.modules))
+
+
+def note(file: Path, item: pytest.Item, before: Moment, after: Moment) -> None:
+    """Append what a test took: CPU seconds with those of the processes it waited for, seconds, and modules imported."""
+    cpu_s = sum(after.times[:4]) - sum(before.times[:4])
+    took = {"cpu_s": round(cpu_s, 2), "wall_s": round(after.times.elapsed - before.times.elapsed, 2)}
+    line = json.dumps({"test": item.nodeid, "tier": tier_of(item), **took, "modules": after.modules - before.modules})
     with file.open("a", encoding="utf-8") as lines:  # one write of one line: the other worker appends here too
         lines.write(line + "\n")
 
@@ -100,10 +117,14 @@ def renewed(table: Table, measured: Table, files: Iterable[str]) -> Table:
     return {file: dict(sorted(tiers.items())) for file, tiers in merged.items() if file in present}
 
 
-def unknown(table: Table, measured: Table) -> dict[str, float]:
+def unknown(table: Table, lines: Iterable[str]) -> dict[str, float]:
     """Return what each file took that a table does not have and that took more than :data:`MOST_UNKNOWN_S`."""
-    took = {file: round(sum(tiers.values()), 1) for file, tiers in measured.items() if file not in table}
-    return {file: cpu_s for file, cpu_s in took.items() if cpu_s > MOST_UNKNOWN_S}
+    took = Counter[str]()
+    for line in lines:
+        row = json.loads(line)
+        if row["tier"] != _UNORDERED:
+            took[_file_of(row["test"])] += max(0.0, row["cpu_s"] - _IMPORT_S * row["modules"])
+    return {file: round(cpu_s, 1) for file, cpu_s in took.items() if file not in table and cpu_s > MOST_UNKNOWN_S}
 
 
 def slowest(lines: Iterable[str], count: int = _SLOWEST) -> list[str]:
@@ -126,16 +147,15 @@ def main(action: str, file: str) -> int:
     """Do with a file of times what the command line asks for; the exit status."""
     times = Path(file)
     lines = times.read_text(encoding="utf-8").splitlines() if times.exists() else []
-    measured = table_of(lines)
     if action == "write":
         root = TABLE.parents[1]
         files = (path.relative_to(root).as_posix() for path in TABLE.parent.rglob("test_*.py"))
-        TABLE.write_text(json.dumps(renewed(known(), measured, files), indent=1) + "\n", encoding="utf-8")
+        TABLE.write_text(json.dumps(renewed(known(), table_of(lines), files), indent=1) + "\n", encoding="utf-8")
         return 0
     if action == "slowest":
         print("\n".join(slowest(lines)))
         return 0
-    missing = unknown(known(), measured)
+    missing = unknown(known(), lines)
     for test_file, cpu_s in missing.items():
         print(f"{test_file} takes {cpu_s} CPU seconds and {TABLE.name} does not know it", file=sys.stderr)
     if missing:
