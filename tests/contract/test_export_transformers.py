@@ -88,7 +88,6 @@ def in_fp64(model: Any, batch: dict[str, torch.Tensor]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
 @pytest.mark.parametrize("architecture", HEADS)
 def test_plain_transformers_gives_the_same_scores(architecture: str, tmp_path: Path) -> None:
     model = trained(tmp_path / "trial", architecture)
@@ -144,7 +143,6 @@ def test_several_classes_of_a_row_are_said_in_the_config(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "electra", "distilbert", "deberta-v2"])
 def test_spans_are_those_of_question_answering(architecture: str, tmp_path: Path) -> None:
     encoder = encoder_of(tmp_path / "encoder", architecture)

@@ -80,14 +80,13 @@ def test_evaluations_of_its_trainer_are_reports(undisturbed: TrialState) -> None
 
 
 KILLS = [
+    [("step", 1)],
     [("half", 4)],
-    [("end", 12)],
     [("evaluate", 6)],
-    # Before the night a function that makes a Trainer is killed at these places.
-    pytest.param([("step", 1)], marks=pytest.mark.nightly),
-    pytest.param([("evaluate", 12)], marks=pytest.mark.nightly),
-    pytest.param([("save", 8), ("half", 10), ("step", 11)], marks=pytest.mark.nightly),
-    pytest.param([("stop at step", 3), ("stop at evaluate", 6), ("stop at step", 7)], marks=pytest.mark.nightly),
+    [("evaluate", 12)],
+    [("end", 12)],
+    [("save", 8), ("half", 10), ("step", 11)],
+    [("stop at step", 3), ("stop at evaluate", 6), ("stop at step", 7)],
 ]
 
 

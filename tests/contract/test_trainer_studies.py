@@ -73,21 +73,20 @@ def test_the_value_is_the_best_evaluation(undisturbed: dict[str, TrialState]) ->
 
 KILLS = [
     ("make", [("step", 1)]),
+    ("make", [("half", 4)]),
+    ("make", [("evaluate", 6)]),
     ("make", [("evaluate", 12)]),
+    ("make", [("end", 12)]),
     ("make", [("save", 8), ("half", 10), ("step", 11)]),
     ("make", [("stop at step", 3), ("stop at evaluate", 6), ("stop at step", 7)]),
+    ("by_epoch", [("evaluate", 6)]),
     ("by_epoch", [("save", 6), ("evaluate", 12)]),
+    ("by_epoch", [("stop at step", 4), ("stop at step", 6)]),
     ("stops_early", [("save", 4), ("step", 7)]),
+    ("initialised", [("step", 5)]),
     ("initialised", [("stop at step", 5), ("evaluate", 8)]),
     ("draws", [("save", 4), ("step", 7), ("stop at step", 9)]),
     ("weights_only", [("step", 5)]),
-    # Before the night a script of one's own is killed at these places, and these Trainers at others.
-    pytest.param("make", [("half", 4)], marks=pytest.mark.nightly),
-    pytest.param("make", [("end", 12)], marks=pytest.mark.nightly),
-    pytest.param("make", [("evaluate", 6)], marks=pytest.mark.nightly),
-    pytest.param("by_epoch", [("evaluate", 6)], marks=pytest.mark.nightly),
-    pytest.param("by_epoch", [("stop at step", 4), ("stop at step", 6)], marks=pytest.mark.nightly),
-    pytest.param("initialised", [("step", 5)], marks=pytest.mark.nightly),
 ]
 
 
