@@ -22,6 +22,7 @@ from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
 from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
 from loading import assert_same, bert_config, config_of, dirty, fresh, llama_config, output, tokens, written
+from thinning import examples
 
 TIED = {"tie_word_embeddings": True}
 
@@ -274,8 +275,9 @@ def test_c21_loading_in_company(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.slow
 def test_c21_loading_in_company_two_thousand_times(tmp_path):
-    assert wrong_in_company(tmp_path, 2000) == 0
+    assert wrong_in_company(tmp_path, examples(2000)) == 0
 
 
 @pytest.fixture
