@@ -15,13 +15,15 @@ PYTEST := $(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 NEVER := not chaos_long and not gpu and not nodes
 QUICK := not slow and not nightly and $(NEVER)
 BASE ?= HEAD
+# Where a run of tests leaves what each of them took: .ci/run does, too.
+TIMES ?= build/test-times
 # What `make versions` runs in each environment besides `make check`: what holds on to private names of libraries.
 VERSION_TESTS := tests/unit/meta \
 	$(addprefix tests/contract/test_,plan_traces_the_step.py plan_fake_cuda.py load_architectures.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: attack engines test-nodes wheel-test versions mutants map cards
+.PHONY: attack times engines test-nodes wheel-test versions mutants cards
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -63,10 +65,16 @@ affected: $(STAMP) ## of `make test`, the files that what has changed since BASE
 	if [ -z "$$files" ]; then echo 'no test reaches what has changed since $(BASE)'; exit 0; fi; \
 	$(PYTEST) -m '$(QUICK)' $$files
 
-durations: $(STAMP) ## measure what each file's tests take, and write tests/durations.json anew
-	rm -f build/test-times; mkdir -p build
-	DRYFIT_TEST_TIMES=$(CURDIR)/build/test-times $(PYTEST) -m 'not nightly and $(NEVER)'
-	$(BIN)/python tests/support/durations.py build/test-times
+durations: $(STAMP) ## write tests/durations.json: measured now, or with TIMES=FILE by an earlier run (.ci/run: build/test-times)
+ifneq ($(origin TIMES),command line)
+	rm -f $(TIMES); mkdir -p build
+	DRYFIT_TEST_TIMES=$(CURDIR)/$(TIMES) $(PYTEST) -m 'not nightly and $(NEVER)'
+	rm -f tests/durations.json
+endif
+	$(BIN)/python tests/support/durations.py write $(TIMES)
+
+times: $(STAMP) ## fail where a test file took more than 3 s in the last run of .ci/run and tests/durations.json does not know it
+	$(BIN)/python tests/support/durations.py check $(TIMES)
 
 chaos: $(STAMP) ## real faults and the long storms of kills (long); CHAOS_SEED=N repeats a storm
 	$(TEST_ENV) $(BIN)/python -m pytest tests/chaos -m 'not gpu'
@@ -82,9 +90,6 @@ wheel-test: $(STAMP) ## build wheel and sdist, install the wheel with its extras
 
 versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each Python; gigabytes, one run at a time
 	$(TEST_ENV) $(BIN)/python scripts/versions.py $(VERSION_TESTS)
-
-map: $(STAMP) ## write the map of all modules into ARCHITECTURE.md
-	$(BIN)/python scripts/module_map.py
 
 cards: $(STAMP) ## plan which model fits which card, and write the table into docs/cards.md; half an hour
 	$(TEST_ENV) $(BIN)/python scripts/card_table.py

@@ -71,10 +71,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Mark what `make nightly` alone runs, let ``-m`` choose, and put the files that take longest first."""
     thinning.leave_to_nightly(items)
     yield
+    if file := os.environ.get(durations.DONE_VARIABLE):
+        config.hook.pytest_deselected(items=durations.take_done(items, Path(file).read_text("utf-8").splitlines()))
     items.sort(key=durations.longest_first(items))
 
 
@@ -92,10 +94,10 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Write down what each test takes, where a file is named for that: see :mod:`durations`."""
     file = os.environ.get(durations.VARIABLE)
-    before = os.times()
+    before = durations.Moment.now()
     result = yield
     if file:
-        durations.note(Path(file), item, before, os.times())
+        durations.note(Path(file), item, before, durations.Moment.now())
     return result
 
 

@@ -1,4 +1,4 @@
-"""Which mutants `make mutants` makes, and what it says of those that tests do not notice."""
+"""Which mutants `make mutants` makes, and that tests which notice one are seen to."""
 
 from collections import Counter
 from textwrap import dedent
@@ -7,8 +7,7 @@ import pytest
 
 import mutants
 import reach
-from mutants import TESTS, Kind, Mutant, Noticed, Suite, chosen, chosen_modules, examine, number, table
-from throwaway import CheckError
+from mutants import TESTS, Kind, Mutant, Noticed, Suite, chosen, examine
 
 SOURCE = dedent('''\
     """Says 1 + 1."""
@@ -101,18 +100,6 @@ def test_the_files_of_a_module_reach_it_and_start_no_processes(name):
         assert module in found.modules and not found.starts_processes
 
 
-def test_what_not_all_tests_notice_is_listed():
-    some = [(mutant(Kind.BOUND, line), noticed) for line, noticed in enumerate((*Noticed, Noticed.DAILY))]
-    assert table({"x.py": some}).splitlines() == [
-        "| module | mutants | daily | nightly only | neither |",
-        "|---|--:|--:|--:|--:|",
-        "| `x.py` | 4 | 2 | 1 | 1 |",
-        "",
-        "- nightly only: `x.py` line 1, bound: `a` became `b`",
-        "- neither: `x.py` line 2, bound: `a` became `b`",
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.heavy
 def test_each_mutant_stands_in_the_copy_while_the_tests_run(monkeypatch, tmp_path):
@@ -142,15 +129,3 @@ def test_each_mutant_stands_in_the_copy_while_the_tests_run(monkeypatch, tmp_pat
     assert module.read_text() == "ONE, TWO = 1, 2\n"
     module.write_text("while True: pass\n")
     assert not suite.passes(nightly=False, limit_s=2)
-
-
-def test_what_is_asked_for_is_checked(monkeypatch):
-    assert chosen_modules("") == list(TESTS) and chosen_modules("meta/moves.py") == ["meta/moves.py"]
-    with pytest.raises(CheckError, match="'moves'"):
-        chosen_modules("meta/moves.py moves")
-    monkeypatch.delenv("MUTANTS", raising=False)
-    assert number("MUTANTS", 8, 1) == 8
-    for wrong in ("0", "-1", "many", "1.5"):
-        monkeypatch.setenv("MUTANTS", wrong)
-        with pytest.raises(CheckError, match=wrong):
-            number("MUTANTS", 8, 1)

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import BUILT_IN
 
@@ -47,18 +45,3 @@ def test_no_other_file_names_a_task():
     assert set(found) == {ROWS, NAMES}, found
     assert found[ROWS] == {f"BuiltInTask.{name}" for name in BuiltInTask.__members__}
     assert PARTS.keys() <= files.keys()
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("x = task is BuiltInTask.JOINT", {"BuiltInTask.JOINT"}),
-        ("import dryfit\nx = dryfit.choices.BuiltInTask.JOINT", {"BuiltInTask.JOINT"}),
-        ("from dryfit.tasks.joint.share import ShareTask", {"ShareTask"}),
-        ("from dryfit.tasks.joint import share\nshare.ShareTask(None)", {"ShareTask"}),
-        ("BuiltInTask(name)", set()),
-        ("Job.OBJECTIVE", set()),
-    ],
-)
-def test_what_counts_as_naming_one(text: str, names: set[str]):
-    assert named(text, "dryfit.elsewhere") == names

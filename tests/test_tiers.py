@@ -1,5 +1,6 @@
 """Which tests run when: what the night has besides, what a change reaches, what needs no torch."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -31,12 +32,6 @@ def test_every_combination_of_values_is_kept_by_few_members(sizes: list[int], st
         assert seen == all_there_are
     largest = max(size * other for size, other in combinations([*sizes, 1], 2)) if strength == 2 else max(sizes)
     assert len(kept) <= 2 * largest
-
-
-def test_short_parameters_are_spread_over_long_ones() -> None:
-    rows = _rows([12, 2])
-    kept = [rows[at] for at in cover(rows, 1)]
-    assert len(kept) == 12 and sum(row["b"] for row in kept) == 6
 
 
 _OF_MARKS = """
@@ -120,14 +115,46 @@ def test_an_import_that_must_not_be_fails() -> None:
     assert done.returncode == 1 and "counts as light imports torch" in done.stderr
 
 
-def test_times_are_summed_by_file_and_tier() -> None:
-    lines = [
-        '{"test": "tests/test_a.py::test_x[1]", "tier": "test", "cpu_s": 1.5, "wall_s": 9}',
-        '{"test": "tests/test_a.py::test_x[2]", "tier": "test", "cpu_s": 1.0, "wall_s": 9}',
-        '{"test": "tests/test_a.py::test_y", "tier": "slow", "cpu_s": 30.0, "wall_s": 9}',
-        '{"test": "tests/test_b.py::test_z", "tier": "test", "cpu_s": 0.2, "wall_s": 9}',
-    ]
-    assert durations.table_of(lines) == {"tests/test_a.py": {"slow": 30.0, "test": 2.5}}
+_TIMES = """
+{"test": "tests/test_a.py::test_x[1]", "tier": "test", "cpu_s": 1.5, "wall_s": 9, "modules": 0}
+{"test": "tests/test_a.py::test_x[2]", "tier": "test", "cpu_s": 1.0, "wall_s": 9, "modules": 0}
+{"test": "tests/test_a.py::test_y", "tier": "slow", "cpu_s": 30.0, "wall_s": 9, "modules": 50}
+{"test": "tests/test_b.py::test_z", "tier": "test", "cpu_s": 3.5, "wall_s": 90, "modules": 200}
+{"test": "tests/nodes/test_n.py::test_n", "tier": "nodes", "cpu_s": 20, "wall_s": 20, "modules": 0}
+""".strip().splitlines()
+
+
+def test_times_are_summed_by_file_and_tier_and_renew_a_table() -> None:
+    measured = durations.table_of(_TIMES)
+    assert measured == {"tests/test_a.py": {"slow": 30.0, "test": 2.5}, "tests/test_b.py": {"test": 3.5}}
+    before = {"tests/test_a.py": {"test": 9.0}, "tests/test_b.py": {"slow": 4.0}, "tests/gone.py": {"test": 1.0}}
+    after = durations.renewed(before, measured, ["tests/test_a.py", "tests/test_b.py"])
+    assert after == {**measured, "tests/test_b.py": {"slow": 4.0, "test": 3.5}}
+
+
+def test_a_file_that_takes_long_must_be_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert durations.unknown({}, _TIMES) == {"tests/test_a.py": 32.0}, "the other one imports a library"
+    assert not durations.unknown({"tests/test_a.py": {"test": 1.0}}, _TIMES)
+    times, table = tmp_path / "times", tmp_path / "tests" / "durations.json"
+    table.parent.mkdir()
+    (table.parent / "test_a.py").touch()
+    times.write_text("\n".join(_TIMES), encoding="utf-8")
+    monkeypatch.setattr(durations, "TABLE", table)
+    statuses = [durations.main(action, str(times)) for action in ("check", "write", "check")]
+    assert statuses == [1, 0, 0]
+
+
+def test_the_files_that_take_most_seconds_are_told_first() -> None:
+    _, *rows = durations.slowest(_TIMES, 2)
+    assert [row.split() for row in rows] == [["90", "4", "tests/test_b.py"], ["27", "32", "tests/test_a.py"]]
+
+
+def test_what_an_earlier_run_ran_is_not_run_again(request: pytest.FixtureRequest) -> None:
+    """As `make test` does after `make check` in one run of .ci/run."""
+    items = list(request.session.items)
+    lines = [json.dumps({"test": request.node.nodeid}), *_TIMES]
+    assert durations.take_done(items, lines) == [request.node]
+    assert items == [item for item in request.session.items if item is not request.node]
 
 
 def test_files_that_take_longest_are_begun_first(request: pytest.FixtureRequest) -> None:

@@ -184,7 +184,7 @@ def test_a_process_that_hangs_is_ended_with_its_stacks_and_tried_once_more(tmp_p
     assert "_stuck_in_native_code" in stacks.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("mebibytes", [192, pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mebibytes", [192, pytest.param(1024, marks=pytest.mark.nightly)])
 def test_a_process_that_prints_without_end_does_not_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: int
 ) -> None:
@@ -256,7 +256,7 @@ def shell(*words: str | Path) -> str:
     return shlex.join(command(*words))
 
 
-@pytest.mark.parametrize("fault", ["full disk", pytest.param("over quota", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["full disk", pytest.param("over quota", marks=pytest.mark.nightly)])
 def test_no_room_on_the_disk_pauses_the_study(tmp_path: Path, fault: str) -> None:
     folder = tmp_path / "study"
     result = tune(folder, *faults((fault, 1)))
@@ -383,7 +383,7 @@ class ClockJump:
         """Nothing to set."""
 
 
-@pytest.mark.parametrize("seconds", [-86_400.0, pytest.param(86_400.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [-86_400.0, pytest.param(86_400.0, marks=pytest.mark.nightly)])
 def test_a_clock_that_is_set_makes_nobody_wait_and_uses_no_time_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:

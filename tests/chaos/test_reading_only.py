@@ -80,6 +80,7 @@ def looks(folder: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in (folder, *folder.rglob("*"))}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("words", [READERS[0], *(pytest.param(words, marks=pytest.mark.slow) for words in READERS[1:])])
 def test_a_study_that_cannot_be_written_to_can_be_read(words: tuple[str, ...], kind: str, study: Path) -> None:
     before = looks(study)
@@ -101,6 +102,7 @@ def test_a_report_and_an_export_of_it_can_be_written_elsewhere(kind: str, study:
     assert looks(study) == before
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("words", [WRITERS[2], *(pytest.param(words, marks=pytest.mark.slow) for words in WRITERS)])
 def test_what_must_write_to_it_says_so(words: tuple[str, ...], kind: str, study: Path) -> None:
     before = looks(study)

@@ -126,6 +126,7 @@ def encoders(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.each_value
 @pytest.mark.parametrize("study", [functions, encoders])
 @pytest.mark.parametrize(
     ("wakes", "waits"), [(while_the_second_attempt_writes, False), (after_the_trial, True)], ids=["beside", "after"]

@@ -41,12 +41,10 @@ def weather(folder: Path, undisturbed: Path, trials: int, seed: int, control_s: 
     assert {action for _, action in failures(state)} <= {"retry"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trials", "control_s"),
     [
-        (24, (1.0, 3.0)),
-        pytest.param(60, (2.0, 4.0), marks=[pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(3600)]),
+        pytest.param(60, (2.0, 4.0), marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
         pytest.param(300, (10.0, 20.0), marks=[pytest.mark.chaos_long, pytest.mark.timeout(14400)]),
     ],
 )
@@ -62,7 +60,7 @@ def test_a_storm_over_functions_changes_nothing(
 @pytest.mark.parametrize(
     ("trials", "control_s"),
     [
-        pytest.param(3, (4.0, 8.0), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(3, (4.0, 8.0), marks=[pytest.mark.nightly, pytest.mark.timeout(3600)]),
         pytest.param(20, (10.0, 20.0), marks=[pytest.mark.chaos_long, pytest.mark.timeout(14400)]),
     ],
 )

@@ -1,11 +1,29 @@
-"""Every fenced command of the documents is run, or says why it is not."""
+"""Every command of the documents is one that the command line takes, and is run, or says why it is not.
+
+The commands are parsed each time; the README's tour is run by ``make proof`` and the other pages' by ``make nightly``.
+"""
 
 import re
 from pathlib import Path
 
 import pytest
+import typer
 
-from documents import PAGES, README, ROOT, RUN, examples, fences, run_examples, trains
+from documents import (
+    PAGES,
+    README,
+    ROOT,
+    RUN,
+    commands,
+    examples,
+    fences,
+    mentioned,
+    parse,
+    run_examples,
+    trains,
+    unknown_keys,
+    unknown_options,
+)
 
 DOCUMENTS = [
     README,
@@ -23,7 +41,45 @@ def test_every_command_is_run_or_says_why_not(path: Path) -> None:
         assert any(re.fullmatch(words, mark) for words in said), fence["body"]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_is_parsed(path: Path) -> None:
+    shells = [fence["body"] for fence in fences(path) if fence["language"] == "sh"]
+    found = [words for body in shells for words in commands(body)]
+    assert len(found) >= sum(line.startswith("dryfit ") for body in shells for line in body.splitlines())
+    for words in found:
+        assert not unknown_keys(parse(words)), words
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_within_a_sentence_has_options_that_exist(path: Path) -> None:
+    for words in mentioned(path.read_text(encoding="utf-8")):
+        assert not unknown_options(words), words
+
+
+def test_what_the_command_line_does_not_take_is_noticed() -> None:
+    (words,) = commands("ssh gpu1 'cd here && nohup dryfit tune a.toml --sett b=1 > /dev/null 2>&1 &'  # dryfit no")
+    assert words == ["tune", "a.toml", "--sett", "b=1"]
+    assert unknown_options(words) == {"--sett"} and not unknown_options(["tune", "--set", "--", "--sett"])
+    for wrong in (words, ["show"], ["show", *"abc"], ["tune", "a", "--trials", "many"], ["init", "a", "--task", "b"]):
+        with pytest.raises(typer.BadParameter.__mro__[1]):  # what is wrong with a command's words, of any kind
+            parse(wrong)
+    assert unknown_keys(parse(["tune", "a", "--set", "train.epoch=1", "--set", "space.train.epochs=[1]"])) == {
+        "train.epoch"
+    }
+    with pytest.raises(KeyError):
+        parse(["tun", "a"])
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_target_of_make_exists(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    text = path.read_text(encoding="utf-8")
+    lines = "\n".join(fence["body"] for fence in fences(path))
+    named = {*re.findall(r"`make ([a-z-]+)", text), *re.findall(r"^make ([a-z-]+)", lines, re.MULTILINE)}
+    assert named <= targets
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "path", [path for path in PAGES if examples(path) and not trains(path)], ids=lambda path: path.name
@@ -37,3 +93,11 @@ def test_links_inside_the_repository_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+
+
+def test_every_path_of_the_architecture_exists() -> None:
+    paths = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text("utf-8")))
+    of_a_study = {"trials/", "final/", "cache/", "logs/", "prepare/", "report/"}
+    bases = (ROOT / "src" / "dryfit", ROOT / "src", ROOT)
+    assert len(paths) > 20
+    assert not [path for path in paths - of_a_study if not any((base / path).exists() for base in bases)]

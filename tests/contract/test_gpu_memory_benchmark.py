@@ -64,7 +64,7 @@ def dry(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *words], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plans_are_made_kept_and_not_made_again(tmp_path: Path) -> None:
     encoder = tiny.model(tmp_path / "encoder", "bert")
     decoder = tiny_lms.config_alone(tmp_path / "decoder")

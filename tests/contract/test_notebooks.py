@@ -126,7 +126,7 @@ def test_children_are_no_forks_of_the_kernel(tmp_path: Path, kernel: tuple[Any, 
     assert answer(client, client.execute(cell)) == ("ok", "done True\n")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_of_five_minutes_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "examples" / "five_minutes.ipynb", as_version=4)
     nbformat.validate(notebook)

@@ -86,7 +86,7 @@ def test_the_table_is_read_again_but_for_a_torn_row(tmp_path: Path) -> None:
     assert len(soak.read_samples(file)) == len(looks)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_soak(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--folder", str(tmp_path)]
     options = ["--trials", "60", "--every", "4", "--settled", "20"]

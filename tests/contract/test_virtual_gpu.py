@@ -7,6 +7,7 @@ import pytest
 from dryfit.memory.planning.timeline import BLOCK_BYTES
 from rehearsed import SUPPORT, facts_of
 
+pytestmark = pytest.mark.heavy
 FACTS = SUPPORT / "virtual_facts.py"
 WEIGHTS = ((1024, 512), (1024,), (512, 1024), (512,), (512, 512), (512,))
 MIB = 2**20

@@ -1,17 +1,28 @@
-"""What the documents say can be typed, and how it is run."""
+"""What the documents say can be typed, how it is parsed, and how it is run."""
 
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import typer
+
+from dryfit.cli.app import app
+from dryfit.config.schema import StudyConfig
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 RUN = "run by the long tests"
-"""What stands before a fenced block that is run."""
+"""What stands before a fenced block that is run: the README's by `make proof`, the others' by `make nightly`."""
 ROWS = {"train": 32, "validation": 8, "test": 8}
 """What the tours leave of the rows that ``dryfit init`` makes: how well a study learns is proved elsewhere."""
+_BEFORE = {"nohup", "do"}
+"""Words of a shell that a command may follow."""
+_SPAN = re.compile(r"`dryfit (?P<words>[^`]+)`")
 _FENCE = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>sh|python)\n(?P<body>.*?)```", re.DOTALL)
 
 
@@ -21,6 +32,55 @@ _FILE = re.compile(r"<!-- file: (?P<name>\S+) -->\n```\w+\n(?P<body>.*?)```", re
 def fences(path: Path) -> list[re.Match[str]]:
     """The fenced blocks of a document with commands or Python, each with its ``mark``, ``language`` and ``body``."""
     return list(_FENCE.finditer(path.read_text(encoding="utf-8")))
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words after ``dryfit`` of each such command in lines for a shell, quoted lines among them."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(lexer)
+        for at, word in enumerate(words):
+            if " " in word and "dryfit " in word:
+                yield from commands(word)
+            elif word == "dryfit" and (at == 0 or words[at - 1] in _BEFORE or set(words[at - 1]) <= set(";|&()")):
+                end = next((i for i in range(at, len(words)) if set(words[i]) <= set(";|&()<>")), len(words))
+                yield words[at + 1 : end]
+
+
+def mentioned(text: str) -> Iterator[list[str]]:
+    """Yield the words after ``dryfit`` of each command that a page names within a sentence."""
+    for span in _SPAN.finditer(text):
+        yield span["words"].split()
+
+
+def _command(name: str) -> Any:
+    return typer.main.get_command(app).commands[name]
+
+
+def parse(words: list[str]) -> dict[str, Any]:
+    """Return what the command line reads from a command's words; it raises what a user would see, and runs nothing."""
+    return _command(words[0]).make_context(words[0], words[1:]).params
+
+
+def unknown_options(words: list[str]) -> set[str]:
+    """Return the options among a command's words that the command does not have."""
+    group, own = typer.main.get_command(app), [word for word in words if not word.startswith("-")]
+    of = group if words[0].startswith("-") else _command(own[0])
+    known = {name for one in of.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
+    given = words[: words.index("--")] if "--" in words else words
+    return {word.partition("=")[0] for word in given if word.startswith("-")} - known
+
+
+def unknown_keys(parsed: dict[str, Any]) -> set[str]:
+    """Return the keys that a parsed command sets and that a study file does not have."""
+    unknown: set[str] = set()
+    for override in parsed.get("overrides") or ():
+        dotted = override.partition("=")[0]
+        table, _, key = dotted.removeprefix("space.").partition(".")
+        if key not in StudyConfig.model_fields[table].annotation.model_fields:
+            unknown.add(dotted)
+    return unknown
 
 
 def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
