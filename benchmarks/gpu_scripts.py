@@ -7,8 +7,8 @@
 Commit the predictions before the measurements are made. Scripts run unmodified, on weights and rows that they draw
 themselves. Measured are the allocator's peaks over the whole run, what the process takes besides (NVML), and the median
 time between optimizer steps from the fourth on, with a wait for the device after each step. Both commands go on where
-they stopped. With --jobs several scripts prepare side by side; one at a time uses the GPU, or several with --together: that
-spoils times, not the allocator's peaks.
+they stopped. With --jobs several scripts prepare side by side, and one at a time uses the GPU; --together lets all use
+it at once, which spoils times and not the peaks of the allocator.
 """
 
 import argparse
