@@ -6,6 +6,7 @@ import pytest
 
 from rehearsed import facts_of
 
+pytestmark = pytest.mark.heavy
 ONE_BY_ONE = {"Adafactor", "LBFGS", "Muon"}
 """Optimizers of torch that take lists of tensors only where they are asked to, or never; SparseAdam is the fourth."""
 

@@ -2,12 +2,13 @@
 
 ``FakeTensorMode`` alone is not enough. On a CPU build of torch it has no guard for CUDA devices, autograd asserts that
 the accelerator is CUDA, and autocast switches itself off. On a CUDA build without a visible device only the last two
-are missing. Both are answered here by replacing what torch asks:
+are missing. All are answered here by replacing what torch asks:
 
 * a device guard for CUDA: the one that does nothing, which torch itself puts in the place of one that counts no device;
 * two questions of autograd to the object of CUDA hooks ("is CUDA built", "does device i have a context"), through a
   private copy of its table of virtual functions (Itanium ABI, so Linux and macOS; tested on Linux x86-64 only);
-* the availability gates of autocast.
+* the availability gates of autocast;
+* TorchScript's fuser, which on a CUDA build would compile kernels for the device.
 
 All of it is private to torch and changes the process for good: use it in a child that does nothing else;
 :func:`why_not` tries it with a small training step.
@@ -28,7 +29,7 @@ import torch.cuda.amp.common
 from dryfit.core.errors import TraceError
 from dryfit.core.private_names import TESTED, require
 from dryfit.memory.tracing.attention import route_attention
-from dryfit.meta.private_apis.torch_cuda import CUDA, CUDA_HOOKS, LAZY, guard_table, set_idle_guard
+from dryfit.meta.private_apis.torch_cuda import CUDA, CUDA_HOOKS, LAZY, fuse_nothing, guard_table, set_idle_guard
 from dryfit.meta.private_apis.torch_fakes import FAKES, FakeTensorMode
 from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.meta.private_apis.torch_recording import RECORDING
@@ -91,6 +92,7 @@ def _patch() -> None:
     if torch.version.cuda is None:
         _register_cuda_guard()
     _patch_hooks(hooks_of)
+    fuse_nothing()
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = _has_bf16
 

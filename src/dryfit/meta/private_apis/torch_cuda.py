@@ -16,6 +16,13 @@ _HISTORY: Final = "torch.cuda.memory has it without an underscore; its documenta
 FAKED: Final = (
     PrivateName("torch._C._ensureCUDADeviceGuardSet", "a device guard for CUDA on a build without it", _PLAIN),
 )
+UNFUSED: Final = (
+    PrivateName(
+        "torch._C._jit_override_can_fuse_on_gpu",
+        "running TorchScript without compiling kernels for a device that is absent",
+        "TorchScript is gone, or fuses nothing on CUDA devices that are not there",
+    ),
+)
 SET: Final = (
     PrivateName(
         "torch._C._accelerator_setAllocatorSettings",
@@ -38,7 +45,7 @@ READ: Final = (
         "torch.cuda can empty them; builds for the CPU do not have it",
     ),
 )
-NAMES: Final = (*FAKED, *SET, *READ)
+NAMES: Final = (*FAKED, *UNFUSED, *SET, *READ)
 
 GUARD_TABLE: Final = "_ZN3c104impl26device_guard_impl_registryE"
 """Symbol of c10's table of device guards; needed as long as :func:`set_idle_guard` is."""
@@ -51,6 +58,11 @@ CUDA_HOOKS: Final = "_ZN2at6detail12getCUDAHooksEv"
 def set_idle_guard() -> None:
     """Give CUDA a guard that does nothing, if the one that it has counts no device."""
     torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def fuse_nothing() -> None:
+    """Let TorchScript run operators one by one on CUDA devices: a fused kernel would be compiled for the device."""
+    torch._C._jit_override_can_fuse_on_gpu(False)
 
 
 def guard_table() -> Any:
@@ -111,6 +123,6 @@ def clear_workspaces() -> None:
 
 
 # How they behave needs a device: what fakes one is tested whole by memory/fake_cuda, the rest is only looked for.
-FAKE_DEVICE: Final = PrivateNames("torch", FAKED)
+FAKE_DEVICE: Final = PrivateNames("torch", (*FAKED, *UNFUSED))
 ALLOCATOR: Final = PrivateNames("torch", SET)
 HISTORY: Final = PrivateNames("torch", (*SET, *READ))
