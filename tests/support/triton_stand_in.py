@@ -62,11 +62,8 @@ if __name__ == "__main__":
             source, out = torch.arange(4, device="cuda"), torch.zeros(4, device="cuda", dtype=torch.int64)
             known = [source.tolist(), (out + 1).tolist()]
             before = torch.cuda.memory_allocated()
-            for kernel in (
-                JITFunction(fused),
-                Autotuner(JITFunction(fused)),
-                Heuristics(Autotuner(JITFunction(fused))),
-            ):
+            plain = jit(fused)
+            for kernel in (plain, tuned.Autotuner(plain), tuned.Heuristics(tuned.Autotuner(plain))):
                 kernel[(1,)](source, out)
             facts = {
                 "known": known,
