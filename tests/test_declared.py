@@ -29,7 +29,6 @@ TOOLS = {
     "pyright": "make lint",
     "import-linter": "make lint",
     "build": "make wheel-test",
-    "bitsandbytes": "the optimizer adamw8bit of the tests",
     "cmaes": "Optuna's sampler cmaes",
     "pytorch-optimizer": "the optimizer lion of the tests",
     "cryptography": "the certificate of a study whose agents speak TLS",
@@ -63,9 +62,7 @@ def test_what_the_tests_import_is_declared_and_what_they_declare_is_used():
     own |= {path.name for path in (ROOT / "tests" / "support").iterdir()}
     users = ("tests/programs/timm", "tests/support/triton_stand_in", "benchmarks/gpu_programs/")
     found = [item for item in imports_of(*folders) if item.package not in own and not item.only_text]
-    found = [
-        item for item in found if not item.place.startswith(users)
-    ]  # of packages that users have, or that it makes
+    found = [item for item in found if not item.place.startswith(users)]  # of packages that users have
     known = declared(PYPROJECT, without=())
     # Whoever develops has every extra, so that each may be imported as it is.
     everything = Declared(always=known.always | known.extras, extras=frozenset())
