@@ -39,13 +39,12 @@ def holder(size_bytes: int, marker: str) -> Iterator[subprocess.Popen[str]]:
     """A process that holds memory of the first device."""
     environment = {**os.environ, MARKER_VARIABLE: marker}
     words = [sys.executable, "-c", HOLD, str(size_bytes)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture

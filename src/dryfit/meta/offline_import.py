@@ -1,4 +1,7 @@
-"""Import bitsandbytes as it is installed, without the kernels that it would fetch from a hub, whoever imports it."""
+"""Import bitsandbytes as it is installed: without kernels from a hub, and without touching a GPU.
+
+PEFT and transformers import it unasked, also in a process that is forked later: CUDA must not be initialised there.
+"""
 
 import logging
 import sys
@@ -50,6 +53,42 @@ def _offline() -> Iterator[None]:
             sys.modules[_FETCHER] = fetcher
 
 
+@contextmanager
+def _untouched() -> Iterator[None]:
+    """Let torch ask the driver for a device's capability inside the block, where it would initialise CUDA for that.
+
+    The package chooses its library by it while it is imported (``bitsandbytes/cuda_specs.py``).
+    """
+    # By name: what imports this module may do without torch, until the package is imported.
+    cuda = import_module("torch").cuda
+    private_names: Any = import_module("dryfit.meta.private_apis.torch_cuda")
+    original = cuda.get_device_capability
+
+    def capability(device: Any = None) -> tuple[int, int]:
+        if cuda.is_initialized():
+            return original(device)
+        try:
+            return _capability_by_driver(private_names.nvml_index(device))
+        except Exception:  # noqa: BLE001  # whatever the driver's library raises: of a part of a device it knows none
+            return original(device)
+
+    cuda.get_device_capability = capability
+    try:
+        yield
+    finally:
+        cuda.get_device_capability = original
+
+
+def _capability_by_driver(index: int) -> tuple[int, int]:
+    nvml: Any = import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(nvml.nvmlDeviceGetHandleByIndex(index))
+        return int(major), int(minor)
+    finally:
+        nvml.nvmlShutdown()
+
+
 class _Finder(MetaPathFinder):
     """Finds the package where it is, with another loader around its own."""
 
@@ -78,5 +117,5 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the package's code."""
-        with _offline():
+        with _offline(), _untouched():
             self._inner.exec_module(module)

@@ -43,3 +43,38 @@ def test_no_hub_is_asked_and_nothing_is_said(there: bool, how: str) -> None:
         timeout=300,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+UNTOUCHED = """
+import sys, types
+import torch
+asked, touched = [], []
+nvml = types.ModuleType("pynvml")
+nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
+nvml.nvmlDeviceGetHandleByIndex = lambda index: index
+nvml.nvmlDeviceGetCudaComputeCapability = lambda handle: asked.append(handle) or (9, 0)
+sys.modules["pynvml"] = nvml
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
+torch.cuda._lazy_init = lambda: touched.append("initialised")
+torch.cuda._get_nvml_device_index = lambda device: 5 + torch.cuda._utils._get_device_index(device)
+torch._C._cuda_getCurrentRawStream = lambda index: 0  # as builds for CUDA have it
+original = torch.cuda.get_device_capability
+from dryfit.meta.offline_import import import_offline
+{how}
+assert (asked, touched) == ([5, 6], []), (asked, touched)
+assert torch.cuda.get_device_capability is original
+"""
+
+
+@pytest.mark.parametrize("how", ['import_offline("bitsandbytes")', "import dryfit.jobs\nimport peft.tuners.lora"])
+def test_the_device_is_not_touched(how: str) -> None:
+    """On a machine with GPUs: a process that is forked later must not have initialised CUDA."""
+    need_package("bitsandbytes")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", UNTOUCHED.format(how=how)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr

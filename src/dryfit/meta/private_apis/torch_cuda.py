@@ -40,6 +40,11 @@ READ: Final = (
         "torch.cuda gives a device's identity without making a context",
     ),
     PrivateName(
+        "torch.cuda._get_nvml_device_index",
+        "asking the driver for a device as torch numbers them",
+        "torch.cuda tells a device's capability without making a context",
+    ),
+    PrivateName(
         "torch._C._cuda_clearCublasWorkspaces",
         "measuring what the first matrix product takes",
         "torch.cuda can empty them; builds for the CPU do not have it",
@@ -115,6 +120,11 @@ def note_phase(phase: str) -> None:
 def visible_devices() -> Sequence[object]:
     """The devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; no context is made."""
     return torch.cuda._parse_visible_devices()
+
+
+def nvml_index(device: Any) -> int:
+    """Return the number that the driver gives a device, as ``CUDA_VISIBLE_DEVICES`` says; no context is made."""
+    return torch.cuda._get_nvml_device_index(device)
 
 
 def clear_workspaces() -> None:
