@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dryfit.core.jobs.memory import MemoryCategory, StepPhase
 from dryfit.memory.allocator.caching_allocator import CachingAllocator
 from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.timeline import WORKSPACE_OP
+from dryfit.memory.planning.timeline import LT_WORKSPACE_BYTES, LT_WORKSPACE_OP, WORKSPACE_OP
 from dryfit.memory.tracing.events import Label
 from dryfit.memory.tracing.recorder import OpenSegment
 
@@ -58,7 +58,7 @@ class LiveAllocations(OpenSegment):
         self._is_closed = False
         self._address_of: dict[int, int] = {}
         self._workspace_bytes = workspace_bytes
-        self._with_workspace: set[bool] = set()
+        self._with_workspace: set[str] = set()
         self._next_workspace = -1
 
     def add(self, block: int, delta: int, label: int | None) -> None:
@@ -89,14 +89,24 @@ class LiveAllocations(OpenSegment):
         self.allocated.append(allocator.allocated_bytes)
         self.reserved.append(allocator.reserved_bytes)
 
-    def multiplies(self, phase: StepPhase) -> None:
-        """Take cuBLAS's workspace at the first matrix product of a thread; backward passes run in one of their own."""
+    def multiplies(self, phase: StepPhase, *, with_bias: bool = False) -> None:
+        """Take cuBLAS's workspace at the first matrix product of a thread; backward passes run in one of their own.
+
+        At the first product with a bias, cuBLASLt takes one too.
+        """
+        if not self._workspace_bytes:
+            return
         backward = phase is StepPhase.BACKWARD
-        if self._workspace_bytes and backward not in self._with_workspace:
-            label = self.label(Label(phase, MemoryCategory.WORKSPACES, "", WORKSPACE_OP))
-            self.add(self._next_workspace, self._workspace_bytes, label)
+        self._take_workspace(str(backward), phase, WORKSPACE_OP, self._workspace_bytes)
+        if with_bias:
+            self._take_workspace("bias", phase, LT_WORKSPACE_OP, LT_WORKSPACE_BYTES)
+
+    def _take_workspace(self, whose: str, phase: StepPhase, op: str, size_bytes: int) -> None:
+        if whose not in self._with_workspace:
+            label = self.label(Label(phase, MemoryCategory.WORKSPACES, "", op))
+            self.add(self._next_workspace, size_bytes, label)
             self._next_workspace -= 1
-            self._with_workspace.add(backward)
+            self._with_workspace.add(whose)
 
     def close(self) -> None:
         """Take nothing more, so that another thread may look at what there is."""

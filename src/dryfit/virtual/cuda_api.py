@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 
 from dryfit.core.settings.execution import DeviceSpec
+from dryfit.memory.tracing.workspaces import processors_of
 from dryfit.meta.private_apis.torch_virtual import nothing, replace_internals
 from dryfit.virtual.allocations import LiveAllocations
 
-_MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 82, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
 _NOT_COUNTED = ("inactive_split_bytes", "allocation", "segment", "active", "inactive_split")
 _NCCL_VERSION = (2, 28, 9)
 _CUDA_VERSION = "12.8"
@@ -258,16 +258,17 @@ class CudaApi:
 
     def _properties(self) -> SimpleNamespace:
         major, minor = self._spec.capability
+        processors = processors_of(self._spec.capability)
         return SimpleNamespace(
             name=self._spec.name,
             major=major,
             minor=minor,
             total_memory=self._spec.capacity_bytes,
-            multi_processor_count=_MULTIPROCESSORS.get((major, minor), 100),
+            multi_processor_count=processors.count,
             is_integrated=0,
             is_multi_gpu_board=0,
             warp_size=32,
-            max_threads_per_multi_processor=1536 if major == 8 and minor else 2048,
+            max_threads_per_multi_processor=processors.threads,
             regs_per_multiprocessor=65536,
             shared_memory_per_block=49152,
             L2_cache_size=40 * 2**20,

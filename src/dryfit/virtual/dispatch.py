@@ -78,10 +78,11 @@ class VirtualDispatch(ScriptRecorder):
         allocations: Of the device.
         places: Finds the running line.
         devices: Number of CUDA devices that the script sees.
+        capability: Their compute capability.
     """
 
-    def __init__(self, allocations: LiveAllocations, places: Places, devices: int) -> None:
-        super().__init__(allocations, places)
+    def __init__(self, allocations: LiveAllocations, places: Places, devices: int, capability: tuple[int, int]) -> None:
+        super().__init__(allocations, places, capability=capability)
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.is_bad_fork = False
         """Whether this process was forked from one that had used the device, and so must not use it."""
@@ -195,6 +196,8 @@ class VirtualDispatch(ScriptRecorder):
         carry(func, args, kwargs, out)
         if func in _CHOOSES:
             self._draw(func, args, out)
+        if func is _aten.convolution.default and torch.backends.cudnn.benchmark:
+            self.on_unknown("what cuDNN's algorithms take while it times them (torch.backends.cudnn.benchmark)")
         for listener in self.listeners:
             listener(func, args, kwargs, out)
         return out

@@ -69,7 +69,7 @@ class VirtualGpu:
         self.notes: list[str] = []
         """Remarks on the whole run."""
         self.places = Places()
-        self.dispatch = VirtualDispatch(self.allocations, self.places, ranks)
+        self.dispatch = VirtualDispatch(self.allocations, self.places, ranks, spec.capability)
         self.dispatch.on_no_room = self._no_room
         self.dispatch.on_unknown = self.note_unknown
         self.dispatch.on_note = self._note

@@ -36,14 +36,21 @@ class ScriptRecorder(StorageRecorder):
         allocations: Where allocations go.
         places: Finds the running line.
         device: Storages elsewhere are left out; CUDA's kernels take more than their tensors.
+        capability: Compute capability of the CUDA device.
     """
 
-    def __init__(self, allocations: LiveAllocations, places: Places, device: str = "cuda") -> None:
+    def __init__(
+        self,
+        allocations: LiveAllocations,
+        places: Places,
+        device: str = "cuda",
+        capability: tuple[int, int] = (8, 0),
+    ) -> None:
         self._forced: StepPhase | None = None
         self._running_at: Place | None = None
         self._resting = self._last_phase = StepPhase.LOAD
         self._backward_passes = 0
-        super().__init__(device, kernels=device == "cuda")
+        super().__init__(device, kernels=device == "cuda", capability=capability)
         self.allocations = allocations
         self.places = places
         self._segment = allocations

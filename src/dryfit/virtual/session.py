@@ -158,6 +158,7 @@ class _Run:
     def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
         """Return the answer of a run that has ended."""
         gpu, request = self.gpu, self.request
+        gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
         memory = summarize(
             gpu.allocations,

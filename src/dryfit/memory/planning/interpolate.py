@@ -225,6 +225,7 @@ def in_canonical_order(segment: Segment) -> Segment:
         label_table=segment.label_table,
         names={numbers[block]: name for block, name in segment.names.items()},
         gemm_at=segment.gemm_at,
+        bias_at=segment.bias_at,
     )
 
 
@@ -240,6 +241,7 @@ def _structure(segment: Segment) -> tuple[object, ...]:
         takers,
         tuple(sorted(segment.names.items())),
         tuple(sorted(segment.gemm_at.items())),
+        segment.bias_at,
     )
 
 

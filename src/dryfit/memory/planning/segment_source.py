@@ -31,7 +31,7 @@ def compact(segment: Segment, tables: dict[tuple[Label, ...], tuple[Label, ...]]
     table = tables.setdefault(segment.label_table, segment.label_table)
     columns = (array("q", column) for column in (segment.blocks, segment.deltas, segment.labels))
     blocks, deltas, labels = columns
-    return Segment(blocks, deltas, labels, table, segment.names, segment.gemm_at)
+    return Segment(blocks, deltas, labels, table, segment.names, segment.gemm_at, segment.bias_at)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,10 @@ BLOCK_BYTES = 512
 """The CUDA caching allocator rounds every request up to a multiple of this (kMinBlockSize)."""
 
 WORKSPACE_OP = "cublas workspace"
+LT_WORKSPACE_OP = "cublasLt workspace"
+LT_WORKSPACE_BYTES = 1 << 20
+"""What cuBLASLt keeps from its first product with a bias on (``cuda/CUDABlas.cpp``, 1 024 KiB by default)."""
+_BIAS = "bias"
 
 _PERSISTENT = ("weight:", "gradient:", "optimizer:")
 _CATEGORIES = tuple(MemoryCategory)
@@ -134,7 +138,8 @@ class _Run:
     """By name: number and bytes of its block."""
     loose: dict[int, int] = field(default_factory=dict)
     """Bytes of the live blocks that end with the part, by number."""
-    with_workspace: set[bool] = field(default_factory=set)
+    with_workspace: set[object] = field(default_factory=set)
+    """Threads that have theirs: whether of backward passes; and products with a bias."""
 
     def add(self, segment: Segment) -> None:
         local = np.asarray(segment.blocks, dtype=np.int64)
@@ -174,15 +179,17 @@ class _Run:
         """Insert the workspace of each thread's first matrix product; backward passes run in a thread of their own."""
         if not self.workspace_bytes:
             return
-        due: dict[bool, tuple[int, StepPhase]] = {}
+        due: dict[object, tuple[int, StepPhase, str, int]] = {}
+        if segment.bias_at is not None and _BIAS not in self.with_workspace:
+            due[_BIAS] = (segment.bias_at, StepPhase.FORWARD, LT_WORKSPACE_OP, LT_WORKSPACE_BYTES)
         for phase, at in sorted(segment.gemm_at.items(), key=lambda item: item[1]):
             backward = phase is StepPhase.BACKWARD
             if backward not in self.with_workspace:
-                due.setdefault(backward, (at, phase))
-        for at, phase in sorted(due.values(), key=lambda item: item[0], reverse=True):
-            self.with_workspace.add(phase is StepPhase.BACKWARD)
-            label = Label(phase, MemoryCategory.WORKSPACES, "", WORKSPACE_OP)
-            columns = (self.next_block, self.workspace_bytes, self.table.setdefault(label, len(self.table)))
+                due.setdefault(backward, (at, phase, WORKSPACE_OP, self.workspace_bytes))
+        self.with_workspace |= due.keys()
+        for at, phase, op, size_bytes in sorted(due.values(), key=lambda item: item[0], reverse=True):
+            label = Label(phase, MemoryCategory.WORKSPACES, "", op)
+            columns = (self.next_block, size_bytes, self.table.setdefault(label, len(self.table)))
             for column, value in zip((self.blocks, self.deltas, self.labels), columns, strict=True):
                 column[-1] = np.insert(column[-1], at, value)
             self.next_block += 1

@@ -42,6 +42,7 @@ class _Header(Settings):
     labels: tuple[tuple[StepPhase, MemoryCategory, str, str], ...]
     names: dict[int, str]
     gemm_at: dict[StepPhase, int]
+    bias_at: int | None = None
     rows: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     checks: tuple[tuple[int, int], ...] = ()
@@ -204,6 +205,7 @@ def _header(segment: Segment, identity: str, plan: FitPlan | None = None) -> _He
         labels=tuple((label.phase, label.category, label.module, label.op) for label in segment.label_table),
         names=dict(segment.names),
         gemm_at=dict(segment.gemm_at),
+        bias_at=segment.bias_at,
         rows=plan.rows if plan else (),
         lengths=plan.lengths if plan else (),
         checks=tuple((shape.rows, shape.length) for shape in plan.checks) if plan else (),
@@ -226,6 +228,7 @@ def _segment(header: _Header, columns: Mapping[str, NDArray[Any]]) -> Segment:
         label_table=tuple(Label(*label) for label in header.labels),
         names=header.names,
         gemm_at=header.gemm_at,
+        bias_at=header.bias_at,
     )
 
 

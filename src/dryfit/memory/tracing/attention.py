@@ -20,7 +20,9 @@ from dryfit.meta.private_apis.torch_recording import scoped_library
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_MOST_WIDTH = 256
-_CUDNN_MOST_WIDTH = 128
+_CUDNN_MOST_WIDTHS = {(9, 0): 256, (10, 0): 128}
+_ROUNDS_DROPOUT = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+"""Whether torch asks for another kernel where cuDNN would round the dropout: 2.11.0 does not, as an H200 showed."""
 _MASK_ALIGNMENT = 8
 _WIDTH_ALIGNMENT = 8
 
@@ -55,7 +57,7 @@ class AttentionCall:
 
 def choose_backend(call: AttentionCall, capability: tuple[int, int]) -> Backend:
     """Return the kernel that a device of this compute capability takes, in torch's order of preference."""
-    if capability in ((9, 0), (10, 0)) and _cudnn_takes(call):
+    if _cudnn_takes(call, _CUDNN_MOST_WIDTHS.get(capability, 0)):
         return Backend.CUDNN
     if _flash_takes(call, capability):
         return Backend.FLASH
@@ -64,11 +66,11 @@ def choose_backend(call: AttentionCall, capability: tuple[int, int]) -> Backend:
     return Backend.MATH
 
 
-def _cudnn_takes(call: AttentionCall) -> bool:
-    # cuDNN rounds the dropout probability to sixteenths; torch asks for another kernel where that would change it.
-    exact_dropout = (call.dropout * 16) % 1 == 0
+def _cudnn_takes(call: AttentionCall, most_width: int) -> bool:
+    # cuDNN rounds the dropout probability to sixteenths.
+    exact_dropout = not _ROUNDS_DROPOUT or (call.dropout * 16) % 1 == 0
     aligned = call.width % _WIDTH_ALIGNMENT == 0 and call.value_width % _WIDTH_ALIGNMENT == 0
-    small = max(call.width, call.value_width) <= _CUDNN_MOST_WIDTH
+    small = max(call.width, call.value_width) <= most_width
     return call.dtype in _HALF and aligned and small and exact_dropout
 
 

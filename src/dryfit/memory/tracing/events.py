@@ -93,6 +93,7 @@ class Segment:
         names: Names of the blocks that live on across segments.
         gemm_at: Indices of the events before which the first matrix product of a phase was called: there the
             library takes its workspace once in a process, for each thread that calls it.
+        bias_at: The same of the first product with a bias, for which another library takes a workspace once.
     """
 
     blocks: Sequence[int]
@@ -101,3 +102,4 @@ class Segment:
     label_table: tuple[Label, ...]
     names: Mapping[int, str]
     gemm_at: Mapping[StepPhase, int]
+    bias_at: int | None = None

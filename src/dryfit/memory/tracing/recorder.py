@@ -19,7 +19,7 @@ from dryfit.core.jobs.memory import MemoryCategory, StepPhase
 from dryfit.core.private_names import require
 from dryfit.memory.tracing import in_place
 from dryfit.memory.tracing.events import Label, Segment
-from dryfit.memory.tracing.workspaces import GEMMS, workspace_bytes
+from dryfit.memory.tracing.workspaces import GEMMS, adds_bias, processors_of, workspace_bytes
 from dryfit.meta.private_apis.torch_modes import MODES, TorchDispatchMode, tree_iter
 from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.meta.private_apis.torch_recording import RECORDING, running_node_number, sequence_number
@@ -42,15 +42,17 @@ class StorageRecorder(TorchDispatchMode):
     Args:
         device: Storages elsewhere are left out.
         kernels: Whether to add the scratch memory of CUDA kernels.
+        capability: Compute capability of the CUDA device.
     """
 
-    def __init__(self, device: str, *, kernels: bool) -> None:
+    def __init__(self, device: str, *, kernels: bool, capability: tuple[int, int] = (8, 0)) -> None:
         super().__init__()
         require("recording the memory of a step", MODES, TENSORS, RECORDING, OPERATORS)
         in_place.sole_holder_counts()  # measured now: it cannot be inside of a backward pass
         self.phase = StepPhase.LOAD
         self._device = device
         self._kernels = kernels
+        self._processors = processors_of(capability)
         self._modules: list[str] = []
         self._forward_modules: ForwardPlaces[str] = ForwardPlaces("")
         self._storages: dict[int, int] = {}
@@ -75,9 +77,9 @@ class StorageRecorder(TorchDispatchMode):
             return
         self._note_forward()
         if self._kernels and func in GEMMS:
-            segment.multiplies(self.phase)
+            segment.multiplies(self.phase, with_bias=adds_bias(func, args))
         self._note_outputs(segment, func, args, out)
-        extra = workspace_bytes(func, args, out) if self._kernels else 0
+        extra = workspace_bytes(func, args, out, self._processors) if self._kernels else 0
         if extra:  # kernels allocate their scratch memory beside their outputs
             label, block = self._label(segment, func), self._new_block(MemoryCategory.TEMPORARIES)
             segment.add(block, extra, label)
@@ -286,6 +288,7 @@ class OpenSegment:
         self.deltas: list[int] = []
         self.labels: list[int] = []
         self.gemm_at: dict[StepPhase, int] = {}
+        self.bias_at: int | None = None
         self._table: dict[Label, int] = {}
         self._sizes: dict[int, int] = {}
         self._last_label = 0
@@ -316,9 +319,11 @@ class OpenSegment:
         """Add the end of a block."""
         self.add(block, -self._sizes[block], None)
 
-    def multiplies(self, phase: StepPhase) -> None:
+    def multiplies(self, phase: StepPhase, *, with_bias: bool = False) -> None:
         """Note that a matrix product begins."""
         self.gemm_at.setdefault(phase, len(self.blocks))
+        if with_bias and self.bias_at is None:
+            self.bias_at = len(self.blocks)
 
     def sealed(self, names: dict[int, str], categories: dict[int, MemoryCategory]) -> Segment:
         """Return the finished segment: blocks renumbered, categories as they turned out."""
@@ -344,4 +349,5 @@ class OpenSegment:
             label_table=tuple(table),
             names={number: names[block] for block, number in numbers.items() if block in names},
             gemm_at=dict(self.gemm_at),
+            bias_at=self.bias_at,
         )

@@ -1,11 +1,13 @@
 """Scratch memory of CUDA kernels, which no operator's output shows.
 
 Formulas follow the kernels' sources in ``aten/src/ATen/native``; each names its file. They hold for dense,
-contiguous inputs. Kernels free it before their operator returns.
+contiguous inputs. Kernels free it before their operator returns. Those of cuDNN, whose source is closed,
+of reductions and of embeddings were met to the byte on an H200 (docs/measurements/gpu-histories-h200.jsonl).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +17,9 @@ _FP32_BYTES = 4
 _INT64_BYTES = 8
 _FLASH_ROWS = 128
 _FLASH_WIDTH = 32
+_EFFICIENT_ROWS = 64
 _WARP = 32
 _ROWS_OF_PART = 10
-_MULTIPROCESSORS = 108
 
 GEMMS = frozenset(
     {
@@ -31,16 +33,96 @@ GEMMS = frozenset(
 """Operators that call cuBLAS, which takes its workspace at the first call."""
 
 
-def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any) -> int:
+def adds_bias(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a product with a bias goes to cuBLASLt (``cuda/Blas.cpp``, ``addmm_out_cuda_impl``)."""
+    return func is _aten.addmm.default and args[0].dim() == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """The multiprocessors of a device, by which some kernels choose their scratch memory."""
+
+    count: int
+    threads: int
+    """Most threads of one."""
+
+
+def processors_of(capability: tuple[int, int]) -> Processors:
+    """Return the multiprocessors of the largest common device of a compute capability."""
+    return _PROCESSORS.get(capability, Processors(100, 2048 if capability[1] == 0 else 1536))
+
+
+_PROCESSORS = {
+    (7, 5): Processors(40, 1024),
+    (8, 0): Processors(108, 2048),
+    (8, 6): Processors(82, 1536),
+    (8, 9): Processors(128, 1536),
+    (9, 0): Processors(132, 2048),
+    (10, 0): Processors(148, 2048),
+    (12, 0): Processors(170, 1536),
+}
+
+
+def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any, processors: Processors) -> int:
     """Return the scratch bytes of an operator's CUDA kernel; 0 where none are known.
 
     Args:
         func: The operator's overload.
         args: Its arguments.
         out: Its result.
+        processors: Of the device.
     """
+    if func in _REDUCTIONS:
+        return _reduction(args[0], out, processors)
     formula = _FORMULAS.get(func)
     return formula(args, out) if formula is not None else 0
+
+
+def _reduction(input_: torch.Tensor, out: torch.Tensor, processors: Processors) -> int:
+    # cuda/Reduce.cuh, setReduceConfig and ReduceConfig.global_memory_size, for accumulation in fp32: where few outputs
+    # are summed from many inputs, several blocks sum parts of one output, and leave these in global memory.
+    outputs = out.numel()
+    kept = _kept_strides(input_, out)
+    if kept is None or not outputs or outputs == input_.numel():
+        return 0
+    inputs = input_.numel() // outputs
+    (fastest_kept, kept_size), fastest_reduced = kept
+    if fastest_reduced < fastest_kept:
+        return 0  # a block holds one output: its parts are some numbers
+    vector = 4 if fastest_kept == 1 else 1
+    while kept_size % vector:
+        vector //= 2
+    most_threads = _REDUCE_THREADS // vector
+    width = min(_power_of_two(outputs // vector, most_threads), _WARP)
+    height = min(_power_of_two(inputs, most_threads), most_threads // width)
+    width = min(_power_of_two(outputs // vector, most_threads), most_threads // height)
+    each = math.ceil(inputs / height)
+    if inputs < 16 * height or each < _MOST_VALUES:
+        return 0
+    grid = math.ceil(outputs // vector / width)
+    target = processors.count * (processors.threads // (width * height))
+    if grid > target:
+        return 0
+    parts = max(min(math.ceil(target / grid), math.ceil(each / 16)), math.ceil(each / _MOST_VALUES))
+    return _FP32_BYTES * outputs * parts * width * vector if parts > 1 else 0
+
+
+def _kept_strides(input_: torch.Tensor, out: torch.Tensor) -> tuple[tuple[int, int], int] | None:
+    """Return the smallest stride of the dimensions that stay, with its size, and that of those that are summed."""
+    sizes: Sequence[int] = out.shape
+    if input_.dim() != out.dim():  # without ``keepdim``: leading dimensions are summed, or it is not known which
+        if input_.shape[input_.dim() - out.dim() :] != out.shape:
+            return None
+        sizes = (*[1] * (input_.dim() - out.dim()), *out.shape)
+    dims = [(input_.stride(at), input_.shape[at], sizes[at] == 1) for at in range(input_.dim()) if input_.shape[at] > 1]
+    kept = [(stride, size) for stride, size, is_summed in dims if not is_summed]
+    summed = [stride for stride, _, is_summed in dims if is_summed]
+    return (min(kept), min(summed)) if kept and summed else None
+
+
+def _power_of_two(number: int, most: int) -> int:
+    """Return the largest power of two that is no larger than a number, at most ``most``."""
+    return most if number >= most else 1 << max(0, number.bit_length() - 1)
 
 
 def _flash_backward(args: tuple[Any, ...], _out: Any) -> int:
@@ -53,14 +135,27 @@ def _flash_backward(args: tuple[Any, ...], _out: Any) -> int:
     return rows * heads * rounded_length * (rounded_width + 1) * _FP32_BYTES
 
 
+def _cudnn_backward(args: tuple[Any, ...], _out: Any) -> int:
+    # As measured: the gradient of the query and a number for each of its rows in fp32; with fewer heads of keys,
+    # gradients of keys and values for each head of the query.
+    query, key = args[1], args[2]
+    rows, heads, length, width = query.shape
+    shared = 2 * rows * heads * key.shape[2] * width * query.element_size() if key.shape[1] != heads else 0
+    return rows * heads * length * (width + 1) * _FP32_BYTES + shared
+
+
 def _efficient_backward(args: tuple[Any, ...], _out: Any) -> int:
-    # transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta (B, H, L) in fp32, and the
-    # accumulators of dq, dk and dv in fp32 where the outputs are in half precision and a block cannot hold them
-    # (heads wider than 128).
+    # transformers/cuda/attention_backward.cu, _efficient_attention_backward, and kernel_backward.h: delta (B, H, L) in
+    # fp32; in fp32 what is staged of dq for each block of 64 rows, in columns of 64 or 128; and the accumulators of dq,
+    # dk and dv in fp32 where the outputs are in half precision and a block cannot hold them (heads wider than 128).
     query, key = args[1], args[2]
     rows, heads, length, width = query.shape
     delta = rows * heads * length * _FP32_BYTES
-    if query.dtype is torch.float32 or width <= 128:
+    if query.dtype is torch.float32:
+        columns = 64 if width <= 64 else 128
+        staged = math.ceil(width / columns) * (_EFFICIENT_ROWS * columns * _FP32_BYTES + 16)
+        return delta + rows * heads * math.ceil(length / _EFFICIENT_ROWS) * staged
+    if width <= 128:
         return delta
     return delta + rows * heads * width * (length + 2 * key.shape[2]) * _FP32_BYTES
 
@@ -84,15 +179,67 @@ def _layer_norm_backward(args: tuple[Any, ...], _out: Any) -> int:
     # most 32768 blocks in all; narrow is less than half as many warps as multiprocessors (108 or more).
     width = math.prod(args[2])
     rows = args[1].numel() // max(1, width)
-    if rows <= 64 * 1024 or width // _WARP >= _MULTIPROCESSORS // 2:
+    if rows <= 64 * 1024 or width // _WARP >= 54:
         return 0
     blocks = min(32 * 1024 // math.ceil(width / _WARP), math.ceil(rows / 32))
     return 2 * blocks * width * args[0].element_size()
 
 
+def _convolution(args: tuple[Any, ...], out: Any) -> int:
+    input_, weight, stride, transposed, groups = args[0], args[1], args[3], args[6], args[8]
+    return _convolved(input_, weight, out, stride, groups, transposed=transposed)
+
+
+def _convolution_backward(args: tuple[Any, ...], _out: Any) -> int:
+    gradient, input_, weight, stride, transposed, groups = *args[:3], args[4], args[7], args[9]
+    return _convolved(input_, weight, gradient, stride, groups, transposed=transposed)
+
+
+def _convolved(
+    input_: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    stride: Sequence[int],
+    groups: int,
+    *,
+    transposed: bool,
+) -> int:
+    # cuDNN, whose source is closed, as measured in 16 bits and TF32: kernels for tensor cores work on channels last;
+    # others are copied, input, output and weights, in 16 bits with channels filled up to a multiple of eight. A
+    # weight's gradient takes a little more. torch's own kernels for one channel a group (cuda/DepthwiseConv2d.cu), and
+    # products in the place of 1x1 convolutions, take none.
+    channels = input_.shape[1]
+    if groups == channels or input_.dtype is torch.float64:
+        return 0
+    if weight[0, 0].numel() == 1 and all(one == 1 for one in stride) and not transposed:
+        return 0
+    filled = math.ceil(channels / 8) * 8 if input_.dtype is not torch.float32 else channels
+    copies = (input_.nbytes + weight.nbytes) * filled // channels
+    if _has_channels_last(input_) or _has_channels_last(weight):
+        return copies if filled != channels else 0
+    return copies + out.nbytes
+
+
+def _has_channels_last(tensor: torch.Tensor) -> bool:
+    form = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d if tensor.dim() == 5 else None
+    return form is not None and tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
+
+
+def _softmax_backward(args: tuple[Any, ...], _out: Any) -> int:
+    # cuda/SoftMax.cu, softmax_backward_cuda_out: the product of gradient and output.
+    return args[0].nbytes
+
+
+_REDUCE_THREADS = 512
+_MOST_VALUES = 256
+_REDUCTIONS = frozenset({_aten.sum.dim_IntList, _aten.mean.dim})
 _FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    _aten._softmax_backward_data.default: _softmax_backward,
+    _aten.convolution.default: _convolution,
+    _aten.convolution_backward.default: _convolution_backward,
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
 }

@@ -33,7 +33,7 @@ from dryfit.train.rehearsal.step_rehearsal import Rehearsal, no_collection
 from dryfit.train.rehearsal.subjects import StepParts, step_parts, subject_task
 
 _TINY = Shape(rows=2, length=16)
-_FORMAT = 3
+_FORMAT = 4
 
 
 @final
@@ -116,7 +116,7 @@ class StepTracer:
                 chunked_loss=variant.chunked_loss,
                 layout=layout,
             )
-            self._stages[built] = _Stage(parts, self._spec.kind, ranks)
+            self._stages[built] = _Stage(parts, self._spec, ranks)
         return self._stages[built]
 
 
@@ -139,9 +139,10 @@ class _Stage:
         sent: What was sent in the micro-batch that was traced last.
     """
 
-    def __init__(self, parts: StepParts, device: DeviceKind, ranks: CountedRanks) -> None:
+    def __init__(self, parts: StepParts, spec: DeviceSpec, ranks: CountedRanks) -> None:
+        device = spec.kind
         self._model = parts.model
-        self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA)
+        self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA, capability=spec.capability)
         self._host = StorageRecorder("cpu", kernels=False)
         self._stand_ins = StandIns()
         self._ranks = ranks
