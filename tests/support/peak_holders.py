@@ -83,6 +83,7 @@ def of_script(command: Sequence[str]) -> dict[str, int]:
 
     sys.argv = list(command)
     with dryfit.virtual_gpu("24GiB") as gpu:
+        gpu.dispatch.processors = None  # as in a plan, which leaves out what it could not interpolate
         runpy.run_path(command[0], run_name="__main__")
         gpu.dispatch.categorize()
     run, categories = gpu.allocations, gpu.dispatch.categories()

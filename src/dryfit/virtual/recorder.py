@@ -44,7 +44,7 @@ class ScriptRecorder(StorageRecorder):
         allocations: LiveAllocations,
         places: Places,
         device: str = "cuda",
-        capability: tuple[int, int] = (8, 0),
+        capability: tuple[int, int] | None = None,
     ) -> None:
         self._forced: StepPhase | None = None
         self._running_at: Place | None = None

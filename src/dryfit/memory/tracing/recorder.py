@@ -42,17 +42,18 @@ class StorageRecorder(TorchDispatchMode):
     Args:
         device: Storages elsewhere are left out.
         kernels: Whether to add the scratch memory of CUDA kernels.
-        capability: Compute capability of the CUDA device.
+        capability: Compute capability of the CUDA device; None leaves out what cannot be interpolated.
     """
 
-    def __init__(self, device: str, *, kernels: bool, capability: tuple[int, int] = (8, 0)) -> None:
+    def __init__(self, device: str, *, kernels: bool, capability: tuple[int, int] | None = None) -> None:
         super().__init__()
         require("recording the memory of a step", MODES, TENSORS, RECORDING, OPERATORS)
         in_place.sole_holder_counts()  # measured now: it cannot be inside of a backward pass
         self.phase = StepPhase.LOAD
         self._device = device
         self._kernels = kernels
-        self._processors = processors_of(capability)
+        self.processors = None if capability is None else processors_of(capability)
+        """Those of the device; None leaves out scratch memory that cannot be interpolated."""
         self._modules: list[str] = []
         self._forward_modules: ForwardPlaces[str] = ForwardPlaces("")
         self._storages: dict[int, int] = {}
@@ -79,7 +80,7 @@ class StorageRecorder(TorchDispatchMode):
         if self._kernels and func in GEMMS:
             segment.multiplies(self.phase, with_bias=adds_bias(func, args))
         self._note_outputs(segment, func, args, out)
-        extra = workspace_bytes(func, args, out, self._processors) if self._kernels else 0
+        extra = workspace_bytes(func, args, out, self.processors) if self._kernels else 0
         if extra:  # kernels allocate their scratch memory beside their outputs
             label, block = self._label(segment, func), self._new_block(MemoryCategory.TEMPORARIES)
             segment.add(block, extra, label)

@@ -19,6 +19,7 @@ _FLASH_ROWS = 128
 _FLASH_WIDTH = 32
 _EFFICIENT_ROWS = 64
 _WARP = 32
+_SORTED_ABOVE = 3072
 _ROWS_OF_PART = 10
 
 GEMMS = frozenset(
@@ -63,17 +64,20 @@ _PROCESSORS = {
 }
 
 
-def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any, processors: Processors) -> int:
+def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any, processors: Processors | None = None) -> int:
     """Return the scratch bytes of an operator's CUDA kernel; 0 where none are known.
 
     Args:
         func: The operator's overload.
         args: Its arguments.
         out: Its result.
-        processors: Of the device.
+        processors: Of the device; None leaves out what grows by steps with the rows of a batch, from which nothing can
+            be interpolated: parts of sums.
     """
-    if func in _REDUCTIONS:
+    if processors is not None and func in _REDUCTIONS:
         return _reduction(args[0], out, processors)
+    if processors is not None and func is _aten.embedding_dense_backward.default:
+        return _embedding_backward(args)
     formula = _FORMULAS.get(func)
     return formula(args, out) if formula is not None else 0
 
@@ -160,13 +164,20 @@ def _efficient_backward(args: tuple[Any, ...], _out: Any) -> int:
     return delta + rows * heads * width * (length + 2 * key.shape[2]) * _FP32_BYTES
 
 
-def _embedding_backward(args: tuple[Any, ...], _out: Any) -> int:
+def _sorted_indices(args: tuple[Any, ...], _out: Any) -> int:
+    # cuda/Embedding.cu, embedding_dense_backward_cuda: above 3072 indices, these and their positions are sorted, in two
+    # copies each, with as much for the sort itself.
+    count = args[1].numel()
+    return 0 if count <= _SORTED_ABOVE else 5 * count * _INT64_BYTES
+
+
+def _embedding_backward(args: tuple[Any, ...]) -> int:
     # cuda/Embedding.cu, embedding_dense_backward_cuda, and cuda/EmbeddingBackwardKernel.cu: above 3072 indices, these
     # are sorted (copies of indices and positions remain), and the rows of a segment of equal indices are summed by
     # tens, in fp32. How many segments there are is not asked: there is room for as many as indices or rows.
     gradient, indices, rows = args[:3]
     count = indices.numel()
-    if count <= 3072:
+    if count <= _SORTED_ABOVE:
         return 0
     segments = min(count, rows)
     parts = count // _ROWS_OF_PART + segments
@@ -240,6 +251,6 @@ _FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
-    _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten.embedding_dense_backward.default: _sorted_indices,
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
 }

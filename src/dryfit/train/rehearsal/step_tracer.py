@@ -116,7 +116,7 @@ class StepTracer:
                 chunked_loss=variant.chunked_loss,
                 layout=layout,
             )
-            self._stages[built] = _Stage(parts, self._spec, ranks)
+            self._stages[built] = _Stage(parts, self._spec.kind, ranks)
         return self._stages[built]
 
 
@@ -139,10 +139,9 @@ class _Stage:
         sent: What was sent in the micro-batch that was traced last.
     """
 
-    def __init__(self, parts: StepParts, spec: DeviceSpec, ranks: CountedRanks) -> None:
-        device = spec.kind
+    def __init__(self, parts: StepParts, device: DeviceKind, ranks: CountedRanks) -> None:
         self._model = parts.model
-        self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA, capability=spec.capability)
+        self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA)
         self._host = StorageRecorder("cpu", kernels=False)
         self._stand_ins = StandIns()
         self._ranks = ranks
