@@ -26,12 +26,14 @@ ARGUMENTS: Final = {
     "_scaled_dot_product_cudnn_attention": (
         "query key value attn_bias compute_log_sumexp dropout_p is_causal return_debug_mask scale"
     ),
+    "_scaled_dot_product_cudnn_attention_backward": "grad_out query key value out logsumexp",
     "_scaled_dot_product_efficient_attention": (
         "query key value attn_bias compute_log_sumexp dropout_p is_causal scale"
     ),
     "_scaled_dot_product_efficient_attention_backward": "grad_out_ query key value attn_bias out logsumexp",
     "_scaled_dot_product_flash_attention": "query key value dropout_p is_causal return_debug_mask scale",
     "_scaled_dot_product_flash_attention_backward": "grad_out query key value out logsumexp",
+    "_softmax_backward_data": "grad_output output dim input_dtype",
     "_to_copy": "self",
     "_unsafe_view": "self size",
     "_assert_async": "self",
@@ -50,10 +52,12 @@ NAMES: Final = (
     PrivateName("torch.ops.aten._addmm_activation.default", "knowing what calls cuBLAS", _IN_TRACES),
     PrivateName("torch.ops.aten._scaled_dot_product_attention_math.default", _ATTENTION, _BY_CHOICE),
     PrivateName("torch.ops.aten._scaled_dot_product_cudnn_attention.default", _ATTENTION, _BY_CHOICE),
+    PrivateName("torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default", _SCRATCH, _IN_TRACES),
     PrivateName("torch.ops.aten._scaled_dot_product_efficient_attention.default", _ATTENTION, _BY_CHOICE),
     PrivateName("torch.ops.aten._scaled_dot_product_efficient_attention_backward.default", _SCRATCH, _IN_TRACES),
     PrivateName("torch.ops.aten._scaled_dot_product_flash_attention.default", _ATTENTION, _BY_CHOICE),
     PrivateName("torch.ops.aten._scaled_dot_product_flash_attention_backward.default", _SCRATCH, _IN_TRACES),
+    PrivateName("torch.ops.aten._softmax_backward_data.default", _SCRATCH, _IN_TRACES),
     PrivateName("torch.ops.aten._to_copy.default", _TRACED, _IN_TRACES),
     PrivateName("torch.ops.aten._unsafe_view.default", _TRACED, _IN_TRACES),
     PrivateName("torch.ops.aten._assert_async.default", _TRACED, _IN_TRACES),
