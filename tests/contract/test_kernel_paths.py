@@ -40,3 +40,7 @@ def test_a_triton_kernel_takes_nothing_and_its_outputs_are_unknown() -> None:
     assert facts["after"] == [0, 0, 0, 0]
     (note,) = facts["notes"]
     assert "fused" in note
+
+
+def test_layers_on_the_host_take_nothing_of_the_device() -> None:
+    assert facts_of("kernel_paths.py", "host") == {"device": "cpu", "most": 0}

@@ -1,4 +1,4 @@
-"""Which kernels ordinary code chooses on a virtual GPU, as JSON: ``python kernel_paths.py optimizers|attention``."""
+"""Kernels that code chooses itself on a virtual GPU, as JSON: ``python kernel_paths.py optimizers|attention|host``."""
 
 import json
 import sys
@@ -79,6 +79,17 @@ def attention(gpu: Any) -> dict[str, Any]:
     return facts
 
 
+def host(gpu: Any) -> dict[str, Any]:
+    """What the device holds after layers ran on the host, whose weights have no values either."""
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 30 * 30, 16))
+    out = model(torch.rand(64, 3, 32, 32)).square().sum()
+    out.backward()
+    return {"device": out.device.type, "most": torch.cuda.max_memory_allocated()}
+
+
 if __name__ == "__main__":
     with dryfit.virtual_gpu("1GiB") as virtual:
-        print(json.dumps({"optimizers": optimizers, "attention": attention}[sys.argv[1]](virtual)))
+        print(json.dumps({"optimizers": optimizers, "attention": attention, "host": host}[sys.argv[1]](virtual)))

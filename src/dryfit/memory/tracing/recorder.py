@@ -19,7 +19,7 @@ from dryfit.core.jobs.memory import MemoryCategory, StepPhase
 from dryfit.core.private_names import require
 from dryfit.memory.tracing import in_place
 from dryfit.memory.tracing.events import Label, Segment
-from dryfit.memory.tracing.workspaces import GEMMS, adds_bias, processors_of, workspace_bytes
+from dryfit.memory.tracing.workspaces import GEMMS, TAKE_SCRATCH, adds_bias, processors_of, workspace_bytes
 from dryfit.meta.private_apis.torch_modes import MODES, TorchDispatchMode, tree_iter
 from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.meta.private_apis.torch_recording import RECORDING, running_node_number, sequence_number
@@ -77,14 +77,19 @@ class StorageRecorder(TorchDispatchMode):
         if segment is None:
             return
         self._note_forward()
-        if self._kernels and func in GEMMS:
+        if self._kernels and func in GEMMS and self._runs_here(args):
             segment.multiplies(self.phase, with_bias=adds_bias(func, args))
         self._note_outputs(segment, func, args, out)
-        extra = workspace_bytes(func, args, out, self.processors) if self._kernels else 0
+        takes_scratch = self._kernels and func in TAKE_SCRATCH and self._runs_here(args)
+        extra = workspace_bytes(func, args, out, self.processors) if takes_scratch else 0
         if extra:  # kernels allocate their scratch memory beside their outputs
             label, block = self._label(segment, func), self._new_block(MemoryCategory.TEMPORARIES)
             segment.add(block, extra, label)
             segment.add(block, -extra, label)
+
+    def _runs_here(self, args: tuple[Any, ...]) -> bool:
+        """Whether an operator runs on the device: so does one of its tensors."""
+        return any(isinstance(one, torch.Tensor) and one.device.type == self._device for one in args)
 
     def _note_outputs(self, segment: "OpenSegment", func: Any, args: tuple[Any, ...], out: Any) -> None:
         reused = self._reused_block(func, args)

@@ -254,3 +254,5 @@ _FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     _aten.embedding_dense_backward.default: _sorted_indices,
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
 }
+TAKE_SCRATCH = _REDUCTIONS | _FORMULAS.keys()
+"""Operators of which :func:`workspace_bytes` knows scratch memory."""
