@@ -1,8 +1,9 @@
 """Scratch memory of CUDA kernels, which no operator's output shows.
 
 Formulas follow the kernels' sources in ``aten/src/ATen/native``; each names its file. They hold for dense,
-contiguous inputs. Kernels free it before their operator returns. Those of cuDNN, whose source is closed,
-of reductions and of embeddings were met to the byte on an H200 (docs/measurements/gpu-histories-h200.jsonl).
+contiguous inputs. Kernels free it before their operator returns. cuDNN's source is closed: its attention, and most of
+its convolutions but for a weight's gradient, are as measured on an H200 (docs/measurements/gpu-histories-h200.jsonl);
+there the sums of a bias' gradient and of an embedding with many rows were as these formulas say.
 """
 
 import math
