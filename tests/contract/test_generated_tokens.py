@@ -22,7 +22,7 @@ def generated(architecture: str, tokens: int, *, leave_out: bool = True, **asked
 
 @pytest.mark.parametrize(
     ("architecture", "padded"),
-    [("qwen2", False), ("qwen2", True), ("gemma3_text", True), ("gpt2", False), ("t5", False), ("t5", True)],
+    [("qwen2", True), ("gemma3_text", True), ("gpt2", False), ("t5", True)],
 )
 def test_both_ends_of_a_sequence_take_what_the_whole_one_takes(architecture: str, padded: bool) -> None:
     """Of gemma's layers most have a cache that slides over 16 tokens."""
@@ -37,8 +37,6 @@ def test_both_ends_of_a_sequence_take_what_the_whole_one_takes(architecture: str
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "top_k": 20},
     "without gradients": {"inference": True},
     "beams": {"num_beams": 3},
     "sampled beams": {"num_beams": 2, "do_sample": True},
