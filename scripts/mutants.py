@@ -33,8 +33,8 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "memory/planning/ladder.py": ("unit/memory/test_ladder.py",),
     "runtime/failures/classify.py": ("unit/runtime/test_runtime_faults.py", "property/test_runtime_deciders.py"),
     "store/replay.py": ("unit/store/test_replay.py",),
-    "study/loop/next_step.py": ("unit/study/test_next_step.py", "property/test_runtime_deciders.py"),
-    "virtual/work.py": ("unit/virtual/test_work.py", "unit/virtual/test_micro_batches.py"),
+    "study/loop/next_step.py": ("unit/study/test_next_step.py",),
+    "virtual/places.py": ("unit/virtual/test_places.py",),
 }
 """Of each module, the files that test it and start no processes; the night has more examples or members of them."""
 NEVER = "not chaos_long and not gpu and not nodes"
