@@ -28,7 +28,7 @@ class Golden:
 
     def __call__(self, command: str, *parts: object) -> None:
         """Compare parts with the test's section: texts, lines, rows of cells, and tables."""
-        text = "\n\n".join("\n".join(_lines(part)) for part in parts).rstrip("\n")
+        text = "\n\n".join("\n".join(map(str.rstrip, _lines(part))) for part in parts).rstrip("\n")
         known = sections(self.folder / f"{command}.txt")
         if self.rewrite:
             known[self.test] = text
@@ -46,7 +46,7 @@ def sections(file: Path) -> dict[str, str]:
 def _lines(part: object) -> Iterable[str]:
     match part:
         case str():
-            yield part.rstrip("\n")
+            yield from part.splitlines()
         case list() | tuple():
             for one in part:
                 yield " | ".join(map(str, one)) if isinstance(one, tuple) else str(one)
