@@ -3,10 +3,14 @@
 ``pytest --rewrite-golden`` writes what it renders instead. A section bears the name of its test.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import pytest
+
+from dryfit.core.errors import DryfitError
 
 FOLDER: Final = Path(__file__).parents[1] / "golden"
 _HEAD: Final = "=== "
@@ -52,3 +56,10 @@ def _lines(part: object) -> Iterable[str]:
                 yield " | ".join(map(str, one)) if isinstance(one, tuple) else str(one)
         case _:
             yield from _lines([getattr(part, "heads", part), *getattr(part, "rows", ())])
+
+
+def refusal(call: Callable[..., object], *given: object, **named: object) -> str:
+    """Return what a call is refused with: the whole text of a dryfit error."""
+    with pytest.raises(DryfitError) as caught:
+        call(*given, **named)
+    return str(caught.value)
