@@ -73,6 +73,7 @@ class RehearsalView(Answer):
     training_arguments: SeenArguments | None
     ladder: tuple[PricedArguments, ...]
     shortfall_bytes: int
+    wall: Wall | None
     muted: tuple[Muted, ...]
     unknown: tuple[Unknown, ...]
     notes: tuple[str, ...]

@@ -232,6 +232,8 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
     if answer.sent:
         kinds = ", ".join(f"{name} {gib(size)}" for name, size in answer.sent.items())
         lines.append(f"a rank sends  {kinds} a step")
+    if answer.wall is not None:
+        lines.append(f"files         {WALLS[answer.wall]}")
     for muted in answer.muted[:_MOST_NOTES]:
         size = f", {gib(muted.bytes)}" if muted.bytes is not None else ""
         where = f": {muted.where}" if muted.where else ""

@@ -7,11 +7,9 @@ answer: its texts and the last lines of a process that died are redacted.
 
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,8 +23,10 @@ from pydantic import ValidationError
 from dryfit.core.errors import ChildError, FileError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.process import ended_by_signals
 from dryfit.core.regular_files import read_bounded
 from dryfit.core.text.secrets import redacted, redacted_json, secrets_of
+from dryfit.core.wall.places import claimed_folder
 from dryfit.core.wire import write_model
 from dryfit.runtime.children.processes import kill_leftovers
 from dryfit.runtime.children.protocol import python_command
@@ -96,18 +96,14 @@ def run_rehearsal(
         ChildError: The answer cannot be read.
         OSError: No process can be made.
     """
-    folder = Path(tempfile.mkdtemp(prefix="dryfit-rehearsal-"))
-    try:
-        scratch, file = folder / "scratch", folder / "answer.json"
-        scratch.mkdir()
-        places = {"scratch_dir": str(scratch), "answer_file": str(file), "parent_pid": os.getpid()}
+    with ended_by_signals(), claimed_folder() as folder:
+        file = folder / "answer.json"
+        places = {"scratch_dir": str(folder), "answer_file": str(file), "parent_pid": os.getpid()}
         write_model(folder / "request.json", request.model_copy(update=places), durable=False)
         limit_s = _LIMIT_FACTOR * request.timeout_s + _LIMIT_EXTRA_S
         end = _run(folder / "request.json", surroundings, on_output, limit_s)
         secrets = secrets_of(surroundings.environment)
         return _answer(file, secrets) or _without_answer(request, end, secrets)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from dryfit.virtual.import_hooks import when_imported
 from dryfit.virtual.writes.muted_trackers import Silent
-from dryfit.virtual.writes.redirected_files import replace_everywhere
+from dryfit.virtual.writes.replacing import replace_everywhere
 
 _HUB: Final = "huggingface_hub.hf_api"
 _WRITES: Final = (
