@@ -1,1 +1,1 @@
-"""The wall around a rehearsal: what keeps the user's files as they are, whatever the script does. Standard library alone."""
+"""The wall around a rehearsal: whatever the script does, the user's files stay as they are. Standard library alone."""

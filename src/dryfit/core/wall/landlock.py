@@ -48,7 +48,7 @@ _METADATA: Final = {
     ),
     "aarch64": (0xC00000B7, (5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88, 452, 463, 466, 469)),
 }
-"""By machine: its name in audit.h, and the numbers of chmod, chown, utime, setxattr, removexattr and their relatives."""
+"""By machine: its name in audit.h, and the numbers of chmod, chown, utime, setxattr, removexattr and the like."""
 
 
 def version() -> int:

@@ -1,9 +1,9 @@
 """A copy-on-write view of all file systems, for a process, all that it starts and all that they load.
 
 A user, mount, process and IPC namespace of its own, with overlayfs over every folder: reads come from what is there,
-writes go to the rehearsal's folder. No privileges are needed where the kernel lets users make namespaces (Linux 5.13 and
-newer; some distributions and most containers do not). Mounts that the process inherits are locked: no overlay can be
-laid over a folder that has one below it, so such a folder is made anew, with an overlay for each of its entries.
+writes go to the rehearsal's folder. No privileges are needed where the kernel lets users make namespaces (Linux 5.13
+and newer; some distributions and most containers do not). Mounts that the process inherits are locked: no overlay can
+be laid over a folder that has one below it, so such a folder is made anew, with an overlay for each of its entries.
 """
 
 import os

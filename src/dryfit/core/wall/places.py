@@ -49,6 +49,14 @@ class Wall(StrEnum):
     """Python's functions are redirected; what code in C and other programs write is written."""
 
 
+WALLS: Final = {
+    Wall.NAMESPACES: "a copy-on-write view: whatever is written, real files stay as they are",
+    Wall.LANDLOCK: "writes of Python are redirected, the kernel refuses all others",
+    Wall.REDIRECT: "only writes of Python are redirected, code in C and other programs write real files",
+}
+"""What each wall does, in words."""
+
+
 class Places:
     """Folders of one rehearsal.
 

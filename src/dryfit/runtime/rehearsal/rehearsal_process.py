@@ -37,6 +37,7 @@ _TAIL_LINES = 30
 _TAIL_BYTES = 1 << 14
 _READ_BYTES = 1 << 16
 _POLL_S = 0.1
+_TERMINATION_POLL_S = 0.01
 _AFTER_END_S = 2.0
 """How long output is still read after the process has ended, where one of its own children keeps it open."""
 _LIMIT_FACTOR = 2.0
@@ -139,12 +140,17 @@ def _run(request_file: Path, surroundings: RehearsalSurroundings, on_output: OnO
     try:
         with process.stdout as output:
             ended = _follow(process, output.fileno(), _kept(tail, on_output), time.monotonic() + limit_s)
-        kill_leftovers(process.pid)  # before it is reaped, its process id is its own
+        if ended:
+            kill_leftovers(process.pid)  # before it is reaped, its process id is its own
         return _End(
             process.wait() if ended else None, b"\n".join(tail)[-_TAIL_BYTES:].decode(errors="replace"), limit_s
         )
     finally:
-        if process.returncode is None:  # Ctrl-C, or the limit
+        if process.returncode is None:  # Ctrl-C, another signal, or the limit
+            process.terminate()  # it ends all that the script has started, whatever session that is in
+            last_s = time.monotonic() + _AFTER_END_S
+            while not _has_ended(process) and time.monotonic() < last_s:
+                time.sleep(_TERMINATION_POLL_S)
             kill_leftovers(process.pid)
             process.kill()
             process.wait()

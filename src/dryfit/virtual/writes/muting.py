@@ -13,7 +13,7 @@ import torch
 
 from dryfit.core.jobs.rehearsal import Muted
 from dryfit.core.wall.places import Places, Wall
-from dryfit.virtual.writes import muted_hub, muted_trackers, redirect, unwritten_tensors
+from dryfit.virtual.writes import muted_hub, muted_trackers, redirect, renaming, unwritten_tensors
 from dryfit.virtual.writes.replacing import replace_everywhere
 from dryfit.virtual.writes.unwritten_safetensors import SafetensorsFiles
 from dryfit.virtual.writes.view import View
@@ -99,7 +99,9 @@ def install(
     replace_everywhere(
         {**unwritten_tensors.install(muting.saved, make), **SafetensorsFiles(muting.saved, make).functions()}
     )
-    if view is not None:
+    if view is None:
+        renaming.install()
+    else:
         redirect.install(view, muting.refused)
     muted_trackers.install(own, muting.say)
     muted_hub.install(muting.say, lambda path: muting.saved.size_of(os.fspath(path)))

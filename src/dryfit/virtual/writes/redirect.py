@@ -1,8 +1,8 @@
 """The functions of ``os``, and ``open``, that read and write in a :class:`~dryfit.virtual.writes.view.View`.
 
-Where the kernel cannot show a script a view of all files, Python does, for Python's own functions: they are replaced for
-the life of the process, wherever a module has them by name already. ``shutil``, ``pathlib``, ``tempfile``, ``glob``,
-``logging``, ``zipfile`` and numpy go through them. What goes another way is refused: by an audit hook what Python
+Where the kernel cannot show a script a view of all files, Python does, for Python's own functions: they are replaced
+for the life of the process, wherever a module has them by name already. ``shutil``, ``pathlib``, ``tempfile``,
+``glob``, ``logging``, ``zipfile`` and numpy go through them. What goes another way is refused: by an audit hook what Python
 tells of, by Landlock, where the kernel has it, all the rest.
 """
 
@@ -27,7 +27,9 @@ _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _TMPFILE: Final = getattr(os, "O_TMPFILE", 0)
 _CHANGED: Final = {
     **dict.fromkeys(("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), (0,)),
-    **{"os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,)},
+    "os.rename": (0, 1),
+    "os.link": (1,),
+    "os.symlink": (1,),
 }
 """Which arguments of an audit event are paths that are changed."""
 _OPENED_BY_C: Final = {
@@ -112,7 +114,10 @@ class Redirected:
         else:
             path = self._written(file, keep="w" not in mode, new="x" in mode)
         with self._as_called(file):
-            return REAL.io_open(path, mode, *args, **kwargs)
+            opened = REAL.io_open(path, mode, *args, **kwargs)
+        raw = getattr(opened, "buffer", opened)
+        getattr(raw, "raw", raw).name = file  # the script knows it by this name
+        return opened
 
     def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """Open a descriptor."""
@@ -253,7 +258,7 @@ class Redirected:
         return function
 
     def _marking(self, real: Callable[..., Any], follow: bool) -> Callable[..., Any]:
-        """Return a function that changes modes, times and the like: of what the script wrote, where the wall lets it."""
+        """Return a function that changes modes, times and the like of what the script wrote, where the wall lets it."""
 
         def function(path: Any, *args: Any, **kwargs: Any) -> Any:
             view = self._view

@@ -17,6 +17,7 @@ import torch
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.virtual.writes.unwritten_tensors import is_large_zero
+from dryfit.virtual.writes.view import path_of
 from dryfit.virtual.writes.written import Saved
 
 _NAMES: Final = {
@@ -78,8 +79,9 @@ class SafetensorsFiles:
         content = self._small(tensors, metadata)
         with open(filename, "wb") as file:
             file.write(content or b"")
+            path = path_of(file.fileno())
         if content is None:
-            self._save_file(tensors, file.name, metadata)
+            self._save_file(tensors, path, metadata)
         else:
             self._saved.note_file(os.fspath(filename), _data_bytes(content) or 0)
 
@@ -102,7 +104,7 @@ class SafetensorsFiles:
     def serialize_file(self, tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
         """Write real data: safetensors opens the file by itself."""
         with open(filename, "wb") as file:
-            path = file.name
+            path = path_of(file.fileno())
         return self._serialize_file(tensor_dict, path, metadata=metadata)
 
     def load_file(self, filename: Any, device: Any = "cpu", *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
@@ -119,7 +121,7 @@ class SafetensorsFiles:
                     values = file.read()
                     known = safetensors.torch.load(values) if values else {}
                     return _HeaderOnly(entries, known, torch.device(device), self._make)
-                filename = file.name
+                filename = path_of(file.fileno())
         return self._safe_open(filename, framework, device, *args, **kwargs)
 
 

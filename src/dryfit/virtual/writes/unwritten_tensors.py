@@ -186,6 +186,9 @@ class TorchFiles:
         file.write(content)
         if counted.storages:
             self._saved.note_bytes(content, counted.bytes)
+            name = getattr(file, "name", getattr(getattr(file, "raw", None), "name", None))
+            if isinstance(name, str):
+                self._saved.note_part(name, counted.bytes)
 
 
 @contextmanager

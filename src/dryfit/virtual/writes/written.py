@@ -1,6 +1,6 @@
 """What a rehearsal has written: the bytes that files of tensors would have had, and the list that the answer tells.
 
-A file of tensors without values is small: what it lacks is known by its content, which a rename, a copy and a link keep.
+A file of tensors without values is small: what it lacks is known by its content, which renames, copies and links keep.
 The process behind the wall notes what it saves (:class:`Saved`); the process outside reads that, and the files.
 """
 
@@ -30,7 +30,7 @@ class Save(NamedTuple):
         path: Where; empty: into memory.
         lacks: Bytes that a real one would have besides.
         size: Its own bytes.
-        digest: SHA-256 of them.
+        digest: SHA-256 of them; empty: it is a part of the file.
     """
 
     path: str
@@ -57,15 +57,25 @@ class Saved:
         """Note what may become a file."""
         self.saves.append(Save("", lacks, len(content), hashlib.sha256(content).hexdigest()))
 
-    def lacks(self, path: str) -> int | None:
-        """Return the bytes that a file lacks; None: it is none of these."""
+    def note_part(self, path: str, lacks: int) -> None:
+        """Note what was written to an open file, which may have other parts."""
+        self.saves.append(Save(os.path.realpath(path), lacks, 0, ""))
+
+    def lacks(self, path: str, key: str = "") -> int | None:
+        """Return the bytes that a file lacks; None: it is none of these.
+
+        Args:
+            key: Its path as the script knows it; empty: the same.
+        """
         size = os.stat(path).st_size
-        if any(save.size == size for save in self.saves):
+        if any(save.size == size and save.digest for save in self.saves):
             content = _content(path)
             for save in self.saves:
                 if (save.size, save.digest) == content:
                     return save.lacks
-        return None
+        key = key or os.path.realpath(path)
+        parts = [save.lacks for save in self.saves if save.path == key and not save.digest]
+        return sum(parts) if parts else None
 
     def size_of(self, path: str) -> int:
         """Return the bytes that a file, or all files of a folder, would have had."""
@@ -97,12 +107,12 @@ def written(folder: Path, saved: Saved, apart: tuple[str, ...]) -> list[Muted]:
     checkpoints: set[str] = set()
     there = Counter[tuple[int, str]]()
     for key, path, facts in _files(str(folder), apart):
-        lacks = saved.lacks(path) if stat.S_ISREG(facts.st_mode) else None
+        lacks = saved.lacks(path, key) if stat.S_ISREG(facts.st_mode) else None
         sizes[key] = facts.st_size + (lacks or 0)
         if lacks is not None:
             checkpoints.add(_parent(key))
             there[_content(path)] += 1
-    gone = [save for save in saved.saves if save.path not in sizes]
+    gone = [save for save in saved.saves if save.digest and save.path not in sizes]
     there.subtract({save.path: (save.size, save.digest) for save in saved.saves if save.path in sizes}.values())
     for save in gone:
         content = (save.size, save.digest)
