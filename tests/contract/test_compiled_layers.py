@@ -75,7 +75,7 @@ def parameters(model: nn.Module) -> Sequence[nn.Parameter]:
 
 @pytest.mark.parametrize("recomputed", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_gradients_are_those_of_plain_layers(tmp_path: Path, kept: Path, recomputed: bool) -> None:
-    model = tiny.model(tmp_path / "m", num_hidden_layers=1)  # compiled alone, and in seconds
+    model = tiny.model(tmp_path / "m")
     plain, _ = gradients(model, compiled=False, recomputed=recomputed)
     compiled, notes = trials.apart(lambda: gradients(model, compiled=True, recomputed=recomputed))
     assert notes == []

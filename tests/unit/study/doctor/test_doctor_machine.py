@@ -10,6 +10,7 @@ import pytest
 
 from dryfit.core.jobs.diagnostics import ProbeResult
 from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.wall.places import Wall
 from dryfit.study.doctor import machine_facts as gathered
 from dryfit.study.doctor.finding import Finding, Status
 from dryfit.study.doctor.folder import FolderFacts
@@ -47,6 +48,7 @@ GOOD = MachineFacts(
     shared_memory=ROOM,
     cache=ROOM,
     hub_cache=ROOM,
+    wall=Wall.NAMESPACES,
     offline=(),
     driver=SEEN,
     visible_devices=None,
@@ -90,6 +92,7 @@ SHORT: tuple[tuple[str, dict[str, Any]], ...] = (
     ("plans' cache", {"cache": replace(ROOM, not_writable="no")}),
     ("hub cache", {"hub_cache": replace(ROOM, not_writable="no")}),
     ("hub cache", {"hub_cache": replace(ROOM, free_bytes=1)}),
+    *(("files in rehearsals", {"wall": wall}) for wall in (Wall.LANDLOCK, Wall.REDIRECT)),
     ("offline", {"offline": ("HF_HUB_OFFLINE",)}),
 )
 
