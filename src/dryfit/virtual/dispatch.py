@@ -27,7 +27,7 @@ from dryfit.meta.private_apis.torch_fakes import (
 )
 from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
-from dryfit.virtual.known_values import carry, draw, remember, value_of
+from dryfit.virtual.known_values import carry, draw, initialised, note_host, remember, share, value_of
 from dryfit.virtual.loading import recurrent
 from dryfit.virtual.places import Places, runs_in
 from dryfit.virtual.recorder import ScriptRecorder
@@ -126,16 +126,18 @@ class VirtualDispatch(ScriptRecorder):
             self._primitive.add(func)
         if kwargs.get("pin_memory"):  # of the host alone, and there is no device to pin it for
             made = self.__torch_dispatch__(func, types, args, {**kwargs, "pin_memory": False})
-            made.dryfit_pinned = True
+            made.untyped_storage().dryfit_pinned = True
             return made
         if func is _aten.is_pinned.default:
-            return getattr(args[0], "dryfit_pinned", False)
+            return args[0].layout is torch.strided and hasattr(args[0].untyped_storage(), "dryfit_pinned")
         device = kwargs.get("device")
         if not has_fake:
             if device is None or device.type == "cpu":
                 if func in _ALLOCATES and math.prod(args[0]) >= _MANY_ELEMENTS and _in_constructor():
                     return self._run(func, types, args, kwargs)
-                return func(*args, **kwargs)
+                out = func(*args, **kwargs)
+                note_host(func, args, kwargs, out)
+                return out
             if device.type != "cuda" or active_fake_mode() is not None:  # torch itself computes a shape
                 return func(*args, **kwargs)
         if device is not None and device.type == "cuda" and (device.index or 0) >= self._devices:
@@ -170,7 +172,7 @@ class VirtualDispatch(ScriptRecorder):
         """Return a fake on the CPU in the place of a real tensor; it knows small values."""
         with self._lock, self.fakes:
             made = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype)
-        remember(made, real.detach())
+        share(made, real.detach())
         return made
 
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
@@ -180,6 +182,7 @@ class VirtualDispatch(ScriptRecorder):
             return _to_host(args[0], kwargs)
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             value = value_of(args[1])
+            initialised(args[0])
             return args[0].zero_() if value is None else args[0].copy_(value)
         try:
             out = self._run(func, types, args, kwargs)

@@ -21,7 +21,7 @@ from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
-from dryfit.virtual.known_values import read_masks, remember, value_of
+from dryfit.virtual.known_values import initialised, read_masks, value_of
 from dryfit.virtual.loading import late_tensors, recurrent
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
@@ -73,8 +73,10 @@ class VirtualFunctions(TorchFunctionMode):
                 return func(*args, **kwargs)
         elif func in _INDEXES and isinstance(args[0], FakeTensor) and args[0].is_cuda:
             return func(args[0], _index(args[1]), *args[2:])
-        elif func in _READS_MEMORY and isinstance(args[0], FakeTensor):
-            return func(_real(args[0]), *args[1:], **kwargs)
+        elif func in _READS_MEMORY:
+            if isinstance(args[0], FakeTensor):
+                return func(_real(args[0]), *args[1:], **kwargs)
+            initialised(args[0])  # numpy may write to it
         return func(*args, **kwargs)
 
 
@@ -287,7 +289,4 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     tensor.data = other
     tensor.fake_device = other.fake_device
-    value = value_of(other)
-    if value is not None:
-        remember(tensor, value)
     return True
