@@ -21,10 +21,13 @@ from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
-from dryfit.virtual.known_values import initialised, read_masks, value_of
+from dryfit.virtual.known_values import initialised, note_raw, read_masks, value_of
 from dryfit.virtual.loading import late_tensors, recurrent
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
+_LEAVES_RAW = frozenset(
+    {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
+)
 _TORCH_GENERATOR = torch.Generator
 _READS_MEMORY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
 _DENY = frozenset({torch.istft, torch.Tensor.istft, nn.functional.gaussian_nll_loss})
@@ -77,6 +80,9 @@ class VirtualFunctions(TorchFunctionMode):
             if isinstance(args[0], FakeTensor):
                 return func(_real(args[0]), *args[1:], **kwargs)
             initialised(args[0])  # numpy may write to it
+        elif func in _LEAVES_RAW:
+            note_raw(made := func(*args, **kwargs))
+            return made
         return func(*args, **kwargs)
 
 

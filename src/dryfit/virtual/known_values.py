@@ -102,12 +102,14 @@ def initialised(real: torch.Tensor) -> None:
         storage.dryfit_raw = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def note_host(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """Note which real memory an operator left uninitialised, and which it wrote to."""
-    if func in _UNINITIALIZED:
-        if out.numel():
-            out.untyped_storage().dryfit_raw = True
-        return
+def note_raw(made: torch.Tensor) -> None:
+    """Note that a tensor which Python code asked for has memory that nobody has written to; C++ writes unseen."""
+    if type(made) is torch.Tensor and made.numel():
+        made.untyped_storage().dryfit_raw = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def note_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note which real memory an operator wrote to."""
     for one in _written_by(func, args, kwargs):
         for real in one if isinstance(one, list | tuple) else (one,):
             if isinstance(real, torch.Tensor):
