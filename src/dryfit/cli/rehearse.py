@@ -41,11 +41,14 @@ def rehearse(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
     as_json: JsonOption = False,
+    with_timeline: Annotated[
+        bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run a training script without a GPU, and say where its memory peaks and whether it fits.
 
-    Exit status 1 where it does not fit or that is unknown, 2 where it could not run.
+    Exit status 1 where it does not fit or that is unknown, 2 where nothing was seen of its memory.
     """
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_rehearsal
@@ -68,9 +71,12 @@ def rehearse(
     answer = api.rehearse_command(api.read_command(command), options)
     if html is not None:
         api.write_rehearsal(answer, html, " ".join(command))
-    if not answer.ran:
+    if not answer.went_through:
         passed.add_traceback(answer.traceback)
-    print_json(rehearsal_view(answer)) if as_json else print_rehearsal(answer, ladder=ladder)
+    if as_json or with_timeline:
+        print_json(rehearsal_view(answer, with_timeline=with_timeline))
+    else:
+        print_rehearsal(answer, ladder=ladder)
     raise typer.Exit(
         ExitStatus.DONE if answer.fits else ExitStatus.ANSWER_IS_NO if answer.ran else ExitStatus.CANNOT_RUN
     )

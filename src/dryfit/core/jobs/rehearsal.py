@@ -36,7 +36,8 @@ class ScriptEnd(StrEnum):
     FAILED = "failed"
     """It failed by itself."""
     NO_STEP = "no_step"
-    """It ended, or the time was up, before any step of an optimizer."""
+    """It ended, or the time was up, before any step of an optimizer; a script that ended after a backward pass has
+    finished."""
 
 
 class LineBytes(Settings):
@@ -292,14 +293,19 @@ class RehearsalAnswer(Shown, Wire):
     host_peak_bytes: int = 0
 
     @property
-    def ran(self) -> bool:
-        """Whether the script came so far that something can be said of its memory."""
+    def went_through(self) -> bool:
+        """Whether the script came so far that a verdict can be given."""
         return self.end not in (ScriptEnd.FAILED, ScriptEnd.NO_STEP)
+
+    @property
+    def ran(self) -> bool:
+        """Whether anything can be said of the script's memory."""
+        return self.went_through or self.memory is not None
 
     @property
     def fits(self) -> bool:
         """Whether the script fits as it is."""
-        return self.ran and self.verdict is VerdictKind.FITS
+        return self.went_through and self.verdict is VerdictKind.FITS
 
 
 class RehearsalRequest(Wire):

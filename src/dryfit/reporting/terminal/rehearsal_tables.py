@@ -36,7 +36,10 @@ def headline(answer: RehearsalAnswer) -> str:
         return f"rehearsal could not run: {'; '.join(answer.reasons) or 'no reason was given'}"
     match answer.verdict:
         case VerdictKind.UNKNOWN:
-            return f"rehearsal unknown: {'; '.join(answer.reasons) or 'no reason was given'}    [REHEARSE-UNKNOWN]"
+            reasons = list(answer.reasons) or ["no reason was given"]
+            if not answer.went_through and answer.memory is not None:
+                reasons.append(f"until then it took {gib(answer.memory.required_bytes)}{each}, {device}")
+            return f"rehearsal unknown: {'; '.join(reasons)}    [REHEARSE-UNKNOWN]"
         case VerdictKind.REFUSED | VerdictKind.FITS_WITH:
             best = recommended(answer)
             instead = f"; it fits with {shlex.join(best.arguments)}" if best is not None else ""
