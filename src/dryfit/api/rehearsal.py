@@ -263,7 +263,7 @@ def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> Rehearsa
                 "notes": (*unlimited.notes, note) if short else unlimited.notes,
             }
         )
-    known = ("memory", "work", "sent", "worst_batch", "muted", "unknown", "notes")
+    known = ("memory", "at_least", "work", "sent", "worst_batch", "muted", "unknown", "notes")
     short_bytes = unlimited.memory.required_bytes - answer.device.capacity_bytes
     return answer.model_copy(
         update={name: getattr(unlimited, name) for name in known}

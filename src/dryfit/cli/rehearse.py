@@ -25,7 +25,8 @@ def rehearse(
         typer.Argument(metavar="SCRIPT ARGS...", help="A script, -m MODULE, torchrun ..., or accelerate launch ..."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU.")
+        list[str] | None,
+        typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to see.")] = 3,
     ranks: Annotated[
@@ -57,9 +58,13 @@ def rehearse(
     if not command:
         raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
     _refuse_mistyped(command[0], context)
+    if device and len(device) > 1:
+        raise ConfigError(
+            "rehearsing", f"several devices: {', '.join(device)}", "one --device, and --ranks for several"
+        )
     passed = _PassedOn(quiet=quiet)
     options = api.RehearsalOptions(
-        device=device,
+        device=device[0] if device else None,
         steps=steps,
         ranks=ranks,
         worst_batch=worst_batch,

@@ -191,6 +191,7 @@ class _Run:
             notes=(*gpu.notes, *self.shortening.notes, *self.notes),
             muted=tuple(self.muting.muted),
             reasons=reasons,
+            at_least=not went_through or bool(self.unseen),
             training_arguments=self.arguments.seen,
             traceback=failure,
             confidence=gpu.constants.confidence,

@@ -262,6 +262,7 @@ class RehearsalAnswer(Shown, Wire):
             arguments of the ladder that keep the experiment.
         memory: None where nothing was allocated.
         reasons: Why it is unknown, refused or could not run.
+        at_least: Whether the memory is a lower bound: the script did not go through, or could not be followed.
         training_arguments: None where the script made none.
         traceback: Of a script that failed by itself.
         killed_by: Name of the signal that ended its process before it could answer; empty: none did.
@@ -283,6 +284,7 @@ class RehearsalAnswer(Shown, Wire):
     unknown: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    at_least: bool = False
     training_arguments: SeenArguments | None = None
     ladder: tuple[PricedArguments, ...] = ()
     traceback: str = ""

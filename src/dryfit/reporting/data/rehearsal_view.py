@@ -31,6 +31,7 @@ class RehearsalView(Answer):
         fits: Null where it is not known.
         ended: How the script ended; also ``end``.
         ran: Whether something is known of the script's memory; else the exit status is 2.
+        at_least: Whether the memory is a lower bound.
         timeline: Null unless it was asked for.
         planner_s: Seconds that the rehearsal took.
         host_bytes: Always null: a script's own tensors in host memory are real, and nothing is planned for them.
@@ -81,6 +82,7 @@ class RehearsalView(Answer):
     training_arguments: SeenArguments | None
     ladder: tuple[PricedArguments, ...]
     shortfall_bytes: int
+    at_least: bool
     muted: tuple[Muted, ...]
     unknown: tuple[Unknown, ...]
     notes: tuple[str, ...]
