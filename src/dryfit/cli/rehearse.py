@@ -41,6 +41,9 @@ def rehearse(
     ] = True,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
+    keep_caches: Annotated[
+        bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")
+    ] = False,
     as_json: JsonOption = False,
     with_timeline: Annotated[
         bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")
@@ -70,6 +73,7 @@ def rehearse(
         worst_batch=worst_batch,
         ladder=ladder,
         timeout_s=timeout,
+        keep_caches=keep_caches,
         on_output=passed.add,
         on_note=notes(quiet=quiet),
     )

@@ -1,10 +1,15 @@
-"""What a rehearsed script writes lies in the shadow folder; nothing real is changed, and it reads what it wrote."""
+"""Behind each wall a script reads what it wrote, and nothing real is changed, whatever way of writing it takes."""
 
+import os
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import redirecting
+import walled
+from dryfit.core.wall.places import Wall, caches
+from hostile_writes import HEAD, HOSTILE, make_project
 
 pytestmark = pytest.mark.heavy
 
@@ -30,7 +35,7 @@ for action in (lambda: open('none/x', 'w'), lambda: os.mkdir('none/x'), lambda: 
                lambda: open('out/none', 'r+'), lambda: os.open('out/none', os.O_WRONLY), lambda: os.listdir('none'),
                lambda: os.rename('out/none', 'x'), lambda: os.truncate('out/none', 1), lambda: os.utime('out/none')):
     try: action()
-    except FileNotFoundError as error: assert 'none' in error.filename and not error.filename.startswith('/'), error
+    except FileNotFoundError as error: assert not (name := error.filename) or 'none' in name and name[0] != '/', error
     else: raise AssertionError
 for action in (lambda: open('out', 'w'), lambda: os.remove('out')):
     try: action()
@@ -69,6 +74,9 @@ shutil.rmtree('out', ignore_errors=False)
 assert not os.path.exists('out')""",
     "renamed folder": """
 os.rename('out', 'moved')
+os.mkdir('moved/deep/new'); os.replace('moved/deep/er', 'moved/deep/new'); os.rename('moved/deep/new', 'moved/deep/er')
+Path('/tmp/of-the-wall').write_text('x'); os.rename('/tmp/of-the-wall', Path.home() / 'of-the-wall')
+assert not os.path.exists('/tmp/of-the-wall') and (Path.home() / 'of-the-wall').read_text() == 'x'
 assert not os.path.exists('out') and Path('moved/deep/er/d.txt').read_text() == 'deep'
 Path('moved/deep/er/d.txt').write_text('new')
 assert Path('moved/old.txt').read_text() == 'old' and Path('moved/deep/er/d.txt').read_text() == 'new'
@@ -119,7 +127,7 @@ else: raise AssertionError""",
 os.link('out/old.txt', 'out/second')
 assert Path('out/second').read_text() == 'old' and os.path.getsize('out/second') == 3
 with open('out/second', 'a') as file: file.write('+')
-assert Path('out/second').read_text() == 'old+' and Path('out/old.txt').read_text() == 'old'
+assert Path('out/second').read_text() == 'old+' and Path('out/old.txt').read_text() == 'old+'
 Path('a').write_text('a')
 os.link('a', 'b')
 assert Path('b').read_text() == 'a'""",
@@ -143,7 +151,10 @@ with tempfile.TemporaryFile(dir='out') as file: file.write(b'x')""",
     "marks": """
 os.chmod('out/old.txt', 0o600); os.utime('out/old.txt', (1, 1))
 Path('new').write_text('n'); os.chmod('new', 0o600); os.utime('new', (1, 1))
-assert os.stat('new').st_mtime == 1 and os.stat('new').st_mode & 0o777 == 0o600
+shutil.copy2('out/old.txt', 'copied')
+if wall is Wall.NAMESPACES:
+    for name in ('new', 'out/old.txt', 'copied'):
+        assert os.stat(name).st_mtime == 1 and os.stat(name).st_mode & 0o777 == 0o600, name
 os.truncate('out/old.txt', 1)
 assert Path('out/old.txt').read_text() == 'o'""",
     "copies": """
@@ -165,34 +176,15 @@ import numpy
 numpy.save('x.npy', numpy.arange(3)); numpy.savez('x.npz', a=numpy.arange(3)); numpy.savetxt('t', numpy.arange(3))
 numpy.arange(3).tofile('raw')
 kept = numpy.memmap('kept', dtype='u1', mode='w+', shape=3); kept[:] = 7; kept.flush()
-mapped = numpy.memmap('out/old.txt', dtype='u1'); mapped[0] = 1
-assert Path('out/old.txt').read_text() == 'old' and mapped.tolist()[0] == 1 and muting.size_of('out/old.txt') == 3
+mapped = numpy.memmap('out/old.txt', dtype='u1'); mapped[0] = 65; mapped.flush()
+assert Path('out/old.txt').read_text() == 'Ald' and mapped.tolist()[0] == 65
+assert muting.saved.size_of('out/old.txt') == 3
 assert numpy.load('x.npy').tolist() == [0, 1, 2] and numpy.fromfile('raw', dtype=int).tolist() == [0, 1, 2]
 assert numpy.memmap('kept', dtype='u1', mode='r').tolist() == [7, 7, 7]
 assert 'said' in Path('out/x.log').read_text() and gzip.open('x.gz').read() == b'x'
 import pandas
 pandas.DataFrame({'a': [1]}).to_csv('out/frame.csv')
 assert pandas.read_csv('out/frame.csv')['a'].tolist() == [1]""",
-    "opened by C": """
-import sqlite3
-import pyarrow, pyarrow.parquet
-for at in ('out/base.db', HERE / 'out' / 'other.db'):
-    base = sqlite3.connect(at); base.execute('create table t (a)'); base.execute('insert into t values (1)')
-    base.commit(); base.close()
-    assert sqlite3.connect(at).execute('select a from t').fetchall() == [(1,)]
-assert sqlite3.connect(':memory:').execute('select 1').fetchall() == [(1,)]
-table = pyarrow.table({'a': [1]})
-pyarrow.parquet.write_table(table, 'out/t.parquet')
-with pyarrow.OSFile('out/raw', 'wb') as file: file.write(b'raw')
-assert pyarrow.parquet.read_table('out/t.parquet')['a'].to_pylist() == [1] and Path('out/raw').read_bytes() == b'raw'
-assert pyarrow.memory_map('out/raw').read() == b'raw' and pyarrow.memory_map('out/old.txt').read() == b'old'
-pandas.DataFrame({'a': [1]}).to_parquet('frame.parquet')
-assert pandas.read_parquet('frame.parquet')['a'].tolist() == [1]
-torch.jit.save(torch.jit.trace(lambda x: x / 2, torch.ones(1)), 'half.pt')
-assert torch.jit.load('half.pt')(torch.ones(1)) == .5
-with torch.profiler.profile() as profiled: torch.ones(3).sum()
-profiled.export_chrome_trace('trace.json')
-assert 'traceEvents' in Path('trace.json').read_text()""",
     "bytes": """
 open(b'out/bytes', 'w').close()
 assert b'bytes' in os.listdir(b'out') and os.path.exists(b'out/bytes')
@@ -219,6 +211,30 @@ assert [(folder, sorted(folders), sorted(files)) for folder, folders, files in o
     ('out', ['deep'], ['old.txt']), ('out/deep', ['er'], ['new']), ('out/deep/er', [], ['d.txt'])]
 assert [files for *_, files, _ in os.fwalk('out/deep')] == [['new'], ['d.txt']]
 assert os.path.isdir('out/deep') and os.access('out/deep/new', os.R_OK) and shutil.disk_usage('out/deep').total""",
+}
+ONLY_IN_A_VIEW = {
+    "opened by C": """
+import sqlite3
+import pyarrow, pyarrow.parquet
+for at in ('out/base.db', HERE / 'out' / 'other.db'):
+    base = sqlite3.connect(at); base.execute('create table t (a)'); base.execute('insert into t values (1)')
+    base.commit(); base.close()
+    assert sqlite3.connect(at).execute('select a from t').fetchall() == [(1,)]
+assert sqlite3.connect(':memory:').execute('select 1').fetchall() == [(1,)]
+table = pyarrow.table({'a': [1]})
+pyarrow.parquet.write_table(table, 'out/t.parquet')
+with pyarrow.OSFile('out/raw', 'wb') as file: file.write(b'raw')
+assert pyarrow.parquet.read_table('out/t.parquet')['a'].to_pylist() == [1] and Path('out/raw').read_bytes() == b'raw'
+assert pyarrow.memory_map('out/raw').read() == b'raw' and pyarrow.memory_map('out/old.txt').read() == b'old'
+pandas.DataFrame({'a': [1]}).to_parquet('frame.parquet')
+assert pandas.read_parquet('frame.parquet')['a'].tolist() == [1]
+torch.jit.save(torch.jit.trace(lambda x: x / 2, torch.ones(1)), 'half.pt')
+assert torch.jit.load('half.pt')(torch.ones(1)) == .5
+with torch.profiler.profile() as profiled: torch.ones(3).sum()
+profiled.export_chrome_trace('trace.json')
+assert 'traceEvents' in Path('trace.json').read_text()""",
+}
+REFUSED = {
     "refused": """
 import _io
 for action in (lambda: _io.FileIO('slipped', 'w'), lambda: posix.mkdir('slipped'), lambda: posix.remove('out/old.txt'),
@@ -228,27 +244,61 @@ for action in (lambda: _io.FileIO('slipped', 'w'), lambda: posix.mkdir('slipped'
     else: raise AssertionError
 assert posix.open('out/old.txt', os.O_RDONLY) > 2""",
 }
-HEAD = """
-import bz2, codecs, csv, errno, glob, gzip, json, logging, multiprocessing, os, pickle, posix, shelve
-import shutil, tempfile, zipfile
-import numpy, pandas
-captured, makes, removes = open, os.makedirs, os.remove
-HERE = Path.cwd()
-"""
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with an output folder from before, and a link to it."""
-    root = tmp_path / "project"
-    (root / "out" / "deep" / "er").mkdir(parents=True)
-    (root / "out" / "old.txt").write_text("old")
-    (root / "out" / "deep" / "er" / "d.txt").write_text("deep")
-    (root / "link").symlink_to("out")
-    return root
+    """A folder with files of an earlier run."""
+    return make_project(tmp_path / "project")
+
+
+def told(project: Path, scratch: Path, cases: dict[str, str], **options: Any) -> walled.Told:
+    """What is told of cases; nothing real has changed."""
+    before = walled.tree(project)
+    said = walled.run_each(HEAD, cases, scratch, project, **options)
+    assert walled.tree(project) == before
+    return said
 
 
 def test_what_is_written_is_read_and_nothing_real_is_changed(project: Path, tmp_path: Path) -> None:
-    before = redirecting.tree(project)
-    redirecting.run_each(HEAD, WRITES, tmp_path / "scratch", project)
-    assert redirecting.tree(project) == before
+    told(project, tmp_path / "scratch", WRITES)
+    told(project, tmp_path / "scratch", ONLY_IN_A_VIEW, walls=[Wall.NAMESPACES])
+
+
+def test_what_is_not_redirected_is_refused_and_told(project: Path, tmp_path: Path) -> None:
+    said = told(project, tmp_path / "scratch", REFUSED, walls=[Wall.LANDLOCK, Wall.REDIRECT])
+    for wall, _ in said:
+        paths = {one.where for one in said[wall, "refused"] if one.what == "refused to write"}
+        assert paths == {str(project / name) for name in ("slipped", "out/old.txt", "out")}
+
+
+def test_no_way_of_writing_reaches_real_files(project: Path, tmp_path: Path) -> None:
+    shared = Path(f"/dev/shm/dryfit-test-{os.getpid()}")
+    shared.write_text("real")
+    try:
+        told(project, tmp_path / "scratch", HOSTILE, walls=[Wall.NAMESPACES])
+        refused = {
+            name: "try:\n" + textwrap.indent(code, "    ") + "\nexcept (OSError, RuntimeError, sqlite3.Error): pass"
+            for name, code in HOSTILE.items()
+        }
+        told(project, tmp_path / "scratch", refused, walls=[Wall.LANDLOCK])
+        assert shared.read_text() == "real"
+    finally:
+        shared.unlink()
+
+
+def test_a_cache_that_contains_the_project_is_not_kept(tmp_path: Path) -> None:
+    project, cache = tmp_path / "home" / "project", tmp_path / "cache"
+    project.mkdir(parents=True)
+    cache.mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    kept = {"HF_HOME": str(cache), "TORCH_HOME": str(tmp_path / "home"), "MPLCONFIGDIR": str(tmp_path / "link")}
+    nowhere = {"XDG_CACHE_HOME": str(cache), "TRITON_HOME": "/", "KERAS_HOME": str(cache), "NLTK_DATA": str(project)}
+    assert caches({**kept, **nowhere}, [project]) == [cache]
+
+
+def test_a_kept_folder_is_written_and_all_others_are_not(project: Path, tmp_path: Path) -> None:
+    (cache := tmp_path / "cache").mkdir()
+    code = "Path('out/old.txt').write_text('x'); Path(KEPT, 'model').write_text('x')"
+    told(project, tmp_path / "scratch", {"kept": code.replace("KEPT", repr(str(cache)))}, kept=[cache])
+    assert (cache / "model").read_text() == "x"
