@@ -31,7 +31,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def rehearsed(*words: str) -> Result:
-    return CliRunner().invoke(app, ["rehearse", "--device", "rtx4090", *words])
+    device = [] if words[:1] == ("--device",) else ["--device", "rtx4090"]
+    return CliRunner().invoke(app, ["rehearse", *device, *words])
 
 
 def test_a_script_that_fits(script: str) -> None:
@@ -71,7 +72,9 @@ def test_json_has_the_keys_of_a_plan(script: str) -> None:
     assert view["by_line"][0]["line"] == "train.py:88"
     assert view["sent_bytes"] == {"all_reduce": 2**30}
     assert view["worst_batch"]["shapes"] == {"input_ids": [4, 512]}
-    assert len(view["steps"]) == 3 and len(view["timeline"]) == 12
+    assert (view["fits"], view["ended"], view["timeline"]) == (True, view["end"], None)
+    long = json.loads(rehearsed("--json-timeline", "--quiet", script, "fits", "4").stdout)
+    assert len(view["steps"]) == 3 and len(long["timeline"]) == 12
 
 
 def test_ranks_and_accelerate(script: str) -> None:
@@ -86,7 +89,7 @@ def test_a_script_that_does_not_fit(script: str) -> None:
     done = rehearsed("--quiet", script, "fits", "32")
     assert done.exit_code == 1
     assert done.stdout.splitlines()[0] == (
-        "rehearsal refused: the script needs 34.9 GiB, device has 23.5 GiB (rtx4090)    [REHEARSE-NOFIT]"
+        "rehearsal does not fit: the script needs 34.9 GiB, device has 23.5 GiB (rtx4090)    [REHEARSE-NOFIT]"
     )
     assert "out of memory in step 1, backward: 20 MiB asked for; the script did not catch it" in done.stdout
 
@@ -136,6 +139,7 @@ def test_only_a_crash_is_rehearsed_again_with_room_for_everything(script: str, a
         (["deepspeed", "train.py"], "DeepSpeed"),
         (["--device", "rtx409", "train.py", "fits", "1"], "rtx4090"),
         (["--device", "cpu:16GiB", "train.py", "fits", "1"], "a CUDA device"),
+        (["--device", "a100-80", "--device", "rtx4090", "train.py", "fits", "1"], "several devices: a100-80, rtx4090"),
         (["--timeout", "0", "train.py", "fits", "1"], "timeout"),
         (["accelerate", "launch", "--config_file", "no.yaml", "train.py"], "no.yaml"),
     ],

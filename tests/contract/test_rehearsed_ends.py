@@ -42,7 +42,7 @@ def ran(folder: Path, code: str, timeout_s: float = 600) -> RehearsalAnswer:
 )
 def test_without_a_step_it_is_ended_in_time_and_says_where_it_was(tmp_path: Path, first: str) -> None:
     answer = ran(tmp_path, f"{first}\n{WAIT}", timeout_s=4)
-    assert answer.end is ScriptEnd.NO_STEP and not answer.ran
+    assert answer.end is ScriptEnd.NO_STEP and answer.ran and not answer.went_through
     assert answer.reasons == ("no optimizer took a step within 4 s",)
     assert f"{tmp_path}/script.py" in answer.traceback
     assert "dryfit/virtual" not in answer.traceback
@@ -111,3 +111,29 @@ def test_one_that_asks_whether_a_kernel_is_there_goes_on_without_it(tmp_path: Pa
     answer = ran(tmp_path, code)
     assert (answer.end, answer.verdict) == (ScriptEnd.FINISHED, VerdictKind.FITS), answer.traceback
     assert answer.unknown
+
+
+ENDS = {"fails": "raise RuntimeError('mine')", "exits": "sys.exit(3)", "is interrupted": "raise KeyboardInterrupt"}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_what_was_seen_of_one_that_fails_is_told(tmp_path: Path, ends: str, steps: int) -> None:
+    code = f"for _ in range({steps}):\n    step()\nheld = torch.empty(2**28, device='cuda')  # here\n{ENDS[ends]}\n"
+    answer = ran(tmp_path, code)
+    assert (answer.end, answer.verdict) == (ScriptEnd.FAILED, VerdictKind.UNKNOWN)
+    assert answer.ran and not answer.fits and answer.memory is not None
+    assert len(answer.memory.steps) == steps
+    assert answer.memory.peak_allocated_bytes > 2**30 and answer.memory.peak_code.endswith("# here")
+
+
+def test_one_that_fails_before_it_takes_memory_has_nothing_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise ValueError")
+    answer = rehearse(tmp_path, str(tmp_path / "script.py"))
+    assert answer.end is ScriptEnd.FAILED and not answer.ran
+
+
+def test_one_that_changes_its_parameters_by_hand_has_trained(tmp_path: Path) -> None:
+    code = "with torch.enable_grad():\n    model(torch.randn(4, 64, device='cuda')).sum().backward()\n"
+    answer = ran(tmp_path, f"{code}with torch.no_grad():\n    model.weight.sub_(model.weight.grad)\n")
+    assert (answer.end, answer.verdict, answer.fits) == (ScriptEnd.FINISHED, VerdictKind.FITS, True)

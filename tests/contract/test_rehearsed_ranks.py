@@ -53,3 +53,10 @@ def test_a_rank_of_data_parallelism_takes_more_than_one_alone(tmp_path: Path) ->
     _, alone = rehearsed(tmp_path / "1", "--shard", ranks=4)
     _, whole = rehearsed(tmp_path / "4", ranks=4)
     assert alone.peak_allocated_bytes < whole.peak_allocated_bytes
+
+
+def test_sharded_parameters_are_initialised_without_an_end_in_their_values(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/sharded_values.py", ranks=2)
+    assert answer.ran and answer.memory is not None, answer.traceback
+    assert len(answer.memory.steps) == 3
+    assert [one.line.rpartition(":")[2] for one in answer.unknown] == ["16", "16"]

@@ -49,6 +49,7 @@ def main() -> None:
         for name in ("matrix_exp", "cayley", "householder"):
             turned = nn.utils.parametrizations.orthogonal(nn.Linear(16, 16).cuda(), orthogonal_map=name)
             facts[name] = trained(turned, torch.randn(2, 16, device="cuda"))
+        torch.geqrf(torch.randn(16, 16, device="cuda"))
 
         real = torch.randn(8, 8, requires_grad=True)
         same = real

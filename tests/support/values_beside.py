@@ -33,6 +33,30 @@ def main(seed: int, programs: int) -> None:
             real = torch.randint(-3, 4, (3, 4), dtype=torch.int64)
             return torch.randint(-3, 4, (3, 4), device="cuda"), real
 
+        def raw() -> tuple[Any, Any]:
+            """Memory that nobody has written to yet."""
+            real = torch.randint(-3, 4, (3, 4), dtype=torch.int64)
+            made = torch.empty(3, 4, dtype=torch.int64)
+            return draw.choice([made.to("cuda"), torch.nn.Parameter(made, False), torch.empty_like(made).cuda()]), real
+
+        def initialised() -> tuple[Any, Any]:
+            real = torch.full((3, 4), 2)
+            made = torch.nn.Parameter(torch.empty(3, 4, dtype=torch.int64), False)
+            return torch.nn.init.constant_(made, 2), real
+
+        def drawn() -> tuple[Any, Any]:
+            real = torch.zeros(3, 4).uniform_(1, 2)
+            return torch.nn.init.uniform_(torch.nn.Parameter(torch.zeros(3, 4), False), 1, 2), real
+
+        def shared() -> tuple[Any, Any]:
+            """A parameter on memory of the host, which is written to afterwards."""
+            made = torch.empty(3, 4, dtype=torch.int64)
+            parameter = torch.nn.Parameter(made, False)
+            real = torch.randint(-3, 4, (3, 4), dtype=torch.int64)
+            made.copy_(real)
+            return parameter, real
+
+        makers = (unknown, raw, initialised, drawn, shared)
         views = {
             "row": lambda one: one[1:],
             "column": lambda one: one[..., :2],
@@ -59,7 +83,7 @@ def main(seed: int, programs: int) -> None:
             "double": lambda one: one.mul_(one),
         }
         for program in range(programs):
-            pairs, story = [tensor(), tensor(), unknown()], []
+            pairs, story = [tensor(), tensor(), draw.choice(makers)()], []
             for _ in range(STEPS):
                 fake, real = draw.choice(pairs)
                 kind = draw.choice(["view", "make", "change", "change", "spoil", "into"])
@@ -77,7 +101,9 @@ def main(seed: int, programs: int) -> None:
                         if draw.random() < 0.7:
                             continue
                         name = "spoil"
-                        fake.add_(torch.randint(0, 9, fake.shape, device="cuda"))
+                        fake.add_(
+                            torch.randint(0, 9, fake.shape, device="cuda") if fake.is_cuda else torch.empty_like(fake)
+                        )
                         real.add_(torch.randint(0, 9, real.shape))
                     case _:
                         name = "into"

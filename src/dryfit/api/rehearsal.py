@@ -97,7 +97,7 @@ def rehearse(
         keep_caches: Let what libraries download and prepare stay in their caches.
 
     Returns:
-        The answer; that of a script that failed by itself has ``ran`` False and its traceback.
+        The answer; that of a script that failed by itself has its traceback, and ``ran`` False where nothing was seen.
 
     Raises:
         ConfigError: The device or an option is wrong, there is no such script, or there is no GPU and none was named.
@@ -232,7 +232,7 @@ def _climbed(
     if answer.end is ScriptEnd.OUT_OF_MEMORY or broke(answer):
         options.on_note("it did not get through; rehearsing on a device without a limit, to see how much it needs")
         answer = _with_needs(answer, run_rehearsal(request.model_copy(update={"unlimited": True}), surroundings, _drop))
-    if not options.ladder or not answer.ran or answer.fits:
+    if not options.ladder or not answer.went_through or answer.fits:
         return answer
     tried: list[TriedChange] = []
     priced: list[PricedArguments] = []
@@ -255,9 +255,9 @@ def _climbed(
 
 def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnswer:
     """Return an answer that ended out of memory with what is known of the same script on a device without a limit."""
-    if not unlimited.ran or unlimited.memory is None:
+    if not unlimited.went_through or unlimited.memory is None:
         return answer
-    if not answer.ran:
+    if not answer.went_through:
         short = unlimited.verdict is VerdictKind.REFUSED
         note = "on the device itself the process broke, so the line where memory runs out is not known"
         return unlimited.model_copy(
@@ -268,7 +268,7 @@ def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> Rehearsa
                 "notes": (*unlimited.notes, note) if short else unlimited.notes,
             }
         )
-    known = ("memory", "work", "sent", "worst_batch", "muted", "unknown", "notes")
+    known = ("memory", "at_least", "work", "sent", "worst_batch", "muted", "unknown", "notes")
     short_bytes = unlimited.memory.required_bytes - answer.device.capacity_bytes
     return answer.model_copy(
         update={name: getattr(unlimited, name) for name in known}

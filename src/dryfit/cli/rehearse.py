@@ -25,7 +25,8 @@ def rehearse(
         typer.Argument(metavar="SCRIPT ARGS...", help="A script, -m MODULE, torchrun ..., or accelerate launch ..."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU.")
+        list[str] | None,
+        typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU."),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to see.")] = 3,
     ranks: Annotated[
@@ -44,11 +45,14 @@ def rehearse(
         bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")
     ] = False,
     as_json: JsonOption = False,
+    with_timeline: Annotated[
+        bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run a training script without a GPU, and say where its memory peaks and whether it fits.
 
-    Exit status 1 where it does not fit or that is unknown, 2 where it could not run.
+    Exit status 1 where it does not fit or that is unknown, 2 where nothing was seen of its memory.
     """
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_rehearsal
@@ -57,9 +61,13 @@ def rehearse(
     if not command:
         raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
     _refuse_mistyped(command[0], context)
+    if device and len(device) > 1:
+        raise ConfigError(
+            "rehearsing", f"several devices: {', '.join(device)}", "one --device, and --ranks for several"
+        )
     passed = _PassedOn(quiet=quiet)
     options = api.RehearsalOptions(
-        device=device,
+        device=device[0] if device else None,
         steps=steps,
         ranks=ranks,
         worst_batch=worst_batch,
@@ -72,9 +80,12 @@ def rehearse(
     answer = api.rehearse_command(api.read_command(command), options)
     if html is not None:
         api.write_rehearsal(answer, html, " ".join(command))
-    if not answer.ran:
+    if not answer.went_through:
         passed.add_traceback(answer.traceback)
-    print_json(rehearsal_view(answer)) if as_json else print_rehearsal(answer, ladder=ladder)
+    if as_json or with_timeline:
+        print_json(rehearsal_view(answer, with_timeline=with_timeline))
+    else:
+        print_rehearsal(answer, ladder=ladder)
     raise typer.Exit(
         ExitStatus.DONE if answer.fits else ExitStatus.ANSWER_IS_NO if answer.ran else ExitStatus.CANNOT_RUN
     )

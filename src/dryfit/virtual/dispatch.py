@@ -27,7 +27,8 @@ from dryfit.meta.private_apis.torch_fakes import (
 )
 from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
-from dryfit.virtual.known_values import carry, draw, remember, value_of
+from dryfit.virtual.conditions import Conditions
+from dryfit.virtual.known_values import carry, draw, initialised, note_written, remember, share, value_of
 from dryfit.virtual.loading import recurrent
 from dryfit.virtual.places import Places, runs_in
 from dryfit.virtual.recorder import ScriptRecorder
@@ -53,9 +54,12 @@ _ALLOCATES = frozenset(
 _ATTENTION = _aten.scaled_dot_product_attention.default
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
 _DRAWS = _aten.multinomial.default
+_COMPARES = frozenset({_aten.equal.default, _aten.allclose.default})
 _CHOOSES = frozenset({_DRAWS, _aten.argmax.default, _aten.topk.default})
 _GENERATES = "/transformers/generation/"
 _SCALER = frozenset({"unscale_", "step"})
+_APART = 2.0**-20
+"""By how much two numbers that nobody knows differ: a loop may end where one is as the one before it."""
 _ASKS_FOR_KERNELS = "aten::_use_"
 """How questions begin whether a library's kernel is used instead of torch's own; answered with no."""
 
@@ -92,6 +96,8 @@ class VirtualDispatch(ScriptRecorder):
         """Operators that are made of no others."""
         self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
         self._stand_ins = StandIns()
+        self._conditions = Conditions()
+        self._numbers = 0
         self.on_no_room: Any = None
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
         self.on_unknown: Any = lambda _what: None
@@ -126,16 +132,18 @@ class VirtualDispatch(ScriptRecorder):
             self._primitive.add(func)
         if kwargs.get("pin_memory"):  # of the host alone, and there is no device to pin it for
             made = self.__torch_dispatch__(func, types, args, {**kwargs, "pin_memory": False})
-            made.dryfit_pinned = True
+            made.untyped_storage().dryfit_pinned = True
             return made
         if func is _aten.is_pinned.default:
-            return getattr(args[0], "dryfit_pinned", False)
+            return args[0].layout is torch.strided and hasattr(args[0].untyped_storage(), "dryfit_pinned")
         device = kwargs.get("device")
         if not has_fake:
             if device is None or device.type == "cpu":
                 if func in _ALLOCATES and math.prod(args[0]) >= _MANY_ELEMENTS and _in_constructor():
                     return self._run(func, types, args, kwargs)
-                return func(*args, **kwargs)
+                out = func(*args, **kwargs)
+                note_written(func, args, kwargs)
+                return out
             if device.type != "cuda" or active_fake_mode() is not None:  # torch itself computes a shape
                 return func(*args, **kwargs)
         if device is not None and device.type == "cuda" and (device.index or 0) >= self._devices:
@@ -170,7 +178,7 @@ class VirtualDispatch(ScriptRecorder):
         """Return a fake on the CPU in the place of a real tensor; it knows small values."""
         with self._lock, self.fakes:
             made = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype)
-        remember(made, real.detach())
+        share(made, real.detach())
         return made
 
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
@@ -180,6 +188,7 @@ class VirtualDispatch(ScriptRecorder):
             return _to_host(args[0], kwargs)
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             value = value_of(args[1])
+            initialised(args[0])
             return args[0].zero_() if value is None else args[0].copy_(value)
         try:
             out = self._run(func, types, args, kwargs)
@@ -226,10 +235,10 @@ class VirtualDispatch(ScriptRecorder):
             known = self._computed(func, args, kwargs)
             if known is not None:
                 return known
-            if self._denies and func is _aten.equal.default:
-                return False
             if func is _aten.index.Tensor:
                 return self.fakes.dispatch(func, types, (args[0], self._positions(args[1])), kwargs)
+            if func in _COMPARES:
+                return self._stand_ins.answer(func, args, error) and self._condition()
             if func is not _aten._local_scalar_dense.default:
                 self.on_unknown(f"{func}: its size depends on values; the largest was taken")
             with self.fakes:
@@ -314,13 +323,19 @@ class VirtualDispatch(ScriptRecorder):
         if value is not None:
             return value.item()
         if args[0].dtype is torch.bool:
-            if self._denies:
-                return False
-            self.on_unknown("a condition on values; it was taken as true")
+            return self._condition()
         # GradScaler asks for the number of infinite gradients: with one it would leave the step out.
-        in_scaler = runs_in(_SCALER, "grad_scaler.py")
-        self._stand_ins.number = 0 if in_scaler else 1
+        self._numbers += 1
+        self._stand_ins.number = 0 if runs_in(_SCALER, "grad_scaler.py") else 1 + self._numbers * _APART
         return self._stand_ins.item(args)
+
+    def _condition(self) -> bool:
+        """Answer a condition on values that nobody knows, and say how."""
+        if self._denies:
+            return False
+        truth, what = self._conditions.answer()
+        self.on_unknown(what)
+        return truth
 
     def _is_foreign(self, args: Any) -> bool:
         """Whether a fake belongs to a fake mode that is not ours."""

@@ -21,10 +21,13 @@ from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
-from dryfit.virtual.known_values import read_masks, remember, value_of
+from dryfit.virtual.known_values import initialised, note_raw, read_masks, value_of
 from dryfit.virtual.loading import late_tensors, recurrent
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
+_LEAVES_RAW = frozenset(
+    {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
+)
 _TORCH_GENERATOR = torch.Generator
 _READS_MEMORY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
 _DENY = frozenset({torch.istft, torch.Tensor.istft, nn.functional.gaussian_nll_loss})
@@ -73,8 +76,13 @@ class VirtualFunctions(TorchFunctionMode):
                 return func(*args, **kwargs)
         elif func in _INDEXES and isinstance(args[0], FakeTensor) and args[0].is_cuda:
             return func(args[0], _index(args[1]), *args[2:])
-        elif func in _READS_MEMORY and isinstance(args[0], FakeTensor):
-            return func(_real(args[0]), *args[1:], **kwargs)
+        elif func in _READS_MEMORY:
+            if isinstance(args[0], FakeTensor):
+                return func(_real(args[0]), *args[1:], **kwargs)
+            initialised(args[0])  # numpy may write to it
+        elif func in _LEAVES_RAW:
+            note_raw(made := func(*args, **kwargs))
+            return made
         return func(*args, **kwargs)
 
 
@@ -287,7 +295,4 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     tensor.data = other
     tensor.fake_device = other.fake_device
-    value = value_of(other)
-    if value is not None:
-        remember(tensor, value)
     return True

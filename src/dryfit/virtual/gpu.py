@@ -119,7 +119,7 @@ class VirtualGpu:
         """Note that something was asked for that nobody knows without a device, with its line."""
         _, place = self.dispatch.place()
         line = place.line or place.source
-        self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=code_of(place.source)))
+        self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=code_of(line)))
 
     def _fake(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> torch.Tensor:
         try:

@@ -3,6 +3,9 @@
 Libraries send sizes to the device, gather them and read them back; models ask whether a mask hides anything. Such
 tensors are made from values that are known, so the values go with them through copies, views, arithmetic and changes in
 place, until something unknown is written to their memory.
+
+They lie in memory of the host, which the fake's storage refers to: every view of that storage shows them, and a tensor
+that is written by one of them changes all. What was allocated and not yet written to is known of no tensor.
 """
 
 import math
@@ -30,6 +33,7 @@ _UNINITIALIZED = frozenset(
         _aten.new_empty_strided.default,
     }
 )
+_RESIZES = frozenset({_aten.resize_.default, _aten.resize_as_.default})
 _SETS = frozenset({_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default})
 _KEEPS_VALUE = _aten._amp_update_scale_.default
 _PLACE = (math.sqrt(5) - 1) / 2
@@ -48,52 +52,82 @@ _SETTLED_BY = {
 """The truth value that settles an operator, whatever its other operand is."""
 
 
-class _Contents:
-    """What a piece of memory holds, as far as it is known: tensors remember it with their values.
-
-    A piece of memory has one at most. The values of tensors that remember it share memory as the fakes do, so that a
-    change of one is seen in all.
-    """
-
-
-def remember(fake: Any, value: torch.Tensor) -> None:
-    """Let a fake carry the value of a real CPU tensor, if it is small enough; of its memory no more is known then."""
-    contents = fake.untyped_storage().dryfit_contents = _Contents()
-    _remember(fake, value, contents)
+def remember(fake: torch.Tensor, value: torch.Tensor) -> None:
+    """Let the memory of a fake hold a value, if it is small enough and all that the memory has room for."""
+    storage: Any = fake.untyped_storage()
+    size_bytes = storage.nbytes()
+    if not _is_small(value) or fake.numel() * fake.itemsize != size_bytes:
+        storage.dryfit_holds = None
+        return
+    storage.dryfit_holds = torch.UntypedStorage(size_bytes)
+    _seen_by(fake, storage.dryfit_holds).copy_(value)
 
 
-def _remember(fake: Any, value: torch.Tensor, contents: _Contents) -> None:
-    if value.numel() <= (MOST_NUMBERS if value.dtype.is_floating_point else MOST_INTEGERS):
-        fake.dryfit_known = (value, contents)
-
-
-def _contents_of(fake: Any) -> _Contents | None:
-    """Return what is known of a fake's memory; None where its value is not known."""
-    known = getattr(fake, "dryfit_known", None)
-    return known[1] if known is not None and known[1] is _of_storage(fake) else None
-
-
-def _of_storage(fake: torch.Tensor) -> _Contents | None:
-    return getattr(fake.untyped_storage(), "dryfit_contents", None)
+def share(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Let a fake stand for a real tensor of its strides: what becomes known of one is known of the other."""
+    storage: Any = fake.untyped_storage()
+    memory = real.untyped_storage()
+    if _is_small(real) and memory.nbytes() == storage.nbytes():
+        storage.dryfit_holds = memory
+    elif (value := value_of(real)) is not None:
+        remember(fake, value)
 
 
 def forget(written: Any) -> None:
     """Let nothing be known of the memory of a fake, or of several, any more."""
     if isinstance(written, FakeTensor):
-        if _of_storage(written) is not None:
-            storage: Any = written.untyped_storage()
-            storage.dryfit_contents = None
+        storage: Any = written.untyped_storage()
+        if getattr(storage, "dryfit_holds", None) is not None:
+            storage.dryfit_holds = None
     elif isinstance(written, list | tuple):
         for one in written:
             forget(one)
 
 
 def value_of(tensor: Any) -> torch.Tensor | None:
-    """Return the value that a fake carries, or a real tensor itself; None where it is not known."""
+    """Return the value that a fake's memory holds, or a real tensor itself; None where it is not known."""
     if not isinstance(tensor, FakeTensor):
-        return tensor
-    fake: Any = tensor
-    return None if _contents_of(fake) is None else fake.dryfit_known[0]
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        return None if is_plain and _is_raw(tensor.untyped_storage()) else tensor
+    storage = tensor.untyped_storage()
+    memory = getattr(storage, "dryfit_holds", None)
+    if memory is None or memory.nbytes() != storage.nbytes() or _is_raw(memory):
+        return None
+    return _seen_by(tensor, memory)
+
+
+def initialised(real: torch.Tensor) -> None:
+    """Let a real tensor count as written to."""
+    if real.layout is torch.strided and _is_raw(storage := real.untyped_storage()):
+        storage.dryfit_raw = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def note_raw(made: torch.Tensor) -> None:
+    """Note that a tensor which Python code asked for has memory that nobody has written to; C++ writes unseen."""
+    if type(made) is torch.Tensor and made.numel():
+        made.untyped_storage().dryfit_raw = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def note_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note which real memory an operator wrote to."""
+    for one in _written_by(func, args, kwargs):
+        for real in one if isinstance(one, list | tuple) else (one,):
+            if isinstance(real, torch.Tensor):
+                initialised(real)
+
+
+def _is_raw(memory: Any) -> bool:
+    return getattr(memory, "dryfit_raw", False)
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    return not value.is_complex() and value.numel() <= (MOST_NUMBERS if value.is_floating_point() else MOST_INTEGERS)
+
+
+def _seen_by(fake: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
+    """Return the memory as a fake's type, shape and strides show it."""
+    seen = torch.empty(0, dtype=fake.dtype, device="cpu")
+    return seen.set_(memory, fake.storage_offset(), fake.shape, fake.stride())  # pyright: ignore[reportArgumentType]
 
 
 def read_masks() -> None:
@@ -138,28 +172,26 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
     """
     if schema_of(func).is_mutable:
         if not _carry_in_place(func, args, kwargs, out):
-            for position, name in _written(func):
-                forget(args[position] if position < len(args) else kwargs.get(name))
+            for one in _written_by(func, args, kwargs):
+                forget(one)
+        return
+    if func.is_view or func in _UNINITIALIZED or _RANDOM in func.tags:
         return
     outs = list(out) if isinstance(out, list | tuple) else [out]
-    if not outs or any(type(one) is not FakeTensor for one in outs):
-        return
-    if any(one.numel() > (MOST_NUMBERS if one.dtype.is_floating_point else MOST_INTEGERS) for one in outs):
-        return
-    if func in _UNINITIALIZED or _RANDOM in func.tags:
+    if not outs or any(type(one) is not FakeTensor or not _is_small(one) for one in outs):
         return
     value = _computed(func, args, kwargs)
     if value is None:
         _answer(func, args, outs[0])
         return
-    contents = _contents_of(args[0]) if func.is_view else None
     for one, its in zip(outs, [value] if isinstance(value, torch.Tensor) else value, strict=True):
-        if its.shape != one.shape or its.dtype != one.dtype:
-            continue
-        if contents is None:
+        if its.shape == one.shape and its.dtype == one.dtype:
             remember(one, its)
-        else:
-            _remember(one, its, contents)
+
+
+def _written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return what an operator writes to."""
+    return [args[at] if at < len(args) else kwargs.get(name) for at, name in _written(func)]
 
 
 @cache
@@ -196,14 +228,14 @@ def _answer(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> None:
 
 def _carry_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
     """Change a known value as the fake was changed; whether it could."""
-    if type(out) is not FakeTensor or out is not args[0] or _RANDOM in func.tags:
+    if type(out) is not FakeTensor or out is not args[0] or _RANDOM in func.tags or func in _RESIZES:
         return False
-    if _contents_of(out) is not None:
+    if value_of(out) is not None:
         return func is _KEEPS_VALUE or _computed(func, args, kwargs) is not None
     source = value_of(args[1]) if len(args) > 1 else 0
-    if func not in _SETS or source is None or out.numel() > MOST_NUMBERS:
+    if func not in _SETS or source is None:
         return False
-    remember(out, torch.empty(out.shape, dtype=out.dtype).copy_(torch.as_tensor(source)))
+    remember(out, torch.as_tensor(source, device="cpu").expand(out.shape))
     return True
 
 

@@ -83,6 +83,10 @@ class ScriptRecorder(StorageRecorder):
 
     def place(self) -> tuple[str, Place]:
         """Return the module and the line that run; in a backward pass, those of the operator that is undone."""
+        self._running_at = None
+        return self._place()
+
+    def _place(self) -> tuple[str, Place]:
         if not self._modules and (number := running_node_number()) is not None:
             module, place = self._forward.at(number)
             return module, place if place.source else self._here()
@@ -130,7 +134,7 @@ class ScriptRecorder(StorageRecorder):
                 super().name(tensor, name, category)
 
     def _label(self, segment: Any, func: Any) -> int:
-        module, place = self.place()
+        module, place = self._place()
         phase = self.phase
         if not self._modules and phase in (StepPhase.FORWARD, StepPhase.LOAD) and runs_in(_CLIPPING, ".py"):
             phase = StepPhase.CLIP

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dryfit.core.errors import TraceError
-from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.memory import StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import (
     FAILED_BY_ITSELF,
     NO_STEP_TAKEN,
@@ -169,7 +169,7 @@ class _Run:
                 self.unseen.append(f"a virtual GPU cannot follow it: {said}")
                 return ScriptEnd.STOPPED, _traceback(error)
             case None | SystemExit():
-                return (ScriptEnd.FINISHED if self.marks else ScriptEnd.NO_STEP), ""
+                return (ScriptEnd.FINISHED if self.marks or self._trained() else ScriptEnd.NO_STEP), ""
             case _:
                 return ScriptEnd.FAILED, _traceback(error)
 
@@ -218,6 +218,7 @@ class _Run:
             muted=tuple(self.muting.muted),
             wall=self._behind.wall,
             reasons=reasons,
+            at_least=not went_through or bool(self.unseen),
             training_arguments=self.arguments.seen,
             traceback=failure,
             confidence=gpu.constants.confidence,
@@ -225,6 +226,10 @@ class _Run:
             rehearsal_s=time.monotonic() - self.began_s,
             host_peak_bytes=peak_rss_bytes(),
         )
+
+    def _trained(self) -> bool:
+        """Whether a backward pass was made: a script may change its parameters by hand."""
+        return any(label.phase is StepPhase.BACKWARD for label in self.gpu.allocations.label_table)
 
     def _step_ended(self, number: int) -> None:
         self.marks.append(StepMark(number, len(self.gpu.allocations.blocks)))

@@ -77,6 +77,8 @@ def summarize(
     if enough_bytes is not None:
         cap_bytes = min(cap_bytes, enough_bytes)
     margin = margin_bytes(DeviceKind.CUDA, cap_bytes)
+    if failed_at and enough_bytes is not None:  # it went on with what there was
+        margin = min(margin, enough_bytes - cap_bytes)
     by_category: dict[MemoryCategory, int] = defaultdict(int)
     by_module: dict[str, int] = defaultdict(int)
     for label, size in held.items():

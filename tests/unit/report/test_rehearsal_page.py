@@ -35,7 +35,7 @@ def test_the_page_is_whole_and_asks_for_nothing() -> None:
     assert len(figures) == html.count("data-figure=") == 3
     for part in (
         "dryfit rehearse",
-        "rehearsal refused: the script needs 42.9 GiB",
+        "rehearsal does not fit: the script needs 42.9 GiB",
         "out of memory in step 1",
         "modeling_qwen2.py:312",
         "What is held at the peak",

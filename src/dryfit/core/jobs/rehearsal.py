@@ -37,7 +37,8 @@ class ScriptEnd(StrEnum):
     FAILED = "failed"
     """It failed by itself."""
     NO_STEP = "no_step"
-    """It ended, or the time was up, before any step of an optimizer."""
+    """It ended, or the time was up, before any step of an optimizer; a script that ended after a backward pass has
+    finished."""
 
 
 class LineBytes(Settings):
@@ -262,6 +263,7 @@ class RehearsalAnswer(Shown, Wire):
             arguments of the ladder that keep the experiment.
         memory: None where nothing was allocated.
         reasons: Why it is unknown, refused or could not run.
+        at_least: Whether the memory is a lower bound: the script did not go through, or could not be followed.
         training_arguments: None where the script made none.
         traceback: Of a script that failed by itself.
         killed_by: Name of the signal that ended its process before it could answer; empty: none did.
@@ -285,6 +287,7 @@ class RehearsalAnswer(Shown, Wire):
     unknown: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    at_least: bool = False
     training_arguments: SeenArguments | None = None
     ladder: tuple[PricedArguments, ...] = ()
     traceback: str = ""
@@ -295,14 +298,19 @@ class RehearsalAnswer(Shown, Wire):
     host_peak_bytes: int = 0
 
     @property
-    def ran(self) -> bool:
-        """Whether the script came so far that something can be said of its memory."""
+    def went_through(self) -> bool:
+        """Whether the script came so far that a verdict can be given."""
         return self.end not in (ScriptEnd.FAILED, ScriptEnd.NO_STEP)
+
+    @property
+    def ran(self) -> bool:
+        """Whether anything can be said of the script's memory."""
+        return self.went_through or self.memory is not None
 
     @property
     def fits(self) -> bool:
         """Whether the script fits as it is."""
-        return self.ran and self.verdict is VerdictKind.FITS
+        return self.went_through and self.verdict is VerdictKind.FITS
 
 
 class RehearsalRequest(Wire):

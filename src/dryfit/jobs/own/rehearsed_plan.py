@@ -288,7 +288,7 @@ def _kept_text(answer: RehearsalAnswer) -> tuple[str, ...]:
 def _memory(answer: RehearsalAnswer) -> MemoryPlan | None:
     """Return what a rehearsal says of memory as a plan; None where it says nothing that can be relied on."""
     memory = answer.memory
-    if memory is None or not answer.ran or answer.verdict is VerdictKind.UNKNOWN or answer.out_of_memory:
+    if memory is None or not answer.went_through or answer.verdict is VerdictKind.UNKNOWN or answer.out_of_memory:
         return None
     own = MemoryPlan.model_fields.keys() & RehearsalMemory.model_fields.keys()
     batch = answer.worst_batch

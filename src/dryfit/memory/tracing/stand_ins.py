@@ -25,7 +25,7 @@ class StandIns(TorchDispatchMode):
         number: The value that ``item()`` gives.
     """
 
-    number = 1
+    number: float = 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; where it needs values, or has no fake, answer in its place."""

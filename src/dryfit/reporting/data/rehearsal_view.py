@@ -1,5 +1,7 @@
 """A rehearsal as the JSON object that ``rehearse --json`` prints: the keys of a plan, and those of a script."""
 
+from pydantic import Field
+
 from dryfit.core.jobs.memory import Confidence, MemoryCategory, PeakAt, StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import (
     EvaluationGrowth,
@@ -27,7 +29,11 @@ class RehearsalView(Answer):
     """One rehearsal; unknown values are null.
 
     Attributes:
-        ran: Whether the script came so far that something is known of its memory; else the exit status is 2.
+        fits: Null where it is not known.
+        ended: How the script ended; also ``end``.
+        ran: Whether something is known of the script's memory; else the exit status is 2.
+        at_least: Whether the memory is a lower bound.
+        timeline: Null unless it was asked for.
         planner_s: Seconds that the rehearsal took.
         host_bytes: Always null: a script's own tensors in host memory are real, and nothing is planned for them.
         execution, fallbacks, eval_batches, cut, cannot_cut: Keys of a plan, which a script has not; null or empty.
@@ -36,8 +42,11 @@ class RehearsalView(Answer):
         sent_bytes: Bytes that a rank sends in one step, by kind; null for one rank.
     """
 
+    schema_version: int = Field(default=2, serialization_alias="schema")
     verdict: VerdictKind
+    fits: bool | None
     end: ScriptEnd
+    ended: ScriptEnd
     ran: bool
     device: DeviceSpec
     ranks: int
@@ -75,6 +84,7 @@ class RehearsalView(Answer):
     training_arguments: SeenArguments | None
     ladder: tuple[PricedArguments, ...]
     shortfall_bytes: int
+    at_least: bool
     wall: Wall | None
     muted: tuple[Muted, ...]
     unknown: tuple[Unknown, ...]
@@ -95,14 +105,18 @@ _MEMORY_FIELDS = RehearsalView.model_fields.keys() & RehearsalMemory.model_field
 _WORK_FIELDS = ("flops_per_step", "bytes_per_step", "least_step_s", "rates")
 
 
-def rehearsal_view(answer: RehearsalAnswer) -> RehearsalView:
+def rehearsal_view(answer: RehearsalAnswer, *, with_timeline: bool = False) -> RehearsalView:
     """Return the JSON view of a rehearsal."""
     memory = {name: getattr(answer.memory, name, None) for name in _MEMORY_FIELDS}
+    if not with_timeline:
+        memory["timeline"] = None
     work = {name: getattr(answer.work, name, None) for name in _WORK_FIELDS}
     return RehearsalView.of(
         answer,
         **memory,
         **work,
+        fits=None if answer.verdict is VerdictKind.UNKNOWN else answer.fits,
+        ended=answer.end,
         capacity_bytes=answer.device.capacity_bytes,
         planner_s=answer.rehearsal_s,
         sent_bytes=answer.sent,

@@ -101,7 +101,7 @@ def _sections(answer: RehearsalAnswer) -> Iterator[Section]:
             "ladder", "What would fit", texts=tuple(ladder_lines(answer)), tables=(("", ladder_table(answer.ladder)),)
         )
     facts = tuple(fact_lines(answer))
-    if facts or not answer.ran:
+    if facts or not answer.went_through:
         warnings = () if memory is not None else errors
         yield Section("facts", "What else is known", texts=facts, warnings=warnings, code=answer.traceback)
 

@@ -41,11 +41,14 @@ def _verdict(answer: RehearsalAnswer) -> str:
         return f"rehearsal could not run: {'; '.join(answer.reasons) or 'no reason was given'}"
     match answer.verdict:
         case VerdictKind.UNKNOWN:
-            return f"rehearsal unknown: {'; '.join(answer.reasons) or 'no reason was given'}    [REHEARSE-UNKNOWN]"
+            reasons = list(answer.reasons) or ["no reason was given"]
+            if not answer.went_through and answer.memory is not None:
+                reasons.append(f"it needs at least {gib(answer.memory.required_bytes)}{each}, {device}")
+            return f"rehearsal unknown: {'; '.join(reasons)}    [REHEARSE-UNKNOWN]"
         case VerdictKind.REFUSED | VerdictKind.FITS_WITH:
             best = recommended(answer)
             instead = f"; it fits with {shlex.join(best.arguments)}" if best is not None else ""
-            return f"rehearsal refused: {_needs(answer)}{each}, {device}{instead}    [REHEARSE-NOFIT]"
+            return f"rehearsal does not fit: {_needs(answer)}{each}, {device}{instead}    [REHEARSE-NOFIT]"
         case VerdictKind.FITS:
             return f"rehearsal fits: {_needs(answer)}{each}, {device}"
 
@@ -58,8 +61,8 @@ def _needs(answer: RehearsalAnswer) -> str:
     if answer.verdict is VerdictKind.FITS:
         return f"the script needs {gib(memory.required_bytes)}"
     known_bytes = answer.device.capacity_bytes + answer.shortfall_bytes
-    if known_bytes > memory.required_bytes:
-        return f"the script needs at least {gib(known_bytes)}"
+    if answer.at_least or known_bytes > memory.required_bytes:
+        return f"the script needs at least {gib(max(known_bytes, memory.required_bytes))}"
     return f"the script needs {gib(memory.required_bytes)}"
 
 

@@ -5,10 +5,14 @@ from functools import wraps
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.virtual.import_hooks import rebind
+from dryfit.virtual.known_values import MOST_NUMBERS, forget
 
+_CONSTANT = frozenset({"constant_", "ones_", "zeros_"})
+"""Those whose values are known afterwards."""
 _ONLY_VALUES = (
     "constant_",
     "eye_",
@@ -26,7 +30,7 @@ _ONLY_VALUES = (
 
 
 def install() -> None:
-    """Let the initialisers of ``torch.nn.init`` leave fakes as they are."""
+    """Let the initialisers of ``torch.nn.init`` leave large fakes as they are, sharded ones too."""
     for name in _ONLY_VALUES:
         original = getattr(nn.init, name)
         rebind(original, _for_values(original))
@@ -35,6 +39,12 @@ def install() -> None:
 def _for_values(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def initialise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return tensor if isinstance(tensor, FakeTensor) else original(tensor, *args, **kwargs)
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if not isinstance(own, FakeTensor):
+            return original(tensor, *args, **kwargs)
+        forget(own)
+        if original.__name__ in _CONSTANT and own.numel() <= MOST_NUMBERS:
+            original(tensor, *args, **kwargs)
+        return tensor
 
     return initialise

@@ -39,6 +39,14 @@ def install(make: Make) -> None:
         fake.__class__ = _both(cls)
         return fake.requires_grad_(require_grad)
 
+    def like(cls: Any, *args: Any, **state: Any) -> Any:
+        if cls is not FakeTensor or not args or not isinstance(args[0], FakeTensor):
+            return new(cls, *args, **state)
+        # ``type(parameter)(data, **vars(parameter))``, as accelerate gives one other data
+        return nn.Parameter(args[0], state.get("requires_grad", False))
+
+    new = FakeTensor.__new__
+    FakeTensor.__new__ = like  # pyright: ignore[reportAttributeAccessIssue]
     original = replace_make_subclass(made)
     FakeTensor.data = property(_DATA.__get__, _setting_data(make))  # pyright: ignore[reportAttributeAccessIssue]
 
