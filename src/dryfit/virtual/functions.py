@@ -20,6 +20,7 @@ from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
+from dryfit.virtual.cuda_api import TypedTensor
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
 from dryfit.virtual.known_values import read_masks, remember, value_of
 from dryfit.virtual.loading import late_tensors, recurrent
@@ -59,6 +60,8 @@ class VirtualFunctions(TorchFunctionMode):
             device = kwargs.pop("device", args[0].device)
             made = torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs})
             return made.to(device)
+        elif func is torch.Tensor.type and (named := TypedTensor.named((*args[1:], kwargs.get("dtype"))[0])):
+            return args[0].to(torch.device("cuda"), named.dtype)
         elif func in recurrent.LAYERS and isinstance(args[0], FakeTensor) and args[0].is_cuda:
             self._dispatch.on_unknown(recurrent.UNKNOWN)
             with torch.backends.cudnn.flags(enabled=False):  # a build for CUDA would ask its library

@@ -17,11 +17,7 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 from dryfit.core.errors import TraceError
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import tree_leaves
-from dryfit.meta.private_apis.torch_virtual import (
-    fake_store,
-    replace_accelerator,
-    replace_parameter_checks,
-)
+from dryfit.meta.private_apis.torch_virtual import fake_store, replace_parameter_checks
 from dryfit.virtual.import_hooks import when_imported
 
 _ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -63,7 +59,6 @@ class AbsentGroup:
         dist.distributed_c10d.init_process_group = init_process_group
         dist.is_nccl_available = lambda: True
         dist.get_backend = lambda *_: self._backend
-        replace_accelerator(torch.device("cuda"))
         replace_parameter_checks(distributed)
         self._replace_ddp()
         when_imported("torch.distributed.checkpoint", lambda module: _tell_of_shards(module, say))
