@@ -36,6 +36,7 @@ def test_a_status_of_its_own_is_told(tmp_path: Path) -> None:
 
 
 STRANGE = {
+    "asks_terminal.py": 3,
     "threads.py": 3,
     "forks.py": 2,
     "forks_device.py": 2,

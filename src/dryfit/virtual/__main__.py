@@ -8,7 +8,7 @@ from pathlib import Path
 from dryfit.core.errors import DryfitError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
-from dryfit.core.process import die_with_parent
+from dryfit.core.process import ask_no_one, die_with_parent
 from dryfit.core.wire import write_model
 from dryfit.virtual.session import rehearse
 from dryfit.virtual.writes.muting import unmuted
@@ -19,6 +19,7 @@ def main() -> None:
     request = RehearsalRequest.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if request.parent_pid is not None:
         die_with_parent(request.parent_pid)
+    ask_no_one()
     one_answer = threading.Lock()
 
     def finish(answer: RehearsalAnswer) -> None:
