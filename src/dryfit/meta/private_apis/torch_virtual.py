@@ -18,12 +18,11 @@ from dryfit.meta.private_apis.torch_cuda import guard_of_caller
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.meta.private_apis.torch_tensors import takes_data
 
-with importing("torch", "a process group whose other ranks are not there"):
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 with importing("torch", "choosing kernels for lists of tensors"):
     from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
     from torch.utils._foreach_utils import _foreach_supported_types as _utility_types
 
+_FAKE_GROUPS: Final = "torch.testing._internal.distributed.fake_pg"
 _NEVER: Final = "never: an answer in the place of a device's"
 _ASKED: Final[Mapping[str, str]] = {
     "_cuda_getDeviceCount": "device_count",
@@ -111,7 +110,7 @@ PRESENT: Final = (
         "torch moves fake parameters in place",
     ),
     PrivateName(
-        "torch.testing._internal.distributed.fake_pg.FakeStore",
+        _FAKE_GROUPS,
         "a process group whose other ranks are not there",
         "torch has a fake process group under a public module",
     ),
@@ -217,9 +216,9 @@ def replace_apply(apply: Callable[..., nn.Module]) -> None:
     nn.Module._apply = apply
 
 
-def fake_store() -> Any:
-    """Return the store of a process group whose other ranks are not there; it also makes the backend ``fake`` known."""
-    return FakeStore()
+def know_fake_groups() -> None:
+    """Make the backend ``fake`` known, whose process groups have one rank that is there."""
+    importlib.import_module(_FAKE_GROUPS)
 
 
 def take_for_plain(kind: type[torch.Tensor]) -> None:
