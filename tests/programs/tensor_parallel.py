@@ -67,7 +67,7 @@ last = {"4": ColwiseParallel(input_layouts=Shard(0) if way == "sequence" else Re
 parallelize_module(model, tp, last)
 if way == "both":
     fully_shard(model, mesh=mesh["dp"])
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 for _ in range(4):
     torch.manual_seed(1)
     x, labels = torch.randn(rows, width, device="cuda"), torch.randint(classes, (rows,), device="cuda")

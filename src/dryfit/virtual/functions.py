@@ -20,6 +20,7 @@ from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
+from dryfit.virtual.allocations import NoRoomError
 from dryfit.virtual.cuda_api import TypedTensor
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
 from dryfit.virtual.known_values import read_masks, remember, value_of
@@ -155,6 +156,19 @@ def install(dispatch: VirtualDispatch) -> None:
                 buffers_of(self)[key] = fn(buffer)
         return self
 
+    resize = torch.UntypedStorage.resize_
+
+    def resize_storage(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        before = self.nbytes()
+        resize(self, size)
+        try:
+            dispatch.note_resized(self)
+        except NoRoomError as error:
+            resize(self, before)
+            raise dispatch.on_no_room(error) from None
+        return self
+
+    torch.UntypedStorage.resize_ = resize_storage
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _backward(getattr(torch.autograd, name), dispatch))
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]

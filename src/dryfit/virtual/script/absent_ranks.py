@@ -125,6 +125,7 @@ class AbsentGroup:
             (make, init_process_group),
             (make_part, new_group),
             (dist.split_group, split_group),
+            (dist.recv_object_list, _receive),
             (dist.monitored_barrier, lambda *_, **__: None),
             (processes.start_processes, start_processes),
         )
@@ -174,6 +175,10 @@ class AbsentGroup:
 class _Quiet:
     def __getattr__(self, _name: str) -> Any:
         return lambda *_, **__: None
+
+
+def _receive(*_: Any, **__: Any) -> None:
+    raise TraceError(_DOING, "it receives an object that a rank that is not there would send")
 
 
 def _tell_of_shards(module: Any, say: Say) -> None:
