@@ -55,15 +55,17 @@ for number, block in enumerate(list(model)[:-1]):
     plan: dict[str, object] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     if way == "sequence":
         plan = {
-            "": PrepareModuleInput(
-                input_layouts=Shard(0) if number else Replicate(), desired_input_layouts=Shard(0)
-            ),
+            "": PrepareModuleInput(input_layouts=Shard(0) if number else Replicate(), desired_input_layouts=Shard(0)),
             "norm": SequenceParallel(sequence_dim=0),
             "up": ColwiseParallel(input_layouts=Shard(0)),
             "down": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
         }
     parallelize_module(block, tp, plan)
-last = {"4": ColwiseParallel(input_layouts=Shard(0) if way == "sequence" else Replicate(), output_layouts=Shard(-1), use_local_output=False)}
+last = {
+    "4": ColwiseParallel(
+        input_layouts=Shard(0) if way == "sequence" else Replicate(), output_layouts=Shard(-1), use_local_output=False
+    )
+}
 parallelize_module(model, tp, last)
 if way == "both":
     fully_shard(model, mesh=mesh["dp"])

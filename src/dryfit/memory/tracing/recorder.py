@@ -212,7 +212,7 @@ class StorageRecorder(TorchDispatchMode):
         self._share(storage, block)
 
     def _resize(self, storage: Any, segment: "OpenSegment", func: Any) -> None:
-        """Give a storage a block of its present size, as CUDA does: the new one is allocated before the old is freed."""
+        """Give a storage a block of its present size: as CUDA does, allocate it before the old one is freed."""
         key, size = key_of(storage), storage.nbytes()
         old = self._storages.get(key)
         if old is None or size == self._sizes[old]:

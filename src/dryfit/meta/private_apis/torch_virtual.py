@@ -95,6 +95,15 @@ _ON_CUDA: Final = ("_initialized", "_exchange_device", "_maybe_exchange_device",
 
 ABSENT: Final = (
     *(PrivateName(f"torch._C.{name}", "torch's own functions ask it, and libraries do", _NEVER) for name in _LOW_LEVEL),
+    *(
+        PrivateName(f"torch.distributed.pipelining.stage.{name}", "what a rank that is not there would tell", _NEVER)
+        for name in (
+            "_derive_grad_metas",
+            "_StageBackwardMeta",
+            "PipelineStage._recv_meta",
+            "PipelineStage._stage_meta",
+        )
+    ),
     PrivateName("torch.cuda._get_device_properties", "torch.cuda binds it when it begins to use a device", _NEVER),
 )
 """Only builds for CUDA have them all; elsewhere they are added."""
@@ -219,6 +228,16 @@ def replace_apply(apply: Callable[..., nn.Module]) -> None:
 def know_fake_groups() -> None:
     """Make the backend ``fake`` known, whose process groups have one rank that is there."""
     importlib.import_module(_FAKE_GROUPS)
+
+
+def expect_gradients(stages: Any) -> None:
+    """Let a stage of a pipeline know what gradients it gets as soon as it knows its outputs: the next would tell it."""
+    if hasattr(stages, "_derive_grad_metas"):  # before torch 2.13 nothing is told
+
+        def told(self: Any, _stage: int) -> Any:
+            return stages._StageBackwardMeta(backward_metas=stages._derive_grad_metas(self._stage_meta.outputs))
+
+        stages.PipelineStage._recv_meta = told
 
 
 def take_for_plain(kind: type[torch.Tensor]) -> None:

@@ -22,7 +22,12 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 from dryfit.core.errors import TraceError
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import tree_leaves
-from dryfit.meta.private_apis.torch_virtual import know_fake_groups, replace_parameter_checks, stand_in
+from dryfit.meta.private_apis.torch_virtual import (
+    expect_gradients,
+    know_fake_groups,
+    replace_parameter_checks,
+    stand_in,
+)
 from dryfit.virtual.import_hooks import rebind, when_imported
 
 _ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -138,6 +143,7 @@ class AbsentGroup:
         replace_parameter_checks(distributed)
         self._replace_ddp()
         when_imported("torch.distributed.checkpoint", lambda module: _tell_of_shards(module, say))
+        when_imported("torch.distributed.pipelining.stage", expect_gradients)
         when_imported("torch.distributed.launcher.api", lambda module: _launch_here(module, note))
         when_imported("accelerate.launchers", _allow_libraries)
         when_imported("deepspeed", _refuse_deepspeed)
