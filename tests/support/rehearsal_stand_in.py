@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from dryfit.core.jobs.memory import MemoryCategory, PeakAt, StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import (
@@ -27,7 +28,10 @@ from dryfit.core.jobs.rehearsal import (
     TimelinePoint,
     Unknown,
 )
+from dryfit.core.process import die_with_parent
 from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.wall.keeper import end_as, run_walled
+from dryfit.core.wall.places import Places
 from dryfit.core.wire import write_model
 
 GIB = 2**30
@@ -156,37 +160,53 @@ def rehearsed(request: RehearsalRequest, batch: int) -> RehearsalAnswer:
 
 
 def main() -> None:
-    """Do what the script's arguments ask for."""
+    """Do what the script's arguments ask for, behind the request's wall."""
     request = RehearsalRequest.model_validate_json(Path(sys.argv[1]).read_text())
-    act, *rest = request.arguments
-    folder = request.scratch_dir
+    assert request.parent_pid is not None
+    die_with_parent(request.parent_pid)
+    places = Places(Path(request.scratch_dir))
+    with places.made():
+        status = run_walled(places, lambda wall: act(request, places.enter(wall)), (), request.wall)
+        answer = places.own / "answer.json"
+        if answer.exists():
+            Path(request.answer_file).write_bytes(answer.read_bytes())
+    end_as(status)
+
+
+def act(request: RehearsalRequest, own: Path) -> NoReturn:
+    """Do what the script's arguments ask for."""
+    file, (asked, *rest) = own / "answer.json", request.arguments
     print("environment", os.environ["CUDA_VISIBLE_DEVICES"] == "", os.environ.get("ACCELERATE_MIXED_PRECISION"))
-    print("on stderr", os.environ.get("HF_TOKEN"), Path(folder).is_dir(), repr(sys.stdin.read()), file=sys.stderr)
-    match act:
+    print("on stderr", os.environ.get("HF_TOKEN"), own.is_dir(), repr(sys.stdin.read()), file=sys.stderr)
+    match asked:
         case "fits":
-            write_model(Path(request.answer_file), rehearsed(request, int(rest[0])))
+            write_model(file, rehearsed(request, int(rest[0])))
         case "failed":
             failed = {"end": ScriptEnd.FAILED, "memory": None, "traceback": "Traceback ...\nKeyError: 'here'\n"}
             answer = rehearsed(request, 1).model_copy(update={**failed, "reasons": ("KeyError: 'here'",)})
-            write_model(Path(request.answer_file), answer)
+            write_model(file, answer)
         case "garbage":
-            Path(request.answer_file).write_text('{"verdict": 7}')
+            file.write_text('{"verdict": 7}')
         case "abort":
-            print("terminate called without an active exception", file=sys.stderr)
+            print("terminate called without an active exception", file=sys.stderr, flush=True)
             os.abort()
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
-            sys.exit(3)
-        case "hang":
-            Path(rest[0]).write_text(str(os.getpid()))
+            os._exit(3)
+        case "hang":  # with programs of its own, in its session and in others
+            for session in (False, True):
+                subprocess.Popen(["sleep", rest[0]], start_new_session=session)
+            subprocess.Popen(["sh", "-c", f"setsid sleep {rest[0]} & exit"]).wait()
+            print("ready", flush=True)
             time.sleep(600)
         case "leave":  # a worker of its own keeps the output open
-            worker = subprocess.Popen(["sleep", "600"])
-            Path(rest[0]).write_text(str(worker.pid))
-            write_model(Path(request.answer_file), rehearsed(request, 1))
+            subprocess.Popen(["sleep", rest[0]], start_new_session=True)
+            write_model(file, rehearsed(request, 1))
         case _:
-            raise AssertionError(act)
+            raise AssertionError(asked)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ _MODULES: Final = {
         *("dryfit.jobs.plan", "dryfit.jobs.batch_check", "dryfit.runtime.children.fork_server"),
         *("dryfit.search.mirror.process", "dryfit.jobs.own.objective"),
     ),
-    Kind.NO_DEVICE: ("dryfit.virtual.__main__",),
+    Kind.NO_DEVICE: ("dryfit.virtual.__main__", "dryfit.virtual.session"),
 }
 _ENVIRONMENT: Final = {Kind.WHOLE: FIXED, Kind.NO_DEVICE: {**FIXED, _DEVICES: ""}}
 """What a warm process has in its environment besides what the tests have."""

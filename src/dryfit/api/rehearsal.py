@@ -51,6 +51,7 @@ class RehearsalOptions:
         ranks: Size of its process group; None: as its launcher says, and 1 without one.
         ladder: Price changes of its ``TrainingArguments`` by rehearsing with them.
         timeout_s: Most seconds until the first optimizer step has ended.
+        keep_caches: Let what libraries download and prepare stay in their caches.
         on_output: Called with what it prints.
         on_note: Called with a line about what is being done.
     """
@@ -61,6 +62,7 @@ class RehearsalOptions:
     worst_batch: bool = True
     ladder: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
+    keep_caches: bool = False
     on_output: OnOutput = _drop
     on_note: Callable[[str], None] = lambda _: None
     surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
@@ -76,6 +78,7 @@ def rehearse(
     worst_batch: bool = True,
     ladder: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    keep_caches: bool = False,
 ) -> RehearsalAnswer:
     """Run a training script or function, unmodified, in a process of its own on a GPU that is not there.
 
@@ -91,6 +94,7 @@ def rehearse(
         worst_batch: Look for the largest batch of its data, and train on it first.
         ladder: Price changes of its ``TrainingArguments`` where it makes one; each is another rehearsal.
         timeout_s: Most seconds until the first optimizer step has ended.
+        keep_caches: Let what libraries download and prepare stay in their caches.
 
     Returns:
         The answer; that of a script that failed by itself has ``ran`` False and its traceback.
@@ -100,7 +104,7 @@ def rehearse(
         ObjectiveError: No other process can import the function.
         ChildError: The answer cannot be read.
     """
-    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s)
+    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches)
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
         return rehearse_command(command, doing)
@@ -214,6 +218,7 @@ def _request(options: RehearsalOptions, device: DeviceSpec, target: RehearsalTar
         worst_batch=options.worst_batch,
         timeout_s=options.timeout_s,
         calibration_dir=str(shared_traces(os.environ, Path.home()).parent),
+        keep_caches=options.keep_caches,
         scratch_dir="",
         answer_file="",
     )

@@ -40,6 +40,9 @@ def rehearse(
     ] = True,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
+    keep_caches: Annotated[
+        bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -62,6 +65,7 @@ def rehearse(
         worst_batch=worst_batch,
         ladder=ladder,
         timeout_s=timeout,
+        keep_caches=keep_caches,
         on_output=passed.add,
         on_note=notes(quiet=quiet),
     )

@@ -9,7 +9,8 @@ import sys
 import termios
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import final
 
@@ -89,6 +90,41 @@ def end_of_command(number: int, _frame: FrameType | None) -> None:
     """
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+class _EndedBySignal(BaseException):
+    """A signal that ends this process, while it still has something to put away."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within, what the block has to put away is put away where a signal ends this process; then it is ended by it.
+
+    Only signals that would end it anyway are handled, and only in its main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if not caught:
+            caught.append(number)
+            raise _EndedBySignal
+
+    ending = (signal.SIG_DFL, end_of_command)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    handled = {number: handler for number, handler in before.items() if handler in ending}
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    except _EndedBySignal:
+        signal.signal(caught[0], signal.SIG_DFL)
+        os.kill(os.getpid(), caught[0])
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
 
 
 def let_signals_through() -> None:

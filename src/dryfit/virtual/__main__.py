@@ -1,17 +1,26 @@
-"""Rehearse a user's script: ``python -m dryfit.virtual REQUEST.json``, in a fresh process that sees no GPU."""
+"""Rehearse a user's script: ``python -m dryfit.virtual REQUEST.json``, in a fresh process that sees no GPU.
+
+This process keeps the one that runs the script: behind a wall, so that nothing of the user's is written. What the
+script's process says is completed here, from outside, by what it has written.
+"""
 
 import os
 import sys
-import threading
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Final, NoReturn
 
 from dryfit.core.errors import DryfitError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.core.process import ask_no_one, die_with_parent
-from dryfit.core.wire import write_model
-from dryfit.virtual.session import rehearse
-from dryfit.virtual.writes.muting import unmuted
+from dryfit.core.wall.keeper import end_as, run_walled
+from dryfit.core.wall.places import Places, Wall, caches
+from dryfit.core.wire import read_model, write_model
+from dryfit.virtual.writes.written import SAVES_FILE, Saved, written
+
+_ANSWER: Final = "answer.json"
 
 
 def main() -> None:
@@ -20,24 +29,39 @@ def main() -> None:
     if request.parent_pid is not None:
         die_with_parent(request.parent_pid)
     ask_no_one()
-    one_answer = threading.Lock()
+    places = Places(Path(request.scratch_dir).absolute())
+    kept: Sequence[Path] = ()
+    if request.keep_caches:
+        script = [Path(request.script).absolute().parent] if request.script else []
+        kept = caches(os.environ, [Path.cwd(), Path.home(), *script])
+    with places.made():
+        status = run_walled(places, lambda wall: _inside(request, places, wall, kept), kept, request.wall)
+        file = places.own / _ANSWER
+        if file.exists():
+            answer = read_model(file, RehearsalAnswer)
+            apart = (f"{places.folder.resolve()}/", f"{places.temporary.resolve()}/", "/dev/shm/")
+            files = written(places.files, Saved.read(places.own / SAVES_FILE), apart)
+            write_model(Path(request.answer_file), answer.model_copy(update={"muted": (*answer.muted, *files)}))
+    end_as(status)
+
+
+def _inside(request: RehearsalRequest, places: Places, wall: Wall, kept: Sequence[Path]) -> NoReturn:
+    """Run the script: behind the wall."""
+    file = places.enter(wall) / _ANSWER
+    session = import_module("dryfit.virtual.session")  # torch, which takes seconds, in this process alone
 
     def finish(answer: RehearsalAnswer) -> None:
-        one_answer.acquire()  # for good
-        with unmuted():
-            write_model(Path(request.answer_file), answer)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # what the script left (threads, workers, hooks of torch) must not decide how this ends
+        session.end_with(answer, file)
 
     try:
-        rehearse(request, finish)
+        session.rehearse(request, finish, session.Behind(wall, places, tuple(kept)))
     except DryfitError as error:
         finish(
             RehearsalAnswer(
                 verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=request.device, reasons=(str(error),)
             )
         )
+    os._exit(1)
 
 
 if __name__ == "__main__":

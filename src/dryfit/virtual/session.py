@@ -9,6 +9,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import sleep  # the script may replace the module's
 from typing import Any
@@ -27,6 +28,8 @@ from dryfit.core.jobs.rehearsal import (
 )
 from dryfit.core.process import peak_rss_bytes
 from dryfit.core.text.units import gib
+from dryfit.core.wall.places import Places, Wall
+from dryfit.core.wire import write_model
 from dryfit.memory.planning.constants import device_constants, read_calibrations
 from dryfit.meta.offline_import import import_offline
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
@@ -44,6 +47,7 @@ from dryfit.virtual.writes import muting
 
 Finish = Callable[[RehearsalAnswer], None]
 """Takes an answer and ends the process."""
+_one_answer = threading.Lock()
 _LACKING = (
     "There was no rule registered for HigherOrderOperator",
     "Torch not compiled with CUDA enabled",
@@ -57,7 +61,26 @@ _SETTLED_S = 0.1
 """After so long nothing is being recorded any more."""
 
 
-def rehearse(request: RehearsalRequest, finish: Finish) -> None:
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The wall that this process is behind, the rehearsal's folders, and where the script writes as it is."""
+
+    wall: Wall
+    places: Places
+    kept: tuple[Path, ...] = ()
+
+
+def end_with(answer: RehearsalAnswer, file: Path) -> None:
+    """Write an answer and end the process, whatever its threads do."""
+    _one_answer.acquire()  # for good
+    with muting.unmuted():
+        write_model(file, answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the script left (threads, workers, hooks of torch) must not decide how this ends
+
+
+def rehearse(request: RehearsalRequest, finish: Finish, behind: Behind) -> None:
     """Run the script of a request in this process, which belongs to it from now on.
 
     Args:
@@ -68,7 +91,7 @@ def rehearse(request: RehearsalRequest, finish: Finish) -> None:
     """
     with suppress(ImportError):  # before torch says that there is a device: it would look for CUDA's libraries
         import_offline("bitsandbytes")
-    run = _Run(request, finish)
+    run = _Run(request, finish, behind)
     run.arguments.install()
     with run.gpu.active():
         run.install()
@@ -80,7 +103,8 @@ def rehearse(request: RehearsalRequest, finish: Finish) -> None:
 class _Run:
     """One script on one device."""
 
-    def __init__(self, request: RehearsalRequest, finish: Finish) -> None:
+    def __init__(self, request: RehearsalRequest, finish: Finish, behind: Behind) -> None:
+        self._behind = behind
         self.began_s = time.monotonic()
         self.request = request
         calibrations = read_calibrations(Path(request.calibration_dir)) if request.calibration_dir else ()
@@ -108,7 +132,7 @@ class _Run:
     def install(self) -> None:
         """Change this process for good, once the virtual GPU is active."""
         logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # the script's error says it
-        self.muting = muting.install(Path(self.request.scratch_dir), self.gpu.dispatch.empty)
+        self.muting = muting.install(self._behind.places, self._behind.wall, self.gpu.dispatch.empty, self._behind.kept)
         self.shortening.install()
         self.gpu.dispatch.listeners.append(self._count)
         threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
@@ -152,7 +176,7 @@ class _Run:
     def finish(self, end: ScriptEnd, failure: str) -> None:
         """End the process with the answer of a run that has ended."""
         answer = self.answer(end, failure)
-        self.muting.clear()
+        self.muting.close()
         self._give(answer)
 
     def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
@@ -190,6 +214,7 @@ class _Run:
             unknown=tuple(gpu.unknown.values()),
             notes=(*gpu.notes, *self.shortening.notes, *self.notes),
             muted=tuple(self.muting.muted),
+            wall=self._behind.wall,
             reasons=reasons,
             training_arguments=self.arguments.seen,
             traceback=failure,

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from dryfit.core.errors import ChildError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.wall.places import Wall, claimed_folder
 from dryfit.runtime.rehearsal.rehearsal_process import RehearsalSurroundings, run_rehearsal
 
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=24 * 2**30)
@@ -25,9 +27,10 @@ def surroundings(**variables: str) -> RehearsalSurroundings:
     return RehearsalSurroundings({**os.environ, **variables}, import_paths=(SUPPORT,), module="rehearsal_stand_in")
 
 
-def request(*arguments: str, timeout_s: float = 60.0) -> RehearsalRequest:
+def request(*arguments: str, timeout_s: float = 60.0, wall: Wall | None = None) -> RehearsalRequest:
+    places = {"scratch_dir": "", "answer_file": ""}
     return RehearsalRequest(
-        script="train.py", arguments=arguments, device=DEVICE, timeout_s=timeout_s, scratch_dir="", answer_file=""
+        script="train.py", arguments=arguments, device=DEVICE, timeout_s=timeout_s, wall=wall, **places
     )
 
 
@@ -67,38 +70,76 @@ def test_a_file_that_is_no_answer_is_an_error() -> None:
         ran("garbage")
 
 
-def test_a_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dryfit.runtime.rehearsal.rehearsal_process._LIMIT_EXTRA_S", 2.0)
-    answer = run_rehearsal(request("hang", str(tmp_path / "pid"), timeout_s=1.0), surroundings(), lambda _: None)
-    assert (answer.end, answer.reasons) == (ScriptEnd.NO_STEP, ("no answer within 4 s",))
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
-
-
-def test_workers_that_are_left_are_ended(tmp_path: Path) -> None:
-    began_s = time.monotonic()
-    answer, _ = ran("leave", str(tmp_path / "pid"))
-    assert answer.ran
-    assert time.monotonic() - began_s < 30
-    pid = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def test_an_interrupt_ends_the_process_too(tmp_path: Path) -> None:
-    code = f"""
-import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import test_rehearsal_process as here
-here.run_rehearsal(here.request("hang", sys.argv[1]), here.surroundings(), lambda _: None)
-"""
-    mark = tmp_path / "pid"
-    process = subprocess.Popen([sys.executable, "-c", code, str(mark)], stderr=subprocess.DEVNULL)
-    try:
-        deadline_s = time.monotonic() + 60
-        while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) != 0
-    finally:
+@pytest.fixture
+def sleeps() -> Iterator[str]:
+    """How long the programs of a script sleep: no other process sleeps so long."""
+    seconds = f"{1000 + os.getpid() / 1e7:.7f}"
+    yield seconds
+    for process in asleep(seconds):
         process.kill()
-        process.wait()
-    assert not psutil.pid_exists(int(mark.read_text()))
+
+
+def asleep(word: str) -> list[psutil.Process]:
+    """The processes that sleep so long; of a path, those that were started with it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(one.startswith(word) for one in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def all_gone(word: str) -> bool:
+    """Whether none of them is left, soon: the kernel ends them one after the other."""
+    return not psutil.wait_procs(asleep(word), timeout=60)[1]
+
+
+@pytest.mark.parametrize("wall", Wall)
+def test_a_process_that_hangs_is_ended(wall: Wall, sleeps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dryfit.runtime.rehearsal.rehearsal_process._LIMIT_EXTRA_S", 2.0)
+    answer = run_rehearsal(request("hang", sleeps, timeout_s=1.0, wall=wall), surroundings(), lambda _: None)
+    assert (answer.end, answer.reasons) == (ScriptEnd.NO_STEP, ("no answer within 4 s",))
+    assert all_gone(sleeps)
+
+
+@pytest.mark.parametrize("wall", Wall)
+def test_workers_that_are_left_are_ended(wall: Wall, sleeps: str) -> None:
+    answer = run_rehearsal(request("leave", sleeps, wall=wall), surroundings(), lambda _: None)
+    assert answer.ran
+    assert not asleep(sleeps)
+
+
+ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("wall", Wall)
+@pytest.mark.parametrize("number", ENDS)
+def test_a_signal_to_the_command_leaves_nothing(
+    number: signal.Signals, wall: Wall, sleeps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {SUPPORT!r}]
+import test_rehearsal_process as here
+asked = here.request("hang", sys.argv[1], wall=here.Wall(sys.argv[2]))
+here.run_rehearsal(asked, here.surroundings(), lambda data: (sys.stdout.buffer.write(data), sys.stdout.flush()))
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code, sleeps, wall]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            while process.stdout.readline() != b"ready\n":
+                assert process.poll() is None
+            while len(asleep(sleeps)) < 3:  # the last one is on its way
+                assert process.poll() is None
+            process.send_signal(number)
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == (-number if number is not signal.SIGINT else process.returncode or None)
+    assert all_gone(sleeps)
+    assert all_gone(str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with claimed_folder() as folder:  # that of a process that was killed is removed by the next one
+        assert list(tmp_path.iterdir()) == [folder]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import redirecting
+import walled
+from dryfit.core.wall.places import Wall
 
 pytestmark = pytest.mark.heavy
 
@@ -85,11 +86,6 @@ said = [(muted.what, muted.where) for muted in muting.muted]
 assert said[:2] == [('wandb run', 'p/n'), ('wandb run', '')] and ('comet_ml run', 'c') in said, said
 assert {what.split()[0] for what, _ in said} == {'wandb', 'swanlab', 'neptune', 'comet_ml', 'clearml', 'aim', 'dvclive',
                                                  'codecarbon', 'trackio'}, said""",
-    "programs": """
-import subprocess
-subprocess.run(['git', '--version'], capture_output=True); os.system('true'); os.system('nvidia-smi > /dev/null 2>&1')
-said = [muted.where for muted in muting.muted if 'program' in muted.what]
-assert 'git' in said and 'nvidia-smi' not in said, said""",
     "mlflow": """
 import mlflow
 mlflow.set_tracking_uri('http://server:5000')
@@ -115,9 +111,17 @@ model.push_to_hub('me/other')
 again = BertForSequenceClassification.from_pretrained('final')
 said = {(muted.what, muted.where): muted.bytes for muted in muting.muted}
 assert said['hub repository', 'me/trained'] > 10_000 and said['hub repository', 'me/other'] > 10_000, said
-kept = [name for name in os.listdir('out') if 'checkpoint' in name]  # which, is up to the losses
-assert kept and all(any(where.endswith(f'out/{name}') for _, where in said) for name in kept), (said, kept)""",
+""",
 }
+
+PROGRAMS = {
+    "programs": """
+import subprocess
+subprocess.run(['git', '--version'], capture_output=True); os.system('true'); os.system('nvidia-smi > /dev/null 2>&1')
+said = [muted.where for muted in muting.muted if 'program' in muted.what]
+assert 'git' in said and 'nvidia-smi' not in said, said""",
+}
+"""Only where no wall holds them."""
 
 MLFLOW = """
 import os
@@ -159,8 +163,15 @@ def test_services_are_muted_and_nothing_real_is_changed(project: Path, tmp_path:
         (stubs / name).mkdir(parents=True)
         (stubs / name / "__init__.py").write_text(ONLINE)
     (stubs / "mlflow.py").write_text(MLFLOW)
-    before = redirecting.tree(project)
+    before = walled.tree(project)
     head = f"import io, sys\nsys.path.append({str(stubs)!r})\n"
     caches = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_TOKEN": ""}
-    redirecting.run_each(head, CASES, tmp_path / "scratch", project, **caches)
-    assert redirecting.tree(project) == before
+    told = walled.run_each(head, CASES, tmp_path / "scratch", project, walls=[Wall.NAMESPACES], **caches)
+    walled.run_each(
+        head, {"datasets": CASES["datasets"]}, tmp_path / "scratch", project, walls=[Wall.LANDLOCK], **caches
+    )
+    walled.run_each(head, PROGRAMS, tmp_path / "scratch", project, walls=[Wall.REDIRECT], **caches)
+    saved = {muted.where for muted in told[Wall.NAMESPACES, "trainer"]}
+    assert str(project / "final") in saved
+    assert any(where.startswith(str(project / "out" / "checkpoint-")) for where in saved)  # which, is up to the losses
+    assert walled.tree(project) == before

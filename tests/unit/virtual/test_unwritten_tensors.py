@@ -1,12 +1,13 @@
 """Files of tensors without values: their sizes are those of real files, and they are read back as fakes."""
 
+import json
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
-import redirecting
+import walled
 
 pytestmark = pytest.mark.heavy
 
@@ -17,10 +18,6 @@ def model():
                                torch.nn.Embedding(1000, 64))
 """
 FAKE = MODEL + "with fakes: fake = model()\nassert isinstance(fake[0].weight, FakeTensor)\n"
-
-
-def sizes(out: str) -> dict[str, int]:
-    return {name: int(size) for name, size in (line.split() for line in out.splitlines())}
 
 
 def test_sizes_are_those_of_real_files(tmp_path: Path) -> None:
@@ -34,15 +31,21 @@ def test_sizes_are_those_of_real_files(tmp_path: Path) -> None:
         "torch.save(optimizer.state_dict(), 'optimizer.pt')\n"
         "safetensors.torch.save_file(fake.state_dict(), 'model.safetensors', {'format': 'pt'})\n"
         "for name in ('model.pt', 'tied.pt', 'optimizer.pt', 'model.safetensors'):\n"
-        "    assert Path(name).stat().st_size < 10_000\n    print(name, muting.size_of(name))\n"
-        "muted, = muting.muted\n"
-        "assert (muted.what, muted.where) == ('checkpoint', str(Path.cwd())), muted\n"
-        "assert muted.bytes == sum(muting.size_of(name) for name in Path().iterdir())\n"
+        "    assert Path(name).stat().st_size < 10_000\n"
+        "sizes = {name: muting.saved.size_of(name) for name in os.listdir()}\n"
+        "muting.say('sizes', json.dumps(sizes))\n"
     )
     project = tmp_path / "project"
     project.mkdir()
-    told = sizes(redirecting.run(code, tmp_path / "s", project))
+    for muted in walled.run_each("", {"saved": code}, tmp_path / "s", project).values():
+        said, checkpoint = muted
+        told = json.loads(said.where)
+        assert (checkpoint.what, checkpoint.where, checkpoint.bytes) == ("checkpoint", str(project), sum(told.values()))
+        are_those_of_real_files(told, tmp_path)
     assert not list(project.iterdir())
+
+
+def are_those_of_real_files(told: dict[str, int], tmp_path: Path) -> None:
     torch.manual_seed(0)
     layers = (torch.nn.Linear(300, 400), torch.nn.Linear(400, 300, dtype=torch.bfloat16), torch.nn.Embedding(1000, 64))
     model = torch.nn.Sequential(*layers)
@@ -87,11 +90,10 @@ assert isinstance(torch.load(buffer)['0.weight'], FakeTensor)""",
 buffer = io.BytesIO()
 torch.save({'state_dict': fake.state_dict(), 'note': 'x'}, buffer)
 with open('last.ckpt', 'wb') as file: file.write(buffer.getvalue())
-assert muting.size_of('last.ckpt') > 500_000
+assert muting.saved.size_of('last.ckpt') > 500_000
 os.remove('last.ckpt')
 with open('model.pkl', 'wb') as file: pickle.dump(fake, file)
-assert muting.size_of('model.pkl') > 500_000
-assert [(muted.what, muted.bytes > 1_000_000) for muted in muting.muted] == [('checkpoint', True)]
+assert muting.saved.size_of('model.pkl') > 500_000
 with open('model.pkl', 'rb') as file: assert isinstance(pickle.load(file)[0].weight, FakeTensor)""",
     "pickles": """
 again = pickle.loads(pickle.dumps(fake[0].weight))
@@ -105,14 +107,13 @@ assert isinstance(torch.load('x.pt')['0.weight'], FakeTensor)""",
     "real ones are real": """
 values = torch.arange(1 << 20)
 torch.save({'a': values, 'b': [1]}, 'real.pt')
-assert torch.load('real.pt')['a'].equal(values) and muting.size_of('real.pt') > 8 << 20
+assert torch.load('real.pt')['a'].equal(values) and muting.saved.size_of('real.pt') > 8 << 20
 safetensors.torch.save_file({'a': values}, 'real.safetensors')
-assert safetensors.torch.load_file('real.safetensors')['a'].equal(values)
-assert [muted.what for muted in muting.muted] == ['files']""",
+assert safetensors.torch.load_file('real.safetensors')['a'].equal(values)""",
     "zeros of the host": """
 zeros = torch.zeros(1 << 20)
 torch.save({'a': zeros, 'small': torch.zeros(3)}, 'x.pt')
-assert Path('x.pt').stat().st_size < 5_000 and muting.size_of('x.pt') > 4 << 20
+assert Path('x.pt').stat().st_size < 5_000 and muting.saved.size_of('x.pt') > 4 << 20
 loaded = torch.load('x.pt')
 assert loaded['a'].equal(zeros) and not isinstance(loaded['a'], FakeTensor)""",
     "safetensors": """
@@ -125,9 +126,8 @@ assert loaded['b'].shape == (1 << 20,)
 with safetensors.safe_open('sub/y.safetensors', framework='pt', device='cpu') as file:
     assert sorted(file.keys()) == ['a', 'b', 'values'] and file.get_slice('a').get_shape() == [400, 300]
     assert file.metadata() is None
-assert muting.size_of('sub') > 4 << 20
+assert muting.saved.size_of('sub') > 4 << 20
 shutil.rmtree('sub')
-assert [(muted.what, muted.bytes > 4 << 20) for muted in muting.muted] == [('checkpoint', True)]
 try: safetensors.torch.save_file({'a': fake[0].weight, 'b': fake[0].weight}, 'x')
 except RuntimeError as error: assert 'share memory' in str(error)
 else: raise AssertionError
@@ -137,10 +137,10 @@ with fakes: safetensors.torch.load_model(fake, 'm.safetensors')""",
 torch.save(fake.state_dict(), 'x.pt')
 shutil.copy('x.pt', 'y.pt')
 shutil.copytree('.', 'all')
-assert muting.size_of('y.pt') == muting.size_of('x.pt') == muting.size_of('all/x.pt') > 500_000
+assert muting.saved.size_of('y.pt') == muting.saved.size_of('x.pt') == muting.saved.size_of('all/x.pt') > 500_000
 assert isinstance(torch.load('y.pt')['0.weight'], FakeTensor)
 torch.save(1, 'x.pt')
-assert muting.size_of('x.pt') < 5_000""",
+assert muting.saved.size_of('x.pt') < 5_000""",
     "no folder": """
 try: torch.save(fake.state_dict(), 'none/x.pt')
 except RuntimeError as error: assert 'Parent directory none does not exist' in str(error)
@@ -156,14 +156,21 @@ state['model']['big'] = torch.zeros(1 << 22)
 dcp.save(state, checkpoint_id='dcp')
 state['step'].zero_()
 dcp.load(state, checkpoint_id='dcp')
-assert state['step'].item() == 3 and muting.size_of('dcp') > 16 << 20
+assert state['step'].item() == 3 and muting.saved.size_of('dcp') > 16 << 20
 assert sum(path.stat().st_size for path in Path('dcp').iterdir()) < 4 << 20, list(Path('dcp').iterdir())""",
 }
 
 
-def test_what_was_saved_is_read_back(tmp_path: Path) -> None:
+def test_what_was_saved_is_read_back_and_told(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     head = "import copy, io, os, pickle, shutil\nimport safetensors, safetensors.torch, torch.distributed.checkpoint\n"
-    redirecting.run_each(head + FAKE, READS, tmp_path / "scratch", project)
+    told = walled.run_each(head + FAKE, READS, tmp_path / "scratch", project)
     assert not list(project.iterdir())
+    for wall in walled.WALLS:
+        (buffer,) = told[wall, "buffer written"]  # one of its files was removed again
+        assert (buffer.what, buffer.where) == ("checkpoint", str(project))
+        assert (buffer.bytes or 0) > 500_000
+        assert [muted.what for muted in told[wall, "real ones are real"]] == ["files"]
+        removed = next(muted for muted in told[wall, "safetensors"] if muted.where == str(project))
+        assert (removed.what, (removed.bytes or 0) > 4 << 20) == ("checkpoint", True)

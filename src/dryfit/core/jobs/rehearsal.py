@@ -13,6 +13,7 @@ from dryfit.core.jobs.memory import Confidence, Effect, MemoryCategory, PeakAt, 
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.tables import Settings
 from dryfit.core.text.shown import Shown
+from dryfit.core.wall.places import Wall
 from dryfit.core.wire import Wire
 
 REHEARSED_VARIABLE: Final = "DRYFIT_REHEARSAL"
@@ -264,6 +265,7 @@ class RehearsalAnswer(Shown, Wire):
         training_arguments: None where the script made none.
         traceback: Of a script that failed by itself.
         killed_by: Name of the signal that ended its process before it could answer; empty: none did.
+        wall: What kept the script from the user's files; None: no script was run.
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
         host_peak_bytes: Most host memory of the rehearsal itself.
     """
@@ -278,6 +280,7 @@ class RehearsalAnswer(Shown, Wire):
     work: StepWork | None = None
     sent: dict[str, int] | None = None
     worst_batch: LargestBatch | None = None
+    wall: Wall | None = None
     muted: tuple[Muted, ...] = ()
     unknown: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()
@@ -316,6 +319,8 @@ class RehearsalRequest(Wire):
         unlimited: Whether the device has room for everything, to find out how much the script needs.
         overrides: Fields of the installed ``TrainingArguments`` that the ladder sets, with their values.
         timeout_s: Most seconds until the first optimizer step has ended.
+        keep_caches: Whether what libraries download and prepare stays in their caches.
+        wall: The strongest wall to try; None: the strongest that there is.
         scratch_dir: Where everything that the script writes goes.
         answer_file: Where the answer is written.
         parent_pid: The process that waits for the answer; the rehearsal ends with it.
@@ -333,6 +338,8 @@ class RehearsalRequest(Wire):
     overrides: dict[str, ArgumentValue] = Field(default_factory=dict)
     timeout_s: Annotated[float, Field(gt=0)] = 1800.0
     calibration_dir: str | None = None
+    keep_caches: bool = False
+    wall: Wall | None = None
     scratch_dir: str
     answer_file: str
     parent_pid: int | None = None

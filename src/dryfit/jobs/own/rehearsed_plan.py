@@ -100,6 +100,7 @@ def plan(body: RehearsedPlanRequest, channel: ChildChannel) -> PlanResult:
         unlimited=True,
         timeout_s=body.timeout_s,
         calibration_dir=body.calibration_dir,
+        keep_caches=True,  # the trainings that follow use them
         scratch_dir="",
         answer_file="",
     )

@@ -22,7 +22,6 @@ with importing("torch", "choosing kernels for lists of tensors"):
     from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
     from torch.utils._foreach_utils import _foreach_supported_types as _utility_types
 
-_FAKE_GROUPS: Final = "torch.testing._internal.distributed.fake_pg"
 _NEVER: Final = "never: an answer in the place of a device's"
 _ASKED: Final[Mapping[str, str]] = {
     "_cuda_getDeviceCount": "device_count",
@@ -119,7 +118,7 @@ PRESENT: Final = (
         "torch moves fake parameters in place",
     ),
     PrivateName(
-        _FAKE_GROUPS,
+        "torch.testing._internal.distributed.fake_pg",
         "a process group whose other ranks are not there",
         "torch has a fake process group under a public module",
     ),
@@ -227,7 +226,7 @@ def replace_apply(apply: Callable[..., nn.Module]) -> None:
 
 def know_fake_groups() -> None:
     """Make the backend ``fake`` known, whose process groups have one rank that is there."""
-    importlib.import_module(_FAKE_GROUPS)
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
 
 
 def expect_gradients(stages: Any) -> None:

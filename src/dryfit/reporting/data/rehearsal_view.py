@@ -18,6 +18,7 @@ from dryfit.core.jobs.rehearsal import (
     Unknown,
 )
 from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.wall.places import Wall
 from dryfit.reporting.data.json_view import Answer
 from dryfit.reporting.data.plan_view import PlanView
 
@@ -31,6 +32,7 @@ class RehearsalView(Answer):
         host_bytes: Always null: a script's own tensors in host memory are real, and nothing is planned for them.
         execution, fallbacks, eval_batches, cut, cannot_cut: Keys of a plan, which a script has not; null or empty.
         by_line: What is held at the peak, largest first.
+        wall: What kept the script from the user's files; null: no script was run.
         sent_bytes: Bytes that a rank sends in one step, by kind; null for one rank.
     """
 
@@ -73,6 +75,7 @@ class RehearsalView(Answer):
     training_arguments: SeenArguments | None
     ladder: tuple[PricedArguments, ...]
     shortfall_bytes: int
+    wall: Wall | None
     muted: tuple[Muted, ...]
     unknown: tuple[Unknown, ...]
     notes: tuple[str, ...]

@@ -15,6 +15,7 @@ from dryfit.core.jobs.rehearsal import (
     StepWork,
 )
 from dryfit.core.text.units import gib
+from dryfit.core.wall.places import WALLS, Wall
 from dryfit.reporting.terminal.plan_tables import EFFECTS
 from dryfit.reporting.terminal.tables import Table, counted, duration_text, shortened
 
@@ -29,7 +30,11 @@ _PEAK_KEPT = 0.98
 
 
 def headline(answer: RehearsalAnswer) -> str:
-    """Return the verdict in one line, with its numbers."""
+    """Return the verdict in one line, with its numbers; and that files were less than walled in, if they were."""
+    return _verdict(answer) + (f"; {WALLS[answer.wall]}" if answer.wall is Wall.REDIRECT else "")
+
+
+def _verdict(answer: RehearsalAnswer) -> str:
     each = f" on each of {answer.ranks} devices" if answer.ranks > 1 else ""
     device = f"device has {gib(answer.device.capacity_bytes)} ({answer.device.name})"
     if not answer.ran:
@@ -232,6 +237,8 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
     if answer.sent:
         kinds = ", ".join(f"{name} {gib(size)}" for name, size in answer.sent.items())
         lines.append(f"a rank sends  {kinds} a step")
+    if answer.wall is not None:
+        lines.append(f"files         {WALLS[answer.wall]}")
     for muted in answer.muted[:_MOST_NOTES]:
         size = f", {gib(muted.bytes)}" if muted.bytes is not None else ""
         where = f": {muted.where}" if muted.where else ""

@@ -7,11 +7,9 @@ answer: its texts and the last lines of a process that died are redacted.
 
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,8 +23,10 @@ from pydantic import ValidationError
 from dryfit.core.errors import ChildError, FileError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.process import ended_by_signals
 from dryfit.core.regular_files import read_bounded
 from dryfit.core.text.secrets import redacted, redacted_json, secrets_of
+from dryfit.core.wall.places import claimed_folder
 from dryfit.core.wire import write_model
 from dryfit.runtime.children.processes import kill_leftovers
 from dryfit.runtime.children.protocol import python_command
@@ -37,6 +37,7 @@ _TAIL_LINES = 30
 _TAIL_BYTES = 1 << 14
 _READ_BYTES = 1 << 16
 _POLL_S = 0.1
+_TERMINATION_POLL_S = 0.01
 _AFTER_END_S = 2.0
 """How long output is still read after the process has ended, where one of its own children keeps it open."""
 _LIMIT_FACTOR = 2.0
@@ -96,18 +97,14 @@ def run_rehearsal(
         ChildError: The answer cannot be read.
         OSError: No process can be made.
     """
-    folder = Path(tempfile.mkdtemp(prefix="dryfit-rehearsal-"))
-    try:
-        scratch, file = folder / "scratch", folder / "answer.json"
-        scratch.mkdir()
-        places = {"scratch_dir": str(scratch), "answer_file": str(file), "parent_pid": os.getpid()}
+    with ended_by_signals(), claimed_folder() as folder:
+        file = folder / "answer.json"
+        places = {"scratch_dir": str(folder), "answer_file": str(file), "parent_pid": os.getpid()}
         write_model(folder / "request.json", request.model_copy(update=places), durable=False)
         limit_s = _LIMIT_FACTOR * request.timeout_s + _LIMIT_EXTRA_S
         end = _run(folder / "request.json", surroundings, on_output, limit_s)
         secrets = secrets_of(surroundings.environment)
         return _answer(file, secrets) or _without_answer(request, end, secrets)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +140,17 @@ def _run(request_file: Path, surroundings: RehearsalSurroundings, on_output: OnO
     try:
         with process.stdout as output:
             ended = _follow(process, output.fileno(), _kept(tail, on_output), time.monotonic() + limit_s)
-        kill_leftovers(process.pid)  # before it is reaped, its process id is its own
+        if ended:
+            kill_leftovers(process.pid)  # before it is reaped, its process id is its own
         return _End(
             process.wait() if ended else None, b"\n".join(tail)[-_TAIL_BYTES:].decode(errors="replace"), limit_s
         )
     finally:
-        if process.returncode is None:  # Ctrl-C, or the limit
+        if process.returncode is None:  # Ctrl-C, another signal, or the limit
+            process.terminate()  # it ends all that the script has started, whatever session that is in
+            last_s = time.monotonic() + _AFTER_END_S
+            while not _has_ended(process) and time.monotonic() < last_s:
+                time.sleep(_TERMINATION_POLL_S)
             kill_leftovers(process.pid)
             process.kill()
             process.wait()

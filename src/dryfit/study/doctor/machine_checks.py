@@ -5,6 +5,7 @@ from typing import Final
 
 from dryfit.core.jobs.diagnostics import ProbeResult
 from dryfit.core.text.units import gib
+from dryfit.core.wall.places import WALLS, Wall
 from dryfit.study.doctor.finding import Finding, failed, passed, warned
 from dryfit.study.doctor.folder import FolderFacts
 from dryfit.study.doctor.machine_facts import Driver, MachineFacts, Package, RoundTrip
@@ -37,6 +38,7 @@ def machine_findings(facts: MachineFacts, trips: tuple[RoundTrip, ...]) -> Itera
     yield _cache("hub cache", facts.hub_cache)
     offline = f"{', '.join(facts.offline)}: only models that are here" if facts.offline else "not asked for"
     yield passed(ABOUT, "offline", offline)
+    yield _wall(facts.wall)
     yield from (_round_trip(trip, facts.open_files) for trip in trips)
     yield _gpu(facts, next((trip.probe for trip in trips if trip.probe is not None), None))
 
@@ -116,6 +118,14 @@ def _cache(check: str, facts: FolderFacts) -> Finding:
     if facts.free_bytes < _EASY_CACHE_BYTES:
         return warned(ABOUT, check, found, f"free some space, or set {variable} to a folder on another disk")
     return passed(ABOUT, check, found)
+
+
+def _wall(wall: Wall) -> Finding:
+    """Judge what keeps a rehearsed script from real files."""
+    if wall is Wall.REDIRECT:
+        fix = "a kernel with Landlock (Linux 5.13), or one that lets users make namespaces"
+        return warned(ABOUT, "files in rehearsals", WALLS[wall], fix)
+    return passed(ABOUT, "files in rehearsals", WALLS[wall])
 
 
 def folder_findings(about: str, facts: FolderFacts) -> Iterator[Finding]:

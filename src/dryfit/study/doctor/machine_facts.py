@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 
 from dryfit.core.errors import ChildError, MachineError
 from dryfit.core.jobs.diagnostics import ProbeRequest, ProbeResult
+from dryfit.core.wall.keeper import wall_here
+from dryfit.core.wall.places import Wall
 from dryfit.runtime.machine.cgroup import memory_limit_bytes
 from dryfit.runtime.machine.local_devices import available_cores
 from dryfit.runtime.machine.node import Nodes
@@ -108,6 +110,7 @@ class MachineFacts:
     shared_memory: FolderFacts | None
     cache: FolderFacts
     hub_cache: FolderFacts
+    wall: Wall
     offline: tuple[str, ...]
     driver: Driver
     visible_devices: str | None
@@ -134,6 +137,7 @@ def machine_facts(environment: Mapping[str, str], home: Path) -> MachineFacts:
         shared_memory=look_at_folder(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None,
         cache=look_at_folder(shared_traces(environment, home)),
         hub_cache=look_at_folder(hub_cache(environment, home)),
+        wall=wall_here(),
         offline=tuple(name for name in _OFFLINE_VARIABLES if _is_on(environment.get(name, ""))),
         driver=driver(),
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),

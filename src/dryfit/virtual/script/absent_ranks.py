@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel, distributed
 
 from dryfit.core.errors import TraceError
@@ -41,7 +41,7 @@ Say = Callable[[str, str, int], None]
 Note = Callable[[str], None]
 
 
-class LoneStore(dist.HashStore):
+class LoneStore(dist.HashStore):  # pyright: ignore[reportPrivateImportUsage]
     """The store of a process group of which one rank is there: what another one would set never comes."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -121,7 +121,7 @@ class AbsentGroup:
             mine = [[members[one] for one in part] for part in split_ranks if 0 in part]
             return make_part(mine[0]) if mine else None
 
-        def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, join: bool = True, **__: Any) -> Any:
+        def start_here(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, join: bool = True, **__: Any) -> Any:
             note(f"of {nprocs} processes that the script starts the first is rehearsed, as rank 0, in the script's own")
             fn(0, *args)
             return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[], pids=list)
@@ -132,11 +132,11 @@ class AbsentGroup:
             (dist.split_group, split_group),
             (dist.recv_object_list, _receive),
             (dist.monitored_barrier, lambda *_, **__: None),
-            (processes.start_processes, start_processes),
+            (start_processes, start_here),
         )
         for old, answer in replaced:
             rebind(old, stand_in(answer, old))
-        for store in (dist.TCPStore, dist.FileStore):
+        for store in (dist.TCPStore, dist.FileStore):  # pyright: ignore[reportPrivateImportUsage]
             rebind(store, LoneStore)
         dist.is_nccl_available = lambda: True
         dist.get_backend = stand_in(lambda *_, **__: self._backend, dist.get_backend)

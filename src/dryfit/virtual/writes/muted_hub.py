@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from dryfit.virtual.import_hooks import when_imported
 from dryfit.virtual.writes.muted_trackers import Silent
-from dryfit.virtual.writes.redirected_files import replace_everywhere
+from dryfit.virtual.writes.replacing import replace_everywhere
 
 _HUB: Final = "huggingface_hub.hf_api"
 _WRITES: Final = (
@@ -114,13 +114,13 @@ class MutedHub:
 
     def _folder_size(self, given: dict[str, Any]) -> int:
         folder = os.fspath(given["folder_path"])
-        paths = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]  # noqa: PTH118
+        paths = [os.path.join(at, name) for at, _, names in os.walk(folder) for name in names]
         kept = self._module.filter_repo_objects(
             [os.path.relpath(path, folder) for path in paths],
             allow_patterns=given.get("allow_patterns"),
             ignore_patterns=[*_texts(given.get("ignore_patterns")), ".git/*", ".cache/*"],
         )
-        return sum(self._size_of(os.path.join(folder, path)) for path in kept)  # noqa: PTH118
+        return sum(self._size_of(os.path.join(folder, path)) for path in kept)
 
 
 def install(say: Callable[[str, str, int | None], None], size_of: Callable[[Any], int]) -> None:

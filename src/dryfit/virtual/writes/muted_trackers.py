@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType, TracebackType
 from typing import Any, Final
 
 from dryfit.virtual.import_hooks import when_imported
-from dryfit.virtual.writes.redirected_files import named_as, replace_everywhere
+from dryfit.virtual.writes.replacing import named_as, replace_everywhere
 
 Say = Callable[[str, str], None]
 

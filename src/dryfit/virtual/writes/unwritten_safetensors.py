@@ -1,19 +1,24 @@
-"""Files of safetensors that have their true header and no data, where tensors have no values; read back as such."""
+"""Files of safetensors that have their true header and no data, where tensors have no values; read back as such.
 
+After the header comes a second file of the tensors that have values: by its length such a file is known.
+"""
+
+import io
 import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import safetensors
 import safetensors.torch
 import torch
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
-from dryfit.virtual.writes.shadow import REAL, Shadow, Unwritten
 from dryfit.virtual.writes.unwritten_tensors import is_large_zero
+from dryfit.virtual.writes.view import path_of
+from dryfit.virtual.writes.written import Saved
 
 _NAMES: Final = {
     torch.float64: "F64",
@@ -34,23 +39,24 @@ _NAMES: Final = {
     torch.float8_e5m2: "F8_E5M2",
 }
 _TYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
+_MOST_HEADER_BYTES: Final = 100_000_000  # as safetensors has it
 _LENGTH_BYTES: Final = 8
 """The length of the header, before it; headers are filled up to a multiple of it."""
 
 
 class SafetensorsFiles:
-    """The functions of safetensors in the view of a shadow.
+    """The functions of safetensors.
 
     Args:
-        shadow: The view.
+        saved: Is told of files that lack bytes.
         make: Makes a tensor without values from shape and type.
     """
 
     # In slots, the functions as they were are not replaced with all others.
-    __slots__ = ("_load_file", "_make", "_safe_open", "_save", "_save_file", "_serialize_file", "_view")
+    __slots__ = ("_load_file", "_make", "_safe_open", "_save", "_save_file", "_saved", "_serialize_file")
 
-    def __init__(self, shadow: Shadow, make: Callable[[Any, torch.dtype], torch.Tensor]) -> None:
-        self._view = shadow
+    def __init__(self, saved: Saved, make: Callable[[Any, torch.dtype], torch.Tensor]) -> None:
+        self._saved = saved
         self._make = make
         self._save_file = safetensors.torch.save_file
         self._load_file = safetensors.torch.load_file
@@ -70,27 +76,35 @@ class SafetensorsFiles:
 
     def save_file(self, tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
         """Write tensors, or the header of those that have no values."""
-        if not isinstance(tensors, dict) or not any(map(_has_no_values, tensors.values())):
-            return self._save_file(tensors, filename, metadata)
-        _refuse_shared(tensors)
-        with open(filename, "wb") as file:  # noqa: PTH123  # the one that is replaced
-            file.write(header(tensors, metadata))
-        values = {name: tensor.clone() for name, tensor in tensors.items() if not _has_no_values(tensor)}
-        key = self._view.resolve(filename)
-        self._view.notes[key] = Unwritten(sum(tensor.nbytes for tensor in tensors.values()), values)
-        return None
+        content = self._small(tensors, metadata)
+        with open(filename, "wb") as file:
+            file.write(content or b"")
+            path = path_of(file.fileno())
+        if content is None:
+            self._save_file(tensors, path, metadata)
+        else:
+            self._saved.note_file(os.fspath(filename), _data_bytes(content) or 0)
 
     def save(self, tensors: dict[str, torch.Tensor], metadata: Any = None) -> bytes:
-        """Return a file's bytes; of tensors without values only its header."""
-        if isinstance(tensors, dict) and any(map(_has_no_values, tensors.values())):
-            return header(tensors, metadata)
-        return self._save(tensors, metadata)
+        """Return a file's bytes; of tensors without values only its header, and the values of the others."""
+        content = self._small(tensors, metadata)
+        if content is None:
+            return self._save(tensors, metadata)
+        self._saved.note_bytes(content, _data_bytes(content) or 0)
+        return content
+
+    def _small(self, tensors: Any, metadata: Any) -> bytes | None:
+        """Return the content of a file without data; None where all tensors have values."""
+        if not isinstance(tensors, dict) or not any(map(_has_no_values, tensors.values())):
+            return None
+        _refuse_shared(tensors)
+        values = {name: tensor.contiguous() for name, tensor in tensors.items() if not _has_no_values(tensor)}
+        return header(tensors, metadata) + (self._save(values) if values else b"")
 
     def serialize_file(self, tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
-        """Write real data into the shadow: safetensors opens the file by itself."""
-        with open(filename, "wb"):  # noqa: PTH123  # the one that is replaced
-            pass
-        path = self._view.shown(self._view.resolve(filename))
+        """Write real data: safetensors opens the file by itself."""
+        with open(filename, "wb") as file:
+            path = path_of(file.fileno())
         return self._serialize_file(tensor_dict, path, metadata=metadata)
 
     def load_file(self, filename: Any, device: Any = "cpu", *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
@@ -100,26 +114,57 @@ class SafetensorsFiles:
 
     def safe_open(self, filename: Any, framework: str = "pt", device: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
         """Open a file."""
-        if not isinstance(filename, str | bytes | os.PathLike) or not (self._view.is_used or self._view.notes):
-            return self._safe_open(filename, framework, device, *args, **kwargs)
-        key = self._view.resolve(filename)
-        shown = self._view.shown(key)
-        note = self._view.notes.get(key)
-        if note is None:
-            return self._safe_open(shown, framework, device, *args, **kwargs)
-        return _HeaderOnly(shown, note.values, torch.device(device), self._make)
+        if isinstance(filename, str | bytes | os.PathLike) and os.path.isfile(filename):
+            with open(filename, "rb") as file:
+                entries = _header_of(file)
+                if _lacks_data(entries, os.fstat(file.fileno()).st_size - file.tell()):
+                    values = file.read()
+                    known = safetensors.torch.load(values) if values else {}
+                    return _HeaderOnly(entries, known, torch.device(device), self._make)
+                filename = path_of(file.fileno())
+        return self._safe_open(filename, framework, device, *args, **kwargs)
+
+
+def _header_of(file: BinaryIO) -> dict[str, Any]:
+    """Read the header of a file; nothing where it has none."""
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > _MOST_HEADER_BYTES:
+        return {}
+    try:
+        entries = json.loads(file.read(length))
+    except ValueError:
+        return {}
+    return entries if isinstance(entries, dict) else {}
+
+
+def _lacks_data(entries: dict[str, Any], rest: int) -> bool:
+    """Whether so many bytes after a header are fewer than it tells."""
+    ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+    return bool(ends) and rest < max(ends)
+
+
+def _data_bytes(content: bytes) -> int | None:
+    """Return the bytes that a file lacks; None: none."""
+    file = io.BytesIO(content)
+    entries = _header_of(file)
+    rest = len(content) - file.tell()
+    if not _lacks_data(entries, rest):
+        return None
+    return max(entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__") - rest
 
 
 class _HeaderOnly:
     """A file without data, as ``safe_open`` opens one."""
 
     def __init__(
-        self, path: str, values: Mapping[str, torch.Tensor], device: torch.device, make: Callable[..., torch.Tensor]
+        self,
+        entries: dict[str, Any],
+        values: Mapping[str, torch.Tensor],
+        device: torch.device,
+        make: Callable[..., torch.Tensor],
     ) -> None:
-        with REAL.io_open(path, "rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            self._entries: dict[str, Any] = json.loads(file.read(length))
-        self._metadata = self._entries.pop("__metadata__", None)
+        self._metadata = entries.pop("__metadata__", None)
+        self._entries = entries
         self._values = values
         self._device = device
         self._make = make

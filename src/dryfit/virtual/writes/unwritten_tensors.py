@@ -6,15 +6,13 @@ descriptions too: a fake that comes back to the host is one. Whoever reads such 
 """
 
 import copyreg
-import hashlib
 import io
 import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +21,7 @@ from torch import nn
 
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.virtual.loading import addresses
-from dryfit.virtual.writes.shadow import Shadow, Unwritten
+from dryfit.virtual.writes.written import Saved
 
 _LARGE_BYTES: Final = 1 << 20
 """From so many bytes on, real tensors are looked at whether they are all zeros."""
@@ -129,13 +127,13 @@ class SmallPickler(pickle.Pickler):
 
 
 class TorchFiles:
-    """``torch.save`` and ``torch.load`` in the view of a shadow."""
+    """``torch.save`` and ``torch.load`` of tensors without values."""
 
     # In slots, the functions as they were are not replaced with all others.
-    __slots__ = ("_dump", "_load", "_pickle", "_save", "_view")
+    __slots__ = ("_dump", "_load", "_pickle", "_save", "_saved")
 
-    def __init__(self, shadow: Shadow) -> None:
-        self._view = shadow
+    def __init__(self, saved: Saved) -> None:
+        self._saved = saved
         self._save = torch.save
         self._dump = pickle.dump
         self._load: Callable[..., Any] = torch.load
@@ -151,45 +149,46 @@ class TorchFiles:
         small = self._pickle if pickle_module is pickle else pickle_module
         if not isinstance(f, str | os.PathLike):
             with counting() as counted:
-                self._save(obj, f, small, *args, **kwargs)
-            if isinstance(f, io.BytesIO) and counted.storages:
-                content = f.getvalue()
-                self._view.buffers[len(content), hashlib.sha256(content).digest()] = counted.bytes
-            name = getattr(f, "name", getattr(getattr(f, "raw", None), "name", None))
-            return self._note(name, counted) if isinstance(name, str) else None
-        parent = PurePosixPath(f).parent
-        if not self._view.is_folder(self._view.resolve(parent)):
+                self._save(obj, buffer := io.BytesIO(), small, *args, **kwargs)
+            return self._pass_on(buffer.getvalue(), f, counted)
+        parent = os.path.dirname(os.fspath(f))
+        if not os.path.isdir(parent or "."):
             raise RuntimeError(f"Parent directory {parent} does not exist.")
-        with counting() as counted, io.open(f, "wb") as file:  # noqa: UP020  # the one that is replaced
+        with counting() as counted, open(f, "wb") as file:
             self._save(obj, file, small, *args, **kwargs)
-        return self._note(f, counted)
+        if counted.storages:
+            self._saved.note_file(os.fspath(f), counted.bytes)
+        return None
 
     def dump(self, obj: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         """Pickle as ``pickle.dump`` does."""
         with counting() as counted:
-            self._dump(obj, file, *args, **kwargs)
-        name = getattr(file, "name", None)
-        return self._note(name, counted) if isinstance(name, str) else None
+            self._dump(obj, buffer := io.BytesIO(), *args, **kwargs)
+        self._pass_on(buffer.getvalue(), file, counted)
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Load as ``torch.load`` does; what was saved without its bytes comes as tensors without values."""
-        if isinstance(f, str | os.PathLike) and self._view.is_used:
-            f = self._view.shown(self._view.resolve(f))
         device = torch.device(map_location) if isinstance(map_location, str | int | torch.device) else None
         on_device = device is not None and device.type == "cuda"
         before = getattr(_state, "map_location", None)
         _state.map_location = map_location
         try:
-            loaded = self._load(f, "cpu" if on_device else map_location, *args, **kwargs)
+            with (
+                open(f, "rb") if isinstance(f, str | os.PathLike) and not kwargs.get("mmap") else nullcontext(f) as file
+            ):
+                loaded = self._load(file, "cpu" if on_device else map_location, *args, **kwargs)
         finally:
             _state.map_location = before
         return moved(loaded, device) if on_device else loaded
 
-    def _note(self, path: Any, counted: _Counted) -> None:
+    def _pass_on(self, content: bytes, file: Any, counted: _Counted) -> None:
+        """Write what was pickled to an open file, and note what it lacks."""
+        file.write(content)
         if counted.storages:
-            key = self._view.resolve(path)
-            known = self._view.notes.get(key)
-            self._view.notes[key] = Unwritten(counted.bytes + (known.bytes if known else 0))
+            self._saved.note_bytes(content, counted.bytes)
+            name = getattr(file, "name", getattr(getattr(file, "raw", None), "name", None))
+            if isinstance(name, str):
+                self._saved.note_part(name, counted.bytes)
 
 
 @contextmanager
@@ -216,7 +215,7 @@ def moved(value: Any, device: Any) -> Any:
     return value
 
 
-def install(shadow: Shadow, make: Callable[[Any, torch.dtype], torch.Tensor]) -> dict[Any, Any]:
+def install(saved: Saved, make: Callable[[Any, torch.dtype], torch.Tensor]) -> dict[Any, Any]:
     """Let fakes be pickled, and have addresses by which tied weights are found; return what stands for what.
 
     Installed after :mod:`dryfit.virtual.loading`: what the script itself saved is known here.
@@ -224,7 +223,7 @@ def install(shadow: Shadow, make: Callable[[Any, torch.dtype], torch.Tensor]) ->
     _make.append(make)
     copyreg.pickle(FakeTensor, _reduced)  # pyright: ignore[reportArgumentType]
     torch.serialization.add_safe_globals([restored, described, zeros])
-    files = TorchFiles(shadow)
+    files = TorchFiles(saved)
     addresses.install()
     return {torch.save: files.save, torch.load: files.load, pickle.dump: files.dump}
 

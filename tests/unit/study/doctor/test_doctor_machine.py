@@ -9,6 +9,7 @@ import pytest
 
 from dryfit.core.jobs.diagnostics import ProbeResult
 from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.wall.places import WALLS, Wall
 from dryfit.study.doctor import machine_facts as gathered
 from dryfit.study.doctor.finding import Finding, Status
 from dryfit.study.doctor.folder import FolderFacts
@@ -45,6 +46,7 @@ GOOD = MachineFacts(
     shared_memory=ROOM,
     cache=ROOM,
     hub_cache=ROOM,
+    wall=Wall.NAMESPACES,
     offline=(),
     driver=SEEN,
     visible_devices=None,
@@ -96,6 +98,8 @@ OLD_EXTRA = replace(GOOD.packages[1], found="0.9", allowed=False)
         ({"cache": replace(ROOM, not_writable="no")}, "plans' cache", Status.WARN, "/x: no", "DRYFIT_CACHE"),
         ({"hub_cache": replace(ROOM, not_writable="no")}, "hub cache", Status.WARN, "/x: no", "HF_HOME"),
         ({"hub_cache": replace(ROOM, free_bytes=1)}, "hub cache", Status.WARN, "0 MiB free", "free some space"),
+        ({"wall": Wall.LANDLOCK}, "files in rehearsals", Status.PASS, WALLS[Wall.LANDLOCK], ""),
+        ({"wall": Wall.REDIRECT}, "files in rehearsals", Status.WARN, WALLS[Wall.REDIRECT], "Landlock"),
         ({"offline": ("HF_HUB_OFFLINE",)}, "offline", Status.PASS, "HF_HUB_OFFLINE: only models", ""),
     ],
 )

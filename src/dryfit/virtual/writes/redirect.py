@@ -1,33 +1,43 @@
-"""The functions of ``os``, and ``open``, that read and write in the view of :mod:`dryfit.virtual.writes.shadow`.
+"""The functions of ``os``, and ``open``, that read and write in a :class:`~dryfit.virtual.writes.view.View`.
 
-They are replaced for the life of the process, wherever a module has them by name already. ``shutil``, ``pathlib``,
-``tempfile``, ``glob``, ``logging``, ``zipfile`` and numpy go through them.
+Where the kernel cannot show a script a view of all files, Python does, for Python's own functions: they are replaced
+for the life of the process, wherever a module has them by name already. ``shutil``, ``pathlib``, ``tempfile``,
+``glob``, ``logging``, ``zipfile`` and numpy go through them. What goes another way is refused: by an audit hook what Python
+tells of, by Landlock, where the kernel has it, all the rest.
 """
 
 import builtins
 import errno
 import functools
-import gc
-import inspect
 import io
 import os
-import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import PurePosixPath
-from types import FunctionType
+from types import ModuleType
 from typing import Any, Final
 
-from dryfit.virtual.writes.shadow import REAL, Shadow, path_of
-from dryfit.virtual.writes.shadow_entries import Entries, Entry
+from dryfit.virtual.import_hooks import when_imported
+from dryfit.virtual.writes.replacing import named_as, replace_everywhere
+from dryfit.virtual.writes.view import REAL, View, path_of
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_LARGE_BYTES: Final = 64 << 20
-"""From so many bytes on, what is really there is not copied before it is changed."""
 _TMPFILE: Final = getattr(os, "O_TMPFILE", 0)
-_KEPT_MODULES: Final = ("posix", "_io")
-"""Modules that keep the functions as they are: Python's own imports use them."""
+_CHANGED: Final = {
+    **dict.fromkeys(("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), (0,)),
+    "os.rename": (0, 1),
+    "os.link": (1,),
+    "os.symlink": (1,),
+}
+"""Which arguments of an audit event are paths that are changed."""
+_OPENED_BY_C: Final = {
+    "pyarrow": {"memory_map": 0, "OSFile": 0},
+    "tokenizers": {"Tokenizer.from_file": 0, "Tokenizer.save": 1},
+    "sentencepiece": {"SentencePieceProcessor.LoadFromFile": 1},
+}
+"""Functions of C code that read, or write, what scripts write by Python, and which argument is the path."""
 
 
 class Replaced:
@@ -52,13 +62,11 @@ def _by_name(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
-class RedirectedFiles:
+class Redirected:
     """The functions, one method each where they differ."""
 
-    def __init__(self, shadow: Shadow) -> None:
-        self._view = shadow
-        # Bound, so that it is not replaced with all others.
-        self._copyfile = functools.partial(shutil.copyfile)
+    def __init__(self, view: View) -> None:
+        self._view = view
 
     def functions(self) -> dict[Any, Callable[..., Any]]:
         """Return what stands for each function."""
@@ -69,16 +77,15 @@ class RedirectedFiles:
             REAL.getcwdb: lambda: os.fsencode(self._view.cwd()),
             REAL.listdir: self.listdir,
             REAL.scandir: self.scandir,
-            REAL.mkdir: self.mkdir,
-            REAL.rmdir: self.rmdir,
-            REAL.remove: self.unlink,
-            REAL.unlink: self.unlink,
+            REAL.mkdir: self._making(REAL.mkdir),
+            REAL.rmdir: functools.partial(self.remove, True, REAL.rmdir),
+            REAL.remove: functools.partial(self.remove, False, REAL.remove),
+            REAL.unlink: functools.partial(self.remove, False, REAL.unlink),
             REAL.rename: self.rename,
             REAL.replace: self.rename,
             REAL.link: self.link,
             REAL.symlink: self.symlink,
             REAL.truncate: self.truncate,
-            shutil.copyfile: self.copyfile,
         }
         for name in ("stat", "access", "statvfs", "chdir", "getxattr", "listxattr"):
             if hasattr(REAL, name):
@@ -94,9 +101,10 @@ class RedirectedFiles:
 
     def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         """Open a file, as ``open`` does."""
+        file = file if isinstance(file, int) else os.fspath(file)
         if isinstance(file, int) or self._view.is_busy:
             return REAL.io_open(file, mode, *args, **kwargs)
-        if kwargs.get("opener") is not None or len(args) > 5:  # the opener is the last argument
+        if kwargs.get("opener") is not None or len(args) > 5:  # the opener is the last argument, and calls os.open
             with self._view.as_opened():
                 return REAL.io_open(file, mode, *args, **kwargs)
         if not set(mode) & set("wxa+"):
@@ -106,27 +114,30 @@ class RedirectedFiles:
         else:
             path = self._written(file, keep="w" not in mode, new="x" in mode)
         with self._as_called(file):
-            return REAL.io_open(path, mode, *args, **kwargs)
+            opened = REAL.io_open(path, mode, *args, **kwargs)
+        raw = getattr(opened, "buffer", opened)
+        getattr(raw, "raw", raw).name = file  # the script knows it by this name
+        return opened
 
     def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """Open a descriptor."""
+        path = os.fspath(path)
         if self._view.is_busy:
             return REAL.open(path, flags, mode, dir_fd=dir_fd)
         follow = not flags & getattr(os, "O_NOFOLLOW", 0)
         if _TMPFILE and flags & _TMPFILE == _TMPFILE:
-            key = self._view.resolve(path, dir_fd)
-            at = self._written(f"{key}/unnamed", keep=False, new=False)
+            at = self._written(path, keep=False, new=False, key=f"{self._view.resolve(path, dir_fd)}/unnamed")
             at = str(PurePosixPath(at).parent)
         elif not flags & _WRITES:
             if not self._view.is_used:
                 return REAL.open(path, flags, mode, dir_fd=dir_fd)
             at = self._found(path, dir_fd, follow)
         else:
-            new = flags & os.O_CREAT and flags & os.O_EXCL
-            if not flags & os.O_CREAT and not self._view.exists(self._view.resolve(path, dir_fd, follow)):
-                raise _error(errno.ENOENT, path)
+            new = bool(flags & os.O_CREAT and flags & os.O_EXCL)
             key = self._view.resolve(path, dir_fd, follow=follow and not new)
-            at = self._written(path, keep=not flags & os.O_TRUNC, new=bool(new), key=key)
+            if not flags & os.O_CREAT and not self._view.exists(key):
+                raise _error(errno.ENOENT, path)
+            at = self._written(path, keep=not (flags & os.O_TRUNC and flags & os.O_CREAT), new=new, key=key)
         with self._as_called(path):
             return REAL.open(at, flags, mode)
 
@@ -146,42 +157,26 @@ class RedirectedFiles:
             key = self._folder(path)
             names = self._view.names(key)
         base = "" if isinstance(path, int) else "." if path is None else os.fspath(path)
-        return Entries(Entry(self._view, key, name, base) for name in names)
+        return _Entries(_Entry(self._view, key, name, base) for name in names)
 
-    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        """Make a folder."""
+    def remove(self, of_folder: bool, real: Callable[..., Any], path: Any, *, dir_fd: int | None = None) -> None:
+        """Remove a file, a link or an empty folder."""
+        path = os.fspath(path)
         if self._view.is_busy:
-            return REAL.mkdir(path, mode, dir_fd=dir_fd)
-        return self._making(REAL.mkdir)(path, mode, dir_fd=dir_fd)
-
-    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
-        """Remove an empty folder."""
-        if self._view.is_busy:
-            return REAL.rmdir(path, dir_fd=dir_fd)
+            return real(path, dir_fd=dir_fd)
         with self._as_called(path):
             key = self._view.resolve(path, dir_fd, follow=False)
             if not self._view.exists(key):
                 raise _error(errno.ENOENT, path)
-            if not self._view.is_folder(key):
-                raise _error(errno.ENOTDIR, path)
-            if self._view.names(key):
+            if self._view.is_folder(key) is not of_folder:
+                raise _error(errno.ENOTDIR if of_folder else errno.EISDIR, path)
+            if of_folder and self._view.names(key):
                 raise _error(errno.ENOTEMPTY, path)
-            return self._view.drop(key)
-
-    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-        """Remove a file or a link."""
-        if self._view.is_busy:
-            return REAL.unlink(path, dir_fd=dir_fd)
-        with self._as_called(path):
-            key = self._view.resolve(path, dir_fd, follow=False)
-            if not self._view.exists(key):
-                raise _error(errno.ENOENT, path)
-            if self._view.is_folder(key):
-                raise _error(errno.EISDIR, path)
             return self._view.drop(key)
 
     def rename(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         """Move a file or a folder in the place of another one."""
+        src, dst = os.fspath(src), os.fspath(dst)
         if self._view.is_busy:
             return REAL.replace(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         view = self._view
@@ -191,10 +186,8 @@ class RedirectedFiles:
         if target.startswith(source + "/"):
             raise _error(errno.EINVAL, src, dst)
         if view.exists(target):
-            if view.is_folder(source) and not view.is_folder(target):
-                raise _error(errno.ENOTDIR, src, dst)
-            if view.is_folder(target) and not view.is_folder(source):
-                raise _error(errno.EISDIR, src, dst)
+            if view.is_folder(source) is not view.is_folder(target):
+                raise _error(errno.ENOTDIR if view.is_folder(source) else errno.EISDIR, src, dst)
             if source == target:
                 return None
             if view.is_folder(target) and view.names(target):
@@ -211,8 +204,8 @@ class RedirectedFiles:
         dst_dir_fd: int | None = None,
         follow_symlinks: bool = True,
     ) -> None:
-        """Give a file a second name; what was not written by the script is not linked, but borrowed."""
-        view = self._view
+        """Give a file a second name; what the script did not write is copied."""
+        view, src, dst = self._view, os.fspath(src), os.fspath(dst)
         if view.is_busy:
             return REAL.link(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=follow_symlinks)
         source = view.resolve(src, src_dir_fd, follow_symlinks)
@@ -222,16 +215,15 @@ class RedirectedFiles:
         if view.exists(target):
             raise _error(errno.EEXIST, src, dst)
         with self._as_called(dst):
-            shown = view.shown(source)
+            shown, to = view.shown(source), view.to_write(target, keep=False)
             if shown.startswith("/proc/"):  # an unnamed file of this process, which gets a name
                 # Only with a folder's descriptor, which an absolute path ignores, does Python follow the link.
-                return REAL.link(shown, view.to_write(target, keep=False), src_dir_fd=0, follow_symlinks=True)
-            if shown.startswith(view.folder + "/") or (view.is_free(source) and view.is_free(target)):
-                return REAL.link(shown, view.to_write(target, keep=False))
-            return view.borrow(source, target)
+                return REAL.link(shown, to, src_dir_fd=0, follow_symlinks=True)
+            return REAL.link(shown if view.is_free(source) else view.to_write(source, keep=True), to)
 
     def symlink(self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
         """Make a link."""
+        src, dst = os.fspath(src), os.fspath(dst)
         if self._view.is_busy:
             return REAL.symlink(src, dst, target_is_directory, dir_fd=dir_fd)
         with self._as_called(dst):
@@ -242,6 +234,7 @@ class RedirectedFiles:
 
     def truncate(self, path: Any, length: int) -> None:
         """Cut a file."""
+        path = path if isinstance(path, int) else os.fspath(path)
         if isinstance(path, int) or self._view.is_busy:
             return REAL.truncate(path, length)
         if not self._view.exists(self._view.resolve(path)):
@@ -250,31 +243,11 @@ class RedirectedFiles:
         with self._as_called(path):
             return REAL.truncate(at, length)
 
-    def copyfile(self, src: Any, dst: Any, *, follow_symlinks: bool = True) -> Any:
-        """Copy a file; a large one that the script did not write is borrowed."""
-        view = self._view
-        if view.is_busy or not follow_symlinks or not _is_path(src) or not _is_path(dst):
-            return self._copyfile(src, dst, follow_symlinks=follow_symlinks)
-        source, target = view.resolve(src), view.resolve(dst)
-        shown = view.shown(source)
-        in_shadow = shown.startswith(view.folder + "/")
-        with view.as_asked():
-            large = os.path.isfile(shown) and os.path.getsize(shown) > _LARGE_BYTES  # noqa: PTH113, PTH202
-            parent = view.is_folder(str(PurePosixPath(target).parent))
-        if not in_shadow and large and parent and not view.is_free(target) and not view.is_folder(target):
-            if source == target:
-                raise shutil.SameFileError(f"{src!r} and {dst!r} are the same file")
-            view.borrow(source, target)
-        else:
-            self._copyfile(src, dst)
-        if source in view.notes:
-            view.notes[target] = view.notes[source]
-        return dst
-
     def _reading(self, real: Callable[..., Any], follow: bool) -> Callable[..., Any]:
         """Return a function that is told where its path is found."""
 
         def function(path: Any, *args: Any, **kwargs: Any) -> Any:
+            path = path if isinstance(path, int) else os.fspath(path)
             if isinstance(path, int) or self._view.is_busy or not self._view.is_used:
                 return real(path, *args, **kwargs)
             found = self._found(path, kwargs.pop("dir_fd", None), kwargs.get("follow_symlinks", follow))
@@ -285,33 +258,40 @@ class RedirectedFiles:
         return function
 
     def _marking(self, real: Callable[..., Any], follow: bool) -> Callable[..., Any]:
-        """Return a function that changes what is known of a file: only of those that the script wrote."""
+        """Return a function that changes modes, times and the like of what the script wrote, where the wall lets it."""
 
         def function(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(path, int) or self._view.is_busy:
-                return real(path, *args, **kwargs)
             view = self._view
-            key = view.resolve(path, kwargs.pop("dir_fd", None), kwargs.get("follow_symlinks", follow))
+            path = path if isinstance(path, int) else os.fspath(path)
+            if not isinstance(path, int) and view.is_busy:
+                return real(path, *args, **kwargs)
+            text, followed = (path_of(path), False) if isinstance(path, int) else (path, True)
+            follows = followed and kwargs.get("follow_symlinks", follow)
+            key = view.resolve(text, kwargs.pop("dir_fd", None), follows)
             shown = view.shown(key)
             if not view.exists(key):
                 raise _error(errno.ENOENT, path)
             if not view.is_free(key) and not shown.startswith(view.folder + "/"):
                 return None
             with self._as_called(path):
-                return real(shown, *args, **kwargs)
+                try:
+                    return real(path if isinstance(path, int) else shown, *args, **kwargs)
+                except PermissionError:
+                    return None  # the wall knows no paths here, and refuses it of any file
 
         return function
 
     def _making(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that makes what must not be there."""
 
-        def function(path: Any, *args: Any, dir_fd: int | None = None) -> Any:
+        def function(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            path = os.fspath(path)
             if self._view.is_busy:
-                return real(path, *args, dir_fd=dir_fd)
+                return real(path, *args, dir_fd=dir_fd, **kwargs)
             key = self._view.resolve(path, dir_fd, follow=False)
             at = self._written(path, keep=False, new=True, key=key)
             with self._as_called(path):
-                return real(at, *args)
+                return real(at, *args, **kwargs)
 
         return function
 
@@ -319,7 +299,7 @@ class RedirectedFiles:
         return self._view.shown(self._view.resolve(path, dir_fd, follow))
 
     def _folder(self, path: Any) -> str:
-        return self._view.resolve(path_of(path) if isinstance(path, int) else "." if path is None else path)
+        return self._view.resolve(path_of(path) if isinstance(path, int) else "." if path is None else os.fspath(path))
 
     def _written(self, path: Any, keep: bool, new: bool, key: str | None = None) -> str:
         """Return where a path is written.
@@ -334,8 +314,6 @@ class RedirectedFiles:
                 raise _error(errno.EEXIST, path)
             if self._view.is_folder(key):
                 raise _error(errno.EISDIR, path)
-            if not keep:
-                self._view.notes.pop(key, None)
             return self._view.to_write(key, keep)
 
     @contextmanager
@@ -346,55 +324,148 @@ class RedirectedFiles:
                 yield
         except OSError as error:
             if error.filename is not None and error.filename2 is None:
-                error.filename = path if isinstance(path, int) or path is None else os.fspath(path)
+                error.filename = path
             raise
 
 
-def install(shadow: Shadow, more: dict[Any, Any]) -> None:
-    """Replace the functions, and more, wherever a module or a function's defaults have them by name."""
-    made = RedirectedFiles(shadow).functions()
-    replace_everywhere({**made, **more})
+class _Entry:
+    """An entry of a folder in the view: as :class:`os.DirEntry`."""
+
+    def __init__(self, view: View, folder: str, name: str, base: Any) -> None:
+        self._view = view
+        self._key = f"{folder.rstrip('/')}/{name}"
+        as_bytes = isinstance(base, bytes)
+        self.name = os.fsencode(name) if as_bytes else name
+        text = os.fsdecode(base)
+        path = name if not text else text + name if text.endswith("/") else f"{text}/{name}"
+        self.path = os.fsencode(path) if as_bytes else path
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Return what is known of it."""
+        key = self._view.resolve(self._key, follow=follow_symlinks)
+        return (REAL.stat if follow_symlinks else REAL.lstat)(self._view.shown(key))
+
+    def inode(self) -> int:
+        """Return its number."""
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a folder."""
+        return stat.S_ISDIR(self._mode(follow_symlinks))
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """Whether it is a plain file."""
+        return stat.S_ISREG(self._mode(follow_symlinks))
+
+    def is_symlink(self) -> bool:
+        """Whether it is a link."""
+        return stat.S_ISLNK(self._mode(False))
+
+    def is_junction(self) -> bool:
+        """Whether it is a junction, which only Windows has."""
+        return False
+
+    def _mode(self, follow: bool) -> int:
+        try:
+            return self.stat(follow_symlinks=follow).st_mode
+        except OSError:
+            return 0
+
+
+class _Entries:
+    """Entries of a folder: as what :func:`os.scandir` returns."""
+
+    def __init__(self, entries: Iterator[_Entry]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> "_Entries":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._entries = iter(())
+
+
+def install(view: View, refused: Callable[[str], None]) -> None:
+    """Replace the functions, and refuse every other way of writing that Python tells of.
+
+    Args:
+        refused: Called with each path where that was tried.
+    """
+    made = Redirected(view).functions()
+    replace_everywhere(dict(made))
     for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         known |= {made[function] for function in known & made.keys()}
     builtins.open = io.open = made[REAL.io_open]
+    for name, functions in _OPENED_BY_C.items():
+        when_imported(name, functools.partial(_point, view, functions))
+    sys.addaudithook(functools.partial(_audit, view, refused))
 
 
-def replace_everywhere(replaced: dict[Any, Any]) -> None:
-    """Replace functions wherever they were taken before: in names of modules, tables, and defaults of functions."""
-    if not replaced:
+def _audit(view: View, refused: Callable[[str], None], event: str, args: tuple[Any, ...]) -> None:
+    """Judge an event of Python's own functions.
+
+    Raises:
+        PermissionError: Something is changed that is neither in the view's folder nor free.
+    """
+    changed = _CHANGED.get(event, ())
+    if event == "open" and (not isinstance(args[2], int) or args[2] & _WRITES):
+        changed = (0,)
+    if not changed or view.is_trusted:
         return
-    by_id = {id(old): new for old, new in replaced.items()}
-    has_none = by_id.keys().isdisjoint  # most objects: this asks no Python code of each
-    kept = {id(vars(sys.modules[name])) for name in _KEPT_MODULES if name in sys.modules}
-    kept |= {id(vars(REAL)), id(replaced)}
-    for one in gc.get_objects():
-        if type(one) is dict:
-            if has_none(map(id, one.values())) or id(one) in kept:
-                continue
-            for key in [key for key, value in one.items() if id(value) in by_id]:
-                one[key] = by_id[id(one[key])]
-        elif type(one) is FunctionType and one.__defaults__ and not has_none(map(id, one.__defaults__)):
-            one.__defaults__ = tuple(by_id.get(id(value), value) for value in one.__defaults__)
+    for path in (args[at] for at in changed if not isinstance(args[at], int)):
+        with view.as_asked():
+            real = os.path.realpath(os.fsdecode(path))
+        if not view.is_free(real) and not real.startswith(view.folder + "/"):
+            refused(real)
+            raise PermissionError(
+                errno.EACCES, "a rehearsal writes nothing elsewhere, and this way of writing is not redirected", path
+            )
 
 
-def named_as(real: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Give a function the name of another one, but no way back to it, which would be replaced by itself."""
+def _point(view: View, functions: dict[str, int], module: ModuleType) -> None:
+    """Let functions of C code find what was written by Python."""
+    replaced: dict[Any, Any] = {}
+    for name, at in functions.items():
+        owner, _, method = name.rpartition(".")
+        holder = getattr(module, owner) if owner else module
+        function = getattr(holder, method)
+        made = _pointed(view, function, at)
+        if owner or isinstance(function, type):
+            setattr(holder, method, staticmethod(made) if owner and at == 0 else made)
+        else:
+            replaced[function] = made
+    replace_everywhere(replaced)
 
-    def decorate(function: Any) -> Any:
-        functools.update_wrapper(function, real)
-        del function.__wrapped__
-        with suppress(ValueError):  # some functions of C have none
-            function.__signature__ = inspect.signature(real)
-        return function
 
-    return decorate
+def _pointed(view: View, function: Callable[..., Any], at: int) -> Callable[..., Any]:
+    @named_as(function)
+    def pointed(*args: Any, **kwargs: Any) -> Any:
+        if view.is_busy or len(args) <= at or not isinstance(args[at], str | os.PathLike):
+            return function(*args, **kwargs)
+        key = view.resolve(os.fspath(args[at]))
+        writes = function.__name__ == "save" or "w" in str(kwargs.get("mode", args[1:2]))
+        with view.as_asked():
+            path = view.to_write(key, keep=False) if writes else view.shown(key)
+        return function(*args[:at], path, *args[at + 1 :], **kwargs)
 
-
-def _is_path(path: Any) -> bool:
-    return isinstance(path, str | bytes | os.PathLike)
+    return pointed
 
 
 def _error(number: int, path: Any, other: Any = None) -> OSError:
-    if other is None:
-        return OSError(number, os.strerror(number), os.fspath(path))
-    return OSError(number, os.strerror(number), os.fspath(path), None, os.fspath(other))
+    return OSError(number, os.strerror(number), path, *(() if other is None else (None, other)))
