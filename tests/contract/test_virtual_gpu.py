@@ -76,6 +76,14 @@ def test_memory_is_that_of_the_storages_of_the_same_program_on_the_cpu() -> None
     assert beside["after"] == [1024, 1024]
 
 
+def test_flex_attention_takes_what_a_fused_kernel_does() -> None:
+    facts = facts_of("flex_facts.py")
+    kept, after = facts["sdpa"]
+    assert facts["flex"] == facts["compiled"] == [kept - 1024, after]  # without two states of random numbers
+    assert facts["grouped"] == [kept - 1024, after // 2]
+    assert any("flex_attention" in note for note in facts["notes"])
+
+
 def test_what_nobody_knows_is_read_as_zeros_and_is_no_longer_the_old_value(facts: dict[str, Any]) -> None:
     assert facts["written"] == [[7, 1, 2], [0, 0, 0]]
     assert facts["unknown"]

@@ -42,7 +42,7 @@ def walled(number, asked, name, code):
         try:
             assert wall is asked, (wall, asked)
             names = dict(OWN, wall=wall, name=name, own=places.enter(wall))
-            muting = names["muting"] = install(places, wall, made)
+            muting = names["muting"] = install(places, wall, made, KEPT)
             exec(compile(code, name, "exec"), names)
             status = 0
         except BaseException:
@@ -55,7 +55,7 @@ def walled(number, asked, name, code):
             os._exit(status)
 
     with places.made():
-        status = run_walled(places, inside, (), asked)
+        status = run_walled(places, inside, KEPT, asked)
         apart = (f"{places.folder.resolve()}/", f"{places.temporary.resolve()}/", "/dev/shm/")
         files = written(places.files, Saved.read(places.own / SAVES_FILE), apart)
         told = json.loads((places.own / "muted.json").read_text()) + [one.model_dump() for one in files]
@@ -81,7 +81,14 @@ assert not failed
 
 
 def run_each(
-    head: str, cases: Mapping[str, str], scratch: Path, cwd: Path, *, walls: Iterable[Wall] = WALLS, **environment: str
+    head: str,
+    cases: Mapping[str, str],
+    scratch: Path,
+    cwd: Path,
+    *,
+    walls: Iterable[Wall] = WALLS,
+    kept: Iterable[Path] = (),
+    **environment: str,
 ) -> Told:
     """Run each code behind each wall in a process of its own, forked after what the head imports.
 
@@ -91,6 +98,7 @@ def run_each(
         AssertionError: One failed; what it said.
     """
     given = f"CASES = {dict(cases)!r}\nWALLS = {[str(wall) for wall in walls]!r}\nSCRATCH = Path({str(scratch)!r})\n"
+    given += f"KEPT = [Path(one) for one in {list(map(str, kept))!r}]\n"
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", **environment}
     command = [sys.executable, "-c", f"{_HEAD}{head}\n{given}{_EACH}"]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)

@@ -23,6 +23,9 @@ from dryfit.nodes.secure_lines import (
 _READ_BYTES = 1 << 16
 _READS_AT_ONCE = 64
 _MOST_UNSENT_BYTES = 1 << 27
+_MOST_UNPROVED_BYTES = 1 << 14
+"""What an agent may send before it has proved that it has the token: a TLS handshake takes about 2 KiB."""
+_MOST_UNPROVED_LINES = 4
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -49,6 +52,7 @@ class Connection:
         self._nonce = new_token()
         self._handshake: Handshake | None = None
         self._lines = LineCutter(MOST_GREETING_BYTES)
+        self._unproved_bytes = self._unproved_lines = 0
         self._unsent = bytearray()
         self._sealer: Sealer | None = None
         self._opener: Opener | None = None
@@ -102,7 +106,7 @@ class Connection:
         """Return what the other side has said since the last call, the handshake aside; see :attr:`broken`."""
         self.flush()
         heard: list[bytes] = []
-        for _ in range(_READS_AT_ONCE):
+        for _ in range(_READS_AT_ONCE if self._is_trusted else 1):
             try:
                 data = self._socket.recv(_READ_BYTES)
             except BlockingIOError:
@@ -117,9 +121,11 @@ class Connection:
         said: list[bytes] = []
         try:
             for data in heard:
+                self._count(len(data), lines=0)
                 self._lines.feed(self._wire.heard(data))
             while (line := self._lines.next_line()) is not None:
                 if self._opener is None:
+                    self._count(0, lines=1)
                     self._shake(line)
                 else:
                     said.append(self._opener.open(line))
@@ -130,6 +136,24 @@ class Connection:
         else:
             self.flush()
         return said
+
+    @property
+    def _is_trusted(self) -> bool:
+        """Whether the other side may cost what it wants: agents go to their control process by themselves."""
+        return self.is_proved or self._role is Side.AGENT
+
+    def _count(self, size: int, lines: int) -> None:
+        """Count what was heard before the proof.
+
+        Raises:
+            LineError: It is more than an agent says.
+        """
+        if self._is_trusted:
+            return
+        self._unproved_bytes += size
+        self._unproved_lines += lines
+        if self._unproved_bytes > _MOST_UNPROVED_BYTES or self._unproved_lines > _MOST_UNPROVED_LINES:
+            raise LineError("the other side says too much before it has proved that it has this study's token")
 
     def close(self) -> None:
         """Close the socket."""

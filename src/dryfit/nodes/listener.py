@@ -3,7 +3,7 @@
 import selectors
 import socket
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from dryfit.nodes.connection import Connection
@@ -35,7 +35,8 @@ class Listener:
         self._tls = tls
         self._selector = selectors.DefaultSelector()
         self._connections: dict[Connection, selectors.SelectorKey] = {}
-        self._strangers: dict[Connection, float] = {}
+        self._strangers: dict[Connection, tuple[float, str]] = {}
+        """Since when each is there, and its host."""
         self._refused: deque[str] = deque(maxlen=_MOST_STRANGERS)
         self._deaf_since_s: float | None = None
         listening.setblocking(False)
@@ -75,7 +76,7 @@ class Listener:
         if self._deaf_since_s is not None and now_s - self._deaf_since_s > _DEAF_S:
             self._deaf_since_s = None
             self._selector.register(self._listening, selectors.EVENT_READ)
-        for stranger, since_s in list(self._strangers.items()):
+        for stranger, (since_s, _) in list(self._strangers.items()):
             if stranger.broken or now_s - since_s > _SILENT_STRANGER_S:
                 if stranger.is_refused:
                     self._refused.append(stranger.broken)
@@ -98,9 +99,9 @@ class Listener:
         self._listening.close()
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(_MOST_STRANGERS):  # the rest is for the next look
             try:
-                connected, _ = self._listening.accept()
+                connected, (host, *_) = self._listening.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError:  # too many open files: one less may be open soon
@@ -110,9 +111,10 @@ class Listener:
             wire = TlsBytes(self._tls) if self._tls is not None else None
             connection = Connection(connected, Side.CONTROL, self._token, wire)
             self._connections[connection] = self._selector.register(connection, selectors.EVENT_READ)
-            self._strangers[connection] = self._clock()
-            if len(self._strangers) > _MOST_STRANGERS:
-                self.drop(next(iter(self._strangers)))
+            self._strangers[connection] = (self._clock(), host)
+            if len(self._strangers) > _MOST_STRANGERS:  # the oldest of the host that has most
+                ((most, _),) = Counter(host for _, host in self._strangers.values()).most_common(1)
+                self.drop(next(one for one, (_, host) in self._strangers.items() if host == most))
 
     def _watch(self, connection: Connection) -> None:
         """Ask for room to write only while something waits for it."""

@@ -5,7 +5,7 @@ import itertools
 import random
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -481,6 +481,39 @@ def test_strangers_that_say_nothing_are_dropped(study: Study) -> None:
             while stranger.recv(4096):
                 pass
         stranger.close()
+
+
+@pytest.mark.parametrize("said", [b"\n", b" ", b"a", b"\n" * 3 + b"{}"])
+def test_a_flood_before_the_proof_is_cut_off_at_once(said: bytes, study: Study) -> None:
+    with socket.create_connection(study.listener.address) as stranger:
+        stranger.setblocking(False)
+        with suppress(OSError):
+            for _ in range(1000):
+                stranger.send(said * (1 << 14))
+        for _ in range(3):  # accepted, heard, dropped
+            assert study.listener.look() == []
+        stranger.setblocking(True)
+        with suppress(ConnectionError):
+            while stranger.recv(4096):
+                pass
+    assert len(study.listener.refused()) == 1
+
+
+def test_connections_that_say_nothing_keep_no_agent_of_another_host_out(study: Study) -> None:
+    with ExitStack() as opened:
+        stranger = opened.enter_context(
+            socket.create_connection(study.listener.address, source_address=("127.0.0.2", 0))
+        )
+        study.listener.look()
+        for _ in range(4):
+            for _ in range(50):
+                opened.enter_context(socket.create_connection(study.listener.address))
+            study.listener.look()
+        stranger.settimeout(5.0)
+        assert b"nonce" in stranger.recv(4096)
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is still there
+            stranger.recv(4096)
 
 
 def test_an_agent_without_a_study_says_once_that_it_waits_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import walled
-from dryfit.core.wall.places import Wall
+from dryfit.core.wall.places import Wall, caches
 
 pytestmark = pytest.mark.heavy
 
@@ -424,3 +424,20 @@ def test_no_way_of_writing_reaches_real_files(project: Path, tmp_path: Path) -> 
         assert shared.read_text() == "real"
     finally:
         shared.unlink()
+
+
+def test_a_cache_that_contains_the_project_is_not_kept(tmp_path: Path) -> None:
+    project, cache = tmp_path / "home" / "project", tmp_path / "cache"
+    project.mkdir(parents=True)
+    cache.mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    kept = {"HF_HOME": str(cache), "TORCH_HOME": str(tmp_path / "home"), "MPLCONFIGDIR": str(tmp_path / "link")}
+    nowhere = {"XDG_CACHE_HOME": str(cache), "TRITON_HOME": "/", "KERAS_HOME": str(cache), "NLTK_DATA": str(project)}
+    assert caches({**kept, **nowhere}, [project]) == [cache]
+
+
+def test_a_kept_folder_is_written_and_all_others_are_not(project: Path, tmp_path: Path) -> None:
+    (cache := tmp_path / "cache").mkdir()
+    code = "Path('out/old.txt').write_text('x'); Path(KEPT, 'model').write_text('x')"
+    told(project, tmp_path / "scratch", {"kept": code.replace("KEPT", repr(str(cache)))}, kept=[cache])
+    assert (cache / "model").read_text() == "x"

@@ -2,8 +2,8 @@
 
 Where the kernel cannot show a script a view of all files, Python does, for Python's own functions: they are replaced
 for the life of the process, wherever a module has them by name already. ``shutil``, ``pathlib``, ``tempfile``,
-``glob``, ``logging``, ``zipfile`` and numpy go through them. What goes another way is refused: by an audit hook what Python
-tells of, by Landlock, where the kernel has it, all the rest.
+``glob``, ``logging``, ``zipfile`` and numpy go through them. What goes another way is refused: by an audit hook what
+Python tells of, by Landlock, where the kernel has it, all the rest.
 """
 
 import builtins
