@@ -91,6 +91,14 @@ class AbsentGroup:
         """
         if self.size > 1:
             os.environ.update(_ENVIRONMENT, WORLD_SIZE=str(self.size), LOCAL_WORLD_SIZE=str(self.size))
+        self._replace_groups()
+        self._replace_ddp()
+        _replace_processes(note)
+        when_imported("torch.distributed.checkpoint", lambda module: _tell_of_shards(module, say))
+        when_imported("torch.distributed.pipelining.stage", expect_gradients)
+        when_imported("deepspeed", _refuse_deepspeed)
+
+    def _replace_groups(self) -> None:
         know_fake_groups()
         make, make_part = dist.init_process_group, dist.new_group
 
@@ -121,18 +129,12 @@ class AbsentGroup:
             mine = [[members[one] for one in part] for part in split_ranks if 0 in part]
             return make_part(mine[0]) if mine else None
 
-        def start_here(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, join: bool = True, **__: Any) -> Any:
-            note(f"of {nprocs} processes that the script starts the first is rehearsed, as rank 0, in the script's own")
-            fn(0, *args)
-            return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[], pids=list)
-
         replaced: tuple[tuple[Any, Callable[..., Any]], ...] = (
             (make, init_process_group),
             (make_part, new_group),
             (dist.split_group, split_group),
             (dist.recv_object_list, _receive),
             (dist.monitored_barrier, lambda *_, **__: None),
-            (start_processes, start_here),
         )
         for old, answer in replaced:
             rebind(old, stand_in(answer, old))
@@ -141,12 +143,6 @@ class AbsentGroup:
         dist.is_nccl_available = lambda: True
         dist.get_backend = stand_in(lambda *_, **__: self._backend, dist.get_backend)
         replace_parameter_checks(distributed)
-        self._replace_ddp()
-        when_imported("torch.distributed.checkpoint", lambda module: _tell_of_shards(module, say))
-        when_imported("torch.distributed.pipelining.stage", expect_gradients)
-        when_imported("torch.distributed.launcher.api", lambda module: _launch_here(module, note))
-        when_imported("accelerate.launchers", _allow_libraries)
-        when_imported("deepspeed", _refuse_deepspeed)
 
     def note(self, func: Any, args: Any, _kwargs: Any, _out: Any) -> None:
         """Count what a collective sends."""
@@ -176,6 +172,19 @@ class AbsentGroup:
         answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         answer.set_result(buffer)
         return answer
+
+
+def _replace_processes(note: Note) -> None:
+    """Let processes that a script would start for its ranks be one call in its own."""
+
+    def start_here(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+        note(f"of {nprocs} processes that the script starts the first is rehearsed, as rank 0, in the script's own")
+        fn(0, *args)
+        return None if join else SimpleNamespace(join=lambda *_, **__: True, processes=[], pids=list)
+
+    rebind(start_processes, stand_in(start_here, start_processes))
+    when_imported("torch.distributed.launcher.api", lambda module: _launch_here(module, note))
+    when_imported("accelerate.launchers", _allow_libraries)
 
 
 class _Quiet:
