@@ -24,6 +24,7 @@ from pathlib import Path
 
 from attack import READERS, SECRET, Attack, Kind, Range, Report, prepare
 from attacks_while_running import clock_set, covered, signals, taken_away
+from hostile_writes import rehearsed_writes
 
 _WRITERS = (("resume", "--quiet"), ("tune", "--quiet"))
 _SETUPS = (
@@ -195,7 +196,15 @@ def changed_study_file(attack: Attack) -> str:
 
 RUNNING: tuple[Kind, ...] = (signals, taken_away, covered, clock_set)
 """Attacks on a study that has something left to run."""
-ATTACKS: tuple[Kind, ...] = (wrong_kind, changed_ledger, permissions, surroundings, changed_study_file, *RUNNING)
+ATTACKS: tuple[Kind, ...] = (
+    wrong_kind,
+    changed_ledger,
+    permissions,
+    surroundings,
+    changed_study_file,
+    rehearsed_writes,
+    *RUNNING,
+)
 
 
 def attack_once(seed: int, grounds: Range, folder: Path, kinds: Sequence[Kind] = ATTACKS) -> Report:

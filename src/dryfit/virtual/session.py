@@ -181,6 +181,8 @@ class _Run:
 
     def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
         """Return the answer of a run that has ended."""
+        if end is ScriptEnd.FAILED and self._behind.wall is Wall.LANDLOCK:
+            self.notes.append("on this machine code in C and started programs can write nothing; did it fail by that?")
         gpu, request = self.gpu, self.request
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)

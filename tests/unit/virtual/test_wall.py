@@ -1,9 +1,7 @@
 """Behind each wall a script reads what it wrote, and nothing real is changed, whatever way of writing it takes."""
 
 import os
-import sqlite3
 import textwrap
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 import walled
 from dryfit.core.wall.places import Wall, caches
+from hostile_writes import HEAD, HOSTILE, make_project
 
 pytestmark = pytest.mark.heavy
 
@@ -245,150 +244,12 @@ for action in (lambda: _io.FileIO('slipped', 'w'), lambda: posix.mkdir('slipped'
     else: raise AssertionError
 assert posix.open('out/old.txt', os.O_RDONLY) > 2""",
 }
-HOSTILE = {
-    "sqlite by uri": """
-import sqlite3
-base = sqlite3.connect(f'file:{HERE}/made.db?mode=rwc', uri=True); base.execute('create table t (a)'); base.commit()""",
-    "sqlite in place": """
-import sqlite3
-base = sqlite3.connect(b'base.db' if sys.version_info < (3, 12) else 'base.db')
-base.execute('delete from t'); base.commit()
-base.execute(f"attach '{HERE}/attached.db' as other"); base.execute('create table other.t (a)'); base.commit()
-base.execute(f"vacuum into '{HERE}/vacuumed.db'")""",
-    "torch in C": """
-module = torch.jit.trace(lambda x: x / 2, torch.ones(1))
-module.save('traced.pt')
-writer = torch._C.PyTorchFileWriter(str(HERE / 'out' / 'old.txt')); writer.write_end_of_file(); del writer
-shared = torch.from_file('raw', shared=True, size=4, dtype=torch.uint8); shared.fill_(7)""",
-    "torch package": """
-from torch.package import PackageExporter
-with PackageExporter('out/package.pt') as package: package.save_text('a', 'b', 'c')""",
-    "execution trace": """
-from torch.profiler import ExecutionTraceObserver
-observer = ExecutionTraceObserver(); observer.register_callback(str(HERE / 'out' / 'trace.json'))
-observer.start(); torch.ones(3).sum(); observer.stop(); observer.unregister_callback()""",
-    "pyarrow": """
-import pyarrow, pyarrow.csv, pyarrow.feather, pyarrow.fs, pyarrow.parquet
-files, table = pyarrow.fs.LocalFileSystem(), pyarrow.table({'a': [1]})
-with files.open_output_stream(str(HERE / 'out' / 'old.txt')) as file: file.write(b'x')
-files.delete_dir(str(HERE / 'out' / 'deep'))
-with pyarrow.ipc.new_file(str(HERE / 'ipc'), table.schema) as file: file.write(table)
-pyarrow.csv.write_csv(table, str(HERE / 'csv')); pyarrow.feather.write_feather(table, str(HERE / 'feather'))
-pyarrow.parquet.write_table(table, f'file://{HERE}/table.parquet')""",
-    "h5py": """
-try: import h5py
-except ImportError: h5py = None
-if h5py is not None:
-    with h5py.File('out/new.h5', 'w') as file: file['a'] = 1""",
-    "proc": """
-for root in ('/proc/self/cwd', f'/proc/self/root{HERE}', f'/proc/thread-self/root{HERE}'):
-    open(f'{root}/through', 'w').write('x'); os.remove(f'{root}/through')
-    file = os.open(f'{root}/out/old.txt', os.O_WRONLY | os.O_TRUNC); os.close(file)
-folder = os.open('.', os.O_RDONLY)
-open(f'/proc/self/fd/{folder}/through', 'w').write('x'); open(f'/dev/fd/{folder}/through', 'w').write('x')
-file = os.open('out/old.txt', os.O_RDONLY); open(f'/proc/self/fd/{file}', 'w').write('x')""",
-    "handlers": """
-import signal, threading
-def write(*_):
-    for action in (lambda: posix.unlink(HERE / 'out/deep/er/d.txt'),
-                   lambda: _io.FileIO(HERE / 'out/old.txt', 'w').close(),
-                   lambda: posix.close(posix.open(HERE / 'slipped', os.O_WRONLY | os.O_CREAT))):
-        try: action()
-        except OSError: pass
-class Path_:
-    def __fspath__(self): write(); return 'out/old.txt'
-open(Path_(), 'w').close(); os.path.exists(Path_()); os.listdir('out')
-signal.signal(signal.SIGALRM, write); signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
-for _ in range(50): Path('out/a').write_text('x'); os.remove('out/a')
-signal.setitimer(signal.ITIMER_REAL, 0)
-sys.setprofile(write); Path('out/b').write_text('x'); sys.setprofile(None)
-sys.settrace(write); Path('out/b').write_text('x'); sys.settrace(None)
-threads = [threading.Thread(target=write) for _ in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-sys.addaudithook(lambda event, _: write() if event == 'os.listdir' else None); os.listdir('out')""",
-    "metadata": """
-import ctypes
-file, libc = os.open('out/old.txt', os.O_RDONLY), ctypes.CDLL(None)
-os.fchmod(file, 0o777); os.utime(file, (1, 1)); os.fchown(file, 12, 12)
-os.setxattr(file, 'user.changed', b'x')""",
-    "metadata in C": """
-import ctypes
-libc = ctypes.CDLL(None)
-for name in (b'out/old.txt', b'.', b'link'):
-    libc.chmod(name, 0o777); libc.lchown(name, 12, 12); libc.setxattr(name, b'user.changed', b'x', 1, 0)
-    libc.utimes(name, None); libc.removexattr(name, b'user.kept')
-for program in ('chmod 777 out/old.txt', 'chown 12 .', 'touch out/old.txt', 'touch -h link'): os.system(program)""",
-    "entries": """
-import ctypes, socket
-os.mkfifo('fifo'); os.mknod('node')
-listening = socket.socket(socket.AF_UNIX); listening.bind('sock'); listening.close()
-libc = ctypes.CDLL(None)
-libc.mkdir(b'made', 0o777); libc.symlink(b'a', b'b'); libc.link(b'out/old.txt', b'hard')
-libc.unlink(b'out/deep/er/d.txt'); libc.rename(b'out', b'away')""",
-    "links to real files": """
-try:
-    os.link('out/old.txt', own / 'hard')
-    open(own / 'hard', 'a').write('x')
-except OSError as error: assert error.errno == errno.EXDEV
-import ctypes
-ctypes.CDLL(None).link(b'out/old.txt', bytes(own / 'hard2'))
-if (own / 'hard2').exists(): _io.FileIO(str(own / 'hard2'), 'w').write(b'x')""",
-    "maps": """
-import mmap
-with open('out/old.txt', 'r+b') as file, mmap.mmap(file.fileno(), 0) as mapped: mapped[0] = 88
-numpy.memmap('raw', dtype='u1', mode='r+')[:] = 1
-sparse = numpy.memmap('sparse', dtype='u1', mode='r+'); sparse[5] = 1; del sparse""",
-    "kernel copies": """
-source, target = os.open('base.db', os.O_RDONLY), os.open('out/old.txt', os.O_WRONLY)
-os.sendfile(target, source, 0, 3); os.copy_file_range(source, target, 3); os.close(target)
-memory = os.memfd_create('m'); os.write(memory, b'x'); os.lseek(memory, 0, 0)
-target = os.open('raw', os.O_WRONLY); os.sendfile(target, memory, 0, 1)""",
-    "programs": """
-import subprocess
-inner = "import shutil, os; shutil.rmtree('out'); open('new', 'w').write('x')"
-for command in ('rm -rf out', 'echo x > out/old.txt', 'cp base.db copied', 'mv out away', 'truncate -s 1 sparse',
-                'sed -i s/o/a/ out/old.txt', 'dd if=/dev/zero of=raw bs=1 count=1', 'tar cf a.tar out && tar xf a.tar',
-                'setsid sh -c "echo y > out/later"', 'ln -f base.db out/old.txt', f'{sys.executable} -c "{inner}"'):
-    subprocess.run(command, shell=True, check=False, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-if not os.fork():
-    os.execv('/bin/sh', ['sh', '-c', 'rm -rf out 2> /dev/null'])
-os.wait()""",
-    "shared memory": """
-for name in [name for name in os.listdir('/dev/shm') if name.startswith('dryfit-test-')]:
-    for action in (lambda: open(f'/dev/shm/{name}', 'w').write('x'), lambda: os.remove(f'/dev/shm/{name}')):
-        try: action()
-        except OSError: pass
-from multiprocessing import shared_memory
-block = shared_memory.SharedMemory(create=True, size=16); block.buf[0] = 1; block.close(); block.unlink()""",
-}
-"""Ways of writing that Python does not see. Behind the second wall they may be refused."""
-HEAD = """
-import _io, bz2, codecs, csv, errno, glob, gzip, json, logging, multiprocessing, os, pickle, posix, shelve
-import shutil, sqlite3, sys, tempfile, zipfile
-import numpy, pandas
-captured, makes, removes = open, os.makedirs, os.remove
-HERE = Path.cwd()
-"""
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with an output folder from before, and a link to it."""
-    root = tmp_path / "project"
-    (root / "out" / "deep" / "er").mkdir(parents=True)
-    (root / "out" / "old.txt").write_text("old")
-    (root / "out" / "deep" / "er" / "d.txt").write_text("deep")
-    (root / "link").symlink_to("out")
-    (root / "raw").write_bytes(bytes(64))
-    os.setxattr(root / "out" / "old.txt", "user.kept", b"x")
-    with (root / "sparse").open("wb") as file:
-        file.truncate(1 << 20)
-    with closing(sqlite3.connect(root / "base.db")) as base:
-        base.execute("create table t (a)")
-        base.execute("insert into t values (1)")
-        base.commit()
-    return root
+    """A folder with files of an earlier run."""
+    return make_project(tmp_path / "project")
 
 
 def told(project: Path, scratch: Path, cases: dict[str, str], **options: Any) -> walled.Told:
@@ -406,7 +267,7 @@ def test_what_is_written_is_read_and_nothing_real_is_changed(project: Path, tmp_
 
 def test_what_is_not_redirected_is_refused_and_told(project: Path, tmp_path: Path) -> None:
     said = told(project, tmp_path / "scratch", REFUSED, walls=[Wall.LANDLOCK, Wall.REDIRECT])
-    for wall in (Wall.LANDLOCK, Wall.REDIRECT):
+    for wall, _ in said:
         paths = {one.where for one in said[wall, "refused"] if one.what == "refused to write"}
         assert paths == {str(project / name) for name in ("slipped", "out/old.txt", "out")}
 
