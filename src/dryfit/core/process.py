@@ -9,7 +9,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import final
@@ -97,7 +97,7 @@ class _EndedBySignal(BaseException):
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Generator[None, None, None]:
     """Within, what the block has to put away is put away where a signal ends this process; then it is ended by it.
 
     Only signals that would end it anyway are handled, and only in its main thread.

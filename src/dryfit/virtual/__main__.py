@@ -36,9 +36,8 @@ def main() -> None:
         kept = caches(os.environ, [Path.cwd(), Path.home(), *script])
     with places.made():
         status = run_walled(places, lambda wall: _inside(request, places, wall, kept), kept, request.wall)
-        file = places.own / _ANSWER
-        if file.exists():
-            answer = read_model(file, RehearsalAnswer)
+        answer = read_model(places.own / _ANSWER, RehearsalAnswer)
+        if answer is not None:
             apart = (f"{places.folder.resolve()}/", f"{places.temporary.resolve()}/", "/dev/shm/")
             files = written(places.files, Saved.read(places.own / SAVES_FILE), apart)
             write_model(Path(request.answer_file), answer.model_copy(update={"muted": (*answer.muted, *files)}))

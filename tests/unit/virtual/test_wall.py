@@ -1,7 +1,9 @@
 """Behind each wall a script reads what it wrote, and nothing real is changed, whatever way of writing it takes."""
 
 import os
+import socket
 import textwrap
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +143,6 @@ os.unlink('old.txt', dir_fd=folder)
 os.mkdir('d', dir_fd=folder); os.rename('fd.txt', 'd/fd.txt', src_dir_fd=folder, dst_dir_fd=folder)
 assert sorted(os.listdir('out')) == ['d', 'deep'] and os.listdir('out/d') == ['fd.txt']
 os.close(folder)""",
-    "unnamed file": """
-file = os.open('out', os.O_TMPFILE | os.O_RDWR)
-os.write(file, b'unnamed')
-os.link(f'/proc/self/fd/{file}', 'out/named', src_dir_fd=0)
-os.close(file)
-assert Path('out/named').read_text() == 'unnamed'
-with tempfile.TemporaryFile(dir='out') as file: file.write(b'x')""",
     "marks": """
 os.chmod('out/old.txt', 0o600); os.utime('out/old.txt', (1, 1))
 Path('new').write_text('n'); os.chmod('new', 0o600); os.utime('new', (1, 1))
@@ -205,6 +200,8 @@ import threading
 thread = threading.Thread(target=lambda: Path('thread').write_text('t')); thread.start(); thread.join()
 assert Path('thread').read_text() == 't'
 with multiprocessing.get_context('fork').Manager() as manager: assert manager.list([1])[0] == 1""",
+    "unnamed": """
+with tempfile.TemporaryFile(dir='out') as file: file.write(b'x')""",
     "walks": """
 Path('out/deep/new').write_text('n')
 assert [(folder, sorted(folders), sorted(files)) for folder, folders, files in os.walk('out')] == [
@@ -213,6 +210,13 @@ assert [files for *_, files, _ in os.fwalk('out/deep')] == [['new'], ['d.txt']]
 assert os.path.isdir('out/deep') and os.access('out/deep/new', os.R_OK) and shutil.disk_usage('out/deep').total""",
 }
 ONLY_IN_A_VIEW = {
+    "unnamed file": """
+file = os.open('out', os.O_TMPFILE | os.O_RDWR)
+os.write(file, b'unnamed')
+os.link(f'/proc/self/fd/{file}', 'out/named', src_dir_fd=0)
+os.close(file)
+assert Path('out/named').read_text() == 'unnamed'
+with tempfile.TemporaryFile(dir='out') as file: file.write(b'x')""",
     "opened by C": """
 import sqlite3
 import pyarrow, pyarrow.parquet
@@ -302,3 +306,16 @@ def test_a_kept_folder_is_written_and_all_others_are_not(project: Path, tmp_path
     code = "Path('out/old.txt').write_text('x'); Path(KEPT, 'model').write_text('x')"
     told(project, tmp_path / "scratch", {"kept": code.replace("KEPT", repr(str(cache)))}, kept=[cache])
     assert (cache / "model").read_text() == "x"
+
+
+def test_a_socket_of_another_process_is_reached_and_told(project: Path, tmp_path: Path) -> None:
+    place = str(tmp_path / "listening")
+    code = f"import socket\nwith socket.socket(socket.AF_UNIX) as one: one.connect({place!r}); one.sendall(b'x')"
+    with closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind(place)
+        listening.listen()
+        said = told(project, tmp_path / "scratch", {"connected": code})
+        for wall in walled.WALLS:
+            assert ("socket", place) in [(one.what, one.where) for one in said[wall, "connected"]]
+            with listening.accept()[0] as accepted:
+                assert accepted.recv(1) == b"x"

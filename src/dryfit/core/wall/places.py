@@ -5,7 +5,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -75,7 +75,7 @@ class Places:
         self.temporary = self.own / "tmp"
 
     @contextmanager
-    def made(self) -> Iterator[None]:
+    def made(self) -> Generator[None, None, None]:
         """Within, they are there."""
         with nullcontext() if self._is_short() else claimed_folder() as short:
             if short is not None:
@@ -112,7 +112,7 @@ class Places:
 
 
 @contextmanager
-def claimed_folder() -> Iterator[Path]:
+def claimed_folder() -> Generator[Path, None, None]:
     """Within, there is a temporary folder of this process's own; those of processes that were killed are removed."""
     _remove_left()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))

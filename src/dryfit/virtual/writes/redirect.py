@@ -24,7 +24,6 @@ from dryfit.virtual.writes.replacing import named_as, replace_everywhere
 from dryfit.virtual.writes.view import REAL, View, path_of
 
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_TMPFILE: Final = getattr(os, "O_TMPFILE", 0)
 _CHANGED: Final = {
     **dict.fromkeys(("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), (0,)),
     "os.rename": (0, 1),
@@ -95,8 +94,6 @@ class Redirected:
         for name in ("utime", "chmod", "lchmod", "chown", "lchown", "chflags", "setxattr", "removexattr"):
             if hasattr(REAL, name):
                 made[getattr(REAL, name)] = self._marking(getattr(REAL, name), follow=not name.startswith("l"))
-        for name in ("mkfifo", "mknod"):
-            made[getattr(REAL, name)] = self._making(getattr(REAL, name))
         return {real: Replaced(real, function) for real, function in made.items()}
 
     def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -125,10 +122,7 @@ class Redirected:
         if self._view.is_busy:
             return REAL.open(path, flags, mode, dir_fd=dir_fd)
         follow = not flags & getattr(os, "O_NOFOLLOW", 0)
-        if _TMPFILE and flags & _TMPFILE == _TMPFILE:
-            at = self._written(path, keep=False, new=False, key=f"{self._view.resolve(path, dir_fd)}/unnamed")
-            at = str(PurePosixPath(at).parent)
-        elif not flags & _WRITES:
+        if not flags & _WRITES:
             if not self._view.is_used:
                 return REAL.open(path, flags, mode, dir_fd=dir_fd)
             at = self._found(path, dir_fd, follow)
@@ -210,16 +204,12 @@ class Redirected:
             return REAL.link(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=follow_symlinks)
         source = view.resolve(src, src_dir_fd, follow_symlinks)
         target = view.resolve(dst, dst_dir_fd, follow=False)
-        if not view.exists(source) and not source.startswith("/proc/"):
+        if not view.exists(source):
             raise _error(errno.ENOENT, src, dst)
         if view.exists(target):
             raise _error(errno.EEXIST, src, dst)
         with self._as_called(dst):
-            shown, to = view.shown(source), view.to_write(target, keep=False)
-            if shown.startswith("/proc/"):  # an unnamed file of this process, which gets a name
-                # Only with a folder's descriptor, which an absolute path ignores, does Python follow the link.
-                return REAL.link(shown, to, src_dir_fd=0, follow_symlinks=True)
-            return REAL.link(shown if view.is_free(source) else view.to_write(source, keep=True), to)
+            return REAL.link(view.to_write(source, keep=True), view.to_write(target, keep=False))
 
     def symlink(self, src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
         """Make a link."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 _NAMES: Final = (
     *("stat", "lstat", "access", "readlink", "listdir", "scandir", "statvfs", "chdir", "getcwd", "getcwdb", "open"),
-    *("mkdir", "rename", "replace", "remove", "unlink", "rmdir", "link", "symlink", "mkfifo", "mknod"),
+    *("mkdir", "rename", "replace", "remove", "unlink", "rmdir", "link", "symlink"),
     *("truncate", "utime", "chmod", "lchmod", "chown", "lchown", "chflags"),
     *("setxattr", "removexattr", "getxattr", "listxattr"),
 )
