@@ -94,7 +94,7 @@ versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each 
 cards: $(STAMP) ## plan which model fits which card, and write the table into docs/cards.md; half an hour
 	$(TEST_ENV) $(BIN)/python scripts/card_table.py
 
-mutants: $(STAMP) ## change five modules a little, 8 times each: what the night's tests notice, the daily ones must
+mutants: $(STAMP) ## change ten modules a little, 8 times each: what the night's tests notice, the daily ones must
 	$(TEST_ENV) $(BIN)/python scripts/mutants.py
 
 attack: $(STAMP) ## hostile folders, ledgers, surroundings and signals at random for ten minutes: no promise may break

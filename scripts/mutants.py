@@ -30,6 +30,11 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "meta/moves.py": ("unit/meta/test_moves.py",),
     "runtime/machine/packing.py": ("property/test_runtime_packing.py", "property/test_packing_mixed.py"),
     "parallel/planning/axes.py": ("property/test_parallel_axes.py", "unit/parallel/test_axes.py"),
+    "memory/planning/ladder.py": ("unit/memory/test_ladder.py",),
+    "runtime/failures/classify.py": ("unit/runtime/test_runtime_faults.py", "property/test_runtime_deciders.py"),
+    "store/replay.py": ("unit/store/test_replay.py",),
+    "study/loop/next_step.py": ("unit/study/test_next_step.py",),
+    "virtual/places.py": ("unit/virtual/test_places.py",),
 }
 """Of each module, the files that test it and start no processes; the night has more examples or members of them."""
 NEVER = "not chaos_long and not gpu and not nodes"

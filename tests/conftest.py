@@ -15,6 +15,7 @@ import durations
 import reach
 import thinning
 import warm
+from golden import Golden
 
 # A loaded machine is slow, not wrong: no test may fail for the time it takes.
 settings.register_profile(
@@ -58,8 +59,9 @@ def own_signals() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make check` ask for the tests that need no torch."""
+    """Let `make check` ask for the tests that need no torch, and somebody rewrite golden texts."""
     parser.addoption("--light", action="store_true", help="only files that import no heavy library; such imports fail")
+    parser.addoption("--rewrite-golden", action="store_true", help="write the texts of tests/golden anew: without -n")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -99,6 +101,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if file:
         durations.note(Path(file), item, before, durations.Moment.now())
     return result
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compare what is rendered with the section of this test in the golden text of a command."""
+    return Golden(request.node.nodeid.removeprefix("tests/"), request.config.getoption("--rewrite-golden"))
 
 
 @pytest.fixture

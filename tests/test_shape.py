@@ -1,4 +1,4 @@
-"""What no linter sees of the sources: imports that happen, and who asks what of the machine.
+"""What no linter sees of the sources: imports that happen, and functions that are long.
 
 Which package may import which, and where imports and arguments stand, pyproject.toml says: import-linter and ruff.
 """
@@ -19,41 +19,6 @@ EVERYTHING = sorted(
 )
 
 MOST_FUNCTION_LINES = 60
-ASKS_A_MACHINE = {
-    "os.cpu_count",
-    "os.sched_getaffinity",
-    "os.process_cpu_count",
-    "os.getloadavg",
-    "os.uname",
-    "platform.node",
-    "platform.uname",
-    "socket.gethostname",
-    "psutil.virtual_memory",
-    "CUDA_VISIBLE_DEVICES",
-    "nvidia-smi",
-    "pynvml",
-    "/proc/meminfo",
-    "read_host_memory",
-    "host_total_bytes",
-    "memory_limit_bytes",
-    "available_cores",
-    "gpu_count",
-    "first_gpu",
-    "visible_here",
-    "local_facts",
-}
-"""Calls, names and texts by which a module learns of the machine that it runs on."""
-ASKED_OF_A_NODE = ("config", "importers", "reporting", "search", "starter", "store", "study")
-"""Packages that learn of machines from nodes alone: a study may have several."""
-THIS_VERY_MACHINE: dict[str, str] = {
-    "dryfit.search.sampling.gp_handle": "the process beside it is to see none of its devices",
-    "dryfit.study.doctor.bug_report": "a report on a bug tells of the machine where it is written",
-    "dryfit.study.doctor.drill": "the drill's study is to see none of its devices",
-    "dryfit.study.doctor.machine_facts": "the doctor examines the machine where it is called",
-    "dryfit.study.loop.session": "the ledger names the host of the control process, beside its process id",
-    "dryfit.reporting.terminal.watch": "a process id means something on the host that the ledger names",
-}
-
 CONTROL_PLANE = ("core", "config", "store", "starter", "importers", "search", "runtime", "study", "reporting", "cli")
 HEAVY = (
     "torch",
@@ -107,33 +72,6 @@ def test_nobody_imports_the_package_root():
         or (isinstance(node, ast.ImportFrom) and (node.module == "dryfit" or node.level))
     ]
     assert not [name for name in importers if name != "dryfit"]
-
-
-def learned_from(path: Path) -> Iterator[str]:
-    """Yield what of a module may tell of a machine: names, names of a module's, and texts."""
-    for node in ast.walk(tree(path)):
-        match node:
-            case ast.Attribute(value=ast.Name(id=module), attr=name):
-                yield f"{module}.{name}"
-            case ast.Name(id=name) | ast.alias(name=name):
-                yield name
-            case ast.Constant(value=str(text)):
-                yield text
-            case _:
-                pass
-
-
-def test_only_nodes_tell_of_machines():
-    """What the control process asks of its own machine would be wrong for a trial on another."""
-    asking = {
-        module_name(path): sorted(ASKS_A_MACHINE.intersection(learned_from(path)))
-        for path in SOURCES
-        if path.relative_to(ROOT / "src" / "dryfit").parts[0] in ASKED_OF_A_NODE
-    }
-    assert len(asking) > 100
-    assert {module for module, asked in asking.items() if asked} == set(THIS_VERY_MACHINE), asking
-    asked = set(learned_from(ROOT / "src/dryfit/runtime/machine/local_devices.py"))
-    assert {"os.cpu_count", "CUDA_VISIBLE_DEVICES", "nvidia-smi"} <= asked, "where they are asked, they are seen"
 
 
 def test_core_needs_only_the_standard_library_and_pydantic():

@@ -144,21 +144,9 @@ def test_a_file_that_takes_long_must_be_in_the_table(tmp_path: Path, monkeypatch
     assert statuses == [1, 0, 0]
 
 
-def test_the_files_that_take_most_seconds_are_told_first() -> None:
-    _, *rows = durations.slowest(_TIMES, 2)
-    assert [row.split() for row in rows] == [["90", "4", "tests/test_b.py"], ["27", "32", "tests/test_a.py"]]
-
-
 def test_what_an_earlier_run_ran_is_not_run_again(request: pytest.FixtureRequest) -> None:
     """As `make test` does after `make check` in one run of .ci/run."""
     items = list(request.session.items)
     lines = [json.dumps({"test": request.node.nodeid}), *_TIMES]
     assert durations.take_done(items, lines) == [request.node]
     assert items == [item for item in request.session.items if item is not request.node]
-
-
-def test_files_that_take_longest_are_begun_first(request: pytest.FixtureRequest) -> None:
-    files = list(dict.fromkeys(item.path.relative_to(reach.ROOT).as_posix() for item in request.session.items))
-    key = durations.longest_first(request.session.items)
-    took = [-key(next(item for item in request.session.items if item.nodeid.startswith(file))) for file in files]
-    assert took == sorted(took, reverse=True)

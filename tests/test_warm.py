@@ -134,7 +134,7 @@ def test_what_an_interpreter_imports_at_its_start_is_not_passed_over(
     assert json.loads(warmed.stdout)["torch"] is False
 
 
-def test_folders_of_the_test_that_began_the_warm_process_are_not_lost_later(
+def test_a_later_process_has_its_own_folders_and_starts_from_nothing_where_the_warm_one_is_gone(
     both: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm, "_processes", {})
@@ -145,15 +145,6 @@ def test_folders_of_the_test_that_began_the_warm_process_are_not_lost_later(
         warmed, started = both("facts", input="", env={**os.environ, "PYTHONPATH": pythonpath})
         found = [json.loads(one.stdout) for one in (warmed, started)]
         assert found[0]["torch"] is True and set(found[0]["path"]) == set(found[1]["path"])
-    (mine,) = set(psutil.Process().children()) - before
-    mine.kill()
-    mine.wait()
-
-
-def test_processes_start_from_nothing_where_the_warm_one_is_gone(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "_processes", {})
-    before = set(psutil.Process().children())
-    assert json.loads(both("facts", input="")[0].stdout)["torch"] is True
     (mine,) = set(psutil.Process().children()) - before
     mine.kill()
     mine.wait()

@@ -166,7 +166,7 @@ SHORT, LONG = (6.0, (1.0, 4.0, 9.0)), (60.0, (10.0, 40.0, 90.0))
     ("way", "lease_s", "lasts_s"),
     [
         pytest.param("up", *SHORT, id="up"),
-        pytest.param("down", *SHORT, id="down"),
+        pytest.param("down", *SHORT, id="down", marks=pytest.mark.nightly),
         *(pytest.param(way, *LONG, marks=pytest.mark.nightly, id=f"{way}, long") for way in ("up", "down", "both")),
     ],
 )
@@ -221,6 +221,7 @@ LEARNING = 'sampler = "tpe"\nstartup_trials = 10\npruner = "asha"\nmirror = "non
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_three_hundred_trials_over_agents_that_anything_happens_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

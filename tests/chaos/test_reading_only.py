@@ -91,6 +91,7 @@ def test_a_study_that_cannot_be_written_to_can_be_read(words: tuple[str, ...], k
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 def test_a_report_and_an_export_of_it_can_be_written_elsewhere(kind: str, study: Path, tmp_path: Path) -> None:
     before = looks(study)
     for words in (("report",), ("export", "--to", "csv"), ("export", "--to", "optuna")):

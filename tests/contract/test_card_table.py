@@ -46,7 +46,10 @@ def test_the_way_that_needs_most_is_told() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "card"), [("qlora-7b-12gb", "rtx3060"), ("qlora-7b-24gb", "rtx4090")])
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [("qlora-7b-12gb", "rtx3060"), pytest.param("qlora-7b-24gb", "rtx4090", marks=pytest.mark.nightly)],
+)
 def test_a_preset_in_four_bits_fits_its_card_as_it_is_told(name: str, card: str) -> None:
     answer = dryfit.plan(preset=name, device=card)
     assert answer.verdict is VerdictKind.FITS and answer.memory is not None

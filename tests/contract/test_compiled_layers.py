@@ -73,7 +73,7 @@ def parameters(model: nn.Module) -> Sequence[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("recomputed", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_gradients_are_those_of_plain_layers(tmp_path: Path, kept: Path, recomputed: bool) -> None:
     model = tiny.model(tmp_path / "m")
     plain, _ = gradients(model, compiled=False, recomputed=recomputed)
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_plain_layers(tmp_path: Path, kept: Path, recompu
     assert float((compiled - plain).norm() / plain.norm()) < 1e-12
 
 
-@pytest.mark.parametrize("task", ["criteria", "causal-lm"])
+@pytest.mark.parametrize("task", ["criteria", pytest.param("causal-lm", marks=pytest.mark.nightly)])
 def test_a_trial_comes_to_what_a_plain_one_does(tmp_path: Path, kept: Path, task: str) -> None:
     model = tiny.model(tmp_path / "m") if task == "criteria" else tiny_lms.causal_lm(tmp_path / "m")
     plain = run(tmp_path / "plain", model, task, compiled=False)

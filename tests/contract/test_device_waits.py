@@ -19,7 +19,6 @@ import device_waits
         *[
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ({}, 1),
                 ({"regularization": {"max_grad_norm": 0.0}, "loss": {"name": "focal", "class_balance": "weighted"}}, 1),
                 (
                     {

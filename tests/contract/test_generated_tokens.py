@@ -22,13 +22,13 @@ def generated(architecture: str, tokens: int, *, leave_out: bool = True, **asked
 
 @pytest.mark.parametrize(
     ("architecture", "padded"),
-    [("qwen2", False), ("qwen2", True), ("gemma3_text", True), ("gpt2", False), ("t5", False), ("t5", True)],
+    [("qwen2", True), ("gemma3_text", True), ("gpt2", False), ("t5", True)],
 )
 def test_both_ends_of_a_sequence_take_what_the_whole_one_takes(architecture: str, padded: bool) -> None:
     """Of gemma's layers most have a cache that slides over 16 tokens."""
-    both, whole = (generated(architecture, 100, leave_out=leave_out, padded=padded) for leave_out in (True, False))
-    assert (both["left_out"], whole["left_out"]) == (100 - 24, 0)
-    assert both["shape"] == whole["shape"] == [4, (1 if architecture == "t5" else PROMPT) + 100]
+    both, whole = (generated(architecture, 64, leave_out=leave_out, padded=padded) for leave_out in (True, False))
+    assert (both["left_out"], whole["left_out"]) == (64 - 24, 0)
+    assert both["shape"] == whole["shape"] == [4, (1 if architecture == "t5" else PROMPT) + 64]
     assert both["tokens"] == whole["tokens"]
     assert abs(both["allocated"] - whole["allocated"]) <= 32 * 1024 + 0.0001 * whole["allocated"]
     assert abs(both["reserved"] - whole["reserved"]) <= 2 * MIB
@@ -37,8 +37,6 @@ def test_both_ends_of_a_sequence_take_what_the_whole_one_takes(architecture: str
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "top_k": 20},
     "without gradients": {"inference": True},
     "beams": {"num_beams": 3},
     "sampled beams": {"num_beams": 2, "do_sample": True},

@@ -105,7 +105,6 @@ def test_a_name_a_row_and_a_class_are_a_task(source: Path, tmp_path: Path) -> No
     assert "loss.gamma is not read by study.task = length" in wrong.stderr
 
     run("tune", study, *options)
-    assert json.loads(run("status", study, "--json").stdout)["task"] == "length"
     assert not {"[loss]", "[lora]", "[span]"} & set((study / "frozen.toml").read_text("utf-8").splitlines())
 
     refused = run("train", study, "--trial", "top2", status=2)

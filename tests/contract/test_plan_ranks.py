@@ -205,21 +205,6 @@ def test_scores_that_stay_sharded_take_less_and_send_less(kept: Path) -> None:
     assert sent.backward_bytes == before.backward_bytes
 
 
-@pytest.mark.slow
-def test_a_plan_has_its_peak_from_scores_that_stay_sharded(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    what = subject(config(kept / "words", "llama", **WORDS), BuiltInTask.CAUSAL_LM)
-    how = {"tp": 2, "micro_batch": MICRO, "checkpointing": False, "chunked_loss": False}
-    found = planned(what, kept / "cache", **how)
-    monkeypatch.setattr(sharding, "over_tokens", lambda _: None)
-    before = planned(what, tmp_path / "together", **how)
-    assert found.memory is not None and before.memory is not None
-    assert found.memory.peak_allocated_bytes < 0.6 * before.memory.peak_allocated_bytes
-    assert of(found).weight_bytes < of(before).weight_bytes
-    assert "decoder.lm_head.weight" in {name for kept in of(before).kept_whole for name in kept.names}
-
-
 def of(answer: PlanAnswer) -> ShardSummary:
     """How the model is sharded."""
     assert answer.sharding is not None

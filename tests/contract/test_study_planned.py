@@ -31,6 +31,7 @@ from dryfit.store.replay import StudyState
 from dryfit.study.loop.next_step import End
 from dryfit.study.planning.refusals import nothing_fits_text
 from dryfit.study.trials.context import StudyContext
+from golden import Golden
 from study_runs import ends, fold, write_study
 from study_runs import run as study_run
 
@@ -70,8 +71,10 @@ def crash_instead(subject: PlanSubject, body: PlanRequest) -> PlanAnswer:
     return plan_jobs.answer(subject, body)
 
 
-def _story(run: instant.Run, number: int, folder: Path) -> str:
-    return "\n".join(story_lines(trial_story(run.state, number, run.events, StudyLayout(folder))))
+def _plan_told(run: instant.Run, number: int, folder: Path) -> list[str]:
+    """What a trial's story tells of its plan: the lines before those of what happened."""
+    lines = story_lines(trial_story(run.state, number, run.events, StudyLayout(folder)))
+    return [line for line in lines[: lines.index("")] if not line.startswith(("  worked", "  seed"))]
 
 
 def test_nothing_is_planned_without_a_device_or_a_limit(tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_a_cuda_device_is_planned_for_and_a_limit_lowers_what_it_has(tmp_path: P
         assert request.tokens is not None and request.tokens.data_fingerprint == "rows"
 
 
-def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path) -> None:
+def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path, golden: Golden) -> None:
     study = instant.config(
         study={"trials": 1}, train={"batch_size": 20, "max_length": 128}, execution={"optimizer_impl": "plain"}
     )
@@ -109,35 +112,22 @@ def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path) -> None:
     assert (request.plan.micro_batch, request.plan.accumulation, request.plan.checkpointing) == (5, 4, True)
     assert request.plan.effective_batch == 20
     assert request.plan.memory_limit_bytes == 512 * plan_jobs.MIB
-    story = _story(run, 0, tmp_path)
-    assert "plan: fits_with, needs 320 MiB of 512 MiB, uncalibrated (planned in 0.2 s)" in story
-    assert "run with micro-batch 5 x 4, checkpointing" in story
-    assert "allocated: 320 MiB observed, 320 MiB planned (1.000)" in story
-    assert "reserved: 321 MiB observed, 320 MiB planned (1.003)" in story
-    assert "host memory: 322 MiB observed, 320 MiB planned (1.006)" in story
-    table = trials_table(run.state)
-    assert table.rows[0][-3:-1] == ("micro-batch 5 x 4, checkpointing", "322 MiB / 320 MiB")
-    (line,) = [event_line(event, run.state) for event in run.events if isinstance(event, TrialPlanned)]
-    plan = "plan fits_with, needs 320 MiB of 512 MiB, uncalibrated  micro-batch 5 x 4, checkpointing"
-    assert line == f"trial 0: {plan}"
+    table = [row[-3:-1] for row in trials_table(run.state).rows]
+    lines = [event_line(event, run.state) for event in run.events if isinstance(event, TrialPlanned)]
+    golden("show", _plan_told(run, 0, tmp_path), table, lines)
     plans = summarise(run.state).plans
     assert plans is not None
     assert (plans.planned, plans.refused, plans.unknown, plans.observed_over_planned) == (1, 0, 0, 1.0)
 
 
-def test_a_refused_trial_costs_no_budget_and_says_why(tmp_path: Path) -> None:
+def test_a_refused_trial_costs_no_budget_and_says_why(tmp_path: Path, golden: Golden) -> None:
     run = instant.run(tmp_path, instant.config(space={"train.max_length": [64, 2048]}))
     assert run.end is End.DONE
     assert run.state.counts[Outcome.COMPLETE] == 4
     refused = [trial for trial in run.state.trials if trial.outcome is Outcome.REFUSED]
     assert refused
-    assert refused[0].reason == (
-        "needs 32.0 GiB, the CPU has 512 MiB; at least 1.0 GiB (checkpointing, micro-batch 16 -> 1); "
-        "would fit: max length 2048 -> 8 (4 MiB, changes the experiment)"
-    )
     assert not refused[0].attempts
-    story = _story(run, refused[0].number, tmp_path)
-    assert "max length 2048 -> 8: 4 MiB, fits, changes the experiment" in story
+    golden("show", refused[0].reason, _plan_told(run, refused[0].number, tmp_path))
     assert len(run.supervisor.planned()) == 2
 
 
@@ -149,7 +139,7 @@ UNKNOWN_ORDER: dict[str, Any] = {
 """More combinations than are tried one by one."""
 
 
-def test_a_space_whose_smallest_values_do_not_fit_ends_at_once(tmp_path: Path) -> None:
+def test_a_space_whose_smallest_values_do_not_fit_ends_at_once(tmp_path: Path, golden: Golden) -> None:
     study = instant.config(
         space={
             "optim.lr": {"low": 1e-5, "high": 1e-2, "log": True},
@@ -164,18 +154,16 @@ def test_a_space_whose_smallest_values_do_not_fit_ends_at_once(tmp_path: Path) -
     assert len(run.state.trials) <= 3
     smallest = [{"train.batch_size": 32, "head.pooling": pooling} for pooling in ("cls", "mean")]
     assert any(point.items() <= run.state.trials[1].params.items() for point in smallest)
-    text = nothing_fits_text(run.state)
-    assert "nothing in the search space fits: the smallest values of train.batch_size, head.pooling are refused" in text
-    assert "would fit: max length 4096 -> 8 (4 MiB, changes the experiment)" in text
+    golden("tune", nothing_fits_text(run.state))
     again = instant.run(tmp_path, study)
     assert again.end is End.REFUSED
     assert len(run.state.trials) < len(again.state.trials) <= len(run.state.trials) + 3, "no new count"
 
 
-def test_a_study_without_a_space_ends_with_its_first_refusal(tmp_path: Path) -> None:
+def test_a_study_without_a_space_ends_with_its_first_refusal(tmp_path: Path, golden: Golden) -> None:
     run = instant.run(tmp_path, instant.config(train={"max_length": 4096}))
     assert run.end is End.REFUSED and len(run.state.trials) == 1
-    assert "no searched key changes memory, and a trial is refused" in nothing_fits_text(run.state)
+    golden("tune", nothing_fits_text(run.state))
 
 
 def test_after_a_refusal_the_smallest_values_are_tried_and_the_search_goes_on(tmp_path: Path) -> None:
@@ -207,12 +195,7 @@ def test_a_space_of_unknown_order_in_which_nothing_fits_ends_after_a_thousand_re
     assert len(run.state.trials) == 1000
     assert len(run.supervisor.planned()) <= 80
     assert len({tuple(trial.params.items()) for trial in run.state.trials}) == 1000
-    text = nothing_fits_text(run.state)
-    assert "the last 1000 trials were refused: none fits" in text
-    assert "needs 2.0 GiB with checkpointing, micro-batch" in text
-    assert "-> 1, the CPU has 512 MiB (optim.lr = " in text
-    assert "would fit: max length 4096 -> 8 (4 MiB, changes the experiment)" in text
-    assert "execution.memory_limit, of 2.0 GiB or more" in text
+    assert "1000" in nothing_fits_text(run.state)
     three = study.runtime.model_copy(update={"max_refused_in_a_row": 3})
     again = instant.run(tmp_path, study.model_copy(update={"runtime": three}))
     assert again.end is End.REFUSED  # a person who goes on gets a new count
@@ -272,7 +255,7 @@ def test_a_planner_that_crashes_does_so_once_for_a_study(tmp_path: Path) -> None
     assert plan.answer.reasons == ("planner: planning its memory ended without an answer (SIGSEGV)",)
 
 
-def test_a_trial_that_runs_out_of_device_memory_goes_on_with_the_next_fallback(tmp_path: Path) -> None:
+def test_a_trial_that_runs_out_of_device_memory_goes_on_with_the_next_fallback(tmp_path: Path, golden: Golden) -> None:
     study = instant.config(
         study={"trials": 1},
         train={"batch_size": 8, "max_length": 64},
@@ -289,9 +272,7 @@ def test_a_trial_that_runs_out_of_device_memory_goes_on_with_the_next_fallback(t
     first, second = run.supervisor.trained()
     assert (first.plan.micro_batch, first.plan.checkpointing) == (8, False)
     assert (second.plan.micro_batch, second.plan.checkpointing) == (8, True)
-    story = _story(run, trial.number, tmp_path)
-    assert "run with micro-batch 8 x 1, checkpointing, the 1. fallback of its plan" in story
-    assert "attempt 1 ran out of memory all the same" in story
+    golden("show", _plan_told(run, trial.number, tmp_path))
     plans = plan_totals(run.state)
     assert plans is not None and (plans.out_of_memory, plans.observed_over_planned) == (1, None)
 

@@ -61,8 +61,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Callable[[st
         ("joint, layers shared", TWO),
         ("adapters", TWO),
         pytest.param("tied embeddings", TWO, marks=pytest.mark.slow),
-        pytest.param("evidence", {"dp": 3}, marks=pytest.mark.slow),
-        pytest.param("share", TWO, marks=pytest.mark.slow),
+        pytest.param("evidence", {"dp": 3}, marks=[pytest.mark.slow, pytest.mark.nightly]),
+        pytest.param("share", TWO, marks=[pytest.mark.slow, pytest.mark.nightly]),
         pytest.param("joint", TWO, marks=[pytest.mark.slow, pytest.mark.nightly]),
         pytest.param("criteria", {"dp": 3, "micro_batch": 1}, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
@@ -104,7 +104,7 @@ TRIALS = {
     "a batch smaller than the processes": ("criteria", {"dp": 3}, {"train": {"batch_size": 2, "epochs": 1}}),
 }
 QUICK = ("criteria",)
-NIGHTLY = ("adapters", "micro-batches", "evidence", "joint, layers shared", "reentrant")
+NIGHTLY = ("packing", "adapters", "micro-batches", "evidence", "joint, layers shared", "reentrant")
 AT_NIGHT = {name: [pytest.mark.nightly] for name in NIGHTLY}
 
 
@@ -252,7 +252,7 @@ def test_processes_drop_different_elements_of_their_rows(tmp_path: Path, model: 
     assert common == theirs
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "optim",
@@ -301,16 +301,3 @@ def test_bf16_differs_by_its_rounding(tmp_path: Path, model: Path) -> None:
     found = [criteria(tmp_path / str(dp), model, **tables, execution={"dp": dp}) for dp in (1, 2)]
     values = [trial.run()[0].value for trial in found]
     assert values[1] == pytest.approx(values[0], rel=1e-2)
-
-
-@pytest.mark.slow
-def test_folds_are_trained_one_after_another_on_the_same_processes(tmp_path: Path, model: Path) -> None:
-    found = []
-    for dp in (1, 2):
-        trial = criteria(tmp_path / str(dp), model, execution={"dp": dp}, **SGD)
-        trial.data = trial.data.model_copy(update={"folds": 2})
-        first, before = trial.run(stop_at=7)
-        assert first.stopped_by is StopReason.REQUEST
-        result, after = trial.run()
-        found.append([result.value, *(point.value for point in before.points + after.points)])
-    assert found[1] == pytest.approx(found[0], rel=1e-6)

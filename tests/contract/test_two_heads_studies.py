@@ -22,7 +22,7 @@ def study_in(folder: Path, task: str) -> list[str]:
     return [word for one in (*SETS, *OF_TASK[task]) for word in ("--set", one)]
 
 
-@pytest.fixture(scope="module", params=list(OF_TASK))
+@pytest.fixture(scope="module", params=[pytest.param("share", marks=pytest.mark.nightly), "joint"])
 def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param) / "study"
     done = run("tune", folder, "--json", *study_in(folder, request.param))
@@ -90,7 +90,6 @@ def test_doctor_finds_it_in_order(undisturbed: tuple[str, Path], tmp_path: Path)
     assert "with evidence" in done.stdout
 
 
-@pytest.mark.every(2)
 def test_it_can_be_planned(undisturbed: tuple[str, Path], tmp_path: Path) -> None:
     task, _ = undisturbed
     done = run("plan", tmp_path / "study", "--device", "8GiB", "--json", *study_in(tmp_path / "study", task))

@@ -12,12 +12,12 @@ from typing import Any
 import dryfit
 
 SMALL = {"vocab_size": 2000, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256}
-LAYERS = {"num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+LAYERS = {"num_hidden_layers": 2, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
 OF_ITS_OWN = {
     "qwen2": {},
     "gemma3_text": {"head_dim": 32, "sliding_window": 16},
-    "gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 512},
-    "t5": {"d_model": 128, "num_heads": 4, "num_layers": 4, "d_ff": 256, "decoder_start_token_id": 0},
+    "gpt2": {"n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 512},
+    "t5": {"d_model": 128, "num_heads": 4, "num_layers": 2, "d_ff": 256, "decoder_start_token_id": 0},
 }
 
 

@@ -47,7 +47,9 @@ def test_a_model_has_the_published_number_of_parameters(name):
 
 @pytest.mark.slow
 def test_the_page_tells_what_there_is():
-    assert PAGE.read_text("utf-8") == render({name: counted(name) for name in catalogue_entries()})
+    page = PAGE.read_text("utf-8")
+    assert page == render(page, {name: counted(name) for name in catalogue_entries()})
+    assert all(f"| `{name}` |" in page for name in catalogue_entries())
 
 
 def test_the_file_is_sorted_and_names_are_unique():

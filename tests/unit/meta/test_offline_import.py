@@ -31,6 +31,7 @@ WAYS = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("there", [True, False], ids=["with kernels", "without"])
 def test_no_hub_is_asked_and_nothing_is_said(there: bool, how: str) -> None:

@@ -33,6 +33,7 @@ from dryfit.reporting.terminal.plan_tables import (
 from dryfit.reporting.terminal.shard_tables import shard_lines, shard_table
 from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 from dryfit.study.planning.refusals import refusal_text
+from golden import Golden
 
 GIB = 2**30
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=236 * GIB // 10)
@@ -99,24 +100,14 @@ def answer(
     )
 
 
-def test_a_refusal_reads_as_the_design_says() -> None:
+def test_a_refusal_tells_the_peak_and_the_ways_out(golden: Golden) -> None:
     refused = answer(VerdictKind.REFUSED, plan=memory(), ladder=LADDER)
-    assert headline(refused) == ("plan refused: trial needs 31.4 GiB, device has 23.6 GiB (rtx4090)    [PLAN-NOFIT]")
-    assert refusal_lines(refused) == [
-        "  peak at      backward, encoder.layer.23.attention  (32 x 512, worst batch of the data)",
-        "  weights 1.4  activations 24.1  overhead 1.7   GiB",
-        "  would fit    activation checkpointing             12.3 GiB   exact, about 1.3x time",
-        "               micro-batch 32 -> 16, accumulate 2   19.4 GiB   equal up to rounding, about 1.3x time",
-        "  changes      max length 512 -> 320   22.4 GiB   changes the experiment; never automatic",
-    ]
+    golden("plan", headline(refused), refusal_lines(refused))
 
 
-def test_a_refusal_without_a_way_out_names_the_nearest() -> None:
+def test_a_refusal_without_a_way_out_names_the_nearest(golden: Golden) -> None:
     ladder = (fallback("a", 28, Effect.EXACT, fits=False), fallback("b", 26, Effect.SEMANTICS, fits=False))
-    lines = refusal_lines(answer(VerdictKind.REFUSED, ladder=ladder, reasons=("the margin does not fit",)))
-    assert lines[0] == "  reason       the margin does not fit"
-    assert lines[1].startswith("  nearest      b")
-    assert len(lines) == 2
+    golden("plan", refusal_lines(answer(VerdictKind.REFUSED, ladder=ladder, reasons=("the margin does not fit",))))
     assert refusal_lines(answer(VerdictKind.REFUSED)) == []
 
 
@@ -137,83 +128,43 @@ CUT = ShardSummary(
 )
 
 
-def test_a_cut_model_is_a_table_and_lines() -> None:
-    assert shard_table(CUT).rows == (
-        ("layer.*.query.weight", "3", "[384, 384] -> [192, 384]", "column"),
-        ("norm.weight", "2", "[384]", "whole"),
-    )
-    assert shard_lines(CUT) == [
-        "sharded over 2 ranks, each on a device of its own: all memory is that of one rank",
-        "weights of a rank: 3.0 GiB of 5.0 GiB (60.0%), 3 parameters sharded, 2 whole",
-        "sent by a rank in an optimizer step: 3.0 GiB (2.0 GiB forward, 1.0 GiB backward)",
-        "proved: outputs differ by 2e-15, gradients by 0e+00",
-        "whole: table, head: too many words",
-    ]
-    assert "sent by a rank in an optimizer step: unknown" in shard_lines(CUT.model_copy(update={"sent": None}))
+def test_a_cut_model_is_a_table_and_lines(golden: Golden) -> None:
     fits = answer(VerdictKind.FITS, plan=memory(20)).model_copy(update={"sharding": CUT})
-    assert headline(fits) == "plan fits: needs 20.0 GiB on each of 2 devices, device has 23.6 GiB (rtx4090)"
     refused = answer(VerdictKind.REFUSED, plan=memory()).model_copy(update={"sharding": CUT})
-    assert headline(refused).startswith("plan refused: trial needs 31.4 GiB on each of 2 devices, device has")
-    assert refusal_text(refused).startswith("needs 31.4 GiB on each of 2 devices, rtx4090 has 23.6 GiB")
+    unknown = shard_lines(CUT.model_copy(update={"sent": None}))
+    said = [headline(fits), headline(refused), refusal_text(refused)]
+    golden("plan", shard_table(CUT), shard_lines(CUT), unknown, said)
     assert plan_view(fits).cut == CUT
 
 
-def test_fallbacks_of_several_devices_say_how_many_and_nothing_of_time() -> None:
+def test_fallbacks_of_several_devices_say_how_many_and_nothing_of_time(golden: Golden) -> None:
     two = fallback("execution.tp = 2", 17.0, Effect.NUMERICS, note="on each of 2 devices").model_copy(
         update={"execution": None, "devices": 2}
     )
-    (row,) = ladder_table((two,)).rows
-    assert row[3:] == ("equal up to rounding", "-", "yes", "on each of 2 devices")
     refused = answer(VerdictKind.REFUSED, plan=memory(), ladder=(two,))
-    assert refusal_lines(refused)[-1] == (
-        "  would fit    execution.tp = 2   17.0 GiB   equal up to rounding, on each of 2 devices"
-    )
-    assert refusal_text(refused).endswith("; would fit: execution.tp = 2 (17.0 GiB, on each of 2 devices)")
+    golden("plan", ladder_table((two,)), refusal_lines(refused), refusal_text(refused))
 
 
-def test_other_headlines() -> None:
+def test_other_headlines(golden: Golden) -> None:
+    whole = ExecutionChoice(micro_batch=4, accumulation=1)
     chosen = ExecutionChoice(
-        micro_batch=4,
-        accumulation=4,
-        checkpointing=True,
-        optimizer_impl=OptimizerImpl.PLAIN,
-        offload_optimizer=True,
+        micro_batch=4, accumulation=4, checkpointing=True, optimizer_impl=OptimizerImpl.PLAIN, offload_optimizer=True
     )
-    assert choice_text(chosen) == "micro-batch 4 x 4, checkpointing, plain optimizer, optimizer state on the host"
-    assert choice_text(ExecutionChoice(micro_batch=4, accumulation=1)) == "micro-batch 4 x 1"
-    fewer = ExecutionChoice(micro_batch=4, accumulation=1, eval_batch=2)
-    moved = ExecutionChoice(micro_batch=4, accumulation=1, checkpointing=True, offload_activations=True)
-    assert choice_text(moved) == "micro-batch 4 x 1, checkpointing, inputs of layers on the host"
-    assert choice_text(fewer) == "micro-batch 4 x 1, validation batch 2"
-    fits = headline(answer(VerdictKind.FITS_WITH, plan=memory(20), execution=chosen))
-    assert fits.startswith("plan fits with micro-batch 4 x 4, ")
-    assert fits.endswith(": needs 20.0 GiB, device has 23.6 GiB (rtx4090)")
-    unknown = headline(answer(VerdictKind.UNKNOWN, reasons=("custom kernel flash::fwd", "model.py:7")))
-    assert unknown == "plan unknown: custom kernel flash::fwd; model.py:7    [PLAN-UNKNOWN]"
-    assert "no reason was given" in headline(answer(VerdictKind.UNKNOWN))
-    assert trust_text(answer(VerdictKind.UNKNOWN)) == "uncalibrated, torch 2.13.0, planned in 1.2 s"
+    moved = whole.model_copy(update={"checkpointing": True, "offload_activations": True})
+    choices = [chosen, whole, whole.model_copy(update={"eval_batch": 2}), moved]
+    answers = [
+        answer(VerdictKind.FITS_WITH, plan=memory(20), execution=chosen),
+        answer(VerdictKind.UNKNOWN, reasons=("custom kernel flash::fwd", "model.py:7")),
+        answer(VerdictKind.UNKNOWN),
+    ]
+    golden("plan", [choice_text(one) for one in choices], [headline(one) for one in answers], trust_text(answers[2]))
 
 
-def test_tables_of_one_plan() -> None:
-    assert memory_table(memory()).rows == (
-        ("at the peak", "activations", "24.1 GiB"),
-        ("at the peak", "weights", "1.4 GiB"),
-        ("at the peak", "inputs", "0 MiB"),
-        ("peak of phase", "backward", "29.0 GiB"),
-    )
-    rows = requirement_table(answer(VerdictKind.FITS).device, memory()).rows
-    assert rows[-2:] == (
-        ("required", "31.4 GiB", "smallest cap + overhead + margin"),
-        ("device", "23.6 GiB", "rtx4090"),
-    )
+def test_tables_of_one_plan(golden: Golden) -> None:
     host = memory().model_copy(update={"host_bytes": GIB})
-    assert requirement_table(answer(VerdictKind.FITS).device, host).rows[-1][:2] == ("host", "1.0 GiB")
-    table = ladder_table(LADDER)
-    assert table.heads == ("change", "needs", "saves", "effect", "time", "fits")
-    assert table.rows[0] == ("activation checkpointing", "12.3 GiB", "19.1 GiB", "exact", "1.3x", "yes")
     noted = ladder_table([fallback("a", 30, Effect.EXACT, fits=False, note="slow")])
-    assert (noted.heads[-1], noted.rows[0][-2:]) == ("note", ("no", "slow"))
-    assert "the data is not known" in peak_text(memory(from_data=False))
+    peak = peak_text(memory(from_data=False))
+    golden("plan", memory_table(memory()), requirement_table(DEVICE, host), ladder_table(LADDER), noted, peak)
 
 
 def cell(length: Scalar, batch: Scalar, found: PlanAnswer, *, checkpointing: bool = False) -> PlannedCell:
@@ -227,7 +178,7 @@ def space(*cells: PlannedCell, varied: tuple[str, ...] = ("train.max_length", "t
 WHOLE = ExecutionChoice(micro_batch=16, accumulation=1)
 
 
-def test_a_cell_shows_the_mildest_way_to_fit() -> None:
+def test_a_cell_shows_the_mildest_way_to_fit(golden: Golden) -> None:
     fits = answer(VerdictKind.FITS, plan=memory(20), execution=WHOLE)
     saved = answer(VerdictKind.FITS, plan=memory(9), execution=WHOLE.model_copy(update={"checkpointing": True}))
     halves = answer(VerdictKind.FITS_WITH, plan=memory(20), execution=ExecutionChoice(micro_batch=8, accumulation=2))
@@ -244,43 +195,24 @@ def test_a_cell_shows_the_mildest_way_to_fit() -> None:
         cell(256, 16, unknown, checkpointing=True),
         cell(512, 8, unknown),
     )
-    table = space_table(plan)
-    assert table.heads == ("max_length", "batch 8", "batch 16")
-    assert table.rows == (
-        ("128", "fits", "ckpt"),
-        ("256", "8 x 2", "needs 12.3 GiB"),
-        ("512", "unknown", "-"),
-    )
-    assert space_lines(plan) == [
-        "3 of 5 combinations fit rtx4090 (23.6 GiB), 2.0 s",
-        "planned at optim.name = adamw; these are searched too: --set another value to see it",
-        "unknown: no trace",
-    ]
+    golden("plan", space_table(plan), space_lines(plan))
     assert plan.fits
     assert not space(cell(512, 8, unknown)).fits
 
 
-def test_a_space_without_batches_has_one_column() -> None:
+def test_a_space_without_batches_has_one_column(golden: Golden) -> None:
     found = answer(VerdictKind.FITS, plan=memory(from_data=False), execution=WHOLE)
     plan = space(PlannedCell({"model.name": "m"}, False, found), varied=("model.name",))
-    assert space_table(plan).heads == ("name", "fits")
-    assert space_table(plan).rows == (("m", "fits"),)
-    assert "lengths of the data are not known" in space_lines(plan)[2]
+    golden("plan", space_table(plan), space_lines(plan))
 
 
-def test_a_space_says_once_how_each_model_is_cut() -> None:
+def test_a_space_says_once_how_each_model_is_cut(golden: Golden) -> None:
     whole = answer(VerdictKind.FITS, plan=memory(20))
     less, most = (whole.model_copy(update={"sharding": cut}) for cut in (CUT.model_copy(update={"sent": None}), CUT))
-    lines = space_lines(space(cell(64, 8, less), cell(64, 16, most), cell(128, 8, less)))
-    (line,) = (line for line in lines if "ranks" in line)
-    assert line.startswith("sharded over 2 ranks, a device each: a rank holds 3.0 GiB of 5.0 GiB of weights")
-    assert "sends up to 3.0 GiB in an optimizer step" in line
     named = [PlannedCell({"model.name": name}, False, most) for name in ("a", "b")]
-    assert [line[:3] for line in space_lines(space(*named, varied=("model.name",))) if "ranks" in line] == [
-        "a: ",
-        "b: ",
-    ]
-    assert not any("ranks" in line for line in space_lines(space(cell(64, 8, whole))))
+    one = space(cell(64, 8, less), cell(64, 16, most), cell(128, 8, less))
+    spaces = [one, space(*named, varied=("model.name",)), space(cell(64, 8, whole))]
+    golden("plan", *(space_lines(one) for one in spaces))
 
 
 def test_the_json_is_null_where_nothing_is_known() -> None:

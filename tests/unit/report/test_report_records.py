@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from math import nan
 from typing import Any
 
 import plotly.graph_objects
@@ -32,6 +33,7 @@ from dryfit.search.sampling.importance import Importance, Importances
 from dryfit.store.events import ReportMade
 from dryfit.store.session_state import SessionState
 from dryfit.store.state import AttemptEnd
+from golden import Golden
 from ledgers import Script, drawn, eventful
 
 
@@ -94,69 +96,43 @@ def test_the_front_is_what_the_definition_says(points: list[tuple[int, int]]) ->
     assert found == expected
 
 
-def test_the_front_leaves_out_trials_without_every_value() -> None:
+def test_the_front_leaves_out_trials_without_every_value(golden: Golden) -> None:
     script = begun(also=[Goal(name="loss", direction=Direction.MINIMIZE)])
     for number, also in enumerate([(), (float("nan"),), (0.4,)]):
         script.ask(number, {})
         script.finish(number, Outcome.COMPLETE, 0.9 - number / 10, also=also)
     state = script.state()
     assert [trial.number for trial in state.front] == [2]
-    said = verdict_of(state, defaults_first=False)
-    assert said.result.startswith("The Pareto front has 1 trial; trial 0 has the best f1_macro, 0.9000")
+    golden("report", verdict_of(state, defaults_first=False).result)
 
 
-def test_the_verdict_says_by_how_much_and_how_sure() -> None:
+def test_the_verdict_says_by_how_much_and_how_sure(golden: Golden) -> None:
     script = begun()
     for number, value in enumerate([0.70, 0.80, 0.75, 0.78]):
         script.complete(number, {"optim.lr": 1e-4}, [value])
-    said = verdict_of(script.state(), defaults_first=True)
-    assert said.result == (
-        "Trial 1 has the best f1_macro, 0.8000, 0.1000 higher than the defaults (trial 0), "
-        "0.0350 higher than the median of 4 complete trials."
-    )
-    assert "4 complete trials of one seed each" in said.certainty
-    assert "the best 4 lie within 0.1000 of each other" in said.certainty
-    assert "first impression" in said.certainty
-    unknown = verdict_of(script.state(), defaults_first=False)
-    assert "defaults" not in unknown.result
+    less = begun(metric="loss")
+    less.events[0] = less.events[0].model_copy(update={"direction": Direction.MINIMIZE})
+    less.complete(0, {}, [0.7])
+    less.complete(1, {}, [0.4])
+    cases = ((script, True), (script, False), (less, True))
+    said = [verdict_of(of.state(), defaults_first=defaults) for of, defaults in cases]
+    golden("report", *([one.result, one.certainty] for one in said))
 
 
-def test_the_verdict_knows_that_less_loss_is_better() -> None:
-    script = begun(metric="loss")
-    script.events[0] = script.events[0].model_copy(update={"direction": Direction.MINIMIZE})
-    script.complete(0, {}, [0.7])
-    script.complete(1, {}, [0.4])
-    said = verdict_of(script.state(), defaults_first=True)
-    assert "Trial 1 has the best loss, 0.4000, 0.3000 lower than the defaults" in said.result
-
-
-def test_the_verdict_on_little_or_nothing() -> None:
-    empty = begun()
-    assert verdict_of(empty.state(), defaults_first=True).result == "This study has no trial yet."
+def test_the_verdict_on_little_or_nothing(golden: Golden) -> None:
     bad = begun()
-    bad.ask(0, {})
-    bad.finish(0, Outcome.FAILED)
-    bad.ask(1, {})
-    bad.finish(1, Outcome.REFUSED)
-    bad.ask(2, {})
-    bad.finish(2, Outcome.COMPLETE, float("nan"))
+    for number, outcome, value in ((0, Outcome.FAILED, None), (1, Outcome.REFUSED, None), (2, Outcome.COMPLETE, nan)):
+        bad.ask(number, {})
+        bad.finish(number, outcome, value)
     bad.ask(3, {})
-    said = verdict_of(bad.state(), defaults_first=True)
-    assert said.result == (
-        "No trial has a result: of 4 trials 1 complete, 1 failed, 1 refused, 1 not finished; "
-        "1 trial completed without a finite f1_macro."
-    )
     one = begun()
     one.complete(0, {}, [0.5])
-    lone = verdict_of(one.state(), defaults_first=True)
-    assert lone.result == "Trial 0 has the best f1_macro, 0.5000, and that is the study file's own configuration."
-    assert "nothing to compare" in lone.certainty
     failed_first = begun()
     failed_first.ask(0, {})
     failed_first.finish(0, Outcome.FAILED)
     failed_first.complete(1, {}, [0.5])
-    said = verdict_of(failed_first.state(), defaults_first=True)
-    assert "the defaults (trial 0) gave no result to compare it with" in said.result
+    said = [verdict_of(script.state(), defaults_first=True) for script in (begun(), bad, one, failed_first)]
+    golden("report", *([one.result, one.certainty] for one in said))
 
 
 def test_parallel_attempts_get_rows_of_their_own() -> None:

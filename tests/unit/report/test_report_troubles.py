@@ -1,11 +1,10 @@
 """What is said of a study that is not all well."""
 
-import pytest
-
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.data.troubles import trouble_lines, troubles_of
 from dryfit.store.events import AttemptEnded, DeviceSetAside, ParallelSet
+from golden import Golden
 from ledgers import Script, eventful
 
 
@@ -34,13 +33,13 @@ def test_counts_of_a_study_in_which_everything_happens() -> None:
     assert costs == sorted(costs, reverse=True)
 
 
-def test_a_killed_run_is_told_of_before_anybody_looks_at_it() -> None:
+def test_a_killed_run_is_told_of_before_anybody_looks_at_it(golden: Golden) -> None:
     script = eventful()
     script.now_s += 3600
     script.open()
     troubles = troubles_of(script.state())
     assert troubles.success.vanished == 1
-    assert "1 attempt(s) vanished with their control process: `dryfit resume` goes on" in trouble_lines(troubles)[0]
+    golden("status", trouble_lines(troubles))
 
 
 def test_what_was_asked_for_and_what_is_a_result_are_no_failures() -> None:
@@ -57,7 +56,7 @@ def test_what_was_asked_for_and_what_is_a_result_are_no_failures() -> None:
     assert {view.kind for view in troubles.failures} == {FailureKind.INTERRUPTED, FailureKind.NONFINITE}
 
 
-def test_reasons_that_differ_in_numbers_are_one() -> None:
+def test_reasons_that_differ_in_numbers_are_one(golden: Golden) -> None:
     script = begun()
     for number in range(4):
         script.ask(number, {})
@@ -67,51 +66,35 @@ def test_reasons_that_differ_in_numbers_are_one() -> None:
     script.finish(1, Outcome.PRUNED, reason="worse than the median of 12 trials at report 0")
     script.finish(2, Outcome.PRUNED, reason="nonfinite: the loss is nan at step 7, learning rate 3e-05")
     script.finish(3, Outcome.FAILED, reason="hang: gave no sign of life for 600 s")
-    lines = trouble_lines(troubles_of(script.state()))
-    assert "2 pruned: worse than the median of N trials at report N" in lines
-    assert "1 pruned: nonfinite: the loss is nan at step N, learning rate N" in lines
-    assert "1 failed: hang" in lines
+    golden("status", trouble_lines(troubles_of(script.state())))
 
 
-def test_refusals_name_the_device() -> None:
-    lines = trouble_lines(troubles_of(eventful().state()))
-    assert "4 refused: does not fit made-up 1 GiB, 1.0 GiB" in lines
-
-
-def test_many_reasons_are_cut_and_counted() -> None:
+def test_many_reasons_are_cut_and_counted(golden: Golden) -> None:
     script = begun()
     for number in range(9):
         script.ask(number, {})
         script.finish(number, Outcome.PRUNED, reason=f"because of {'x' * (number + 1)}")
-    lines = [line for line in trouble_lines(troubles_of(script.state())) if "pruned" in line]
-    assert len(lines) == 6 and lines[-1] == "4 pruned for other reasons"
+    golden("status", trouble_lines(troubles_of(script.state())))
 
 
-def test_a_failure_kind_is_one_line_with_what_followed() -> None:
+def test_a_failure_kind_is_one_line_with_what_followed(golden: Golden) -> None:
     script = begun()
     for number, action in ((0, Action.RETRY), (1, Action.GIVE_UP)):
         script.ask(number, {})
         script.place(number)
         script.fail(number, 1, FailureKind.HANG, f"gave no sign of life for {number}", action)
-    (line,) = [line for line in trouble_lines(troubles_of(script.state())) if "hang" in line]
-    assert line == "2 x hang in trial(s) 0, 1: 1 retry, 1 give_up; 6.2 s lost (gave no sign of life for 1)"
+    golden("status", trouble_lines(troubles_of(script.state())))
 
 
-def test_why_no_more_trials_run_at_once() -> None:
+def test_why_no_more_trials_run_at_once(golden: Golden) -> None:
     script = begun()
-    assert trouble_lines(troubles_of(script.state())) == ["side by side: 1 (as asked for)"]
+    before = trouble_lines(troubles_of(script.state()))
     script.say(ParallelSet(parallel=3, reason="a fourth trial of 7.1 GiB does not fit beside them"))
     script.say(DeviceSetAside(device="2", reason="2.0 GiB are not given back"))
-    assert trouble_lines(troubles_of(script.state())) == [
-        "side by side: 3 (a fourth trial of 7.1 GiB does not fit beside them)",
-        "device 2 is set aside: 2.0 GiB are not given back",
-    ]
+    golden("status", before, trouble_lines(troubles_of(script.state())))
 
 
-@pytest.mark.parametrize("trials", [0, 1])
-def test_shares_of_nothing_are_not_told(trials: int) -> None:
+def test_shares_of_nothing_are_not_told(golden: Golden) -> None:
     script = begun()
-    for number in range(trials):
-        script.complete(number, {}, [0.5])
-    lines = [line for line in trouble_lines(troubles_of(script.state())) if line.startswith("without")]
-    assert lines == (["without a failure: 1 of 1 (100 %) trials, 1 of 1 (100 %) attempts"] if trials else [])
+    script.complete(0, {}, [0.5])
+    golden("status", *(trouble_lines(troubles_of(one.state())) for one in (begun(), script)))

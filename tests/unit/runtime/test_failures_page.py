@@ -1,73 +1,83 @@
 """The page of failures says what the tables say, of every kind and every text, and names tests that are there."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from dryfit.core.failure import PERMITTED, FailureKind
-from dryfit.runtime.failures import fault_texts
+from dryfit.core.failure import PERMITTED, Action, FailureKind, Permission, Stage
+from dryfit.reporting.data.troubles import NO_FAULTS
 from dryfit.runtime.failures.classify import ROWS
-from dryfit.runtime.failures.fault_texts import Text
-from failures_page import _ACTIONS, ENTRIES, PAGE, SYMPTOMS, follows, render
+from dryfit.runtime.failures.fault_texts import FATAL_XIDS
 
-ROOT = Path(__file__).parents[3]
+DOCS = Path(__file__).parents[3] / "docs"
+INDEX, KINDS = (DOCS / "failures.md").read_text(encoding="utf-8").split("## By kind\n")
+SECTIONS = dict(section.split("\n", 1) for section in KINDS.split("### ")[1:])
+ACTIONS = {
+    Action.RETRY: "tried again",
+    Action.FALLBACK: "tried again with the next fallback of its plan, while there is one",
+    Action.EXCLUSIVE: "tried again with no other trial on its device",
+    Action.ELSEWHERE: "tried again on another device",
+    Action.LIGHTER: "tried again with less of the host (half the loader workers, tensors shared through files)",
+    Action.DIAGNOSE: "run once more with blocking launches, to learn where it fails",
+    Action.UNPLANNED: "its memory stays unknown (`execution.unknown`)",
+    Action.GIVE_UP: "the trial ends FAILED",
+    Action.PRUNE: "the trial ends PRUNED",
+    Action.PAUSE: "the study stops with exit status 3 or 130; the trial goes on when it is resumed",
+    Action.STOP_STUDY: "the study ends with exit status 4; the trial stays open",
+}
+TRIES = {Action.RETRY, Action.FALLBACK, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), "write it anew: see tests/support/failures_page.py"
+def follows(permission: Permission) -> str:
+    """What a kind permits, in words."""
+    parts = [stage_text(stage) for stage in permission.stages]
+    if permission.stages[-1].times is not None or permission.stages[-1].action is Action.FALLBACK:
+        parts.append(ACTIONS[permission.then])
+    text = "; then ".join(parts)
+    if any(stage.action in TRIES for stage in permission.stages):
+        text += "; this counts as a retry" if permission.counts else "; this counts as no retry"
+    if permission.first_delay_s:
+        text += f"; the first wait is {permission.first_delay_s:g} s, each further one longer"
+    return text + ("; samplers treat it as a refused point" if permission.blames_point else "")
 
 
-def section(kind: FailureKind) -> str:
-    return render().split(f"\n### {kind}\n")[1].split("\n### ")[0]
+def stage_text(stage: Stage) -> str:
+    if stage.times is None or stage.action is Action.DIAGNOSE:
+        return ACTIONS[stage.action]
+    return f"{ACTIONS[stage.action]}, {'once' if stage.times == 1 else f'{stage.times} times'} at most"
+
+
+def words(section: str) -> str:
+    return " ".join(section.split())
+
+
+def message(sentence: str) -> str:
+    return re.sub(r"\{(\w+)\}", r"`<\1>`", sentence)
 
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_every_kind_has_a_section_with_what_its_tables_say(kind: FailureKind) -> None:
-    text = " ".join(section(kind).split())
-    assert follows(PERMITTED[kind]) in text
-    for stage in PERMITTED[kind].stages:
-        assert _ACTIONS[stage.action] in text
-    for row in ROWS:
-        if row.kind is kind:
-            assert row.source in text
-    assert f"(#{kind})" in render() or not any(row.texts for row in ROWS if row.kind is kind)
+    text, rows = words(SECTIONS[kind]), [row for row in ROWS if row.kind is kind]
+    no_fault = " It counts as no failure in the shares of `status`." if kind in NO_FAULTS else ""
+    assert f"**What follows**: {follows(PERMITTED[kind])}.{no_fault} - **What you can do**: " in text
+    assert f"**Recognised by**: {'; '.join(dict.fromkeys(row.source for row in rows))}." in text
+    assert all(f'"{message(row.sentence)}"' in text for row in rows if row.sentence != "{said}")
 
 
-def test_every_text_of_the_tables_can_be_searched_for() -> None:
-    page = render().split("## By kind")[0]
-    known = [value for name, value in vars(fault_texts).items() if name.isupper() and isinstance(value, tuple)]
-    texts = {one.text for group in known for one in group if isinstance(one, Text)}
-    assert len(texts) > 50
-    assert not [text for text in texts if text.replace("|", "\\|") not in page]
-
-
-def test_a_text_that_several_kinds_are_known_by_names_them_all() -> None:
-    (line,) = [line for line in render().splitlines() if line.startswith("| `CUDA out of memory. Tried to allocate`")]
-    assert "[oom_device](#oom_device) or [oom_neighbour](#oom_neighbour)" in line
-
-
-SEARCHED = [
-    "CUDA out of memory. Tried to allocate",
-    "CUDA error: device-side assert triggered",
-    "Cannot copy out of meta tensor; no data!",
-    "is killed by signal: Killed",
-    "Bus error. It is possible that dataloader's workers are out of shared memory",
-    "No space left on device",
-    "CategoricalDistribution does not support dynamic value space",
-    "NCCL error",
-    "79",
-    "no output (a hang)",
-    "zombies",
-    "Expected all tensors to be on the same device",
-    "the loss is `nan`",
-]
-
-
-@pytest.mark.parametrize("words", SEARCHED)
-def test_what_users_search_for_is_there(words: str) -> None:
-    assert words in render().split("## By kind")[0]
+def test_every_text_of_the_tables_can_be_searched_for_and_names_its_kinds() -> None:
+    kinds: dict[str, dict[FailureKind, None]] = {}
+    for kind in map(FailureKind, SECTIONS):
+        for text in (one.text for row in ROWS if row.kind is kind for one in row.texts):
+            kinds.setdefault(text.replace("|", "\\|"), {})[kind] = None
+    assert len(kinds) > 50
+    found = dict(re.findall(r"^\| `(.+)` \| (\[.+\)) \| \[test_every_text_has", INDEX, re.MULTILINE))
+    assert {text: " or ".join(f"[{kind}](#{kind})" for kind in known) for text, known in kinds.items()}.items() <= (
+        found.items()
+    )
+    assert f" for {', '.join(map(str, FATAL_XIDS))}; others" in INDEX
 
 
 @cache
@@ -76,16 +86,10 @@ def named_in(file: Path) -> frozenset[str]:
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-NAMED = sorted({test for entry in ENTRIES.values() for test in entry.tests} | {symptom.test for symptom in SYMPTOMS})
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_every_test_that_is_named_exists(name: str) -> None:
-    file, _, function = name.partition("::")
-    assert function.startswith("test_")
-    assert function in named_in(ROOT / file)
-
-
-def test_every_kind_has_a_proof_of_its_recognition_and_one_of_what_follows() -> None:
-    assert set(ENTRIES) == set(FailureKind)
-    assert not [kind for kind, entry in ENTRIES.items() if len(entry.tests) < 2]
+def test_every_kind_has_proofs_and_every_test_that_is_named_exists() -> None:
+    assert set(SECTIONS) == set(FailureKind)
+    link = re.compile(r"\[(test_\w+)\]\((\.\./tests/[\w/]+\.py)\)")
+    assert [kind for kind, section in SECTIONS.items() if len(link.findall(section)) < 2] == []
+    named = link.findall(INDEX + KINDS)
+    assert len(named) > 100
+    assert [name for name, file in named if name not in named_in(DOCS / file)] == []

@@ -194,6 +194,18 @@ def test_braces_in_a_message_are_left_alone():
     assert "{status}" in classify(fault(message="bad {status} {0}"), None).sentence
 
 
+def test_what_was_said_is_one_line_of_the_exception_or_of_the_log(golden):
+    assertion = "device-side assert triggered"
+    ends = [
+        fault("builtins.OSError[ENOTDIR]", "builtins.OSError", message="\nno folder\nmore"),
+        fault("dryfit.core.errors.DataError", code="DATA", message="reading rows: none"),
+        fault("mine.Silent", message=""),
+        fault(message="of no type"),
+        *(aborted(log) for log in (f"before\nCUDA error: {assertion}\nafter", f"{assertion}\nafter", "no such text")),
+    ]
+    golden("status", [classify(one, None).sentence for one in ends])
+
+
 def test_a_chain_with_a_circle_and_a_huge_message_is_described():
     first, second = ValueError("x" * 100_000), KeyError("k")
     first.__cause__, second.__cause__ = second, first

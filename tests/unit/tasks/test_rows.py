@@ -9,6 +9,7 @@ import tiny
 from dryfit.core.errors import ConfigError, DataError
 from dryfit.core.settings.tables import DataSettings
 from dryfit.tasks.rows.checked_rows import check_classes, fingerprint, label_counts, load_splits
+from golden import Golden, refusal
 
 
 def splits_of(folder: Path, train: list[dict], validation: list[dict], **settings):
@@ -49,38 +50,32 @@ def test_good_rows_are_read_whole(tmp_path: Path) -> None:
     assert splits["train"][3].place == f"{tmp_path}/train.jsonl, line 4"
 
 
-@pytest.mark.parametrize(
-    ("train", "line", "found"),
-    [
-        (changed(2, label=2), 3, "label is 2"),
-        (changed(2, label=-1), 3, "label is -1"),
-        (changed(1, label=None), 2, "label is None, not an integer"),
-        (changed(1, label=float("nan")), 2, "label is nan, not an integer"),
-        (changed(1, label=0.5), 2, "label is 0.5, not an integer"),
-        (changed(1, label="1"), 2, "label is '1', not an integer"),
-        (changed(1, label=True), 2, "label is True, not an integer"),
-        (without(4, "label"), 5, "column 'label' is missing"),
-        (without(4, "text"), 5, "column 'text' is missing"),
-        (without(4, "criterion"), 5, "column 'criterion' is missing"),
-        (without(0, "group"), 2, "column 'group' is here, not in the first row"),
-        (changed(3, text="  \n"), 4, "text is empty: '  \\n'"),
-        (changed(3, text=None), 4, "text is None"),
-        (changed(3, criterion=""), 4, "criterion is empty: ''"),
-        (changed(5, id="r0"), 6, "id 'r0' is there already"),
-        (changed(5, id=None), 6, "id is None"),
-        (changed(0, evidence=[[0, 10_000]]), 1, "evidence has [0, 10000], outside the text"),
-        (changed(0, evidence=[[5, 5]]), 1, "evidence has [5, 5], outside the text"),
-        (changed(0, evidence=[[-1, 5]]), 1, "evidence has [-1, 5], outside the text"),
-        (changed(0, evidence=[[0]]), 1, "evidence has [0]"),
-        (changed(0, evidence="all"), 1, "evidence is 'all'"),
-    ],
-)
-def test_bad_rows_are_named_with_file_line_and_value(tmp_path: Path, train: list[dict], line: int, found: str) -> None:
-    with pytest.raises(DataError) as caught:
-        splits_of(tmp_path, train, good(4, start=6))
-    assert f"train.jsonl, line {line}" in caught.value.doing
-    assert found in caught.value.found
-    assert caught.value.allowed
+def test_bad_rows_are_named_with_file_line_and_value(tmp_path: Path, golden: Golden) -> None:
+    cases = [
+        changed(2, label=2),
+        changed(2, label=-1),
+        changed(1, label=None),
+        changed(1, label=float("nan")),
+        changed(1, label=0.5),
+        changed(1, label="1"),
+        changed(1, label=True),
+        without(4, "label"),
+        without(4, "text"),
+        without(4, "criterion"),
+        without(0, "group"),
+        changed(3, text="  \n"),
+        changed(3, text=None),
+        changed(3, criterion=""),
+        changed(5, id="r0"),
+        changed(5, id=None),
+        changed(0, evidence=[[0, 10_000]]),
+        changed(0, evidence=[[5, 5]]),
+        changed(0, evidence=[[-1, 5]]),
+        changed(0, evidence=[[0]]),
+        changed(0, evidence="all"),
+    ]
+    told = [refusal(splits_of, tmp_path, case, good(4, start=6)) for case in cases]
+    golden("data", [one.replace(f"{tmp_path}/", "") for one in told])
 
 
 def test_the_same_group_in_two_splits(tmp_path: Path) -> None:
@@ -241,29 +236,28 @@ def test_rows_may_have_any_number_of_classes(tmp_path: Path) -> None:
     assert fingerprint(changed) != fingerprint(splits)
 
 
-@pytest.mark.parametrize(
-    ("label", "found"),
-    [
-        (1, "label is 1, not a list"),
-        (None, "label is None, not a list"),
-        ("[1]", "label is '[1]', not a list"),
-        ([3], "label has 3"),
-        ([0, -1], "label has -1"),
-        ([True], "label has True"),
-        ([0.0], "label has 0.0"),
-        (["0"], "label has '0'"),
-        ([[0]], "label has [0]"),
-        ([1, 0, 1], "label is [1, 0, 1], with a class twice"),
-    ],
-)
-def test_bad_lists_of_classes(tmp_path: Path, label: object, found: str) -> None:
+def rows_with(label: object) -> list[dict]:
     rows = several()
     rows[3]["label"] = label
-    with pytest.raises(DataError) as caught:
-        splits_of(tmp_path, rows, several(4, start=6), multi_label=True, num_labels=3)
-    assert "train.jsonl, line 4" in caught.value.doing
-    assert found in caught.value.found
-    assert "different integers from 0 to 2" in caught.value.allowed
+    return rows
+
+
+def test_bad_lists_of_classes(tmp_path: Path, golden: Golden) -> None:
+    cases = [
+        1,
+        None,
+        "[1]",
+        [3],
+        [0, -1],
+        [True],
+        [0.0],
+        ["0"],
+        [[0]],
+        [1, 0, 1],
+    ]
+    settings = {"multi_label": True, "num_labels": 3}
+    told = [refusal(splits_of, tmp_path, rows_with(case), several(4, start=6), **settings) for case in cases]
+    golden("data", [one.replace(f"{tmp_path}/", "") for one in told])
 
 
 def test_a_list_where_a_row_has_one_class(tmp_path: Path) -> None:

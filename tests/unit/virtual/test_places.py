@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.virtual.places import Place, Places
+from dryfit.virtual.places import Place, Places, code_of
 
 pytestmark = pytest.mark.heavy
 
@@ -29,6 +29,7 @@ def test_a_folder_into_which_packages_were_installed_is_a_library(
     place = place_of(tmp_path, Places())
     assert place.source == f"{tmp_path}/module.py:2"
     assert (place.line == place.source) is not installed
+    assert code_of(place.source) == "return places.now()" and code_of("") == ""
 
 
 def test_a_script_is_the_users_own_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from dryfit.core.jobs.rehearsal import StepWork
 from dryfit.core.settings.known_devices import parse_device
+from dryfit.meta.offline_import import import_offline
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
 from dryfit.virtual.flops import flops_of
 from dryfit.virtual.work import WorkCounter
@@ -222,6 +223,7 @@ def test_a_step_is_what_was_counted_since_the_last_end():
 
 def test_products_of_bitsandbytes_have_formulas():
     need_package("bitsandbytes")
+    import_offline("bitsandbytes")  # which registers its operators
     inputs, out = torch.empty(2, 10, 64, dtype=torch.bfloat16), torch.empty(2, 10, 48, dtype=torch.bfloat16)
     packed, scales = torch.empty(48 * 64 // 2, 1, dtype=torch.uint8), torch.empty(48)
     operators = torch.ops.bitsandbytes

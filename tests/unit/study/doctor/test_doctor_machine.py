@@ -1,5 +1,6 @@
 """What the facts of a machine mean, and how they are gathered."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 
 from dryfit.core.jobs.diagnostics import ProbeResult
 from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.wall.places import WALLS, Wall
+from dryfit.core.wall.places import Wall
 from dryfit.study.doctor import machine_facts as gathered
 from dryfit.study.doctor.finding import Finding, Status
 from dryfit.study.doctor.folder import FolderFacts
@@ -25,6 +26,7 @@ from dryfit.study.doctor.machine_facts import (
     machine_facts,
     packages,
 )
+from golden import Golden
 
 CARD = DeviceSpec(name="A card", capacity_bytes=23 << 30, capability=(8, 9))
 SEEN = Driver(version="600.1", cuda="13.0", gpus=(Gpu("A card", 24 << 30, 1 << 30),))
@@ -52,6 +54,7 @@ GOOD = MachineFacts(
     visible_devices=None,
 )
 PROBE = ProbeResult(torch="2.13.0", cuda_build="13.0", devices=(CARD,))
+CHILDREN = ("fork server", "fresh interpreter", "GPU")
 TRIPS = (RoundTrip("fork server", 6.0, 0.02, probe=PROBE), RoundTrip("fresh interpreter", 5.0, probe=PROBE))
 
 
@@ -63,96 +66,74 @@ def probed(**changes: Any) -> tuple[RoundTrip, ...]:
     return (RoundTrip("fork server", 6.0, 0.02, probe=PROBE.model_copy(update=changes)),)
 
 
-def test_a_good_machine_passes_and_says_what_it_is() -> None:
-    found = judged(GOOD)
-    assert {finding.status for finding in found.values()} == {Status.PASS}
-    assert found["cores"].found == "2 (of 8: the affinity or the control group allows no more)"
-    assert found["fork server"].found == "a child answered after 6.0 s, a second one after 20 ms"
-    assert found["GPU"].found.startswith("torch 2.13.0 can use A card (23.0 GiB); driver 600.1 (CUDA 13.0)")
-    assert "not installed" in found["extra 8bit"].found
+def told(findings: Iterable[Finding]) -> list[tuple[str, ...]]:
+    return [(one.status, one.check, one.found, one.fix) for one in findings]
+
+
+def test_a_good_machine_passes_and_says_what_it_is(golden: Golden) -> None:
+    found = judged(GOOD).values()
+    assert {finding.status for finding in found} == {Status.PASS}
+    golden("doctor", told(found))
 
 
 OLD = replace(GOOD.packages[0], found="2.4.0", allowed=False)
 OLD_EXTRA = replace(GOOD.packages[1], found="0.9", allowed=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "check", "status", "said", "fix"),
-    [
-        ({"packages": (OLD,)}, "libraries", Status.FAIL, "torch is 2.4.0, wanted: >=2.11", "pip install 'torch>=2.11'"),
-        ({"packages": ()}, "libraries", Status.WARN, "not installed as a package", "pip install"),
-        ({"packages": (GOOD.packages[0], OLD_EXTRA)}, "extra lora", Status.WARN, "peft is 0.9", "'peft>=0.18'"),
-        ({"memory_free_bytes": 1 << 30}, "memory", Status.WARN, "1.0 GiB of it free", "free some"),
-        ({"memory_limit_bytes": 1 << 30}, "memory", Status.WARN, "control group allows 1.0 GiB", "free some"),
-        ({"open_files": 512}, "open files", Status.WARN, "512", "ulimit -n 4096"),
-        ({"open_files": 64}, "open files", Status.FAIL, "64", "ulimit -n 4096"),
-        ({"open_files": -1}, "open files", Status.PASS, "no limit", ""),
-        (
-            {"shared_memory": replace(ROOM, free_bytes=64 << 20)},
-            "/dev/shm",
-            Status.WARN,
-            "64 MiB",
-            "loader_workers = 0",
-        ),
-        ({"shared_memory": replace(ROOM, not_writable="no")}, "/dev/shm", Status.FAIL, "no", "--shm-size"),
-        ({"cache": replace(ROOM, not_writable="no")}, "plans' cache", Status.WARN, "/x: no", "DRYFIT_CACHE"),
-        ({"hub_cache": replace(ROOM, not_writable="no")}, "hub cache", Status.WARN, "/x: no", "HF_HOME"),
-        ({"hub_cache": replace(ROOM, free_bytes=1)}, "hub cache", Status.WARN, "0 MiB free", "free some space"),
-        ({"wall": Wall.LANDLOCK}, "files in rehearsals", Status.PASS, WALLS[Wall.LANDLOCK], ""),
-        ({"wall": Wall.REDIRECT}, "files in rehearsals", Status.WARN, WALLS[Wall.REDIRECT], "Landlock"),
-        ({"offline": ("HF_HUB_OFFLINE",)}, "offline", Status.PASS, "HF_HUB_OFFLINE: only models", ""),
-    ],
+SHORT: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("libraries", {"packages": (OLD,)}),
+    ("libraries", {"packages": ()}),
+    ("extra lora", {"packages": (GOOD.packages[0], OLD_EXTRA)}),
+    ("memory", {"memory_free_bytes": 1 << 30}),
+    ("memory", {"memory_limit_bytes": 1 << 30}),
+    *(("open files", {"open_files": count}) for count in (512, 64, -1)),
+    ("/dev/shm", {"shared_memory": replace(ROOM, free_bytes=64 << 20)}),
+    ("/dev/shm", {"shared_memory": replace(ROOM, not_writable="no")}),
+    ("plans' cache", {"cache": replace(ROOM, not_writable="no")}),
+    ("hub cache", {"hub_cache": replace(ROOM, not_writable="no")}),
+    ("hub cache", {"hub_cache": replace(ROOM, free_bytes=1)}),
+    *(("files in rehearsals", {"wall": wall}) for wall in (Wall.LANDLOCK, Wall.REDIRECT)),
+    ("offline", {"offline": ("HF_HUB_OFFLINE",)}),
 )
-def test_what_is_short_is_said_with_its_fix(
-    changes: dict[str, Any], check: str, status: Status, said: str, fix: str
-) -> None:
-    found = judged(replace(GOOD, **changes))[check]
-    assert found.status is status
-    assert said in found.found and fix in found.fix
 
 
-@pytest.mark.parametrize(
-    ("seen", "probe", "visible", "status", "said"),
-    [
-        (SEEN, {"devices": (), "cuda_build": None}, None, Status.WARN, "is a CPU build"),
-        (SEEN, {"devices": ()}, None, Status.FAIL, "finds none"),
-        (SEEN, {"devices": ()}, "", Status.PASS, "hidden by CUDA_VISIBLE_DEVICES"),
-        (SEEN, {"devices": ()}, "-1", Status.PASS, "hidden by CUDA_VISIBLE_DEVICES"),
-        (SEEN, {"devices": ()}, "7", Status.FAIL, "finds none"),
-        (SEEN, {"devices": (), "trouble": "cuda:0: no kernel image"}, None, Status.FAIL, "no kernel image"),
-        (SEEN, {"trouble": "cuda:1: broken"}, None, Status.FAIL, "cuda:1: broken"),
-        (Driver(trouble="no library"), {"devices": ()}, None, Status.PASS, "none (no library)"),
-    ],
+def test_what_is_short_is_said_with_its_fix(golden: Golden) -> None:
+    golden("doctor", told(judged(replace(GOOD, **changes))[check] for check, changes in SHORT))
+
+
+GPUS: tuple[tuple[Driver, dict[str, Any], str | None], ...] = (
+    (SEEN, {"devices": (), "cuda_build": None}, None),
+    *((SEEN, {"devices": ()}, visible) for visible in (None, "", "-1", "7")),
+    (SEEN, {"devices": (), "trouble": "cuda:0: no kernel image"}, None),
+    (SEEN, {"trouble": "cuda:1: broken"}, None),
+    (Driver(trouble="no library"), {"devices": ()}, None),
 )
-def test_gpus(seen: Driver, probe: dict[str, Any], visible: str | None, status: Status, said: str) -> None:
-    found = judged(replace(GOOD, driver=seen, visible_devices=visible), probed(**probe))["GPU"]
-    assert (found.status, said in found.found) == (status, True), found
 
 
-def test_children_that_do_not_start() -> None:
+def test_gpus(golden: Golden) -> None:
+    facts = [(replace(GOOD, driver=seen, visible_devices=visible), probed(**probe)) for seen, probe, visible in GPUS]
+    golden("doctor", told(judged(*one)["GPU"] for one in facts))
+
+
+def test_children_that_do_not_start(golden: Golden) -> None:
     no_fork = (RoundTrip("fork server", 9.0, trouble="it has threads"), TRIPS[1])
-    found = judged(GOOD, no_fork)
-    assert found["fork server"].status is Status.WARN and 'isolation = "fresh"' in found["fork server"].fix
-    assert found["GPU"].status is Status.PASS
-    found = judged(GOOD, (RoundTrip("fresh interpreter", 9.0, trouble="died"),))
-    assert found["fresh interpreter"].status is Status.FAIL
-    assert found["GPU"].status is Status.WARN and "no child could be asked" in found["GPU"].found
+    none = (RoundTrip("fresh interpreter", 9.0, trouble="died"),)
+    every = [judged(GOOD, trips) for trips in (no_fork, none)]
+    golden("doctor", *(told(one for one in found.values() if one.check in CHILDREN) for found in every))
 
 
-@pytest.mark.parametrize(
-    ("changes", "check", "status", "said"),
-    [
-        ({}, "locks", Status.PASS, "refused"),
-        ({"not_writable": "Read-only file system"}, "folder", Status.FAIL, "/x: Read-only"),
-        ({"not_locked": "two holders"}, "locks", Status.FAIL, "two holders (ext4)"),
-        ({"file_system": "nfs4"}, "locks", Status.WARN, "(nfs4)"),
-        ({"file_system": "fuse.sshfs"}, "locks", Status.WARN, "network file system"),
-        ({"not_durable": "No space left on device"}, "renames", Status.FAIL, "No space left"),
-    ],
+FOLDERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("locks", {}),
+    ("folder", {"not_writable": "Read-only file system"}),
+    ("locks", {"not_locked": "two holders"}),
+    *(("locks", {"file_system": name}) for name in ("nfs4", "fuse.sshfs")),
+    ("renames", {"not_durable": "No space left on device"}),
 )
-def test_a_study_s_folder(changes: dict[str, Any], check: str, status: Status, said: str) -> None:
-    found = {finding.check: finding for finding in folder_findings("study", replace(ROOM, **changes))}
-    assert (found[check].status, said in found[check].found) == (status, True), found[check]
+
+
+def test_a_study_s_folder(golden: Golden) -> None:
+    every = [(check, folder_findings("study", replace(ROOM, **changes))) for check, changes in FOLDERS]
+    golden("doctor", told(one for check, found in every for one in found if one.check == check))
 
 
 def test_this_machine_is_asked_without_a_child(tmp_path: Path) -> None:

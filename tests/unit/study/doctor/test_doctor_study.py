@@ -30,6 +30,7 @@ from dryfit.study.doctor.study_checks import (
     space_findings,
 )
 from dryfit.study.resources.disk import disk_need
+from golden import Golden
 
 SPACE = {"optim.lr": {"low": 1e-5, "high": 1e-3, "log": True}, "head.pooling": ["cls", "mean", "max"]}
 
@@ -99,21 +100,15 @@ def test_a_study_that_goes_on(tmp_path: Path) -> None:
     assert layout.ledger.read_bytes() == before
 
 
-def test_what_a_change_would_mean_is_said_beforehand(tmp_path: Path) -> None:
+def test_what_a_change_would_mean_is_said_beforehand(tmp_path: Path, golden: Golden) -> None:
     layout = begun(tmp_path, config())
     before = layout.ledger.read_bytes()
     found, _ = record(config(optim={"weight_decay": 0.5}), layout)
-    assert found["going on"].status is Status.WARN
-    assert "forks: optim.weight_decay was 0.01, is now 0.5" in found["going on"].found
-    assert "generation 2 would begin, 0 of 1 trials would be used" in found["going on"].found
-    assert "change it back" in found["going on"].fix
-    found, _ = record(config(space=SPACE | {"head.pooling": ["cls", "mean"]}), layout)
-    assert found["going on"].status is Status.WARN
-    assert "head.pooling" in found["going on"].found and "max" in found["going on"].found
+    narrower = config(space=SPACE | {"head.pooling": ["cls", "mean"]})
     wider = config(space=SPACE | {"head.pooling": ["cls", "mean", "max", "attention"]}, study={"seed": 8})
-    found, _ = record(wider, layout)
-    assert found["going on"].status is Status.PASS
-    assert "extends: head.pooling" in found["going on"].found and "count as before" in found["going on"].found
+    every = [found["going on"], *(record(one, layout)[0]["going on"] for one in (narrower, wider))]
+    assert [one.status for one in every] == [Status.WARN, Status.WARN, Status.PASS]
+    golden("doctor", *([one.found, one.fix] for one in every))
     assert layout.ledger.read_bytes() == before
 
 

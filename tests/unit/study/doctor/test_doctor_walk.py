@@ -1,9 +1,9 @@
 """What a study's children are asked, and what their answers mean."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +34,7 @@ from dryfit.study.doctor.study_walk import (
     fold_findings,
     model_findings,
 )
+from golden import Golden
 
 CARD = DeviceSpec(name="A card", capacity_bytes=24 << 30, capability=(7, 5))
 STEP = StepCheck(parameters=100, trainable=80, rows=16, length=30, micro_batch=16, loss=0.7, largest_s=0.5, step_s=0.25)
@@ -92,47 +93,38 @@ def walked(*faults: str) -> tuple[BatchWalk, ...]:
     return (BatchWalk(max_length=64, split="train", rows=160, batches=10, longest=30, faults=faults),)
 
 
-def test_a_good_model_passes_with_its_times() -> None:
-    found = {one.check: one for one in judged(BatchCheckResult(walks=walked(), step=STEP))}
-    assert {one.status for one in found.values()} == {Status.PASS}
-    assert "80 of 100 parameters have finite gradients" in found["step"].found
-    # 0.25 s for 16 rows, 160 rows, 2 epochs
-    assert "about 5.0 s a trial (320 rows)" in found["time"].found
+def told(findings: Iterable[Finding]) -> list[tuple[str, ...]]:
+    return [(one.status, one.about, one.check, one.found, one.fix) for one in findings]
 
 
-@pytest.mark.parametrize(
-    ("result", "check", "status", "said"),
-    [
-        (BatchCheckResult(walks=walked("ids of 30")), "batches", Status.FAIL, "train at 64: ids of 30"),
-        (BatchCheckResult(step=STEP.model_copy(update={"loss": NAN})), "step", Status.FAIL, "loss nan"),
-        (BatchCheckResult(step=STEP.model_copy(update={"not_finite": ("w",)})), "step", Status.FAIL, "NaN: w"),
-        (BatchCheckResult(step=STEP.model_copy(update={"untouched": ("head.0.w",)})), "step", Status.FAIL, "head.0.w"),
-        (BatchCheckResult(step=STEP.model_copy(update={"untouched": ("mask_emb",)})), "step", Status.WARN, "mask_emb"),
-        (BatchCheckResult(step=STEP.model_copy(update={"micro_batch": 4})), "memory", Status.WARN, "4 do"),
-        (BatchCheckResult(failures=(ProbeFailure(stage="weights", error=ERROR),)), "weights", Status.FAIL, "shard 2"),
-        (
-            BatchCheckResult(points=(PointCheck(params={"head.pooling": "max"}, error=ERROR),)),
-            "point head.pooling=max",
-            Status.FAIL,
-            "shard 2",
-        ),
-        (
-            BatchCheckResult(
-                points=(PointCheck(params={"loss.name": "focal"}, step=STEP.model_copy(update={"loss": NAN})),)
-            ),
-            "point loss.name=focal",
-            Status.FAIL,
-            "loss nan",
-        ),
-        (ChildError("rehearsing", "killed by SIGSEGV", hint="see /log.txt"), "rehearsal", Status.FAIL, "SIGSEGV"),
-    ],
-)
-def test_what_is_wrong_with_a_model(
-    result: BatchCheckResult | ChildError, check: str, status: Status, said: str
-) -> None:
-    found = next(one for one in judged(result) if one.check == check)
-    assert (found.status, said in found.found) == (status, True), found
-    assert found.about == "model m"
+def test_a_good_model_passes_with_its_times(golden: Golden) -> None:
+    found = judged(BatchCheckResult(walks=walked(), step=STEP))
+    assert {one.status for one in found} == {Status.PASS}
+    golden("doctor", told(found))  # 0.25 s for 16 rows, 160 rows, 2 epochs: 5 s
+
+
+def step(**changes: Any) -> StepCheck:
+    return STEP.model_copy(update=changes)
+
+
+WRONG: dict[str, BatchCheckResult | ChildError] = {
+    "batches": BatchCheckResult(walks=walked("ids of 30")),
+    "step": BatchCheckResult(step=step(loss=NAN)),
+    "step, a parameter": BatchCheckResult(step=step(not_finite=("w",))),
+    "step, the head": BatchCheckResult(step=step(untouched=("head.0.w",))),
+    "step, elsewhere": BatchCheckResult(step=step(untouched=("mask_emb",))),
+    "memory": BatchCheckResult(step=step(micro_batch=4)),
+    "weights": BatchCheckResult(failures=(ProbeFailure(stage="weights", error=ERROR),)),
+    "point head.pooling=max": BatchCheckResult(points=(PointCheck(params={"head.pooling": "max"}, error=ERROR),)),
+    "point loss.name=focal": BatchCheckResult(points=(PointCheck(params={"loss.name": "focal"}, step=step(loss=NAN)),)),
+    "rehearsal": ChildError("rehearsing", "killed by SIGSEGV", hint="see /log.txt"),
+}
+
+
+def test_what_is_wrong_with_a_model(golden: Golden) -> None:
+    found = [one for check, result in WRONG.items() for one in judged(result) if one.check == check.partition(",")[0]]
+    assert len(found) == len(WRONG)
+    golden("doctor", told(found))
 
 
 def read(labels: tuple[str, ...], **splits: SplitFacts) -> ResolveResult:
@@ -147,22 +139,11 @@ def read(labels: tuple[str, ...], **splits: SplitFacts) -> ResolveResult:
     )
 
 
-@pytest.mark.parametrize(("labels", "no", "yes"), [((), "0", "1"), (("no", "yes"), "no", "yes")])
-def test_labels_are_counted_and_an_absent_one_is_said(labels: tuple[str, ...], no: str, yes: str) -> None:
+def test_labels_are_counted_and_an_absent_one_is_said(golden: Golden) -> None:
     full, part = SplitFacts(rows=5, label_counts={0: 2, 1: 3}), SplitFacts(rows=2, label_counts={1: 2})
-    found = list(data_findings(read(labels, train=full, validation=part), 2))
-    assert [one.status for one in found] == [Status.PASS, Status.WARN]
-    assert found[0].found == f"5 rows; by label {no}: 2, {yes}: 3"
-    assert f"label {no}" in found[1].fix
-
-
-def test_evidence_is_counted() -> None:
-    some = SplitFacts(rows=5, label_counts={}, with_evidence=3)
-    none = SplitFacts(rows=2, label_counts={}, with_evidence=0)
-    found = list(data_findings(read((), train=some, validation=none), 2))
-    assert [one.status for one in found] == [Status.PASS, Status.WARN]
-    assert [one.found for one in found] == ["5 rows; 3 with evidence", "2 rows; 0 with evidence"]
-    assert "add rows with evidence" in found[1].fix
+    some, none = (SplitFacts(rows=rows, label_counts={}, with_evidence=count) for rows, count in ((5, 3), (2, 0)))
+    every = [data_findings(read(labels, train=full, validation=part), 2) for labels in ((), ("no", "yes"))]
+    golden("doctor", *map(told, every), told(data_findings(read((), train=some, validation=none), 2)))
 
 
 def test_what_is_remarked_of_the_rows_is_said() -> None:
@@ -170,60 +151,36 @@ def test_what_is_remarked_of_the_rows_is_said() -> None:
     assert [(one.status, one.check, one.found) for one in found] == [(Status.WARN, "rows", "train: 1 row fits nowhere")]
 
 
-@pytest.mark.parametrize(
-    ("device", "precision", "probe", "status", "said"),
-    [
-        ("auto", "fp32", {}, Status.PASS, "cpu, fp32"),
-        ("auto", "fp16", {"devices": (CARD,)}, Status.PASS, "cuda, fp16"),
-        ("cuda", "fp32", {}, Status.FAIL, "can use no CUDA device"),
-        ("auto", "fp16", {}, Status.FAIL, "fp16 needs a CUDA device"),
-        ("cpu", "bf16", {"devices": (CARD,), "bf16": False}, Status.PASS, "cpu, bf16"),
-        ("auto", "bf16", {"devices": (CARD,), "bf16": False}, Status.FAIL, "A card has no bf16"),
-    ],
+DEVICES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("auto", "fp32", {}),
+    ("auto", "fp16", {"devices": (CARD,)}),
+    ("cuda", "fp32", {}),
+    ("auto", "fp16", {}),
+    *((device, "bf16", {"devices": (CARD,), "bf16": False}) for device in ("cpu", "auto")),
 )
-def test_devices_and_number_formats(
-    device: str, precision: str, probe: dict[str, Any], status: Status, said: str
-) -> None:
-    config = instant.config(execution={"device": device})
-    answer = ProbeResult(torch="2.13", cuda_build=None, **probe)
-    (found,) = device_findings(config, (precision,), answer)
-    assert (found.status, said in found.found) == (status, True), found
 
 
-@pytest.mark.parametrize(
-    ("device", "count", "status", "said"),
-    [
-        ("auto", 4, Status.PASS, "2 such trial(s) on 4 device(s)"),
-        ("auto", 3, Status.WARN, "1 such trial(s) on 3 device(s) without sharing any; 1 device(s) stay idle"),
-        ("auto", 1, Status.FAIL, "each of a trial's 2 processes a device of its own: there is 1 CUDA device(s)"),
-        ("auto", 0, Status.PASS, "share the cores"),
-        ("cpu", 1, Status.PASS, "share the cores"),
-    ],
+def test_devices_and_number_formats_and_a_device_for_each_process(golden: Golden) -> None:
+    def found(execution: dict[str, Any], precision: str, probe: dict[str, Any]) -> list[tuple[str, ...]]:
+        answer = ProbeResult(torch="2.13", cuda_build=None, **probe)
+        return told(device_findings(instant.config(execution=execution), (precision,), answer))
+
+    for_one = [one for device, *rest in DEVICES for one in found({"device": device}, *rest)]
+    counts = [("auto", 4), ("auto", 3), ("auto", 1), ("auto", 0), ("cpu", 1)]
+    for_two = [found({"device": device, "tp": 2}, "fp32", {"devices": (CARD,) * count}) for device, count in counts]
+    golden("doctor", for_one, *for_two)
+
+
+EPOCHS: tuple[dict[str, dict[str, Any]], ...] = (
+    {"train": {"evals_per_epoch": 11, "batch_size": 16}},
+    {"space": {"train.batch_size": [8, 64], "train.evals_per_epoch": [2, 20]}},
 )
-def test_processes_of_a_trial_need_a_device_each(device: str, count: int, status: Status, said: str) -> None:
-    config = instant.config(execution={"device": device, "tp": 2})
-    answer = ProbeResult(torch="2.13", cuda_build=None, devices=(CARD,) * count)
-    first, found = device_findings(config, ("fp32",), answer)
-    assert (first.check, first.status) == ("device", Status.PASS)
-    assert (found.check, found.status, said in found.found) == ("processes", status, True), found
 
 
-@pytest.mark.parametrize(
-    ("tables", "found"),
-    [
-        ({"train": {"evals_per_epoch": 11, "batch_size": 16}}, "evals_per_epoch = 11, and with train.batch_size = 16 "),
-        (
-            {"space": {"train.batch_size": [8, 64], "train.evals_per_epoch": [2, 20]}},
-            "evals_per_epoch = 20, and with train.batch_size = 64 ",
-        ),
-    ],
-)
-def test_an_epoch_has_a_step_for_each_validation(tables: dict[str, dict[str, Any]], found: str) -> None:
-    (asked,) = requests(**tables).values()
-    findings = model_findings("m", asked, BatchCheckResult(walks=walked(), step=STEP), 160)
-    (one,) = [one for one in findings if one.check == "validations"]
-    assert one.status is Status.FAIL and found in one.found and "an epoch has 10 step(s)" in one.found
-    assert one.fix.startswith("train.evals_per_epoch = 10")
+def test_an_epoch_has_a_step_for_each_validation(golden: Golden) -> None:
+    asked = [request for tables in EPOCHS for request in requests(**tables).values()]
+    every = [model_findings("m", one, BatchCheckResult(walks=walked(), step=STEP), 160) for one in asked]
+    golden("doctor", told(one for findings in every for one in findings if one.check == "validations"))
 
 
 def test_as_many_validations_as_steps_pass() -> None:
