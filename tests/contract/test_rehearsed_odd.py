@@ -36,6 +36,7 @@ def test_a_status_of_its_own_is_told(tmp_path: Path) -> None:
 
 
 STRANGE = {
+    "asks_terminal.py": 3,
     "threads.py": 3,
     "forks.py": 2,
     "forks_device.py": 2,
@@ -70,7 +71,7 @@ def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path
     answer = rehearse(tmp_path, "odd/higher_order.py")
     assert answer.verdict is VerdictKind.UNKNOWN and answer.end is ScriptEnd.STOPPED
     (reason,) = answer.reasons
-    assert reason.endswith("HigherOrderOperator flex_attention")
+    assert reason.endswith("HigherOrderOperator cond")
     (tmp_path / "two").mkdir()
     replicas = rehearse(tmp_path / "two", "odd/replicates.py", ranks=2)
     assert replicas.verdict is VerdictKind.UNKNOWN and replicas.end is ScriptEnd.STOPPED

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs.memory import MemoryCategory
+from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from dryfit.memory.planning.timeline import BLOCK_BYTES
-from rehearsed import rehearse
+from rehearsed import MIB, rehearse
 
 pytestmark = pytest.mark.slow
 WIDTH, LAYERS = 256, 4
@@ -60,3 +60,58 @@ def test_sharded_parameters_are_initialised_without_an_end_in_their_values(tmp_p
     assert answer.ran and answer.memory is not None, answer.traceback
     assert len(answer.memory.steps) == 3
     assert [one.line.rpartition(":")[2] for one in answer.unknown] == ["16", "16"]
+
+
+@pytest.mark.parametrize(("way", "ranks"), [("spawn", 1), ("spawn", 2), ("notebook", 2), ("mesh", 2), ("alone", 1)])
+def test_a_script_may_begin_its_ranks_in_any_way(tmp_path: Path, way: str, ranks: int) -> None:
+    answer = rehearse(tmp_path, "starts_ranks.py", way, ranks, ranks=ranks)
+    assert answer.end in (ScriptEnd.STOPPED, ScriptEnd.FINISHED), answer.traceback
+    assert answer.memory is not None and len(answer.memory.steps) == 3
+    assert (way in ("spawn", "notebook")) == any("the script starts" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize(
+    ("way", "ranks", "asked", "text"),
+    [
+        ("spawn", 1, 4, "a process group of 4 ranks, and 1 are rehearsed"),
+        ("notebook", 1, 2, "a process group of 2 ranks, and 1 are rehearsed"),
+        ("store", 2, 2, "it waits for rank1, which a rank that is not there would set"),
+        ("group's store", 2, 2, "Wait timeout"),
+    ],
+)
+def test_what_would_wait_for_ever_is_a_text(tmp_path: Path, way: str, ranks: int, asked: int, text: str) -> None:
+    answer = rehearse(tmp_path, "starts_ranks.py", way, asked, ranks=ranks)
+    assert answer.verdict is VerdictKind.UNKNOWN
+    assert text in answer.reasons[0]
+
+
+def test_a_group_that_nobody_described_is_torchs_own_error(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "starts_ranks.py", "forgotten", 1)
+    assert answer.end is ScriptEnd.FAILED
+    assert "environment variable RANK expected" in answer.traceback
+
+
+@pytest.mark.parametrize("version", ["fsdp1", "fsdp2"])
+@pytest.mark.parametrize(("kind", "option"), [("whole", "flat"), ("shards", "original"), ("shards", "mixed")])
+def test_what_is_gathered_is_freed_and_checkpoints_of_both_kinds_pass(
+    tmp_path: Path, version: str, kind: str, option: str
+) -> None:
+    answer = rehearse(tmp_path, "sharded_checkpoints.py", version, kind, option, ranks=2)
+    assert answer.end in (ScriptEnd.STOPPED, ScriptEnd.FINISHED), answer.traceback
+    assert answer.memory is not None
+    shards = 6 * 4 * MIB // 2
+    held = answer.memory.by_category
+    assert held[MemoryCategory.WEIGHTS] == pytest.approx(shards, rel=0.01)
+    assert held[MemoryCategory.OPTIMIZER] == pytest.approx(2 * shards, rel=0.01)
+    ends = answer.memory.steps[-1].end_bytes - held[MemoryCategory.WORKSPACES]
+    assert ends == pytest.approx(4 * shards, rel=0.01)  # gradients too, and nothing that was gathered
+
+
+@pytest.mark.parametrize("way", ["columns", "sequence", "both", "stages"])
+def test_layers_are_split_over_ranks(tmp_path: Path, way: str) -> None:
+    answer = rehearse(tmp_path, "tensor_parallel.py", way, ranks=4)
+    assert answer.end in (ScriptEnd.STOPPED, ScriptEnd.FINISHED), answer.traceback
+    assert answer.memory is not None and len(answer.memory.steps) == 3
+    blocks = 4 * 2 * 4 * 512 * 512 * 4 // 4  # of each a quarter, by whatever ways
+    if way != "stages":  # its script makes all of them, and keeps them
+        assert answer.memory.by_category[MemoryCategory.WEIGHTS] == pytest.approx(blocks, rel=0.05)

@@ -68,6 +68,22 @@ def test_values_that_are_known_are_those_of_the_same_program_on_the_cpu(seed: st
     assert beside["seen"] > 5000 and beside["known"] > 0.4 * beside["seen"]
 
 
+def test_memory_is_that_of_the_storages_of_the_same_program_on_the_cpu() -> None:
+    """Resized, set to others, swapped, viewed and dropped: random programs, compared after each step."""
+    beside = facts_of("storages_beside.py")
+    assert beside["steps"] > 2000 and beside["programs"] >= 300
+    assert beside["error"].startswith("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert beside["after"] == [1024, 1024]
+
+
+def test_flex_attention_takes_what_a_fused_kernel_does() -> None:
+    facts = facts_of("flex_facts.py")
+    kept, after = facts["sdpa"]
+    assert facts["flex"] == facts["compiled"] == [kept - 1024, after]  # without two states of random numbers
+    assert facts["grouped"] == [kept - 1024, after // 2]
+    assert any("flex_attention" in note for note in facts["notes"])
+
+
 def test_what_nobody_knows_is_read_as_zeros_and_is_no_longer_the_old_value(facts: dict[str, Any]) -> None:
     assert facts["written"] == [[7, 1, 2], [0, 0, 0]]
     assert facts["unknown"]

@@ -2,9 +2,11 @@
 
 import ctypes
 import os
+import pty
 import resource
 import signal
 import sys
+import termios
 import threading
 import time
 from collections.abc import Generator
@@ -141,6 +143,18 @@ def end_by_signals_alone() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, end_of_command)
+
+
+def ask_no_one() -> None:
+    """Let standard input be a terminal of usual size at which nobody is: each read ends at once."""
+    _, terminal = pty.openpty()  # the other end stays open: with it the terminal would go
+    settings = termios.tcgetattr(terminal)
+    settings[3] &= ~(termios.ICANON | termios.ECHO)
+    settings[6][termios.VMIN] = settings[6][termios.VTIME] = 0
+    termios.tcsetattr(terminal, termios.TCSANOW, settings)
+    termios.tcsetwinsize(terminal, (24, 80))
+    os.dup2(terminal, 0)
+    os.close(terminal)
 
 
 def peak_rss_bytes() -> int:

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from dryfit.core.errors import DryfitError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
-from dryfit.core.process import die_with_parent
+from dryfit.core.process import ask_no_one, die_with_parent
 from dryfit.core.wall.keeper import end_as, run_walled
 from dryfit.core.wall.places import Places, Wall, caches
 from dryfit.core.wire import read_model, write_model
@@ -28,6 +28,7 @@ def main() -> None:
     request = RehearsalRequest.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if request.parent_pid is not None:
         die_with_parent(request.parent_pid)
+    ask_no_one()
     places = Places(Path(request.scratch_dir).absolute())
     kept: Sequence[Path] = ()
     if request.keep_caches:

@@ -53,6 +53,7 @@ _ALLOCATES = frozenset(
 )
 _ATTENTION = _aten.scaled_dot_product_attention.default
 _COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
+_TAKES_STORAGE = frozenset({_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset})
 _DRAWS = _aten.multinomial.default
 _COMPARES = frozenset({_aten.equal.default, _aten.allclose.default})
 _CHOOSES = frozenset({_DRAWS, _aten.argmax.default, _aten.topk.default})
@@ -228,6 +229,7 @@ class VirtualDispatch(ScriptRecorder):
         try:
             out = options["out"] if func in OUT_VARIANTS else self._answered(func, given)
             if out is None:
+                self.fakes.cache_enabled = func not in _TAKES_STORAGE  # it would keep the storage alive
                 out = self.fakes.dispatch(func, types, given, options)
         except ASKS_FOR_VALUES as error:
             if func is recurrent.PACKS and (lengths := value_of(args[1])) is not None:

@@ -20,6 +20,8 @@ from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
+from dryfit.virtual.allocations import NoRoomError
+from dryfit.virtual.cuda_api import TypedTensor
 from dryfit.virtual.dispatch import VirtualDispatch, zeros
 from dryfit.virtual.known_values import initialised, note_raw, read_masks, value_of
 from dryfit.virtual.loading import late_tensors, recurrent
@@ -62,6 +64,8 @@ class VirtualFunctions(TorchFunctionMode):
             device = kwargs.pop("device", args[0].device)
             made = torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs})
             return made.to(device)
+        elif func is torch.Tensor.type and (named := TypedTensor.named((*args[1:], kwargs.get("dtype"))[0])):
+            return args[0].to(torch.device("cuda"), named.dtype)
         elif func in recurrent.LAYERS and isinstance(args[0], FakeTensor) and args[0].is_cuda:
             self._dispatch.on_unknown(recurrent.UNKNOWN)
             with torch.backends.cudnn.flags(enabled=False):  # a build for CUDA would ask its library
@@ -160,6 +164,19 @@ def install(dispatch: VirtualDispatch) -> None:
                 buffers_of(self)[key] = fn(buffer)
         return self
 
+    resize = torch.UntypedStorage.resize_
+
+    def resize_storage(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        before = self.nbytes()
+        resize(self, size)
+        try:
+            dispatch.note_resized(self)
+        except NoRoomError as error:
+            resize(self, before)
+            raise dispatch.on_no_room(error) from None
+        return self
+
+    torch.UntypedStorage.resize_ = resize_storage
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _backward(getattr(torch.autograd, name), dispatch))
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]

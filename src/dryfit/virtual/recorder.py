@@ -20,6 +20,8 @@ from dryfit.virtual.places import Place, Places, runs_in
 
 FREE = "free"
 """In the place of an operator, of what is freed."""
+RESIZE = "storage.resize_"
+"""In the place of an operator, of a storage that is given another size."""
 _CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
 _ENDS_STEP = frozenset({"zero_grad"})
 _WRAPS = frozenset({"__init__"})
@@ -80,6 +82,11 @@ class ScriptRecorder(StorageRecorder):
         """Record what an operator that has just run allocated, and where it stands."""
         self._running_at = None
         super().note(func, args, out)
+
+    def note_resized(self, storage: Any) -> None:
+        """Record that a storage has another size; those of the host are none of ours."""
+        self._running_at = None
+        self._resize(storage, self.allocations, RESIZE)
 
     def place(self) -> tuple[str, Place]:
         """Return the module and the line that run; in a backward pass, those of the operator that is undone."""

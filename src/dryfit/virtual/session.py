@@ -54,6 +54,7 @@ _LACKING = (
     "Tried to instantiate dummy base class",
     "module 'torch._C' has no attribute",
     "only be called while FakeTensorMode is active",
+    "Wait timeout",
 )
 """Words of errors that a device, or a build of torch for one, would not have raised."""
 _SETTLED_S = 0.1
@@ -135,9 +136,8 @@ class _Run:
         self.shortening.install()
         self.gpu.dispatch.listeners.append(self._count)
         threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
-        if self.request.ranks > 1:
-            self.ranks.install(self.muting.say)
-            self.gpu.dispatch.listeners.append(self.ranks.note)
+        self.ranks.install(self.muting.say, self.notes.append)
+        self.gpu.dispatch.listeners.append(self.ranks.note)
 
     def run(self) -> tuple[ScriptEnd, str]:
         """Run the script; return how it ended, with the traceback of a failure."""

@@ -26,41 +26,41 @@ TF32_CAPABILITY = (8, 0)
 AMOUNT_CAPABILITY = (8, 0)
 """Compute capability of a device that is only an amount: bf16 and flash attention, small cuBLAS workspaces."""
 
-# Usable GiB and compute capability; the latter from NVIDIA's list of CUDA GPUs.
-_GPUS: dict[str, tuple[float, tuple[int, int]]] = {
-    "p100": (15.89, (6, 0)),
-    "v100-16": (15.77, (7, 0)),
-    "v100-32": (31.73, (7, 0)),
-    "t4": (14.56, (7, 5)),
-    "rtx2080ti": (10.57, (7, 5)),
-    "titan-rtx": (23.65, (7, 5)),
-    "quadro-rtx6000": (22.16, (7, 5)),  # with ECC, as in servers; without it 23.65
-    "quadro-rtx8000": (44.48, (7, 5)),  # with ECC, as in servers
-    "rtx3060": (11.63, (8, 6)),
-    "rtx3080": (9.64, (8, 6)),
-    "rtx3090": (23.56, (8, 6)),
-    "rtx4060ti-16": (15.57, (8, 9)),
-    "rtx4070": (11.62, (8, 9)),
-    "rtx4080": (15.57, (8, 9)),
-    "rtx4090": (23.52, (8, 9)),
-    "rtx5090": (31.36, (12, 0)),
-    "a10": (22.05, (8, 6)),
-    "a10g": (22.05, (8, 6)),
-    "a30": (23.50, (8, 0)),
-    "a40": (44.34, (8, 6)),
-    "a5000": (23.56, (8, 6)),
-    "a6000": (47.40, (8, 6)),
-    "rtx6000ada": (47.40, (8, 9)),
-    "l4": (22.03, (8, 9)),
-    "l40": (44.39, (8, 9)),
-    "l40s": (44.39, (8, 9)),
-    "a100-40": (39.38, (8, 0)),
-    "a100-80": (79.14, (8, 0)),
-    "h100-80": (79.10, (9, 0)),
-    "h100-nvl": (93.01, (9, 0)),
-    "h200": (139.72, (9, 0)),
-    "gh200": (94.50, (9, 0)),
-    "b200": (178.34, (10, 0)),
+# Usable GiB, compute capability from NVIDIA's list of CUDA GPUs, and the driver's name of the commonest form.
+_GPUS: dict[str, tuple[float, tuple[int, int], str]] = {
+    "p100": (15.89, (6, 0), "Tesla P100-PCIE-16GB"),
+    "v100-16": (15.77, (7, 0), "Tesla V100-SXM2-16GB"),
+    "v100-32": (31.73, (7, 0), "Tesla V100-SXM2-32GB"),
+    "t4": (14.56, (7, 5), "Tesla T4"),
+    "rtx2080ti": (10.57, (7, 5), "NVIDIA GeForce RTX 2080 Ti"),
+    "titan-rtx": (23.65, (7, 5), "NVIDIA TITAN RTX"),
+    "quadro-rtx6000": (22.16, (7, 5), "Quadro RTX 6000"),  # with ECC, as in servers; without it 23.65
+    "quadro-rtx8000": (44.48, (7, 5), "Quadro RTX 8000"),  # with ECC, as in servers
+    "rtx3060": (11.63, (8, 6), "NVIDIA GeForce RTX 3060"),
+    "rtx3080": (9.64, (8, 6), "NVIDIA GeForce RTX 3080"),
+    "rtx3090": (23.56, (8, 6), "NVIDIA GeForce RTX 3090"),
+    "rtx4060ti-16": (15.57, (8, 9), "NVIDIA GeForce RTX 4060 Ti"),
+    "rtx4070": (11.62, (8, 9), "NVIDIA GeForce RTX 4070"),
+    "rtx4080": (15.57, (8, 9), "NVIDIA GeForce RTX 4080"),
+    "rtx4090": (23.52, (8, 9), "NVIDIA GeForce RTX 4090"),
+    "rtx5090": (31.36, (12, 0), "NVIDIA GeForce RTX 5090"),
+    "a10": (22.05, (8, 6), "NVIDIA A10"),
+    "a10g": (22.05, (8, 6), "NVIDIA A10G"),
+    "a30": (23.50, (8, 0), "NVIDIA A30"),
+    "a40": (44.34, (8, 6), "NVIDIA A40"),
+    "a5000": (23.56, (8, 6), "NVIDIA RTX A5000"),
+    "a6000": (47.40, (8, 6), "NVIDIA RTX A6000"),
+    "rtx6000ada": (47.40, (8, 9), "NVIDIA RTX 6000 Ada Generation"),
+    "l4": (22.03, (8, 9), "NVIDIA L4"),
+    "l40": (44.39, (8, 9), "NVIDIA L40"),
+    "l40s": (44.39, (8, 9), "NVIDIA L40S"),
+    "a100-40": (39.38, (8, 0), "NVIDIA A100-SXM4-40GB"),
+    "a100-80": (79.14, (8, 0), "NVIDIA A100-SXM4-80GB"),
+    "h100-80": (79.10, (9, 0), "NVIDIA H100 80GB HBM3"),
+    "h100-nvl": (93.01, (9, 0), "NVIDIA H100 NVL"),
+    "h200": (139.72, (9, 0), "NVIDIA H200"),
+    "gh200": (94.50, (9, 0), "NVIDIA GH200 480GB"),
+    "b200": (178.34, (10, 0), "NVIDIA B200"),
 }
 _ALIASES = {
     "h100": "h100-80",
@@ -86,6 +86,11 @@ _ALLOWED = "a name (rtx4090, a100-80, h200, ...), an amount (24GiB, 24GiB@8.9) o
 def device_names() -> tuple[str, ...]:
     """Return the names of known devices, by generation."""
     return tuple(_GPUS)
+
+
+def driver_name(name: str) -> str:
+    """Return what the driver calls a device; one that it does not know keeps its name."""
+    return _GPUS[name][2] if name in _GPUS else name
 
 
 def parse_device(text: str) -> DeviceSpec:
@@ -116,7 +121,7 @@ def parse_device(text: str) -> DeviceSpec:
         )
     known = _spellings().get(spelling)
     if known is not None and not _AMOUNT.match(text):
-        size_gib, capability = _GPUS[known]
+        size_gib, capability, _ = _GPUS[known]
         return DeviceSpec(name=known, capacity_bytes=round(size_gib * 2**30), capability=capability)
     amount, at, capability = text.partition("@")
     if re.match(r"[-+.\d]", text) is None or (at and _plain(amount) in _spellings()):

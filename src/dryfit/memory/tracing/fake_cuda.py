@@ -19,7 +19,7 @@ To be removed when torch can fake a device that is absent (pytorch issues 113441
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +94,7 @@ def _patch() -> None:
     _patch_hooks(hooks_of)
     fuse_nothing()
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
-    torch.cuda.is_bf16_supported = _has_bf16
-
-
-def _has_bf16(including_emulation: bool = True) -> bool:
-    return True
+    torch.cuda.is_bf16_supported = wraps(torch.cuda.is_bf16_supported)(lambda including_emulation=True: True)
 
 
 def _register_cuda_guard() -> None:

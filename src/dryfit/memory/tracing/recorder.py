@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from dryfit.core.private_names import require
 from dryfit.memory.tracing import in_place
 from dryfit.memory.tracing.events import Label, Segment
 from dryfit.memory.tracing.workspaces import GEMMS, TAKE_SCRATCH, adds_bias, processors_of, workspace_bytes
-from dryfit.meta.private_apis.torch_modes import MODES, TorchDispatchMode, tree_iter
+from dryfit.meta.private_apis.torch_modes import MODES, TorchDispatchMode, schema_of, tree_iter
 from dryfit.meta.private_apis.torch_operators import OPERATORS
 from dryfit.meta.private_apis.torch_recording import RECORDING, running_node_number, sequence_number
 from dryfit.meta.private_apis.torch_tensors import TENSORS, key_of, storage_key
@@ -102,7 +103,10 @@ class StorageRecorder(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
                 storage = leaf.untyped_storage()
                 key = key_of(storage)
-                if key not in self._storages and storage.nbytes() and not _was_before(key, func, args):
+                if key in self._storages:
+                    if may_resize(func):
+                        self._resize(storage, segment, func)
+                elif not _was_before(key, func, args):
                     label = self._label(segment, func) if label is None else label
                     self._watch(storage, label, segment)
 
@@ -201,10 +205,36 @@ class StorageRecorder(TorchDispatchMode):
 
     def _watch(self, storage: Any, label: int | None, segment: "OpenSegment | None") -> None:
         block = self._new_block()
-        if segment is not None and label is not None:
-            segment.add(block, storage.nbytes(), label)
-        self._sizes[block] = storage.nbytes()
+        size = storage.nbytes()
+        if segment is not None and label is not None and size:
+            segment.add(block, size, label)
+        self._sizes[block] = size
         self._share(storage, block)
+
+    def _resize(self, storage: Any, segment: "OpenSegment", func: Any) -> None:
+        """Give a storage a block of its present size: as CUDA does, allocate it before the old one is freed."""
+        key, size = key_of(storage), storage.nbytes()
+        old = self._storages.get(key)
+        if old is None or size == self._sizes[old]:
+            return
+        block = self._new_block(self._categories.get(old))
+        if old in self._names:
+            self._names[block] = self._names[old]
+        if size:
+            segment.add(block, size, self._label(segment, func))
+        self._sizes[block] = size
+        self._storages[key] = block
+        self._holders[block] = 1
+        self._release(old)
+
+    def _release(self, block: int) -> None:
+        """Free a block unless another storage has it too."""
+        self._holders[block] -= 1
+        segment = self._segment
+        if self._holders[block] or segment is None or not self._sizes[block]:
+            return
+        if segment.has(block) or block in self._names:
+            segment.add(block, -self._sizes[block], self._label_of_free(segment))
 
     def _share(self, storage: Any, block: int) -> None:
         """Let a block live until this storage ends and every other one that shares it."""
@@ -214,11 +244,8 @@ class StorageRecorder(TorchDispatchMode):
 
         def ended(_ref: Any) -> None:
             # Called by whatever drops the last reference, autograd's C++ included: it must not raise.
-            del self._storages[key], self._watchers[key]
-            self._holders[block] -= 1
-            segment = self._segment
-            if not self._holders[block] and segment is not None and (segment.has(block) or block in self._names):
-                segment.add(block, -self._sizes[block], self._label_of_free(segment))
+            del self._watchers[key]
+            self._release(self._storages.pop(key))
 
         self._watchers[key] = weakref.ref(storage, ended)
 
@@ -231,13 +258,21 @@ class StorageRecorder(TorchDispatchMode):
             segment.free(block)
 
 
+@cache
+def may_resize(func: Any) -> bool:
+    """Whether an operator may change the size of a storage that it is given."""
+    return func in _RESIZES or schema_of(func).overload_name.endswith("out")
+
+
 def _was_before(key: int, func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a storage is an argument's, and so was there before its operator; unless that gave it its first size."""
     tensors = (leaf for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
     return func not in _RESIZES and any(storage_key(tensor) == key for tensor in tensors)
 
 
-_RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
+_RESIZES = frozenset(
+    {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default, torch.ops.aten.set_.default}  # to nothing
+)
 
 
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})

@@ -1,10 +1,15 @@
 """Private names of torch that a virtual GPU answers, or that a tensor without values needs to move in its place."""
 
+import functools
+import importlib
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Final
 
 import torch
-import torch.cuda.random
+import torch.profiler
 from torch import nn
 
 from dryfit.core.errors import TraceError
@@ -13,56 +18,110 @@ from dryfit.meta.private_apis.torch_cuda import guard_of_caller
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.meta.private_apis.torch_tensors import takes_data
 
-with importing("torch", "a process group whose other ranks are not there"):
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 with importing("torch", "choosing kernels for lists of tensors"):
     from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
     from torch.utils._foreach_utils import _foreach_supported_types as _utility_types
 
 _NEVER: Final = "never: an answer in the place of a device's"
-_ON_CUDA: Final = (
-    "_lazy_init",
-    "_lazy_call",
-    "_is_compiled",
-    "_exchange_device",
-    "_maybe_exchange_device",
+_ASKED: Final[Mapping[str, str]] = {
+    "_cuda_getDeviceCount": "device_count",
+    "_cuda_getArchFlags": "architectures",
+    "_cuda_setStream": "set_stream",
+    "_cuda_getCurrentStream": "current_stream",
+    "_cuda_getDefaultStream": "default_stream",
+    "_cuda_getStreamFromExternal": "external_stream",
+    "_cuda_emptyCache": "empty_cache",
+    "_cuda_memoryStats": "memory_stats",
+    "_cuda_resetPeakMemoryStats": "reset_peaks",
+    "_cuda_setMemoryFraction": "set_fraction",
+    "_cuda_getMemoryFraction": "fraction",
+    "_cuda_cudaCachingAllocator_raw_alloc": "allocate",
+    "_cuda_cudaCachingAllocator_raw_delete": "free",
+    "_cuda_changeCurrentAllocator": "change_allocator",
+    "_accelerator_getStream": "accelerator_stream",
+    "_accelerator_setStream": "set_accelerator_stream",
+    "_accelerator_emptyCache": "empty_cache",
+    "_accelerator_getDeviceStats": "memory_stats",
+    "_accelerator_resetPeakStats": "reset_peaks",
+    "_accelerator_getMemoryInfo": "memory_info",
+    "_accelerator_getDeviceCapability": "accelerator_capability",
+}
+"""What a device is asked, with its name among the answers."""
+_DONE: Final = (
+    *("_cuda_init", "_cuda_setDevice", "_cuda_synchronize", "_cuda_ipc_collect", "_cuda_sleep"),
+    *("_cuda_resetAccumulatedMemoryStats", "_cuda_resetAccumulatedHostMemoryStats", "_cuda_resetPeakHostMemoryStats"),
+    *("_cuda_setMemoryMetadata", "_cuda_record_memory_history", "_cuda_record_memory_history_legacy"),
+    *("_cuda_cudaCachingAllocator_enable", "_cuda_set_sync_debug_mode", "_cuda_allocationTraceback"),
+    *("_cuda_beginAllocateCurrentThreadToPool", "_cuda_beginAllocateToPool", "_cuda_endAllocateToPool"),
+    *("_cuda_releasePool", "_host_emptyCache"),
+    *("_accelerator_setDeviceIndex", "_accelerator_synchronizeDevice", "_accelerator_emptyHostCache"),
+    "_accelerator_resetAccumulatedStats",
 )
-_LOW_LEVEL: Final = (
-    "_cuda_getCurrentRawStream",
-    "_cuda_getDeviceCount",
-    "_cuda_getDevice",
-    "_cuda_setDevice",
-    "_cuda_exchangeDevice",
-    "_cuda_maybeExchangeDevice",
-    "_cuda_isCurrentStreamCapturing",
-    "_cuda_synchronize",
-    "_cuda_emptyCache",
-    "_cuda_init",
-    "_cuda_setMemoryMetadata",
-    "_cuda_record_memory_history",
-    "_cuda_memorySnapshot",
-    "_host_emptyCache",
-    "_scatter",
-    "_gather",
-)
+"""What has happened as soon as it is asked for, or what nobody looks at."""
+_CONSTANT: Final[Mapping[str, Any]] = {
+    "_cuda_getDevice": 0,
+    "_cuda_exchangeDevice": 0,
+    "_cuda_maybeExchangeDevice": 0,
+    "_cuda_getCurrentRawStream": 0,
+    "_cuda_getCurrentBlasHandle": 0,
+    "_cuda_getCurrentSolverHandle": 0,
+    "_cuda_get_sync_debug_mode": 0,
+    "_cuda_canDeviceAccessPeer": True,
+    "_cuda_isCurrentStreamCapturing": False,
+    "_graph_pool_handle": (0, 0),
+    "_cuda_hostMemoryStats": {},
+    "_cuda_memorySnapshot": {"segments": [], "device_traces": []},
+    "_cuda_getMemoryMetadata": "",
+    "_cuda_getAllocatorBackend": "native",
+    "_cuda_cudaCachingAllocator_is_enabled": True,
+    "_cuda_getAllocator": None,
+    "_get_accelerator": torch.device("cuda"),
+    "_accelerator_getAccelerator": torch.device("cuda"),
+    "_accelerator_getDeviceIndex": 0,
+    "_accelerator_exchangeDevice": 0,
+    "_accelerator_maybeExchangeDevice": 0,
+    "_accelerator_isAllocatorInitialized": True,
+    "_nccl_version": (2 << 32) + (28 << 16) + 9,
+    "_nccl_version_suffix": b"",
+}
+"""What is answered alike by every virtual device: there is one, and one stream of work that has happened."""
+_CLASSES: Final = ("_CudaStreamBase", "_CudaEventBase", "_CUDAGraph", "_MemPool", "_acceleratorGraph")
+_BOUND: Final = ("torch.cuda.streams", "torch.cuda.graphs", "torch.cuda.memory", "torch.accelerator.graphs")
+"""Modules that bind those classes, or functions beside them, when they are imported."""
+_LOW_LEVEL: Final = (*_ASKED, *_DONE, *_CONSTANT, *_CLASSES, "_scatter", "_gather", "_has_cuda")
+_ACTIVITIES: Final = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
+_ON_CUDA: Final = ("_initialized", "_exchange_device", "_maybe_exchange_device", "_cudart")
 
-ABSENT: Final = tuple(
-    PrivateName(f"torch._C.{name}", "libraries look it up when they are imported", _NEVER) for name in _LOW_LEVEL
+ABSENT: Final = (
+    *(PrivateName(f"torch._C.{name}", "torch's own functions ask it, and libraries do", _NEVER) for name in _LOW_LEVEL),
+    *(
+        PrivateName(f"torch.distributed.pipelining.stage.{name}", "what a rank that is not there would tell", _NEVER)
+        for name in (
+            "_derive_grad_metas",
+            "_StageBackwardMeta",
+            "PipelineStage._recv_meta",
+            "PipelineStage._stage_meta",
+        )
+    ),
+    PrivateName("torch.cuda._get_device_properties", "torch.cuda binds it when it begins to use a device", _NEVER),
 )
-"""Only builds for CUDA have them; elsewhere they are added."""
+"""Only builds for CUDA have them all; elsewhere they are added."""
 PRESENT: Final = (
     *(PrivateName(f"torch.cuda.{name}", "torch.cuda asks it before it touches a device", _NEVER) for name in _ON_CUDA),
+    PrivateName(
+        "torch.autograd.profiler._supported_activities", "a profiler that looks for no events of a device", _NEVER
+    ),
+    PrivateName("torch.cuda.nvtx._nvtx", "marks for a profiler that is not there", _NEVER),
     PrivateName(
         "torch.nn.Module._apply",
         "moving a parameter without values to another device as the same object",
         "torch moves fake parameters in place",
     ),
     PrivateName(
-        "torch.testing._internal.distributed.fake_pg.FakeStore",
+        "torch.testing._internal.distributed.fake_pg",
         "a process group whose other ranks are not there",
         "torch has a fake process group under a public module",
     ),
-    PrivateName("torch._C._get_accelerator", "sharding looks for the device there", _NEVER),
     PrivateName(
         "torch.nn.parallel.distributed._verify_param_shape_across_processes",
         "ranks that are not there have the same parameters",
@@ -75,47 +134,67 @@ PRESENT: Final = (
 NAMES: Final = (*PRESENT, *ABSENT)
 
 
-def replace_internals(devices: int, release_cached: Callable[[], None]) -> None:
-    """Let torch's own functions of CUDA answer for a device that is not there.
+def replace_internals(device: Any, classes: Sequence[type]) -> None:
+    """Let torch's own functions of CUDA and of accelerators ask a device that is not there.
 
     Args:
-        devices: How many there are.
-        release_cached: Called where cached memory is given back.
+        device: Has an attribute for each answer.
+        classes: Bases of streams, events, graphs, memory pools and an accelerator's graphs.
     """
-    answers: Mapping[str, Callable[..., Any]] = {
-        "_lazy_call": lambda call, **_: call(),
-        "_is_compiled": lambda: True,
-        "_cuda_getDeviceCount": lambda: devices,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_cuda_emptyCache": release_cached,
-        "_lazy_init": nothing,
-        "_cuda_init": nothing,
-        "_cuda_setDevice": nothing,
-        "_cuda_synchronize": nothing,
-        "_host_emptyCache": nothing,
-        "_cuda_setMemoryMetadata": nothing,
-        "_cuda_record_memory_history": nothing,
-        "_cuda_memorySnapshot": lambda *_: {"segments": [], "device_traces": []},
-        "_scatter": _scatter,
-        "_gather": _gather,
-        "_exchange_device": _first,
-        "_maybe_exchange_device": _first,
-        "_cuda_getCurrentRawStream": _first,
-        "_cuda_getDevice": _first,
-        "_cuda_exchangeDevice": _first,
-        "_cuda_maybeExchangeDevice": _first,
+    for name, answer in _ASKED.items():
+        setattr(torch._C, name, stand_in(getattr(device, answer)))
+    for name in _DONE:
+        setattr(torch._C, name, _answering(None))
+    for name, value in _CONSTANT.items():
+        setattr(torch._C, name, _answering(value))
+    for name, made in zip(_CLASSES, classes, strict=True):
+        setattr(torch._C, name, made)
+    torch._C._scatter, torch._C._gather = _scatter, _gather  # pyright: ignore[reportAttributeAccessIssue]
+    torch._C._has_cuda = torch.cuda._initialized = True  # pyright: ignore[reportAttributeAccessIssue]
+    torch.cuda._exchange_device, torch.cuda._maybe_exchange_device = _answering(0), _answering(0)
+    torch.cuda._get_device_properties = device.properties  # pyright: ignore[reportAttributeAccessIssue]
+    torch.cuda._cudart = device.runtime  # pyright: ignore
+    torch.cuda.nvtx._nvtx = device.marks  # pyright: ignore[reportPrivateImportUsage]
+    torch.autograd.profiler._supported_activities = _answering(_ACTIVITIES)  # pyright: ignore
+    for name in _BOUND:
+        if name in sys.modules:
+            _bind_anew(sys.modules[name])
+
+
+def _bind_anew(module: ModuleType) -> None:
+    """Execute a module of torch once more, and put what it then defines wherever torch has what it defined before."""
+    before = {
+        name: value
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__
     }
-    for names, where in ((_ON_CUDA, torch.cuda), (_LOW_LEVEL, torch._C)):
-        for name in names:
-            setattr(where, name, answers[name])
+    importlib.reload(module)
+    anew = {id(value): getattr(module, name) for name, value in before.items()}
+    for other in [one for name, one in sys.modules.items() if name.partition(".")[0] == "torch"]:
+        for name, value in list(vars(other).items()):
+            if id(value) in anew:
+                setattr(other, name, anew[id(value)])
 
 
-def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing, whatever is given."""
+def stand_in(answer: Callable[..., Any], replaced: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return a function of its own that gives an answer; torch's tables know functions by their identity.
+
+    Args:
+        answer: Called with the arguments.
+        replaced: The function in whose place it is: it gets its signature and refuses what that would.
+    """
+    signature = None if replaced is None else inspect.signature(replaced)
+
+    def standing(*args: Any, **kwargs: Any) -> Any:
+        if signature is not None:
+            signature.bind(*args, **kwargs)
+        return answer(*args, **kwargs)
+
+    return standing if replaced is None else functools.wraps(replaced)(standing)
 
 
-def _first(*_: Any, **__: Any) -> int:
-    return 0
+def _answering(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
 
 
 def _scatter(tensor: torch.Tensor, devices: Sequence[int], *_: Any) -> tuple[torch.Tensor, ...]:
@@ -145,9 +224,19 @@ def replace_apply(apply: Callable[..., nn.Module]) -> None:
     nn.Module._apply = apply
 
 
-def fake_store() -> Any:
-    """Return the store of a process group whose other ranks are not there; it also makes the backend ``fake`` known."""
-    return FakeStore()
+def know_fake_groups() -> None:
+    """Make the backend ``fake`` known, whose process groups have one rank that is there."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+
+
+def expect_gradients(stages: Any) -> None:
+    """Let a stage of a pipeline know what gradients it gets as soon as it knows its outputs: the next would tell it."""
+    if hasattr(stages, "_derive_grad_metas"):  # before torch 2.13 nothing is told
+
+        def told(self: Any, _stage: int) -> Any:
+            return stages._StageBackwardMeta(backward_metas=stages._derive_grad_metas(self._stage_meta.outputs))
+
+        stages.PipelineStage._recv_meta = told
 
 
 def take_for_plain(kind: type[torch.Tensor]) -> None:
@@ -157,15 +246,10 @@ def take_for_plain(kind: type[torch.Tensor]) -> None:
             types.append(kind)  # pyright: ignore[reportArgumentType]
 
 
-def replace_accelerator(device: torch.device) -> None:
-    """Let torch's sharding take this device for its own."""
-    torch._C._get_accelerator = lambda *_: device  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def replace_parameter_checks(module: Any) -> None:
     """Let DistributedDataParallel take it that all ranks have the same parameters."""
-    module._verify_param_shape_across_processes = nothing
-    module._sync_module_states = nothing
+    module._verify_param_shape_across_processes = _answering(None)
+    module._sync_module_states = _answering(None)
 
 
 def _misbehaves() -> str:
