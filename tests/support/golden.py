@@ -33,6 +33,7 @@ class Golden:
     def __call__(self, command: str, *parts: object) -> None:
         """Compare parts with the test's section: texts, lines, rows of cells, and tables."""
         text = "\n\n".join("\n".join(map(str.rstrip, _lines(part))) for part in parts).rstrip("\n")
+        text = text.replace(str(FOLDER.parents[1]), "REPOSITORY")
         known = sections(self.folder / f"{command}.txt")
         if self.rewrite:
             known[self.test] = text

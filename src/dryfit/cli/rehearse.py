@@ -18,21 +18,25 @@ _KEPT = 1 << 14
 """Characters of the script's last output that are kept, to find its traceback in."""
 
 
+_CommandLine = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT ARGS...", help="A script, -m MODULE, torchrun ..., or accelerate launch ..."),
+]
+_Devices = Annotated[
+    list[str] | None,
+    typer.Option("--device", metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU."),
+]
+_Ranks = Annotated[
+    int | None, typer.Option("--ranks", min=1, help="Devices: it runs as rank 0 of so many; default: its launcher's.")
+]
+
+
 def rehearse(
     context: typer.Context,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SCRIPT ARGS...", help="A script, -m MODULE, torchrun ..., or accelerate launch ..."),
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU."),
-    ] = None,
+    command: _CommandLine = None,
+    device: _Devices = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to see.")] = 3,
-    ranks: Annotated[
-        int | None,
-        typer.Option("--ranks", min=1, help="Devices: it runs as rank 0 of so many; default: its launcher's."),
-    ] = None,
+    ranks: _Ranks = None,
     ladder: Annotated[
         bool, typer.Option("--ladder", help="Look for TrainingArguments that fit: each is another rehearsal.")
     ] = False,
@@ -61,13 +65,9 @@ def rehearse(
     if not command:
         raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
     _refuse_mistyped(command[0], context)
-    if device and len(device) > 1:
-        raise ConfigError(
-            "rehearsing", f"several devices: {', '.join(device)}", "one --device, and --ranks for several"
-        )
     passed = _PassedOn(quiet=quiet)
     options = api.RehearsalOptions(
-        device=device[0] if device else None,
+        device=_one(device),
         steps=steps,
         ranks=ranks,
         worst_batch=worst_batch,
@@ -89,6 +89,17 @@ def rehearse(
     raise typer.Exit(
         ExitStatus.DONE if answer.fits else ExitStatus.ANSWER_IS_NO if answer.ran else ExitStatus.CANNOT_RUN
     )
+
+
+def _one(devices: list[str] | None) -> str | None:
+    """Return the device that was named.
+
+    Raises:
+        ConfigError: They are several.
+    """
+    if devices and len(devices) > 1:
+        raise ConfigError("rehearsing", f"several devices: {', '.join(devices)}", "one --device; --ranks for several")
+    return devices[0] if devices else None
 
 
 def _refuse_mistyped(word: str, context: typer.Context) -> None:
