@@ -137,9 +137,11 @@ def test_trials_on_nodes_outlive_a_killed_control_process(
     assert_same(folder, alone)
     assert_each_once(folder)
     state = fold(folder)
-    assert [len(trial.attempts) for trial in state.trials] == [1] * TRIALS, "none began a second time"
+    # An attempt without a process was written down, and its control process killed before a node heard of it.
+    begun = [sum(bool(attempt.pid) for attempt in trial.attempts) for trial in state.trials]
+    assert begun == [1] * TRIALS, "none began a second time"
     again = [event.number for event in events_of(folder) if isinstance(event, AttemptStarted) and event.again]
-    assert again and all(trial.attempts[0].pid for trial in state.trials)
+    assert again
 
 
 @pytest.mark.slow

@@ -89,6 +89,8 @@ def rehearse(request: RehearsalRequest, finish: Finish, behind: Behind) -> None:
     Raises:
         TraceError: This build of torch cannot do it, or a real device is visible.
     """
+    # After a fork torch makes its pool of threads anew when it is first asked: not by threads of autograd at once.
+    torch.set_num_threads(torch.get_num_threads())
     with suppress(ImportError):  # before torch says that there is a device: it would look for CUDA's libraries
         import_offline("bitsandbytes")
     run = _Run(request, finish, behind)
