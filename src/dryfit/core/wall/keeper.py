@@ -104,7 +104,7 @@ def _run_beside(inside: Callable[[], NoReturn]) -> int:
         inside()
     if on_linux:
         signal.signal(signal.SIGTERM, end_all)
-        linux.prctl(1, int(signal.SIGTERM))  # PR_SET_PDEATHSIG: until now it was SIGKILL
+        linux.prctl(linux.PR_SET_PDEATHSIG, int(signal.SIGTERM))  # until now it was SIGKILL
     while True:
         ended, status = os.wait()
         if ended == child:
@@ -114,7 +114,7 @@ def _run_beside(inside: Callable[[], NoReturn]) -> int:
 
 
 def _kill_children(child: int) -> None:
-    """Kill the process group of a child and, on Linux, all descendants of this process."""
+    """Kill a child and, on Linux, all descendants of this process: orphans become its children."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(child, signal.SIGKILL)
     while sys.platform == "linux" and (alive := _children(os.getpid())):

@@ -18,6 +18,7 @@ MS_PRIVATE: Final = 1 << 18
 """linux/mount.h"""
 CAP_SYS_CHROOT: Final = 18
 CAP_SYS_ADMIN: Final = 21
+PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
 PR_CAPBSET_DROP: Final = 24

@@ -110,7 +110,7 @@ def _in_first(view: "_View", inside: Callable[[], NoReturn], tells: int, cwd: st
 
 def _end_with(parent: int) -> None:
     """End with the process outside: in here its number is 0, gone or not."""
-    linux.prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+    linux.prctl(linux.PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if not Path(f"/proc/{parent}").exists():  # still the /proc of outside
         os._exit(1)
 

@@ -9,18 +9,23 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from dryfit.core.errors import FileError
 from dryfit.core.jobs.rehearsal import Muted
+from dryfit.core.regular_files import read_bounded
+from dryfit.core.wire import write_bytes_atomic
 
 SAVES_FILE: Final = "saves.json"
 """In the folder of the process's own: what it has saved."""
 _MOST_FOLDERS: Final = 50
 """Folders of written files that are told one by one."""
 _BLOCK_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 26
 
 
 class Save(NamedTuple):
@@ -85,14 +90,14 @@ class Saved:
 
     def write(self, file: Path) -> None:
         """Write it for the process outside."""
-        file.write_bytes(_SAVES.dump_json(self.saves))
+        write_bytes_atomic(file, _SAVES.dump_json(self.saves), durable=False)
 
     @classmethod
     def read(cls, file: Path) -> "Saved":
-        """Read what was written; nothing where nothing was."""
+        """Read what was written; nothing where nothing was, or where the script has put something else there."""
         saved = cls()
-        if file.exists():
-            saved.saves = _SAVES.validate_json(file.read_bytes())
+        with suppress(FileNotFoundError, FileError, ValidationError):
+            saved.saves = _SAVES.validate_json(read_bounded(file, _MOST_BYTES))
         return saved
 
 
