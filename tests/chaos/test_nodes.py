@@ -93,6 +93,9 @@ def test_four_agents_come_to_the_values_of_one_slot(control: subprocess.Popen[st
     assert len(used) > 1 and "here" not in used
     assert (folder / "nodes" / "token").stat().st_mode & 0o777 == 0o600
     assert not (folder / "nodes" / "address.json").exists()
+    again = run("resume", folder)  # nothing is left to do: no agent is waited for
+    assert again.returncode == ExitStatus.DONE, again.stderr
+    assert_same(folder, alone)
 
 
 @pytest.mark.slow

@@ -222,6 +222,11 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
     return _without_room(limits, live, packed) or _without_a_place(state, limits, live, idle, packed)
 
 
+def has_all_trials(state: StudyState, total: int) -> bool:
+    """Whether every trial that was asked for has ended, so that no machine is needed for more."""
+    return not state.open_trials and state.counted >= total
+
+
 def _new_trial_blocker(state: StudyState, live: Live, idle: Sequence[int]) -> Blocker | None:
     """Return what keeps even a small new trial from starting: one that is alone, or for which a device is kept."""
     needs = [need for number in idle if live.is_ready(number) for need in live.needs_of(number)]

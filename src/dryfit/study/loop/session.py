@@ -49,7 +49,7 @@ from dryfit.store.replay import StudyState
 from dryfit.store.unknown_attempts import demand_known_attempts
 from dryfit.study.loop.generations import basis_now, next_generation, recorded
 from dryfit.study.loop.listeners import listeners
-from dryfit.study.loop.next_step import End
+from dryfit.study.loop.next_step import End, has_all_trials
 from dryfit.study.loop.observers import Observer, in_threads
 from dryfit.study.loop.prepare import find_baselines, prepare, with_fitted_thresholds
 from dryfit.study.loop.stops import StopRequests, StopSignals, stacks_on_request
@@ -280,7 +280,8 @@ def _work(work: StudyWork, machines: StudyNodes, stops: StopRequests, observers:
     if baselines is not None:
         _tell(observers, work.ledger.append(baselines), work.state)
     machines.local.learn(resolved)
-    if not machines.has_one(stops.asked):
+    done = has_all_trials(work.state, config.study.trials)
+    if not done and not machines.has_one(stops.asked):
         return stops.why or End.STOPPED
     context = StudyContext(
         config=work.config,
