@@ -204,7 +204,7 @@ def _step(
     micro_batch, loss, largest_s = _backward(trial, model, task, _batch(task, split, rows, model), beat)
     gradients = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
     not_finite = [name for name, grad in gradients.items() if grad is not None and not bool(grad.isfinite().all())]
-    untouched = [name for name, grad in gradients.items() if grad is None or not bool(grad.count_nonzero())]
+    untouched = [name for name, grad in gradients.items() if grad is None or _is_dead(grad)]
     step_s = None
     if timed is not None and not not_finite:
         model.zero_grad()
@@ -223,6 +223,11 @@ def _step(
         not_finite=tuple(not_finite),
         untouched=tuple(untouched),
     )
+
+
+def _is_dead(grad: torch.Tensor) -> bool:
+    """Whether nothing reaches a parameter: a vector's zeros may be sums that cancel, as a bias' under a softmax do."""
+    return grad.ndim > 1 and not bool(grad.count_nonzero())
 
 
 def _batch(task: Task, split: TokenSet, rows: list[int], model: nn.Module) -> Batch:

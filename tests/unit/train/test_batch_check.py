@@ -90,6 +90,15 @@ def test_parameters_without_a_gradient_are_named(tmp_path: Path, monkeypatch: py
     assert step.untouched == ("encoder.idle.weight", "encoder.idle.bias")
 
 
+def test_a_bias_whose_gradient_cancels_is_reached_and_a_dead_matrix_is_not() -> None:
+    scores = torch.nn.Linear(4, 1).double()
+    first, second = scores(torch.ones(2, 4, dtype=torch.float64))  # equal rows: their difference depends on nothing
+    (first - second).sum().backward()
+    assert scores.weight.grad is not None and scores.bias.grad is not None
+    assert (scores.weight.grad.count_nonzero(), scores.bias.grad.count_nonzero()) == (0, 0)
+    assert checking._is_dead(scores.weight.grad) and not checking._is_dead(scores.bias.grad)
+
+
 @pytest.mark.parametrize(
     ("make", "stage", "said"),
     [

@@ -72,7 +72,7 @@ class StepCheck(Wire):
     Attributes:
         step_s: Seconds for rows of median length; None if only the largest batch was run.
         not_finite: Trainable parameters with an infinite or NaN gradient.
-        untouched: Trainable parameters with no gradient, or only zeros.
+        untouched: Trainable parameters with no gradient, and matrices with only zeros for one.
         micro_batch: Rows in memory at once; fewer than requested if device memory did not suffice.
     """
 
