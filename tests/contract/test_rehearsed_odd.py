@@ -6,7 +6,7 @@ import pytest
 
 from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
 from dryfit.core.jobs.rehearsal import ScriptEnd
-from rehearsed import MIB, rehearse
+from rehearsed import MIB, line_of, rehearse
 from rehearsed_memory import check_sums, held_bytes, memory_of
 
 pytestmark = pytest.mark.slow
@@ -27,6 +27,13 @@ def test_scripts_that_end_by_themselves(tmp_path: Path, program: str) -> None:
     assert answer.end is end, (answer.end, answer.traceback)
     assert text in answer.traceback
     assert answer.verdict is VerdictKind.UNKNOWN and answer.reasons
+
+
+def test_a_backward_pass_stands_where_its_operators_stood(tmp_path: Path) -> None:
+    memory = memory_of(rehearse(tmp_path, "odd/places.py"))
+    assert memory.peak_line == line_of("odd/places.py", "hidden = embed(ids)")
+    held = {part.line for part in memory.by_line if part.category is MemoryCategory.GRADIENTS}
+    assert held == {line_of("odd/places.py", text) for text in ("hidden = embed(ids)", "logits = head(hidden)")}
 
 
 def test_a_status_of_its_own_is_told(tmp_path: Path) -> None:

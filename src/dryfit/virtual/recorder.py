@@ -165,8 +165,9 @@ class ScriptRecorder(StorageRecorder):
         return segment.label(Label(phase, MemoryCategory.TEMPORARIES, self._module(), FREE, place.line, place.source))
 
     def _note_forward(self) -> None:
-        if torch.is_grad_enabled() and running_node_number() is None:
-            self._forward.note(sequence_number(), (self._module(), self._here()))
+        number = sequence_number()
+        if self._forward.is_new(number) and running_node_number() is None:
+            self._forward.note(number, (self._module(), self._here()))
 
     def _here(self) -> Place:
         """Return the running line; looked for once for each operator, and not again where one is being noted."""

@@ -29,8 +29,8 @@ from dryfit.virtual.script.loaders import KeptOfBatch
 _LINES = 40
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _POINTS = 2_000
-_LEAST_GROWTH_BYTES = 4 * BLOCK_BYTES
-"""What lives a step longer than it must, a loss that is kept for the log, is no growth."""
+_LEAST_GROWTH_BYTES = 64 * BLOCK_BYTES
+"""32 KiB: the losses that a script keeps for its log are no growth that anybody would look for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def summarize(
         by_line=_lines(held),
         by_module=dict(sorted(by_module.items(), key=lambda item: -item[1])[:_LINES]),
         steps=_steps(allocated, steps),
-        growth=_growth(run, labels, allocated, steps),
+        growth=_growth(run, labels, steps),
         timeline=_timeline(run, allocated, steps),
     )
 
@@ -177,23 +177,32 @@ def _steps(allocated: Ints, steps: Sequence[StepMark]) -> tuple[StepMemory, ...]
 def _growth(
     run: LiveAllocations,
     labels: dict[tuple[int, int], Label],
-    allocated: Ints,
     steps: Sequence[StepMark],
 ) -> Growth | None:
-    """Return what the last step added and kept, compared with the step before; the first steps make lasting state."""
+    """Return what each step adds and keeps, with the line that keeps most; the first step makes lasting state.
+
+    A line adds what both of the last two steps have made there and not freed, or the smaller of the two: batches of
+    other sizes, and what is made once, are no growth.
+    """
     if len(steps) < 3:
         return None
-    before, last = steps[-2].event, steps[-1].event
-    grown = int(allocated[last - 1] - allocated[before - 1])
-    grown_before = int(allocated[before - 1] - allocated[steps[-3].event - 1])
-    if min(grown, grown_before) < _LEAST_GROWTH_BYTES:
+    begin, middle, end = (mark.event for mark in steps[-3:])
+    kept_of_last, kept_of_both = (_kept_by_place(_held(run, labels, end - 1, since)) for since in (middle, begin))
+    grown = {place: min(size, kept_of_both[place] - size) for place, size in kept_of_last.items()}
+    total_bytes = sum(grown.values())
+    if total_bytes < _LEAST_GROWTH_BYTES:
         return None
+    line, source = max(grown, key=grown.__getitem__)
+    return Growth(bytes_per_step=total_bytes, line=line, code=code_of(line), source=source)
+
+
+def _kept_by_place(held: dict[Label, int]) -> dict[tuple[str, str], int]:
+    """Sum up by line and source what is neither a gradient nor optimizer state."""
     kept: dict[tuple[str, str], int] = defaultdict(int)
-    for label, size in _held(run, labels, last - 1, since=before).items():
+    for label, size in held.items():
         if label.category not in (MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER):
             kept[label.line, label.source] += size
-    line, source = max(kept, key=kept.__getitem__, default=("", ""))
-    return Growth(bytes_per_step=grown, line=line, code=code_of(line), source=source)
+    return kept
 
 
 def evaluation_growth(run: LiveAllocations, kept: KeptOfBatch) -> EvaluationGrowth:

@@ -275,6 +275,8 @@ _RESIZES = frozenset(
 )
 
 
+_NO_OPERATOR = 1 << 63
+"""From here on are the numbers of nodes that no operator has made (``AccumulateGrad``: the highest of 64 bits)."""
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 """Operators whose kernels allocate their last output first: the mask (``cuda/Dropout.cu``, ``dropout_cuda``)."""
 _FIRST_GUESS = {
@@ -298,22 +300,33 @@ class ForwardPlaces(Generic[_Where]):
     """
 
     def __init__(self, nowhere: _Where) -> None:
-        self._nowhere = nowhere
+        self._undone = nowhere
+        self._last = -1
         self._starts: list[int] = []
         self._places: list[_Where] = []
 
+    def is_new(self, number: int) -> bool:
+        """Whether an operator that runs at this count has made a node: the count is above that of all noted before."""
+        return number > self._last
+
     def note(self, number: int, place: _Where) -> None:
-        """Note where the operator with this number stands."""
-        if self._starts and number <= self._starts[-1]:
-            self._places[-1] = place
-        elif not self._places or self._places[-1] != place:
+        """Note where the operator that runs at this count stands; later ones at the same count have no gradient."""
+        if number <= self._last:
+            return
+        self._last = number
+        if not self._places or self._places[-1] != place:
             self._starts.append(number)
             self._places.append(place)
 
     def at(self, number: int) -> _Where:
-        """Return where the operator of this count stood."""
+        """Return where the operator stood whose node has this number, which is undone now.
+
+        Nodes that add up the gradients of parameters undo nothing: they stand where the node before them did.
+        """
         index = bisect_right(self._starts, number + 1) - 1
-        return self._places[index] if index >= 0 else self._nowhere
+        if number < _NO_OPERATOR and index >= 0:
+            self._undone = self._places[index]
+        return self._undone
 
     def forget(self) -> None:
         """Forget all operators: none of them will be undone any more."""

@@ -33,7 +33,7 @@ from dryfit.train.rehearsal.step_rehearsal import Rehearsal, no_collection
 from dryfit.train.rehearsal.subjects import StepParts, step_parts, subject_task
 
 _TINY = Shape(rows=2, length=16)
-_FORMAT = 4
+_FORMAT = 5
 
 
 @final

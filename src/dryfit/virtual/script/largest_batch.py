@@ -8,7 +8,7 @@ own that a data set keeps is drawn from.
 import copy
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -31,11 +31,13 @@ class Found:
 
     Attributes:
         position: Of the batch in the epoch that is about to begin.
+        again: Collates the batch anew: a script may change what it was given.
         note: Why no more were looked at; empty where all were, or the number was reached.
     """
 
     position: int
     batch: Any
+    again: Callable[[], Any]
     answer: LargestBatch
     note: str
 
@@ -82,7 +84,7 @@ def _random_numbers_kept() -> Iterator[None]:
 
 def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str:
     began_s = time.monotonic()
-    largest: tuple[tuple[int, int, int], int, Any] | None = None
+    largest: tuple[tuple[int, int, int], int, Any, Any] | None = None
     seen, note = 0, ""
     for indices in islice(_copied(loader), min(batches, MOST_BATCHES)):
         batch = _collate(loader, indices)
@@ -95,17 +97,22 @@ def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
         )
         if largest is None or size > largest[0]:
-            largest = (size, seen, batch)
+            largest = (size, seen, batch, indices)
         seen += 1
         if time.monotonic() - began_s > most_s and seen < batches:
             note = f"the largest batch is that of {seen} of {batches}: {most_s:g} s were up"
             break
     if largest is None or not any(largest[0]):
         return "the largest batch is not known: the data loader gives neither tensors nor texts"
-    _, position, batch = largest
+    _, position, batch, rows = largest
     shapes = {name: tuple(tensor.shape) for name, tensor in _named_tensors(batch)} or {CHARACTERS: _characters(batch)}
     answer = LargestBatch(shapes=shapes, seen=seen, of=batches, fed_first=True)
-    return Found(position, batch, answer, note)
+
+    def again() -> Any:
+        with _random_numbers_kept():
+            return _collate(loader, rows)
+
+    return Found(position, batch, again, answer, note)
 
 
 def _copied(loader: DataLoader[Any]) -> Iterator[Any]:

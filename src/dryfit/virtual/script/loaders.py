@@ -1,14 +1,16 @@
 """Watch a script's data loaders: which feed training and which evaluation, where an epoch ends early, what comes first.
 
-After enough optimizer steps a loader that fed training ends its epoch, as if its data had ended there, so that the
-script goes on to its evaluation and saving; asked for another epoch, it ends the script. An evaluation ends after some
-batches. Host memory is not pinned: there is no driver to do it.
+The largest batch comes first, and once more when the optimizer has its state, in place of another one. After enough
+optimizer steps a loader that fed training ends its epoch, as if its data had ended there, so that the script goes on to
+its evaluation and saving. Asked for another epoch after an evaluation, it feeds one more step, and ends the script.
+An evaluation ends after some batches. Host memory is not pinned: there is no driver to do it.
 
 A loader feeds training when an optimizer takes a step on the batch that it gave last. It feeds an evaluation when the
 modules that are called between two of its batches are in evaluation mode, or gradients are off.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -74,6 +76,12 @@ class LoaderWatch:
         self.kept: KeptOfBatch | None = None
         self._found: WeakKeyDictionary[DataLoader[Any], Found | str] = WeakKeyDictionary()
         self._training: WeakSet[Any] = WeakSet()
+        self._feeds: WeakSet[Any] = WeakSet()
+        self._drawn_first: Counter[int] = Counter()
+        self._repeats: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
+        self._evaluated_at = 0
+        """Steps before the first evaluation that came after one; 0: none came."""
+        self._went_past = False
         self._last: _Watched | None = None
         self._winding_down_from: int | None = None
         self._drawing = _Drawing()
@@ -123,7 +131,11 @@ class LoaderWatch:
             self._drawing.sources.add(watched.loader)
             return watched.next_batch()
         watched.takes_stock(self._stock())
+        if watched.evaluated:
+            self._evaluated()
         if self._steps.done and watched.trains:
+            if self._went_past:
+                self._steps.end_script()
             self._winding_down_from = self._steps.number
             watched.ends_here()
             raise StopIteration
@@ -152,6 +164,48 @@ class LoaderWatch:
             return False
         return self._steps.number > 0 or any(map(_keeps_order, watched.sources))
 
+    def goes_past_evaluation(self) -> bool:
+        """Whether one more step is to be seen: no step was made after an evaluation yet, and training goes on."""
+        if self._went_past or 0 < self._evaluated_at < self._steps.number:
+            return False
+        self._went_past = True
+        self._repeats = WeakKeyDictionary(dict.fromkeys(self._repeats, 1))
+        self._steps.see_one_more()
+        return True
+
+    def _evaluated(self) -> None:
+        self._evaluated_at = self._evaluated_at or self._steps.number
+
+    def _go_past_evaluation(self) -> None:
+        """Let another epoch begin where an evaluation came before; end the script where none did.
+
+        Raises:
+            RehearsalDone: Another step would be of no use.
+        """
+        if not (self._evaluated_at and self.goes_past_evaluation()):
+            self._steps.end_script()
+
+    def once_more(self, loader: Any, batch: Any) -> Any:
+        """Return the largest batch in place of one that was drawn, once the optimizer has its state.
+
+        Of several batches a step, which may be no more than drawn ahead, the second one meets gradients too.
+        """
+        if self._steps.number == 0:
+            self._drawn_first[id(loader)] += 1
+            return batch
+        found = self._found.get(loader) if isinstance(loader, DataLoader) else None
+        if not isinstance(found, Found) or loader not in self._feeds:
+            return batch
+        left = self._repeats.setdefault(loader, min(self._drawn_first[id(loader)], 2))
+        if not left:
+            return batch
+        self._repeats[loader] = left - 1
+        try:
+            return found.again()
+        except Exception as error:  # noqa: BLE001  # the script's own data set and collator may raise anything
+            self.notes[f"the largest batch came once: making it again raised {type(error).__name__}: {error}"] = None
+            return batch
+
     def _wrap(self, cls: Any) -> None:
         """Let a class's iterators be watched, where it has its own."""
         original = vars(cls).get("__iter__")
@@ -162,12 +216,12 @@ class LoaderWatch:
         def iterate(loader: Any) -> Iterator[Any]:
             again = self._steps.done and loader in self._training and torch.is_grad_enabled()
             if again and not self._drawing.depth:
-                self._steps.end_script()
+                self._go_past_evaluation()
             loader.pin_memory = False
             found = self._look(loader) if cls is DataLoader else None
             with self._drawing.nested():
                 inner = original(loader)
-            return _Watched(self, loader, inner, found)
+            return _Watched(self, loader, inner, found, makes_batches=cls is DataLoader)
 
         cls.__iter__ = iterate
 
@@ -186,6 +240,7 @@ class LoaderWatch:
 
     def _learned(self, loader: DataLoader[Any]) -> None:
         """Take over what was found of a loader that feeds training."""
+        self._feeds.add(loader)
         found = self._found.get(loader)
         if isinstance(found, Found):
             self.largest = found.answer
@@ -194,8 +249,11 @@ class LoaderWatch:
             self.notes[note] = None
 
     def _module_called(self, module: nn.Module, _args: object) -> None:
+        trains = module.training and torch.is_grad_enabled()
         if self._last is not None:
-            self._last.is_used(trains=module.training and torch.is_grad_enabled())
+            self._last.is_used(trains=trains)
+        elif not trains:
+            self._evaluated()
 
 
 class _Drawing(threading.local):
@@ -225,8 +283,11 @@ class _Watched:
         sources: The loaders that its last batch came through.
     """
 
-    def __init__(self, watch: LoaderWatch, loader: Any, inner: Iterator[Any], found: Found | None) -> None:
+    def __init__(
+        self, watch: LoaderWatch, loader: Any, inner: Iterator[Any], found: Found | None, *, makes_batches: bool
+    ) -> None:
         self.loader = loader
+        self._makes_batches = makes_batches  # a class around torch's makes something else of them
         self.trains = False
         self.evaluated = 0
         self.kept_bytes = 0
@@ -281,10 +342,12 @@ class _Watched:
         """Return the largest batch if it has one to begin with, then the others in their order."""
         if self._first is not None:
             (batch,), self._first = self._first, None
+            self._watch.once_more(self.loader, batch)
             return batch
         if self._drawn == self._left_out:
             self._draw()
-        return self._draw()
+        batch = self._draw()
+        return self._watch.once_more(self.loader, batch) if self._makes_batches else batch
 
     def ends_here(self) -> None:
         """End, and tell a loader of Accelerate's so, as its own end would."""

@@ -98,6 +98,10 @@ class OptimizerSteps:
             self._on_ignored()
         raise RehearsalDone
 
+    def see_one_more(self) -> None:
+        """Want another step than those that were made."""
+        self._wanted, self._done = self.number + 1, False
+
     @property
     def done(self) -> bool:
         """Whether enough was seen: each living optimizer has made the steps, or one has made many more."""

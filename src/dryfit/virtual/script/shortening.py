@@ -53,7 +53,7 @@ class Shortening:
         """
         self._loaders.install()
         self._steps.install(self._loaders.before_step)
-        end_trainers(lambda: self._steps.done)
+        end_trainers(lambda: self._steps.done, self._loaders.goes_past_evaluation)
         self._micro_batches.install()
         self._tokens.install()
 

@@ -9,13 +9,21 @@ from dryfit.virtual.import_hooks import when_imported
 _LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
-def end_trainers(done: Callable[[], bool]) -> None:
+def end_trainers(done: Callable[[], bool], goes_past_evaluation: Callable[[], bool]) -> None:
     """Stop every trainer of transformers and Lightning after the step at which enough was seen.
 
     Lightning validates and saves whenever it is told to stop; transformers does with what its arguments say: a trainer
-    that evaluates or saves every so many steps does so here, and one that does after each epoch ends its epoch.
+    that evaluates or saves every so many steps does so here, and one that does after each epoch ends its epoch. Where it
+    evaluates and would train on, it makes one step more.
+
+    Args:
+        done: Whether enough steps were made.
+        goes_past_evaluation: Wants one more step, and says whether it does: once.
     """
-    when_imported("transformers.trainer", lambda module: _adding(module.Trainer, _end_of_transformers(module, done)))
+    ends = _end_of_transformers
+    when_imported(
+        "transformers.trainer", lambda module: _adding(module.Trainer, ends(module, done, goes_past_evaluation))
+    )
     for name in _LIGHTNING:
         when_imported(name, lambda module: _adding(module.Trainer, _end_of_lightning(module, done)))
 
@@ -32,20 +40,38 @@ def _adding(trainer: Any, add: Callable[[Any], None]) -> None:
     trainer.__init__ = initialise
 
 
-def _end_of_transformers(module: Any, done: Callable[[], bool]) -> Callable[[Any], None]:
+def _end_of_transformers(
+    module: Any, done: Callable[[], bool], goes_past_evaluation: Callable[[], bool]
+) -> Callable[[Any], None]:
     class TransformersEnd(module.TrainerCallback):
-        """Evaluates, saves and stops after the last step of a rehearsal."""
+        """Evaluates and saves after the steps of a rehearsal, trains for one step more, and stops."""
 
-        def on_step_end(self, args: Any, _state: Any, control: Any, **_: Any) -> None:
+        def __init__(self) -> None:
+            self._went_past = False
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """Do at the last step what the trainer does every so many steps."""
-            if done():
+            if not done():
+                return
+            if self._went_past:
                 control.should_training_stop = True
-                control.should_evaluate |= args.eval_strategy == "steps"
-                control.should_save |= args.save_strategy == "steps"
+                control.should_evaluate = control.should_save = False
+                return
+            control.should_evaluate |= args.eval_strategy == "steps"
+            control.should_save |= args.save_strategy == "steps"
+            by_epoch = args.eval_strategy == "epoch" and state.epoch + 1 <= args.num_train_epochs
+            trains_on = state.global_step < state.max_steps and (control.should_evaluate or by_epoch)
+            if trains_on and goes_past_evaluation():
+                self._went_past = True
+                control.should_epoch_stop |= not control.should_evaluate
+            else:
+                control.should_training_stop = True
 
         def on_epoch_end(self, args: Any, _state: Any, control: Any, **_: Any) -> None:
             """Evaluate although the epoch ended before the first evaluation was due."""
-            if done():
+            if self._went_past and done():
+                control.should_evaluate = control.should_save = False
+            elif done() or self._went_past:
                 control.should_evaluate |= args.eval_strategy == "epoch"
 
     return lambda trainer: trainer.add_callback(TransformersEnd())
