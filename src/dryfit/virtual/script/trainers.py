@@ -13,8 +13,8 @@ def end_trainers(done: Callable[[], bool], goes_past_evaluation: Callable[[], bo
     """Stop every trainer of transformers and Lightning after the step at which enough was seen.
 
     Lightning validates and saves whenever it is told to stop; transformers does with what its arguments say: a trainer
-    that evaluates or saves every so many steps does so here, and one that does after each epoch ends its epoch. Where it
-    evaluates and would train on, it makes one step more.
+    that evaluates or saves every so many steps does so here, and one that does after each epoch ends its epoch. Where
+    it evaluates and would train on, it makes one step more.
 
     Args:
         done: Whether enough steps were made.
