@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+import dryfit
 from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
 from dryfit.core.jobs.rehearsal import ScriptEnd
-from rehearsed import MIB, line_of, rehearse
+from rehearsed import MIB, PROGRAMS, line_of, rehearse
 from rehearsed_memory import check_sums, held_bytes, memory_of
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,28 @@ def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path
 def test_compiled_models_are_said_to_run_eagerly(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "odd/compiles.py")
     assert any("torch.compile" in text for text in (*answer.notes, *(one.what for one in answer.unknown)))
+    assert answer.fits
+
+
+@pytest.mark.parametrize(
+    ("device", "verdict", "end"),
+    [
+        ("2GiB", VerdictKind.FITS, ScriptEnd.FINISHED),
+        ("1500MiB", VerdictKind.UNKNOWN, ScriptEnd.FINISHED),  # room for all but the margin
+        ("1GiB", VerdictKind.UNKNOWN, ScriptEnd.OUT_OF_MEMORY),
+        ("600MiB", VerdictKind.REFUSED, ScriptEnd.OUT_OF_MEMORY),
+    ],
+)
+def test_a_compiled_script_needs_something_between_two_bounds(
+    device: str, verdict: VerdictKind, end: ScriptEnd
+) -> None:
+    answer = dryfit.rehearse(PROGRAMS / "odd/compiles.py", device=device, arguments=["--rows", "10000000"])
+    memory = answer.memory
+    assert memory is not None and memory.least_bytes is not None
+    assert (answer.verdict, answer.end) == (verdict, end), (memory.least_bytes, memory.required_bytes)
+    assert (memory.required_bytes <= answer.device.capacity_bytes) is (verdict is VerdictKind.FITS)
+    assert (memory.least_bytes > answer.device.capacity_bytes) is (verdict is VerdictKind.REFUSED)
+    assert verdict is VerdictKind.FITS or "between" in answer.reasons[0]
 
 
 def test_its_own_allocator_settings_are_heeded(tmp_path: Path) -> None:

@@ -269,10 +269,14 @@ def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> Rehearsa
             }
         )
     known = ("memory", "at_least", "work", "sent", "worst_batch", "muted", "unknown", "notes")
-    short_bytes = unlimited.memory.required_bytes - answer.device.capacity_bytes
+    capacity_bytes = answer.device.capacity_bytes
+    short_bytes = unlimited.memory.required_bytes - capacity_bytes
+    verdict, reason = unlimited.memory.between(capacity_bytes) or (answer.verdict, "")
     return answer.model_copy(
         update={name: getattr(unlimited, name) for name in known}
         | {
+            "verdict": verdict,
+            "reasons": (reason,) if reason else answer.reasons,
             "shortfall_bytes": max(0, short_bytes),
             "rehearsal_s": answer.rehearsal_s + unlimited.rehearsal_s,
             "host_peak_bytes": max(answer.host_peak_bytes, unlimited.host_peak_bytes),

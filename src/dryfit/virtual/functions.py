@@ -201,17 +201,17 @@ def _backward(run: Callable[..., Any], dispatch: VirtualDispatch) -> Callable[..
     return counted
 
 
-def run_compiled_eagerly(note: Callable[[str], None]) -> None:
+def run_compiled_eagerly(on_compile: Callable[[], None]) -> None:
     """Let ``torch.compile`` give models and functions that run as they are.
 
     Args:
-        note: Called with a remark where something is compiled.
+        on_compile: Called where something is compiled.
     """
     compile_ = torch.compile
 
     def eager(*args: Any, **kwargs: Any) -> Any:
         torch.compiler.set_stance("force_eager")
-        note("torch.compile: run without it, which is an upper bound of what compiled code keeps")
+        on_compile()
         return compile_(*args, **kwargs)
 
     torch.compile = eager

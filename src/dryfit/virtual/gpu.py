@@ -21,7 +21,7 @@ from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.cuda_api import CudaApi
 from dryfit.virtual.dispatch import VirtualDispatch
 from dryfit.virtual.loading import weights
-from dryfit.virtual.places import Places, code_of
+from dryfit.virtual.places import Places
 
 _DOING = "making a virtual GPU"
 
@@ -74,6 +74,8 @@ class VirtualGpu:
         self.dispatch.on_unknown = self.note_unknown
         self.dispatch.on_note = self._note
         self.step = 1
+        self.is_compiled = False
+        """Whether something was compiled, which runs as it is here."""
         self._api = CudaApi(spec, ranks, self.constants.overhead_bytes, self.allocations, self.note_unknown)
 
     @contextmanager
@@ -81,7 +83,7 @@ class VirtualGpu:
         """Let this process's tensors be on the virtual GPU, inside the block; what was patched stays."""
         self._api.install()
         functions.install(self.dispatch)
-        functions.run_compiled_eagerly(self._note)
+        functions.run_compiled_eagerly(self._compiles)
         functions.follow_threads(self._modes)
         functions.mark_forks(self._forked)
         triton_launches.install(self._note)
@@ -92,11 +94,6 @@ class VirtualGpu:
             self.dispatch.attention = attention
             yield self
 
-    @property
-    def settings(self) -> AllocatorSettings:
-        """Settings of the allocator: those of the environment when the script first allocated."""
-        return self.allocations.allocator.settings
-
     @contextmanager
     def _modes(self) -> Iterator[None]:
         """Let one thread's tensors be on the virtual GPU, inside the block."""
@@ -106,6 +103,10 @@ class VirtualGpu:
 
     def _forked(self) -> None:
         self.dispatch.is_bad_fork = bool(self.allocations.blocks)
+
+    def _compiles(self) -> None:
+        self.is_compiled = True
+        self._note("torch.compile: run without it, which is an upper bound of what compiled code keeps")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -120,7 +121,7 @@ class VirtualGpu:
         """Note that something was asked for that nobody knows without a device, with its line."""
         _, place = self.dispatch.place()
         line = place.line or place.source
-        self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=code_of(line)))
+        self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=self.places.code_of(line)))
 
     def _fake(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> torch.Tensor:
         try:
@@ -163,7 +164,7 @@ class VirtualGpu:
                 message=message,
                 requested_bytes=requested_bytes,
                 line=place.line,
-                code=code_of(place.line),
+                code=self.places.code_of(place.line),
                 source=place.source,
                 phase=self.dispatch.phase,
                 step=self.step,

@@ -4,6 +4,7 @@ Frames are looked at, never kept: a kept frame would keep its tensors.
 """
 
 import linecache
+import os
 import site
 import sys
 import sysconfig
@@ -56,11 +57,13 @@ class Places:
     """Finds the place of the running code.
 
     Attributes:
-        own: Files that count as the user's wherever they lie, as a module that is run by ``-m``.
+        own: A file, or a folder with a separator at its end, that is the user's wherever it lies: what is run.
+        folder: Where the script was started: files below it are told relative to it.
     """
 
     def __init__(self) -> None:
-        self.own: set[str] = set()
+        self.own = ""
+        self.folder = f"{Path.cwd()}{os.sep}"
         self._owners: dict[CodeType, _Owner] = {}
         self._texts: dict[tuple[CodeType, int], str] = {}
 
@@ -82,7 +85,7 @@ class Places:
         return Place("", source)
 
     def _owner(self, filename: str) -> _Owner:
-        if filename in self.own:
+        if filename == self.own or (self.own.endswith(os.sep) and filename.startswith(self.own)):
             return _Owner.USER
         if filename.startswith((_TORCH, _DRYFIT, "<")):
             return _Owner.HIDDEN
@@ -96,20 +99,19 @@ class Places:
         key = (code, number)
         text = self._texts.get(key)
         if text is None:
-            text = self._texts[key] = f"{code.co_filename}:{number}"
+            text = self._texts[key] = f"{code.co_filename.removeprefix(self.folder)}:{number}"
         return text
+
+    def code_of(self, line: str) -> str:
+        """Return the text of a line ``path:number``; empty where it cannot be read."""
+        path, _, number = line.rpartition(":")
+        return linecache.getline(str(Path(self.folder, path)), int(number)).strip() if path else ""
 
 
 @cache
 def _holds_installed(folder: str) -> bool:
     """Whether packages were installed into a folder, as ``pip install --target`` does."""
     return next(Path(folder).glob("*.dist-info"), None) is not None
-
-
-def code_of(line: str) -> str:
-    """Return the text of a line ``path:number``; empty where it cannot be read."""
-    path, _, number = line.rpartition(":")
-    return linecache.getline(path, int(number)).strip() if path else ""
 
 
 def runs_in(names: frozenset[str], file_end: str) -> bool:

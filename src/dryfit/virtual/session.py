@@ -39,9 +39,9 @@ from dryfit.virtual.script.absent_ranks import AbsentGroup
 from dryfit.virtual.script.loaders import Stock
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
 from dryfit.virtual.script.shortening import Shortening
-from dryfit.virtual.script.target import add_working_folder, own_file, started
+from dryfit.virtual.script.target import add_working_folder, own_code, started
 from dryfit.virtual.script.training_arguments import ArgumentWatch
-from dryfit.virtual.summary import StepMark, evaluation_growth, summarize
+from dryfit.virtual.summary import StepMark, evaluation_growth, least_bytes, summarize
 from dryfit.virtual.work import WorkCounter
 from dryfit.virtual.writes import muting
 
@@ -146,7 +146,7 @@ class _Run:
         pid, error = os.getpid(), None
         try:
             add_working_folder(self.request)
-            self.gpu.places.own.add(own_file(self.request))
+            self.gpu.places.own = own_code(self.request)
             started(self.request)()
         except BaseException as raised:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
             error = raised
@@ -192,14 +192,17 @@ class _Run:
             gpu.allocations,
             gpu.dispatch.categories(),
             self.marks,
-            gpu.settings,
             gpu.constants,
+            gpu.places,
             failed_at=gpu.failed_at,
             enough_bytes=gpu.room_bytes if went_through else None,
         )
+        if memory is not None and gpu.is_compiled:
+            least = least_bytes(gpu.allocations, gpu.dispatch.categories(), gpu.constants)
+            memory = memory.model_copy(update={"least_bytes": least})
         kept = self.shortening.kept_of_batch
         if memory is not None and kept is not None:
-            grown = evaluation_growth(gpu.allocations, kept)
+            grown = evaluation_growth(gpu.allocations, kept, gpu.places)
             memory = memory.model_copy(update={"evaluation_growth": grown})
         verdict, shortfall, reasons = _verdict(gpu, memory, end)
         if self.unseen and verdict is not VerdictKind.REFUSED:
@@ -279,6 +282,9 @@ def _verdict(
             return VerdictKind.REFUSED, max(missing, asked - capacity), (reason,)
         case _ if gpu.out_of_memory:
             return VerdictKind.FITS, 0, ("the script met out-of-memory errors and went on with less",)
+        case _ if memory is not None and (between := memory.between(capacity)) is not None:
+            kind, reason = between
+            return kind, missing, (reason,)
         case _ if missing and memory is not None:
             return VerdictKind.REFUSED, missing, (f"it needs {gib(memory.required_bytes)}, its margin included",)
         case _:

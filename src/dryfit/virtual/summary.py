@@ -18,12 +18,11 @@ from dryfit.core.jobs.rehearsal import (
 )
 from dryfit.core.settings.execution import DeviceKind
 from dryfit.memory.allocator.replay import min_cap, replay
-from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants, margin_bytes
 from dryfit.memory.planning.timeline import BLOCK_BYTES, Ints, most_by_phase
 from dryfit.memory.tracing.events import Label
 from dryfit.virtual.allocations import LiveAllocations
-from dryfit.virtual.places import code_of
+from dryfit.virtual.places import Places
 from dryfit.virtual.script.loaders import KeptOfBatch
 
 _LINES = 40
@@ -31,6 +30,10 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _POINTS = 2_000
 _LEAST_GROWTH_BYTES = 64 * BLOCK_BYTES
 """32 KiB: the losses that a script keeps for its log are no growth that anybody would look for."""
+
+_LASTING = frozenset(
+    {MemoryCategory.WEIGHTS, MemoryCategory.ADAPTERS, MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ def summarize(
     run: LiveAllocations,
     categories: dict[int, MemoryCategory],
     steps: Sequence[StepMark],
-    settings: AllocatorSettings,
     constants: DeviceConstants,
+    places: Places,
     *,
     failed_at: Sequence[int] = (),
     enough_bytes: int | None = None,
@@ -61,8 +64,8 @@ def summarize(
         run: Its allocations.
         categories: What blocks turned out to be.
         steps: Ends of the optimizer steps, in order.
-        settings: Of the allocator.
         constants: What the device takes besides.
+        places: Reads the lines of the script.
         failed_at: Number of events at each out-of-memory error.
         enough_bytes: A capacity of the allocator with which the run is known to go on to its end; None: none is.
     """
@@ -72,6 +75,7 @@ def summarize(
     allocated = np.asarray(run.allocated, dtype=np.int64)
     at = int(np.argmax(allocated))
     held = _held(run, labels, at)
+    settings = run.allocator.settings
     plain = replay(run.blocks, run.deltas, settings)
     cap_bytes = min_cap(run.blocks, run.deltas, settings, unlimited=plain)
     if enough_bytes is not None:
@@ -97,14 +101,24 @@ def summarize(
         by_phase=most_by_phase(run.label_table, np.asarray(run.labels, dtype=np.int64), allocated),
         peak_at=PeakAt(phase=peak.phase, module=peak.module, op=peak.op),
         peak_line=peak.line,
-        peak_code=code_of(peak.line),
+        peak_code=places.code_of(peak.line),
         peak_source=peak.source,
-        by_line=_lines(held),
+        by_line=_lines(held, places),
         by_module=dict(sorted(by_module.items(), key=lambda item: -item[1])[:_LINES]),
         steps=_steps(allocated, steps),
-        growth=_growth(run, labels, steps),
+        growth=_growth(run, labels, steps, places),
         timeline=_timeline(run, allocated, steps),
     )
+
+
+def least_bytes(run: LiveAllocations, categories: dict[int, MemoryCategory], constants: DeviceConstants) -> int:
+    """Return the capacity that a device must have whatever compiled code keeps: for what lasts beyond a pass."""
+    held_bytes = most_bytes = 0
+    for block, delta in zip(run.blocks, run.deltas, strict=True):
+        if categories.get(block) in _LASTING:
+            held_bytes += delta
+            most_bytes = max(most_bytes, held_bytes)
+    return most_bytes + constants.overhead_bytes + margin_bytes(DeviceKind.CUDA, most_bytes)
 
 
 def _settled(
@@ -152,14 +166,14 @@ def _held(run: LiveAllocations, labels: dict[tuple[int, int], Label], at: int, s
     return held
 
 
-def _lines(held: dict[Label, int]) -> tuple[LineBytes, ...]:
+def _lines(held: dict[Label, int], places: Places) -> tuple[LineBytes, ...]:
     """Sum up by line, source, module (all layers as one) and category; the largest first."""
     sums: dict[tuple[str, str, str, MemoryCategory], int] = defaultdict(int)
     for label, size in held.items():
         sums[label.line, label.source, _LAYER.sub(".*", label.module), label.category] += size
     largest = sorted(sums.items(), key=lambda item: -item[1])[:_LINES]
     return tuple(
-        LineBytes(line=line, code=code_of(line), source=source, module=module, category=category, bytes=size)
+        LineBytes(line=line, code=places.code_of(line), source=source, module=module, category=category, bytes=size)
         for (line, source, module, category), size in largest
     )
 
@@ -178,6 +192,7 @@ def _growth(
     run: LiveAllocations,
     labels: dict[tuple[int, int], Label],
     steps: Sequence[StepMark],
+    places: Places,
 ) -> Growth | None:
     """Return what each step adds and keeps, with the line that keeps most; the first step makes lasting state.
 
@@ -193,7 +208,7 @@ def _growth(
     if total_bytes < _LEAST_GROWTH_BYTES:
         return None
     line, source = max(grown, key=grown.__getitem__)
-    return Growth(bytes_per_step=total_bytes, line=line, code=code_of(line), source=source)
+    return Growth(bytes_per_step=total_bytes, line=line, code=places.code_of(line), source=source)
 
 
 def _kept_by_place(held: dict[Label, int]) -> dict[tuple[str, str], int]:
@@ -205,7 +220,7 @@ def _kept_by_place(held: dict[Label, int]) -> dict[tuple[str, str], int]:
     return kept
 
 
-def evaluation_growth(run: LiveAllocations, kept: KeptOfBatch) -> EvaluationGrowth:
+def evaluation_growth(run: LiveAllocations, kept: KeptOfBatch, places: Places) -> EvaluationGrowth:
     """Return what an evaluation keeps of each batch, with the line that made most of what it has kept."""
     sums: dict[tuple[str, str], int] = defaultdict(int)
     for number, size in _live(run, kept.until - 1, kept.since).values():
@@ -213,7 +228,7 @@ def evaluation_growth(run: LiveAllocations, kept: KeptOfBatch) -> EvaluationGrow
         sums[label.line, label.source] += size
     line, source = max(sums, key=sums.__getitem__, default=("", ""))
     return EvaluationGrowth(
-        bytes_per_batch=kept.bytes, batches_left_out=kept.others, line=line, code=code_of(line), source=source
+        bytes_per_batch=kept.bytes, batches_left_out=kept.others, line=line, code=places.code_of(line), source=source
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.virtual.places import Place, Places, code_of
+from dryfit.virtual.places import Place, Places
 
 pytestmark = pytest.mark.heavy
 
@@ -26,15 +26,30 @@ def test_a_folder_into_which_packages_were_installed_is_a_library(
     monkeypatch.syspath_prepend(str(tmp_path))
     if installed:
         (tmp_path / "module-1.0.dist-info").mkdir()
-    place = place_of(tmp_path, Places())
+    places = Places()
+    place = place_of(tmp_path, places)
     assert place.source == f"{tmp_path}/module.py:2"
     assert (place.line == place.source) is not installed
-    assert code_of(place.source) == "return places.now()" and code_of("") == ""
+    assert places.code_of(place.source) == "return places.now()" and places.code_of("") == ""
 
 
 def test_a_script_is_the_users_own_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "module-1.0.dist-info").mkdir()
     places = Places()
-    places.own.add(str(tmp_path / "module.py"))
-    assert place_of(tmp_path, places).line == f"{tmp_path}/module.py:2"
+    for own in (f"{tmp_path}/module.py", f"{tmp_path}/"):
+        places.own = own
+        assert place_of(tmp_path, places).line == f"{tmp_path}/module.py:2"
+        places = Places()
+
+
+def test_a_line_keeps_its_file_where_the_script_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "module.py").write_text("another\nfile\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(elsewhere))
+    places = Places()
+    monkeypatch.chdir(elsewhere)
+    line = place_of(tmp_path, places).line
+    assert (line, places.code_of(line)) == ("module.py:2", "return places.now()")

@@ -13,6 +13,7 @@ from dryfit.core.jobs.memory import Confidence, Effect, MemoryCategory, PeakAt, 
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.tables import Settings
 from dryfit.core.text.shown import Shown
+from dryfit.core.text.units import gib
 from dryfit.core.wall.places import Wall
 from dryfit.core.wire import Wire
 
@@ -161,6 +162,8 @@ class RehearsalMemory(Settings):
 
     Attributes:
         required_bytes: ``min_cap + overhead + margin``: the capacity that the device must have.
+        least_bytes: What compiled code keeps too: weights, gradients, optimizer state. Where a part was compiled, and
+            rehearsed without that, ``required_bytes`` is an upper bound, and this a lower one. None: nothing was.
         by_line: What is held at the peak, largest first.
         by_module: The same by the module that made it.
         timeline: A sample of events: all peaks, and at most 2 000 others.
@@ -185,6 +188,15 @@ class RehearsalMemory(Settings):
     growth: Growth | None = None
     evaluation_growth: EvaluationGrowth | None = None
     timeline: tuple[TimelinePoint, ...] = ()
+    least_bytes: int | None = None
+
+    def between(self, capacity_bytes: int) -> "tuple[VerdictKind, str] | None":
+        """Return the verdict of the two bounds, and why; None: there are none, or the device has room for both."""
+        least_bytes, most_bytes = self.least_bytes, self.required_bytes
+        if least_bytes is None or most_bytes <= capacity_bytes:
+            return None
+        kept = f"between {gib(least_bytes)} and {gib(most_bytes)}, by what compiled code keeps"
+        return (VerdictKind.REFUSED if least_bytes > capacity_bytes else VerdictKind.UNKNOWN), f"it needs {kept}"
 
 
 class OutOfMemory(Settings):

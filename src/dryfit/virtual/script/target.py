@@ -1,9 +1,11 @@
 """What a rehearsal runs: a script, a module or a function, found and started as Python itself would."""
 
+import ast
 import importlib.util
 import os
 import runpy
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,18 +14,41 @@ from dryfit.core.settings.functions import FunctionName
 from dryfit.core.user_code import imported
 
 
-def own_file(request: RehearsalRequest) -> str:
+def own_code(request: RehearsalRequest) -> str:
     """Return the file of what is run, whose lines are the user's own wherever it lies; empty where there is none.
 
-    The packages above a module are imported for it.
+    Of a console script (``bin/litgpt``), which only calls a package, it is the package's folder. The packages above a
+    module are imported for it.
     """
     if request.function:
         name = FunctionName.parse(request.function)
         return os.path.realpath(name.place) if name.in_script else _origin(name.place)
     if request.module:
         return _origin(request.module)
-    script = Path(str(request.script)).resolve()
-    return str(script / "__main__.py" if script.is_dir() else script)
+    script = _script(request)
+    return _called_package(script) or str(script)
+
+
+def _script(request: RehearsalRequest) -> Path:
+    """Return the file of a script as Python names it: absolute, links as they are."""
+    script = Path(os.path.abspath(str(request.script)))
+    return script / "__main__.py" if script.is_dir() else script
+
+
+def _called_package(script: Path) -> str:
+    """Return the folder of the package whose function a console script calls; empty where it is a script of its own."""
+    if script.parent != Path(sysconfig.get_path("scripts")) and script.parent.name not in ("bin", "Scripts"):
+        return ""
+    try:
+        body = ast.parse(script.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    called = [one.module for one in body if isinstance(one, ast.ImportFrom) and one.module and not one.level]
+    if len(called) != 1 or not isinstance(body[-1], ast.If):
+        return ""
+    found = importlib.util.find_spec(called[0].partition(".")[0])
+    folders = found.submodule_search_locations if found is not None else None
+    return f"{next(iter(folders))}{os.sep}" if folders else ""
 
 
 def started(request: RehearsalRequest) -> Callable[[], object]:
@@ -46,7 +71,8 @@ def started(request: RehearsalRequest) -> Callable[[], object]:
     sys.argv = [script, *request.arguments]
     if not Path(script).is_dir():  # runpy adds a folder by itself
         sys.path.insert(0, str(Path(script).resolve().parent))
-    return lambda: runpy.run_path(script, run_name="__main__")
+    file = os.path.abspath(script)  # as Python does: a script may leave the folder that it was started in
+    return lambda: runpy.run_path(file, run_name="__main__")
 
 
 def add_working_folder(request: RehearsalRequest) -> None:
