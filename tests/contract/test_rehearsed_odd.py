@@ -113,6 +113,16 @@ def test_a_compiled_script_needs_something_between_two_bounds(
     assert verdict is VerdictKind.FITS or "between" in answer.reasons[0]
 
 
+@pytest.mark.parametrize(("bits", "on_device"), [(32, []), (8, 2 * [(1024 * 1024 // 256,)] + 2 * [(256,)])])
+def test_paged_moments_lie_on_the_host(tmp_path: Path, bits: int, on_device: list[tuple[int, ...]]) -> None:
+    """On the device stay what 8 bits need besides: a scale for each 256 numbers, and two maps of codes."""
+    answer = rehearse(tmp_path, "odd/paged_optimizer.py", "--bits", bits)
+    held = memory_of(answer).by_category
+    assert held[MemoryCategory.WEIGHTS] >= held_bytes((1024, 1024))
+    assert held.get(MemoryCategory.OPTIMIZER, 0) == held_bytes(*on_device)
+    assert any("paged" in text for text in answer.notes)
+
+
 def test_its_own_allocator_settings_are_heeded(tmp_path: Path) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/own_allocator.py"))
     # Segments grow, so that each larger batch reuses what the last one left; others would keep 90 MiB beside it.
