@@ -20,10 +20,12 @@ from torch import nn
 from dryfit.core.errors import TraceError
 from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
 from dryfit.meta.private_apis.torch_fakes import (
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
     active_fake_mode,
+    dynamic_size,
 )
 from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
@@ -59,6 +61,7 @@ _COMPARES = frozenset({_aten.equal.default, _aten.allclose.default})
 _CHOOSES = frozenset({_DRAWS, _aten.argmax.default, _aten.topk.default})
 _GENERATES = "/transformers/generation/"
 _SCALER = frozenset({"unscale_", "step"})
+_OF_TORCH = frozenset({"aten", "prim", "prims"})
 _APART = 2.0**-20
 """By how much two numbers that nobody knows differ: a loop may end where one is as the one before it."""
 _ASKS_FOR_KERNELS = "aten::_use_"
@@ -70,6 +73,12 @@ def _of_inference(args: Any) -> bool:
     return torch.is_inference_mode_enabled() or any(
         isinstance(one, torch.Tensor) and one.is_inference() for one in args
     )
+
+
+def _rows(args: Any) -> int:
+    """Return the number of rows of an operator's first tensor: boxes that are kept, entries that are found."""
+    first = next((one for one in tree_iter(args) if isinstance(one, torch.Tensor) and one.ndim), None)
+    return 1 if first is None else first.shape[0]
 
 
 class NoStandInError(NotImplementedError):
@@ -243,8 +252,12 @@ class VirtualDispatch(ScriptRecorder):
                 return self._stand_ins.answer(func, args, error) and self._condition()
             if func is not _aten._local_scalar_dense.default:
                 self.on_unknown(f"{func}: its size depends on values; the largest was taken")
-            with self.fakes:
-                out = self._stand_ins.answer(func, args, error)
+            if isinstance(error, DynamicOutputShapeException) and func.namespace not in _OF_TORCH:
+                with dynamic_size(_rows(args)):
+                    out = self.fakes.dispatch(func, types, given, options)
+            else:
+                with self.fakes:
+                    out = self._stand_ins.answer(func, args, error)
         except NotImplementedError:  # torch has no fake of it, and so asked for the device itself
             if func.name().startswith(_ASKS_FOR_KERNELS):
                 return False

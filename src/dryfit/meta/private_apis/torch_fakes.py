@@ -1,6 +1,8 @@
 """Private names of torch's fake tensors: sizes, types and devices without values."""
 
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 
@@ -8,6 +10,7 @@ from dryfit.core.private_names import PrivateName, PrivateNames, importing
 from dryfit.meta.private_apis.torch_cuda import guard_of_caller
 
 with importing("torch", "computing with tensors that have no values"):
+    from torch._library.fake_impl import FakeImplCtx
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -35,6 +38,11 @@ NAMES: Final = (
         "letting a real tensor become a fake: one to which a weak reference leads cannot take another's place",
         "torch.utils.swap_tensors takes tensors with weak references",
     ),
+    PrivateName(
+        "torch._library.fake_impl.FakeImplCtx.new_dynamic_size",
+        "giving a size that depends on values to an operator that torch does not know",
+        "torch.library.get_ctx can be told such sizes",
+    ),
     PrivateName("torch._C._get_dispatch_mode", "knowing that torch itself computes shapes", _FAKES_BELOW),
     PrivateName("torch._C._TorchDispatchModeKey", "the same", _FAKES_BELOW),
 )
@@ -50,6 +58,21 @@ def forget(fake: FakeTensor) -> None:
     memo = fake.fake_mode.fake_tensor_converter.tensor_memo
     for key in [key for key, known in memo.items() if known is fake]:
         del memo[key]
+
+
+@contextmanager
+def dynamic_size(size: int) -> Iterator[None]:
+    """Give this size to the fakes of custom operators that ask for one, in the block."""
+
+    def new_dynamic_size(_ctx: Any, **_: Any) -> int:
+        return size
+
+    with_values = FakeImplCtx.new_dynamic_size
+    FakeImplCtx.new_dynamic_size = new_dynamic_size  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        FakeImplCtx.new_dynamic_size = with_values
 
 
 def _misbehaves() -> str:
