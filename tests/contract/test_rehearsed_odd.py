@@ -17,6 +17,7 @@ ENDS = {
     "exits_early.py": (ScriptEnd.NO_STEP, ""),
     "no_step.py": (ScriptEnd.NO_STEP, ""),
     "asks.py": (ScriptEnd.FAILED, "EOFError"),
+    "lacks_package.py": (ScriptEnd.FAILED, "No module named 'flash_attn'"),
     "second_device.py": (ScriptEnd.FAILED, "invalid device ordinal"),
 }
 
@@ -28,6 +29,7 @@ def test_scripts_that_end_by_themselves(tmp_path: Path, program: str) -> None:
     assert answer.end is end, (answer.end, answer.traceback)
     assert text in answer.traceback
     assert answer.verdict is VerdictKind.UNKNOWN and answer.reasons
+    assert ("this machine lacks" in answer.reasons[0]) is (program == "lacks_package.py")
 
 
 def test_a_backward_pass_stands_where_its_operators_stood(tmp_path: Path) -> None:
@@ -122,6 +124,16 @@ def test_paged_moments_lie_on_the_host(tmp_path: Path, bits: int, on_device: lis
     assert held[MemoryCategory.WEIGHTS] >= held_bytes((1024, 1024))
     assert held.get(MemoryCategory.OPTIMIZER, 0) == held_bytes(*on_device)
     assert any("paged" in text for text in answer.notes)
+
+
+def test_flash_attention_by_name_has_the_memory_of_torchs_kernel(tmp_path: Path) -> None:
+    """Without padding both keep the same; flash attention has a copy of its output in the other order of heads."""
+    memories = []
+    for name in ("flash_attention_2", "sdpa"):
+        (tmp_path / name).mkdir()
+        memories.append(memory_of(rehearse(tmp_path / name, "odd/flash_attention.py", "--attention", name)))
+    by_name, by_torch = memories
+    assert by_name.peak_allocated_bytes == by_torch.peak_allocated_bytes
 
 
 def test_its_own_allocator_settings_are_heeded(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dryfit.memory.planning.constants import DeviceConstants, device_constants
 from dryfit.memory.tracing.attention import route_attention
 from dryfit.memory.tracing.fake_cuda import why_not
 from dryfit.meta.private_apis.torch_virtual import VIRTUAL
-from dryfit.virtual import flex_attention, functions, managed_memory, triton_launches
+from dryfit.virtual import flex_attention, functions, managed_memory, missing_parts, triton_launches
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.cuda_api import CudaApi
 from dryfit.virtual.dispatch import VirtualDispatch
@@ -89,6 +89,7 @@ class VirtualGpu:
         triton_launches.install(self._note)
         flex_attention.install(self._note)
         managed_memory.install(self.dispatch.empty, self._note)
+        missing_parts.install(self._note)
         weights.install(self._fake, self._demand_room)
         # Kept alive as long as the block: what is collected takes its kernels with it.
         with route_attention("cuda", self.spec.capability) as attention, self._modes():

@@ -35,6 +35,7 @@ from dryfit.meta.offline_import import import_offline
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.virtual.dispatch import NoStandInError
 from dryfit.virtual.gpu import VirtualGpu
+from dryfit.virtual.missing_parts import lack
 from dryfit.virtual.script.absent_ranks import AbsentGroup
 from dryfit.virtual.script.loaders import Stock
 from dryfit.virtual.script.optimizer_steps import RehearsalDone
@@ -170,6 +171,9 @@ class _Run:
                 said = str(error).splitlines()[0].partition(" and mode ")[0]  # the mode is ours
                 self.unseen.append(f"a virtual GPU cannot follow it: {said}")
                 return ScriptEnd.STOPPED, _traceback(error)
+            case ImportError():
+                self.unseen.append(lack(error))
+                return ScriptEnd.FAILED, _traceback(error)
             case None | SystemExit():
                 return (ScriptEnd.FINISHED if self.marks or self._trained() else ScriptEnd.NO_STEP), ""
             case _:
