@@ -224,8 +224,12 @@ class VirtualDispatch(ScriptRecorder):
     def _draw(self, func: Any, args: Any, out: Any) -> None:
         """Let tokens be known that are drawn at random, or by the library that generates text."""
         chosen = out[1] if isinstance(out, tuple) else out
-        if value_of(chosen) is None and (func is _DRAWS or _GENERATES in self.places.now().source):
+        if value_of(chosen) is not None:
+            return
+        generates = _GENERATES in self.places.now().source
+        if generates:
             self.on_note("which tokens a model chooses is not known: each generated sequence is as long as it may be")
+        if generates or func is _DRAWS:
             draw(chosen, args[0])
 
     def _no_stand_in(self, func: Any) -> NoStandInError:

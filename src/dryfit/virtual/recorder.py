@@ -52,6 +52,8 @@ class ScriptRecorder(StorageRecorder):
         self._running_at: Place | None = None
         self._resting = self._last_phase = StepPhase.LOAD
         self._backward_passes = 0
+        self._has_run = False
+        """Whether a model was called in training since the last optimizer step."""
         super().__init__(device, kernels=device == "cuda", capability=capability)
         self.allocations = allocations
         self.places = places
@@ -161,7 +163,8 @@ class ScriptRecorder(StorageRecorder):
         elif self._modules or self._forced:
             phase = self.phase
         else:
-            phase = StepPhase.OPTIMIZER if runs_in(_ENDS_STEP, ".py") else self._last_phase
+            ends_step = not self._has_run and runs_in(_ENDS_STEP, ".py")
+            phase = StepPhase.OPTIMIZER if ends_step else self._last_phase
         return segment.label(Label(phase, MemoryCategory.TEMPORARIES, self._module(), FREE, place.line, place.source))
 
     def _note_forward(self) -> None:
@@ -179,6 +182,7 @@ class ScriptRecorder(StorageRecorder):
     def _module_begins(self, module: nn.Module, _args: Any) -> None:
         if not self._modules and running_node_number() is None:
             self._resting = StepPhase.FORWARD if module.training else StepPhase.EVALUATE
+            self._has_run |= module.training
         name = self._module_names.get(module)
         if name is None:
             if not self._modules:
@@ -199,6 +203,7 @@ class ScriptRecorder(StorageRecorder):
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizers.add(optimizer)
+        self._has_run = False
         self.categorize()
         self._forced = self._last_phase = StepPhase.OPTIMIZER
 
