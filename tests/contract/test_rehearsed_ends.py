@@ -1,9 +1,14 @@
 """Scripts that will not end, or end more than once: an answer comes, in time, and it is the script's."""
 
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from dryfit.core.errors import ExitStatus
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, ScriptEnd
 from rehearsed import rehearse
@@ -137,3 +142,25 @@ def test_one_that_changes_its_parameters_by_hand_has_trained(tmp_path: Path) -> 
     code = "with torch.enable_grad():\n    model(torch.randn(4, 64, device='cuda')).sum().backward()\n"
     answer = ran(tmp_path, f"{code}with torch.no_grad():\n    model.weight.sub_(model.weight.grad)\n")
     assert (answer.end, answer.verdict, answer.fits) == (ScriptEnd.FINISHED, VerdictKind.FITS, True)
+
+
+@pytest.mark.parametrize(("steps", "end"), [(0, ScriptEnd.NO_STEP), (2, ScriptEnd.STOPPED)])
+def test_ctrl_c_at_the_terminal_tells_what_was_seen(tmp_path: Path, steps: int, end: ScriptEnd) -> None:
+    (tmp_path / "script.py").write_text(f"{LOOP}for _ in range({steps}):\n    step()\nprint('ready')\n{WAIT}")
+    command = [sys.executable, "-m", "dryfit.cli.app", "rehearse", "--device", "16GiB", "--json", "script.py"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stderr is not None
+        assert any("ready" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == ExitStatus.INTERRUPTED
+    answer = json.loads(said)
+    assert (answer["ended"], answer["fits"], answer["at_least"]) == (end, None, True)
+    assert answer["peak_allocated_bytes"] >= 64 * 64 * 4 and len(answer["steps"]) == steps

@@ -9,7 +9,14 @@ from dryfit.api.imports import import_rows
 from dryfit.api.models import Pushed, check, merge, predict, push
 from dryfit.api.own_rows import init_rows, init_script
 from dryfit.api.planning import calibrate, plan, plan_combinations, plan_input, plan_space, plan_trial
-from dryfit.api.rehearsal import RehearsalOptions, read_command, rehearse, rehearse_command, write_rehearsal
+from dryfit.api.rehearsal import (
+    RehearsalInterrupted,
+    RehearsalOptions,
+    read_command,
+    rehearse,
+    rehearse_command,
+    write_rehearsal,
+)
 from dryfit.api.reports import export, write_report
 from dryfit.api.several import StudyRun, TuneAllResult, Turn, status_all, tune_all
 from dryfit.api.studies import (
@@ -42,6 +49,7 @@ __all__ = [
     "Finding",
     "Observer",
     "Pushed",
+    "RehearsalInterrupted",
     "RehearsalOptions",
     "SpacePlan",
     "Status",

@@ -24,6 +24,7 @@ from dryfit.reporting.html.rehearsal_page import rehearsal_page
 from dryfit.runtime.rehearsal.command_line import ScriptCommand, parse_command
 from dryfit.runtime.rehearsal.rehearsal_process import (
     OnOutput,
+    RehearsalInterrupted,
     RehearsalSurroundings,
     broke,
     run_rehearsal,
@@ -229,6 +230,16 @@ def _climbed(
 ) -> RehearsalAnswer:
     """Rehearse, and with ``ladder`` rehearse changes until it is known which of them fits."""
     answer = run_rehearsal(request, surroundings, options.on_output)
+    try:
+        return _with_others(answer, request, options, surroundings)
+    except RehearsalInterrupted:
+        raise RehearsalInterrupted(answer) from None
+
+
+def _with_others(
+    answer: RehearsalAnswer, request: RehearsalRequest, options: RehearsalOptions, surroundings: RehearsalSurroundings
+) -> RehearsalAnswer:
+    """Return an answer with what other rehearsals of the same script add: without a limit, and with changes."""
     if answer.end is ScriptEnd.OUT_OF_MEMORY or broke(answer):
         options.on_note("it did not get through; rehearsing on a device without a limit, to see how much it needs")
         answer = _with_needs(answer, run_rehearsal(request.model_copy(update={"unlimited": True}), surroundings, _drop))

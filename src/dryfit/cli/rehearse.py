@@ -77,7 +77,11 @@ def rehearse(
         on_output=passed.add,
         on_note=notes(quiet=quiet),
     )
-    answer = api.rehearse_command(api.read_command(command), options)
+    interrupted = False
+    try:
+        answer = api.rehearse_command(api.read_command(command), options)
+    except api.RehearsalInterrupted as error:
+        answer, interrupted = error.answer, True
     if html is not None:
         api.write_rehearsal(answer, html, " ".join(command))
     if not answer.went_through:
@@ -86,6 +90,8 @@ def rehearse(
         print_json(rehearsal_view(answer, with_timeline=with_timeline))
     else:
         print_rehearsal(answer, ladder=ladder)
+    if interrupted:
+        raise typer.Exit(ExitStatus.INTERRUPTED)
     raise typer.Exit(
         ExitStatus.DONE if answer.fits else ExitStatus.ANSWER_IS_NO if answer.ran else ExitStatus.CANNOT_RUN
     )

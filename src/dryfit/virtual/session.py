@@ -58,6 +58,8 @@ _LACKING = (
     "Wait timeout",
 )
 """Words of errors that a device, or a build of torch for one, would not have raised."""
+_LOOK_S = 0.2
+"""How often a request to end is looked for."""
 _SETTLED_S = 0.1
 """After so long nothing is being recorded any more."""
 
@@ -249,19 +251,31 @@ class _Run:
     def _watch(self, main_thread: int) -> None:
         """End a script that takes too long, whatever it does with signals and exceptions."""
         limit_s = self.request.timeout_s
-        sleep(limit_s)
+        self._wait(limit_s)
         if not self.marks:
             self.unseen.append(f"no optimizer took a step within {limit_s:g} s")
             here = traceback.StackSummary.extract(traceback.walk_stack(sys._current_frames()[main_thread]))
             here.reverse()
             stack = "".join(_from_script(here).format())
             self.finish(ScriptEnd.NO_STEP, f"When time was up, the script was here (most recent call last):\n{stack}")
-        sleep(limit_s)
+        self._wait(limit_s)
+        self._end_now(f"the script was ended after {2 * limit_s:g} s")
+
+    def _wait(self, limit_s: float) -> None:
+        """Wait, and end the script where that is asked for meanwhile."""
+        last_s = time.monotonic() + limit_s
+        while (left_s := last_s - time.monotonic()) > 0:
+            if self._behind.places.is_stopped(self._behind.wall):
+                self._end_now("the rehearsal was interrupted")
+            sleep(min(left_s, _LOOK_S))
+
+    def _end_now(self, why: str) -> None:
+        """End the script wherever it is, and say what was seen."""
         self.gpu.allocations.close()
         sleep(_SETTLED_S)
-        late = f"the script was ended after {2 * limit_s:g} s, with {len(self.marks)} of {self.request.steps} steps"
+        late = f"{why}, with {len(self.marks)} of {self.request.steps} steps"
         (self.notes if self.shortening.done else self.unseen).append(late)
-        self.finish(ScriptEnd.STOPPED, "")
+        self.finish(ScriptEnd.STOPPED if self.marks else ScriptEnd.NO_STEP, "")
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Count an operator's work, if it is a part of training."""

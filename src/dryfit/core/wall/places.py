@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _PREFIX: Final = "dryfit-rehearsal-"
+_STOP: Final = "stop"
 _LOCK: Final = "lock"
 _LONGEST_TEMPORARY: Final = 60
 """Letters of a temporary folder: sockets of ``multiprocessing`` lie 32 letters below it, and may have 107."""
@@ -99,6 +100,14 @@ class Places:
         temporary = own / self.temporary.name if self.temporary.parent == self.own else self.temporary.resolve()
         tempfile.tempdir = os.environ["TMPDIR"] = str(temporary)
         return own
+
+    def stop(self) -> None:
+        """Ask the process behind the wall to say what it has seen, and to end."""
+        (self.own / _STOP).touch()
+
+    def is_stopped(self, wall: Wall) -> bool:
+        """Whether that was asked for; of the process behind a wall."""
+        return (self.own_behind(wall) / _STOP).exists()
 
     def make(self) -> None:
         """Make the folders."""

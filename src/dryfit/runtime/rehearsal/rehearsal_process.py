@@ -26,7 +26,7 @@ from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, RehearsalAnswer, Rehe
 from dryfit.core.process import ended_by_signals
 from dryfit.core.regular_files import read_bounded
 from dryfit.core.text.secrets import redacted, redacted_json, secrets_of
-from dryfit.core.wall.places import claimed_folder
+from dryfit.core.wall.places import Places, claimed_folder
 from dryfit.core.wire import write_model
 from dryfit.runtime.children.processes import kill_leftovers
 from dryfit.runtime.children.protocol import python_command
@@ -40,6 +40,8 @@ _POLL_S = 0.1
 _TERMINATION_POLL_S = 0.01
 _AFTER_END_S = 2.0
 """How long output is still read after the process has ended, where one of its own children keeps it open."""
+_INTERRUPTED_S = 20.0
+"""How long a rehearsal that is interrupted may take to say what it has seen."""
 _LIMIT_FACTOR = 2.0
 _LIMIT_EXTRA_S = 300.0
 _MOST_ANSWER_BYTES = 1 << 26
@@ -82,6 +84,18 @@ class RehearsalSurroundings:
         )
 
 
+class RehearsalInterrupted(KeyboardInterrupt):
+    """Ctrl-C came while a rehearsal ran.
+
+    Attributes:
+        answer: What was seen until then.
+    """
+
+    def __init__(self, answer: RehearsalAnswer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
 def run_rehearsal(
     request: RehearsalRequest, surroundings: RehearsalSurroundings, on_output: OnOutput
 ) -> RehearsalAnswer:
@@ -94,6 +108,7 @@ def run_rehearsal(
         request: ``scratch_dir`` and ``answer_file`` are set here.
 
     Raises:
+        RehearsalInterrupted: Ctrl-C came; the process has said what it has seen.
         ChildError: The answer cannot be read.
         OSError: No process can be made.
     """
@@ -102,18 +117,22 @@ def run_rehearsal(
         places = {"scratch_dir": str(folder), "answer_file": str(file), "parent_pid": os.getpid()}
         write_model(folder / "request.json", request.model_copy(update=places), durable=False)
         limit_s = _LIMIT_FACTOR * request.timeout_s + _LIMIT_EXTRA_S
-        end = _run(folder / "request.json", surroundings, on_output, limit_s)
+        end = _run(folder, surroundings, on_output, limit_s)
         secrets = secrets_of(surroundings.environment)
-        return _answer(file, secrets) or _without_answer(request, end, secrets)
+        answer = _answer(file, secrets) or _without_answer(request, end, secrets)
+    if end.is_interrupted:
+        raise RehearsalInterrupted(answer)
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How the process ended: its status (minus a signal), None after the limit; and its last output."""
+    """How the process ended: its status (minus a signal), None after the limit; its last output; whether by Ctrl-C."""
 
     status: int | None
     tail: str
     limit_s: float
+    is_interrupted: bool = False
 
 
 def broke(answer: RehearsalAnswer) -> bool:
@@ -124,9 +143,9 @@ def broke(answer: RehearsalAnswer) -> bool:
     return answer.end is ScriptEnd.FAILED and (bool(answer.out_of_memory) or answer.killed_by in _CRASHES)
 
 
-def _run(request_file: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float) -> _End:
+def _run(folder: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float) -> _End:
     process = subprocess.Popen(
-        python_command(surroundings.module, str(request_file)),
+        python_command(surroundings.module, str(folder / "request.json")),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -136,15 +155,21 @@ def _run(request_file: Path, surroundings: RehearsalSurroundings, on_output: OnO
     )
     assert process.stdout is not None
     tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
-    ended = False
+    ended = is_interrupted = False
+    keep = _kept(tail, on_output)
     try:
         with process.stdout as output:
-            ended = _follow(process, output.fileno(), _kept(tail, on_output), time.monotonic() + limit_s)
+            try:
+                ended = _follow(process, output.fileno(), keep, time.monotonic() + limit_s)
+            except KeyboardInterrupt:  # a second one ends it as it is
+                is_interrupted = True
+                with suppress(FileNotFoundError):  # it has not begun, or has ended
+                    Places(folder).stop()
+                ended = _follow(process, output.fileno(), keep, time.monotonic() + _INTERRUPTED_S)
         if ended:
             kill_leftovers(process.pid)  # before it is reaped, its process id is its own
-        return _End(
-            process.wait() if ended else None, b"\n".join(tail)[-_TAIL_BYTES:].decode(errors="replace"), limit_s
-        )
+        said = b"\n".join(tail)[-_TAIL_BYTES:].decode(errors="replace")
+        return _End(process.wait() if ended else None, said, limit_s, is_interrupted)
     finally:
         if process.returncode is None:  # Ctrl-C, another signal, or the limit
             process.terminate()  # it ends all that the script has started, whatever session that is in
