@@ -6,11 +6,12 @@ shard: they must run the same operators on the same tensors, and shard every ten
 The traces are of tensors without values. A rank must hold the same share of every operator's output in both models.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, NoReturn, TypeAlias
 
+import torch
 from pydantic import ValidationError
 from torch import nn
 from transformers import PreTrainedModel
@@ -210,6 +211,26 @@ class WideModel:
             allowed,
             "allow the proof more memory, so that the model itself can be proved, or leave execution.tp out",
         )
+
+
+def prove_plan(
+    wide: WideModel,
+    narrower: Callable[[Narrowing], nn.Module],
+    sample: Callable[[nn.Module], Mapping[str, Any]],
+    *,
+    most_bytes: int = MAX_PROOF_BYTES,
+) -> ShardProof:
+    """Prove a plan on its model, or where that takes too much memory, by :func:`prove_narrowed`."""
+    if proof_bytes(wide.module, wide.plan) <= most_bytes:
+        return prove(wide.module, wide.plan, sample(wide.module), most_bytes=most_bytes)
+    return prove_narrowed(wide, narrower, sample, most_bytes=most_bytes)
+
+
+def random_tokens(name: str, size: Sequence[int], words: int, generator: torch.Generator) -> torch.Tensor:
+    """Return values of an input of this name: tokens without padding, all in the first segment."""
+    if "mask" in name or "type" in name:
+        return torch.full(tuple(size), int("mask" in name))
+    return torch.randint(min(5, words - 1), words, tuple(size), generator=generator)
 
 
 def prove_narrowed(
