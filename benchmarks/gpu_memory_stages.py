@@ -9,13 +9,12 @@ import gpu_kernels
 import torch
 import transformers
 from gpu_memory_cases import parse
+from gpu_memory_history import by_operator, read_snapshot
 
 from dryfit.core.jobs.calibration import MemoryCase, Observation
 from dryfit.core.settings.execution import DeviceSpec
-from dryfit.jobs.calibrate import planned
+from dryfit.jobs.calibrate import comparison, planned
 from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.allocator.snapshot import read_snapshot
-from dryfit.memory.planning.comparison import comparison
 from dryfit.memory.planning.constants import device_constants
 from dryfit.memory.planning.estimate import Device
 from dryfit.train.rehearsal.observing import CudaMeter, cublas_workspaces, device_spec, observe, run_case, used_before
@@ -127,10 +126,10 @@ def compared(line: str, out: Path) -> dict[str, Any]:
     seen = Observation.model_validate_json(json.dumps(ran["observation"]))
     found, run = planned(entry.case, planned_on(entry.case, out))
     history = history_of(entry.case, out)
-    result = comparison(seen, found, run, read_snapshot(history))
+    result = comparison(seen, found).model_dump(mode="json") | by_operator(run, read_snapshot(history))
     if history.stat().st_size > MOST_HISTORY_BYTES:
         history.unlink()
-    return {"status": "ok", "comparison": result.model_dump(mode="json")}
+    return {"status": "ok", "comparison": result}
 
 
 def capped(line: str, out: Path, factor: float) -> dict[str, Any]:

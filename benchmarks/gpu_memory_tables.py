@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dryfit.core.jobs.calibration import Observation
-from dryfit.memory.planning.comparison import spread
+from dryfit.jobs.calibrate import spread
 
 MIB = 2**20
 Row = Sequence[str]

@@ -41,7 +41,6 @@ NEEDED = (
     "reporting/html/page.css",
     "reporting/html/page.js",
     "train/export/model_card.md.jinja",
-    "train/export/ensemble_card.md.jinja",
     "train/export/encoder_example.py.jinja",
     "train/export/lm_example.py.jinja",
 )

@@ -13,7 +13,7 @@ SOURCES = {
     "dryfit/meta/loading/catalogue.json",
     "dryfit/starter/presets/smoke.toml",
     *(f"dryfit/reporting/html/page.{end}" for end in ("html", "css", "js")),
-    *(f"dryfit/train/export/{card}_card.md.jinja" for card in ("model", "ensemble")),
+    "dryfit/train/export/model_card.md.jinja",
     *(f"dryfit/train/export/{model}_example.py.jinja" for model in ("encoder", "lm")),
 }
 METADATA = {f"dryfit-1.0.dist-info/{name}" for name in ("METADATA", "RECORD", "entry_points.txt", "licenses/LICENSE")}

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         status_all,
         stop,
         train,
-        train_ensemble,
         train_top,
         tune,
         tune_all,
@@ -106,7 +105,6 @@ __all__ = [
     "status_all",
     "stop",
     "train",
-    "train_ensemble",
     "train_top",
     "tune",
     "tune_all",
@@ -115,10 +113,17 @@ __all__ = [
 ]
 
 
+_GONE = {
+    "train_ensemble": "dryfit.train each of the best trials, predict with each model, and average the probabilities",
+}
+"""Public names of earlier versions, each with what to do instead."""
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in __all__:
-        raise AttributeError(f"module 'dryfit' has no attribute {name!r}")
+        instead = f" any more: {_GONE[name]}" if name in _GONE else ""
+        raise AttributeError(f"module 'dryfit' has no attribute {name!r}{instead}")
     refuse_unsupported_platform()
     return getattr(import_module(_HOMES.get(name, "dryfit.api")), name)

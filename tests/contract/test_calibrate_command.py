@@ -77,17 +77,14 @@ def test_a_device_that_does_as_planned_has_no_error(tmp_path: Path) -> None:
     notes: list[str] = []
     result = measure_and_compare("0", tmp_path / "kept", notes.append)
     (one,) = result.comparisons
-    assert one.first_deviation is None
-    assert (one.allocated_error, one.reserved_error, one.replay_difference_bytes) == (0, 0, 0)
-    assert one.replayed_events > 500
-    assert not any(phase.only_planned_bytes or phase.only_observed_bytes for phase in one.phases)
+    assert (one.allocated_error, one.reserved_error) == (0, 0)
     (kept,) = read_calibrations(tmp_path / "kept")
     assert kept == result.calibration
     known = device_constants(calibrate_stand_in.DEVICE, torch.__version__, (kept,))
     assert known.confidence is Confidence.CALIBRATED
     assert known.overhead_bytes == calibrate_stand_in.CONTEXT_BYTES
     assert notes == ["measuring tiny", "planning the same 1 cases without the device"]
-    assert calibration_table(result.comparisons).rows[0][-2:] == (f"{one.replayed_events} events, exact", "none")
+    assert calibration_table(result.comparisons).rows[0][3::3] == ("+0.00%", "+0.00%")
     assert "Stand-In 4000" in calibration_lines(result)[0]
     said = json.loads(CalibrationView.of(result).model_dump_json(by_alias=True))
     assert (said["schema"], said["calibration"]["runs"]) == (1, 1)

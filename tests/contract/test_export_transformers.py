@@ -24,7 +24,6 @@ from dryfit.core.errors import ConfigError, LedgerError, LoadError
 from dryfit.core.jobs.export import ExportRequest, ExportResult
 from dryfit.core.wire import Note
 from dryfit.jobs.to_transformers import export
-from dryfit.tasks.saved.saved_ensemble import save_ensemble
 
 # PEFT itself asks transformers for a property under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -293,14 +292,3 @@ def test_a_models_folder_and_a_studys_are_told_apart(tmp_path: Path) -> None:
         dryfit.export(study, "csv", trust=True)
     with pytest.raises(ConfigError, match="the format 'onnx' is unknown"):
         dryfit.export(saved, "onnx")
-
-
-def test_an_ensemble_is_refused_and_its_member_named(tmp_path: Path) -> None:
-    members = [tmp_path / "one", tmp_path / "two"]
-    for member in members:
-        member.mkdir()
-        (member / "dryfit.json").touch()
-    save_ensemble(tmp_path / "both", members, fitted={}, facts={}, texts={})
-    with pytest.raises(ConfigError, match="several models") as caught:
-        exported(tmp_path / "both", tmp_path / "plain")
-    assert "members/1" in caught.value.hint

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 import dryfit
 import older_studies
 import trials
+from dryfit.core.errors import LoadError
 from dryfit.core.settings.trial import Outcome
 from dryfit.runtime.machine.local_devices import available_cores
 from dryfit.store import events
@@ -178,6 +180,8 @@ def test_a_study_that_was_moved_goes_on_from_its_checkpoint(source: Path, tmp_pa
 def test_its_models_load_and_predict_as_they_did(kept: Kept, tmp_path: Path) -> None:
     for model, wanted in kept.expected["models"].items():
         folder = kept.folder / model
+        if (folder / "members").is_dir():
+            continue  # several models, see below
         assert not dryfit.load(folder).training
         assert folder_health(folder).healthy
         said = trials.predicted(folder, kept.folder / "rows.jsonl", tmp_path / "said.jsonl")[1]
@@ -192,14 +196,23 @@ ENSEMBLES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("source", "model"), ENSEMBLES)
-def test_an_ensemble_is_used_by_commands(source: Path, model: str, tmp_path: Path) -> None:
+def test_several_models_that_were_averaged_are_read_one_by_one(source: Path, model: str, tmp_path: Path) -> None:
+    """The study is read and reported as ever; of its averaged models each still predicts, and the whole says so."""
     kept = unpacked(source, tmp_path)
-    checked = run_here("load", kept.folder / model, "--check")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    said = older_studies.predictions(kept.folder, model)
-    assert_alike(said, kept.expected["models"][model], tolerance=PREDICTION_TOLERANCE)
+    assert dryfit.status(kept.folder)
+    assert dryfit.write_report(kept.folder).is_file()
+    assert folder_health(kept.folder / model).healthy
+    for use in (dryfit.load, dryfit.Predictor):
+        with pytest.raises(LoadError, match="several models") as caught:
+            use(kept.folder / model)
+        assert "members/1" in caught.value.hint
+    rows = trials.read_lines(kept.folder / "rows.jsonl")
+    members = sorted((kept.folder / model / "members").iterdir())
+    said = [dryfit.Predictor(member, device="cpu")(rows) for member in members]
+    mean_RC = np.mean([[line["probabilities"] for line in lines] for lines in said], axis=0)
+    wanted = [line["probabilities"] for line in kept.expected["models"][model]]
+    assert mean_RC.tolist() == pytest.approx(np.array(wanted), abs=PREDICTION_TOLERANCE)
 
 
 def test_there_are_models_and_an_ensemble() -> None:

@@ -21,7 +21,6 @@ from dryfit.core.errors import ConfigError, DataError, LoadError
 from dryfit.jobs import prediction as predicting
 from dryfit.jobs import predictor as in_memory
 from dryfit.tasks.saved import saved_model
-from dryfit.tasks.saved.saved_ensemble import save_ensemble
 
 ROWS = [{key: row[key] for key in ("id", "criterion", "text")} for row in tiny.rows(11, seed=5, start=900)]
 SPANS: dict[str, dict[str, Any]] = {"train": {"epochs": 1, "max_length": 28}, "span": {"doc_stride": 6}}
@@ -67,20 +66,12 @@ def of_prompts(folder: Path) -> Path:
     return folder / "best"
 
 
-def of_several(folder: Path) -> Path:
-    """Two models as one."""
-    members = [of_classes(folder / "one"), of_classes(folder / "two", head={"pooling": "cls"})]
-    save_ensemble(folder / "both", members, fitted={}, facts={"task": "criteria"}, texts={})
-    return folder / "both"
-
-
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "criteria": of_classes,
     "evidence": of_spans("evidence"),
     "share": of_spans("share"),
     "joint": of_spans("joint"),
     "causal-lm": of_prompts,
-    "ensemble": of_several,
 }
 
 
@@ -132,13 +123,6 @@ def test_it_is_loaded_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(saved_model, "trained_model", None)
     first, second = (predictor(ROWS) for _ in range(2))
     assert first == second
-
-
-@pytest.mark.slow
-def test_all_members_of_an_ensemble_stay_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor = dryfit.Predictor(of_several(tmp_path), device="cpu")
-    monkeypatch.setattr(saved_model, "trained_model", None)
-    assert predictor(ROWS) == predictor(ROWS)
 
 
 def test_whatever_holds_rows_is_taken(model: Path) -> None:

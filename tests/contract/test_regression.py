@@ -21,7 +21,6 @@ from dryfit.core.jobs.export import ExportRequest
 from dryfit.jobs.to_transformers import export
 from dryfit.scoring.analysis import analyse
 from dryfit.scoring.row_files import read_rows
-from dryfit.tasks.saved.saved_ensemble import save_ensemble
 
 OWN_HEAD = {"pooling": "cls", "layers": 1, "activation": "tanh"}
 
@@ -107,18 +106,6 @@ def test_plain_transformers_gives_the_same_numbers(trained: Any, tmp_path: Path)
         inputs = tokenizer(row["criterion"], row["text"], truncation="only_second", max_length=32, return_tensors="pt")
         with torch.no_grad():
             assert model(**inputs).logits.item() == pytest.approx(line["value"], abs=1e-5)
-
-
-def test_the_mean_of_an_ensemble_is_that_of_its_members(trained: Any, tmp_path: Path) -> None:
-    trial, _ = trained
-    other = trial_in(tmp_path / "other", train={"epochs": 1})
-    other.run()
-    members = [trial.folder / "best", other.folder / "best"]
-    save_ensemble(tmp_path / "both", members, fitted={}, facts={"task": "criteria"}, texts={})
-    rows = trials.read_lines(trial.data.validation)[:5]
-    alone = [[line["value"] for line in dryfit.Predictor(one, device="cpu")(rows)] for one in members]
-    together = dryfit.Predictor(tmp_path / "both", device="cpu")(rows)
-    assert [one["value"] for one in together] == pytest.approx(np.mean(alone, axis=0).tolist())
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from dryfit.core.errors import LoadError, MachineError
 from dryfit.core.jobs.train import TrainResult
 from dryfit.core.wire import LOG_FILE, Note
 from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
-from dryfit.meta.loading.sentencepiece_model import check_packages
+from dryfit.meta.loading.configs import check_packages, load_tokenizer
 from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
 from runtime_jobs import GENEROUS, Harness, request
 from study_runs import fold, run, summary_of

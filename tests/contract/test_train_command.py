@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from dryfit.api import train, train_ensemble, train_top
+from dryfit.api import train, train_top
 from dryfit.api.studies import tune
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.store.lock import StudyLock
@@ -104,64 +103,6 @@ def best_trials(study: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_the_best_trials_are_one_model_whose_folder_predicts(study: Path, tmp_path: Path) -> None:
-    ledger, (first, second, _) = (study / "ledger.jsonl").read_bytes(), best_trials(study)
-    done = run("train", study, "--trial", "top2", "--json", "-o", tmp_path / "both")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert [member["trial"] for member in told["members"]] == [first, second]
-    assert told["value"] == told["validation"][told["metric"]]
-    assert told["members"][0]["validation"].keys() == told["test"].keys() == told["validation"].keys()
-    folder = study / "final" / f"top2-{first:04d}-{second:04d}"
-    assert (folder / "model" / "members" / "2" / "model.safetensors").is_file()
-
-    rows, out = tiny.write_jsonl(tmp_path / "rows.jsonl", tiny.rows(5)), tmp_path / "out.jsonl"
-    said = run("predict", tmp_path / "both", rows, "-o", out, "--trust")
-    assert said.returncode == 0, said.stderr
-    assert len(out.read_text(encoding="utf-8").splitlines()) == 5
-
-    again = train_ensemble(study, top=2)
-    assert again.model is not None
-    assert again.model.test == told["test"]
-    attempts = [len(list(one.glob("attempt-*"))) for one in (folder, *(study / "final").glob("trial-*-seed-*[0-9]"))]
-    assert set(attempts) == {1}  # nothing was done a second time
-    assert (study / "ledger.jsonl").read_bytes() == ledger
-
-
-@pytest.mark.slow
-def test_an_ensemble_that_is_killed_between_its_members_goes_on(tmp_path: Path) -> None:
-    study, other = tmp_path / "study", tmp_path / "other"
-    file = write_study(study, trials=2)
-    assert run("tune", file, "--set", "train.epochs=12", "--quiet").returncode == 0
-    shutil.copytree(study, other)
-    first, second = (
-        study / "final" / f"trial-{number:04d}-seed-{fold(study).trials[number].seed}" for number in best_trials(study)
-    )
-    process = start("train", study, "--trial", "top2", "--json")
-    assert wait_for(lambda: (first / "model").is_dir() and any(second.glob("attempt-1/checkpoints/step-*")), process)
-    process.kill()
-    process.communicate()
-    assert not list((study / "final").glob("top2-*/model"))
-    done = run("train", study, "--trial", "top2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert [len(list(folder.glob("attempt-*"))) for folder in (first, second)] == [1, 2]
-    whole = run("train", other, "--trial", "top2", "--json")
-    told, wanted = json.loads(done.stdout), json.loads(whole.stdout)
-    assert (told["test"], told["validation"]) == (wanted["test"], wanted["validation"])
-
-
-@pytest.mark.slow
-def test_validation_is_trained_on_by_all_members_and_then_chooses_nothing(study: Path) -> None:
-    model = train_ensemble(study, top=2, with_validation=True, seed=5).model
-    assert model is not None
-    assert (model.value, model.validation, sorted(model.rows)) == (None, None, ["test"])
-    assert [(member.seed, member.validation) for member in model.members] == [(5, None)] * 2
-    assert Path(model.folder).parent.name.endswith("-seed-5-with-validation")
-    card = (Path(model.folder) / "README.md").read_text("utf-8")
-    assert "trained on train and validation together" in card
-
-
-@pytest.mark.slow
 def test_a_breakpoint_works_in_process(study: Path) -> None:
     trial = fold(study).trials[0]
     done = subprocess.run(
@@ -210,11 +151,7 @@ def test_predictions_of_a_trials_best_weights(study: Path, tmp_path: Path) -> No
         (["--top", "2"], "do not come alone"),
         (["--top", "2", "--seeds", "2", "--seed", "4"], "--seed beside it"),
         (["--in-process", "--with-validation"], "--with-validation beside it"),
-        (["--trial", "top2", "--in-process"], "--in-process beside it"),
-        (["--trial", "top2", "--merge", "-o", "out"], "--merge beside it"),
-        (["--trial", "top2", "--top", "2", "--seeds", "2"], "--trial beside it"),
-        (["--trial", "top1"], "2 to 32 members"),
-        (["--trial", "top9"], "3 completed with a value"),
+        (["--trial", "top2"], "not averaged any more"),
         (["--trial", "top"], "a number, best"),
     ],
 )

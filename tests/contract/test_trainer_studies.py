@@ -258,7 +258,7 @@ def test_what_cannot_be_done_with_a_trainer_of_ones_own_is_said(tmp_path: Path) 
     for words, said in (
         (("train", folder, "--with-validation"), "which rows it is validated on, only your own code knows"),
         (("train", folder, "--merge", "-o", tmp_path / "out"), "your own code saves the model"),
-        (("train", folder, "--trial", "top2"), "your function does"),
+        (("train", folder, "--trial", "top2"), "not averaged any more"),
         (("train", folder, "--in-process"), f"what trial 0 has left is in {best}"),
         (("compare", folder, "--top", "2", "--seeds", "2"), "your function does"),
         (("export", best, "--to", "transformers-encoder", "-o", tmp_path / "out"), "its encoder is not known"),

@@ -21,6 +21,10 @@ from dryfit.study.loop.child_jobs import run_alone
 from dryfit.study.planning.calibration import calibration_cases
 from study_runs import fold, run, write_study
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from gpu_memory_history import compare, read_snapshot
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -48,6 +52,15 @@ try:
     print(json.dumps({"steps": run_case(case, "cuda", CudaMeter())}))
 except torch.cuda.OutOfMemoryError:
     print(json.dumps({"steps": 0}))
+"""
+
+RECORDED = """
+import sys
+from pathlib import Path
+from dryfit.core.jobs.calibration import MemoryCase
+from dryfit.train.rehearsal.observing import observe
+
+observe(MemoryCase.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 
 TRACED = """
@@ -108,10 +121,14 @@ def test_peaks_are_as_planned(result: CalibrateResult, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_simulated_allocator_does_what_the_real_one_did(result: CalibrateResult, name: str) -> None:
-    found = compared(result, name)
-    assert found.replayed_events > 1000
-    assert found.replay_difference_bytes == 0
+def test_the_simulated_allocator_does_what_the_real_one_did(
+    cases: dict[str, MemoryCase], name: str, tmp_path: Path
+) -> None:
+    history = tmp_path / "history.pickle"
+    subprocess.run([sys.executable, "-c", RECORDED, cases[name].model_dump_json(), str(history)], check=True)
+    trace = read_snapshot(history)
+    assert len(trace.blocks) > 1000
+    assert compare(trace) == 0
 
 
 def test_the_constants_are_plausible(result: CalibrateResult) -> None:

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from dryfit.core.settings.splits import SplitRule
 from dryfit.core.settings.tables import DataSettings
-from dryfit.importers.contractnli import PassageSettings, contractnli_rows
+from dryfit.importers.contractnli import PassageSettings, contractnli_rows, passages_of
 from dryfit.importers.files import Record
 from dryfit.importers.items import ImportedRow, LeftOut, Rejected, drawn, fault_of, joined, trimmed
-from dryfit.importers.passages import passages_of
 from dryfit.importers.redsm5 import redsm5_rows
 from dryfit.importers.squad import squad_rows
 from dryfit.importers.writing import target_of, write_rows

@@ -1,6 +1,7 @@
 """Whatever was run, the simulation from its record agrees with it."""
 
 import pickle
+import sys
 import tempfile
 from pathlib import Path
 
@@ -8,9 +9,12 @@ from hypothesis import given, settings
 
 from allocations import allocator_settings_texts, columns
 from dryfit.memory.allocator.replay import replay
-from dryfit.memory.allocator.snapshot import compare, read_snapshot
 from snapshots import snapshot_of
 from thinning import examples
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from gpu_memory_history import compare, read_snapshot
 
 
 @settings(max_examples=examples(200))

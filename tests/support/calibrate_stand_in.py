@@ -1,6 +1,5 @@
 """A device that does exactly what was planned, in place of one that is not there; comparing is done for real."""
 
-import pickle
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ from dryfit.jobs.calibrate import planned
 from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import DeviceConstants
 from dryfit.memory.planning.estimate import Device
-from snapshots import snapshot_of
 
 WORKSPACE_BYTES = 8_519_680
 CONTEXT_BYTES = 456 << 20
@@ -24,18 +22,12 @@ DEVICE = DeviceSpec(name="Stand-In 4000", capacity_bytes=24 << 30, capability=(8
 
 
 def calibrate(body: CalibrateRequest, channel: ChildChannel) -> CalibrateResult:
-    """Observe what a plan says, with the history of a device that followed it; compare as usual."""
+    """Observe what a plan says, as if a device had followed it; compare as usual."""
     case = body.case
     if case is None:
         return real(body, channel)
     constants = DeviceConstants(CONTEXT_BYTES, WORKSPACE_BYTES, Confidence.UNCALIBRATED)
-    plan, run = planned(case, Device(DEVICE, constants, AllocatorSettings.of(case.allocator), torch.__version__))
-    content = snapshot_of(run.blocks.tolist(), run.deltas.tolist(), "expandable_segments:True")
-    taken = iter([label for label, delta in zip(run.labels.tolist(), run.deltas.tolist(), strict=True) if delta > 0])
-    for entry in content["device_traces"][0]:
-        phase = run.label_table[next(taken)].phase if entry["action"] == "alloc" else ""
-        entry["user_metadata"] = "" if phase == "backward" else str(phase)
-    (Path(body.folder) / f"{case.name}.pickle").write_bytes(pickle.dumps(content))
+    plan, _ = planned(case, Device(DEVICE, constants, AllocatorSettings.of(case.allocator), torch.__version__))
     peaks = PartPeak(part="all", allocated_bytes=plan.peak_allocated_bytes, reserved_bytes=plan.peak_reserved_bytes)
     seen = Observation(
         case=case,

@@ -12,7 +12,6 @@ import plan_jobs
 from dryfit.config.schema import StudyConfig
 from dryfit.core.failure import Evidence
 from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.plan import PlanRequest, PlanResult
 from dryfit.core.jobs.train import FinalRequest, FinalResult, TrainRequest
 from dryfit.core.settings.trial import MetricPoint
@@ -118,10 +117,6 @@ class InstantSupervisor(QuietChildren):
             if isinstance(body, PlanRequest):
                 answers = tuple(self.answerer(subject, body) for subject in body.subjects)
                 return [ChildExited(spec.key, ChildResult(PlanResult(answers=answers)), Evidence(exit_code=0))]
-            if isinstance(body, EnsembleRequest):
-                own = tuple(member.result for member in body.members)
-                mean = EnsembleResult(validation={}, test=None, rows={}, members=own, model_dir=body.model_dir)
-                return [ChildExited(spec.key, ChildResult(mean), Evidence(exit_code=0))]
             training = body.training if isinstance(body, FinalRequest) else body
             assert isinstance(training, TrainRequest)
             ends = self.script(training)

@@ -308,7 +308,7 @@ def _objective(folder: Path) -> None:
 
 
 SCENARIOS = {
-    "criteria": Scenario(_criteria, 6, 6, _kill_one, (("--trial", "best"), ("--trial", "top2"))),
+    "criteria": Scenario(_criteria, 6, 6, _kill_one, (("--trial", "best"),)),
     "evidence": Scenario(_evidence, 2, 4, trained=((),)),
     "share": Scenario(_share, 2, 8, trained=((),)),
     "causal-lm": Scenario(_causal_lm, 1, 6, trained=((),)),

@@ -156,7 +156,6 @@ class Trial:
             optimizer_impl=OptimizerImpl(micro.get("optimizer_impl", "auto")),
             offload_optimizer=micro.get("offload_optimizer", False),
             loader_workers=micro.get("loader_workers", 0),
-            frozen_cache_bytes=micro.get("frozen_cache_bytes", 0),
             compiled=micro.get("compiled", False),
             tp=micro.get("tp", 1),
             dp=micro.get("dp", 1),

@@ -2,7 +2,6 @@
 
 from dryfit.api.compare import CompareOutcome, compare
 from dryfit.api.doctor import bug_report, doctor, drill, submitted_text, with_nodes
-from dryfit.api.ensembles import EnsembleOutcome, train_ensemble
 from dryfit.api.files import layout_of
 from dryfit.api.handle import Study, StudyReport, trial_of
 from dryfit.api.imports import import_rows
@@ -45,7 +44,6 @@ __all__ = [
     "CompareOutcome",
     "Diagnosis",
     "End",
-    "EnsembleOutcome",
     "Finding",
     "Observer",
     "Pushed",
@@ -98,7 +96,6 @@ __all__ = [
     "story",
     "submitted_text",
     "train",
-    "train_ensemble",
     "train_top",
     "trial_of",
     "tune",

@@ -15,7 +15,7 @@ from dryfit.scoring.row_files import FACTS_FILE, read_facts
 from dryfit.scoring.scored_row import RowFacts
 from dryfit.store.layout import StudyLayout
 from dryfit.store.state import TrialState
-from dryfit.study.loop.final_runs import FinalRun, Result, final_run
+from dryfit.study.loop.final_runs import FinalRun, final_run
 from dryfit.study.loop.final_training import finished
 from dryfit.study.loop.next_step import End
 from dryfit.study.trials.context import StudySnapshot
@@ -108,12 +108,12 @@ def _run(study: StudySnapshot, trial: TrialState, seed: int) -> FinalRun:
 
 def _done(
     study: StudySnapshot, runs: Sequence[FinalRun], on_note: Callable[[str], None]
-) -> tuple[End, Mapping[str, Result | DryfitError] | None]:
+) -> tuple[End, Mapping[str, FinalResult | DryfitError] | None]:
     """Do the runs that are not done yet; None where some are left, as a stop was asked for.
 
     One that is done and has no rows is looked at again: nobody may have seen its end, and taken over what it left.
     """
-    results: dict[str, Result | DryfitError] = {}
+    results: dict[str, FinalResult | DryfitError] = {}
     for run in runs:
         paths = study.layout.final(run.name)
         result = finished(paths)
@@ -127,7 +127,7 @@ def _done(
     return end, results if all(run.name in results for run in runs) else None
 
 
-def _outcome(study: StudySnapshot, run: FinalRun, result: Result | DryfitError) -> SeedOutcome:
+def _outcome(study: StudySnapshot, run: FinalRun, result: FinalResult | DryfitError) -> SeedOutcome:
     scored = study.layout.final(run.name).scored
     if isinstance(result, DryfitError):
         return SeedOutcome(run.seed, None, str(result), scored)

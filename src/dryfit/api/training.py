@@ -1,11 +1,12 @@
 """Train a study's configurations once more: the best, the top over several seeds, or one under a debugger."""
 
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.api.files import layout_of
@@ -28,7 +29,7 @@ from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.search.changes import compare
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
-from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, final_run, in_process_request
+from dryfit.study.loop.final_runs import FinalRun, final_run, in_process_request
 from dryfit.study.loop.final_training import FinalTraining, copy_model, refuse_taken, run_lock, runs_at_once
 from dryfit.study.loop.generations import as_it_was
 from dryfit.study.loop.next_step import End
@@ -45,6 +46,8 @@ from dryfit.study.trials.trial_config import trial_settings
 BEST = "best"
 _OWN_CODE = ("function", "script")
 """What trains instead of dryfit."""
+_TOP = re.compile(r"top[0-9]+")
+_NO_MEAN = "models are not averaged any more: train each trial by its number, predict with each, take the mean"
 
 
 def exit_status(end: End) -> ExitStatus:
@@ -289,9 +292,8 @@ def _chosen(state: StudyState, trial: int | str) -> TrialState:
     if isinstance(trial, int):
         return trial_of(state, trial)
     if trial != BEST:
-        raise ConfigError(
-            "choosing a trial", f"{trial!r}", "a number, best, or on the command line topK", "in Python: train_ensemble"
-        )
+        hint = _NO_MEAN if _TOP.fullmatch(trial) else ""
+        raise ConfigError("choosing a trial", f"{trial!r}", "a number, best", hint)
     if state.best is None:
         raise ConfigError("choosing the best trial", "no trial has completed yet", "the number of a trial")
     return state.best
@@ -319,17 +321,16 @@ def _other_data(study: StudySnapshot, trial: TrialState) -> bool:
 
 
 def do_runs(
-    study: StudySnapshot, runs: Sequence[FinalRun], on_note: Callable[[str], None], together: EnsembleRun | None = None
-) -> tuple[End, dict[str, Result | DryfitError]]:
+    study: StudySnapshot, runs: Sequence[FinalRun], on_note: Callable[[str], None]
+) -> tuple[End, dict[str, FinalResult | DryfitError]]:
     """Do runs under their locks; finished ones are not repeated.
 
     Args:
         study: The study that the configurations are of.
         runs: The runs.
         on_note: Called with a line about each thing that happens.
-        together: The ensemble to make of them once all are done.
     """
-    first = study.layout.final(runs[0].name if together is None else together.name)
+    first = study.layout.final(runs[0].name)
     settings = SupervisorSettings(
         marker=uuid.uuid4().hex,  # not the study's: its start ends every process that carries that one
         wakeup_fifo=first.folder / f"doorbell-{os.getpid()}",
@@ -337,15 +338,12 @@ def do_runs(
         server_log=first.folder / "forkserver.txt",
     )
     with ExitStack() as stack:
-        for run in (*runs, *([] if together is None else [together])):
+        for run in runs:
             stack.enter_context(run_lock(study.layout.final(run.name)))
         supervisor = stack.enter_context(Supervisor(settings))
         stops = stack.enter_context(StopRequests(first.stop_request, supervisor.wake))
         work = FinalTraining(study, LocalNode(supervisor), stops, on_note)
         work.do(runs, most=runs_at_once(study, runs))
-        done = [result for run in runs if isinstance(result := work.results.get(run.name), FinalResult)]
-        if together is not None and len(done) == len(runs):
-            work.do([replace(together, results=tuple(done))], most=1)
     return stops.why or End.DONE, work.results
 
 
@@ -374,7 +372,7 @@ def _configuration(
     rank: int,
     trial: TrialState,
     runs: Sequence[FinalRun],
-    results: Mapping[str, Result | DryfitError],
+    results: Mapping[str, FinalResult | DryfitError],
     metric: str,
 ) -> TopConfiguration:
     seed_runs = tuple(_seed_run(run, results[run.name], metric) for run in runs if run.name in results)
@@ -390,7 +388,7 @@ def _configuration(
     )
 
 
-def _seed_run(run: FinalRun, result: Result | DryfitError, metric: str) -> SeedRun:
+def _seed_run(run: FinalRun, result: FinalResult | DryfitError, metric: str) -> SeedRun:
     if isinstance(result, DryfitError):
         return SeedRun(seed=run.seed, error=str(result))
     return SeedRun(

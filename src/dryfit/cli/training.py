@@ -1,7 +1,6 @@
 """The commands ``train``, ``compare`` and ``predict``: train trials' configurations once more, and use the model."""
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,18 +10,17 @@ from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, notes, nu
 from dryfit.core.errors import ConfigError, ExitStatus
 
 if TYPE_CHECKING:
-    from dryfit.reporting.data.final_results import TrainedEnsemble, TrainedModel
+    from dryfit.reporting.data.final_results import TrainedModel
 
 _BEST = "best"
 _DEVICES = ("auto", "cpu", "cuda")
-_TOP = re.compile(r"top([0-9]{1,4})")
 
 
 def train(
     study: StudyArgument,
     trial: Annotated[
         str,
-        typer.Option(metavar="best|N|topK", help="Whose configuration, by study.metric; topK: K averaged."),
+        typer.Option(metavar="best|N", help="Whose configuration; best: by study.metric."),
     ] = _BEST,
     with_validation: Annotated[
         bool, typer.Option("--with-validation", help="Train on train and validation together.")
@@ -58,14 +56,6 @@ def train(
         outcome = api.train_top(study, top=top, seeds=seeds, on_note=on_note)
         print_json(outcome.table) if as_json else print_top(outcome.table)
         raise typer.Exit(outcome.status)
-    members = _TOP.fullmatch(trial)
-    if members is not None:
-        _refuse(f"--trial {trial}", {"--in-process": in_process, "--merge": merge})
-        ensemble = api.train_ensemble(
-            study, top=int(members[1]), with_validation=with_validation, seed=seed, out=out, on_note=on_note
-        )
-        _print_model(ensemble.model, as_json=as_json)
-        raise typer.Exit(ensemble.status)
     chosen = number_or_text(trial)
     if in_process:
         _refuse("--in-process", {"-o": out is not None, "--with-validation": with_validation, "--json": as_json})
@@ -99,7 +89,7 @@ def compare(
     raise typer.Exit(done.status)
 
 
-def _print_model(model: "TrainedModel | TrainedEnsemble | None", *, as_json: bool) -> None:
+def _print_model(model: "TrainedModel | None", *, as_json: bool) -> None:
     from dryfit.cli.output import print_json, print_trained
 
     if model is None:

@@ -19,7 +19,7 @@ from dryfit.config.task_checks import (
 from dryfit.config.trackers import tracker_problems
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Precision
-from dryfit.core.settings.execution import NO_CACHE, DeviceKind
+from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.switches import TRIAL_NEEDS, Needs
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.text.units import parse_bytes
@@ -178,14 +178,11 @@ def _precision(config: StudyConfig) -> list[Problem]:
 
 
 def _limits(config: StudyConfig) -> list[Problem]:
-    amounts = {"memory_limit": config.execution.memory_limit, "frozen_cache": config.execution.frozen_cache}
-    problems: list[Problem] = []
-    for key, amount in amounts.items():
-        try:
-            parse_bytes("1B" if amount in (None, NO_CACHE) else amount)
-        except ConfigError as error:
-            problems.append(Problem(("execution", key), f"is {error.found}", f"above 0: {error.allowed}"))
-    return problems
+    try:
+        parse_bytes(config.execution.memory_limit or "1B")
+    except ConfigError as error:
+        return [Problem(("execution", "memory_limit"), f"is {error.found}", f"above 0: {error.allowed}")]
+    return []
 
 
 def password_problem(place: KeyPath) -> Problem:

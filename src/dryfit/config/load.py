@@ -157,10 +157,11 @@ def _parse(path: Path, text: str) -> Document:
 
 
 def _rename_old_keys(document: Document) -> None:
-    """Rename keys of a file that an earlier dryfit wrote, as its user cannot be asked to do so."""
+    """Rename or drop keys of a file that an earlier dryfit wrote, as its user cannot be asked to do so."""
     runtime = table_of(document, "runtime")
     if "keep_best" in runtime:
         runtime["keep"] = f"best:{runtime.pop('keep_best')}"
+    table_of(document, "execution").pop("frozen_cache", None)  # what frozen layers give is computed in each step
 
 
 def _join_searched_names(document: Document, places: dict[KeyPath, str]) -> None:

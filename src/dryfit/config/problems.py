@@ -27,7 +27,11 @@ MOST_PROBLEMS: Final = 50
 _CLOSE_ENOUGH: Final = 0.6
 _MISSING: Final = object()
 _RENAMED: Final[dict[tuple[str, ...], tuple[str, str]]] = {
-    ("runtime", "keep_best"): ("best:K, all or none", 'write keep = "best:3" for keep_best = 3')
+    ("runtime", "keep_best"): ("best:K, all or none", 'write keep = "best:3" for keep_best = 3'),
+    ("execution", "frozen_cache"): (
+        "no such limit",
+        "remove it: frozen layers are computed in each step, and nothing is kept",
+    ),
 }
 """Keys of earlier versions: what is allowed now, and what to write."""
 

@@ -22,7 +22,6 @@ from dryfit.core.errors import LibraryError
 TESTED: Final = {
     "torch": ">=2.11,<2.16",
     "transformers": ">=5.17,<6",
-    "accelerate": ">=1.10,<2",
     "optuna": ">=5,<6",
 }
 """The versions that dryfit was tested with; a test keeps pyproject.toml equal."""

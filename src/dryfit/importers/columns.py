@@ -13,12 +13,8 @@ from typing import Any, cast
 from dryfit.core.text.json_text import parse_json
 from dryfit.core.text.words import few
 from dryfit.importers.files import Record
-from dryfit.importers.items import ImportedRow, Item, Rejected, Span
+from dryfit.importers.items import ImportedRow, Item, Rejected, Span, UnfitError
 from dryfit.importers.options import ColumnMap
-
-
-class _UnfitError(Exception):
-    """Why a row does not fit."""
 
 
 def table_rows(records: Iterable[Record | Rejected], columns: ColumnMap, prefix: str) -> Iterator[Item]:
@@ -74,33 +70,33 @@ def mapped_row(values: Mapping[str, Any], columns: ColumnMap, *, place: str, unn
             evidence=_evidence(cells["evidence"]) if "evidence" in cells else None,
             place=place,
         )
-    except _UnfitError as error:
+    except UnfitError as error:
         return Rejected(place, str(error))
 
 
 def _text(cells: Mapping[str, Any], field: str) -> str:
     value = cells[field]
     if not isinstance(value, str):
-        raise _UnfitError(f"{field} is of type {type(value).__name__}, not text")
+        raise UnfitError(f"{field} is of type {type(value).__name__}, not text")
     return value
 
 
 def _name(cells: Mapping[str, Any], field: str) -> str:
     value = cells[field]
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _UnfitError(f"{field} is of type {type(value).__name__}, neither text nor an integer")
+        raise UnfitError(f"{field} is of type {type(value).__name__}, neither text nor an integer")
     return str(value)
 
 
 def _label(value: Any, labels: tuple[str, ...]) -> int:
     if labels:
         if str(value) not in labels:
-            raise _UnfitError(f"label is {_shortened(value)}, none of {few(labels, most=12)}")
+            raise UnfitError(f"label is {_shortened(value)}, none of {few(labels, most=12)}")
         return labels.index(str(value))
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _UnfitError(f"label is {_shortened(value)}, not an integer (names of classes are given with --labels)")
+        raise UnfitError(f"label is {_shortened(value)}, not an integer (names of classes are given with --labels)")
     return value
 
 
@@ -109,12 +105,12 @@ def _evidence(value: Any) -> tuple[Span, ...]:
         with suppress(ValueError):  # refused below
             value = parse_json(value or "[]")
     if not isinstance(value, list):
-        raise _UnfitError(f"evidence is of type {type(value).__name__}, not a list of [start, end)")
+        raise UnfitError(f"evidence is of type {type(value).__name__}, not a list of [start, end)")
     spans: list[Span] = []
     for span in cast(list[Any], value):
         pair = cast(list[Any], span) if isinstance(span, list) else []
         if len(pair) != 2 or not all(type(end) is int for end in pair):
-            raise _UnfitError(f"evidence has {_shortened(span)}, not [start, end)")
+            raise UnfitError(f"evidence has {_shortened(span)}, not [start, end)")
         spans.append((pair[0], pair[1]))
     return tuple(sorted(spans))
 

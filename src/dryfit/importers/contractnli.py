@@ -4,18 +4,54 @@ Format: Koreeda and Manning, "ContractNLI" (Findings of EMNLP 2021), stanfordnlp
 ``{"documents": [{"id", "text", "spans": [[start, end]], "annotation_sets": [{"annotations": {"nda-1": {"choice",
 "spans": [index of a span]}}}]}], "labels": {"nda-1": {"short_description", "hypothesis"}}}``, where choice is
 Entailment, Contradiction or NotMentioned, and only the last has no spans.
+
+A contract is divided into passages, so that each span lies in one passage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, StrictInt, StrictStr
 
-from dryfit.core.errors import DataError
-from dryfit.importers.files import has_keys, top_level
-from dryfit.importers.items import ImportedRow, Item, LeftOut, Rejected, Span, drawn, joined, json_fault, trimmed
-from dryfit.importers.passages import passages_of
+from dryfit.importers.files import whole
+from dryfit.importers.items import (
+    ImportedRow,
+    Item,
+    LeftOut,
+    Rejected,
+    Span,
+    UnfitError,
+    drawn,
+    each,
+    joined,
+    read_as,
+    trimmed,
+)
+
+
+def passages_of(text: str, spans: Sequence[Span], enough_chars: int) -> list[Span]:
+    """Return the passages of a text, in order, without the white space at their ends.
+
+    A passage ends before the first span at which it has enough characters, unless an earlier span reaches into that
+    span. Text between two spans belongs to the passage before. So each span lies in one passage, and only white space
+    in none; a passage is as long as its spans need it to be, and the last one may be short.
+
+    Args:
+        text: The text.
+        spans: Spans such as sentences, in any order.
+        enough_chars: The length from which a passage ends with the next span.
+    """
+    cuts = [0]
+    reach = 0
+    for start, end in sorted(spans):
+        if start >= reach and start - cuts[-1] >= enough_chars:
+            cuts.append(start)
+        reach = max(reach, end)
+    passages = [trimmed(text, (start, end)) for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+    return [passage for passage in passages if passage is not None]
+
 
 _NOT_MENTIONED = "NotMentioned"
 
@@ -80,84 +116,60 @@ def contractnli_rows(document: Any, source: str, cutting: PassageSettings) -> It
     Raises:
         DataError: It is not a ContractNLI file.
     """
-    try:
-        file = _File.model_validate(document)
-    except ValidationError as error:
-        hint = "is it SQuAD? `dryfit import squad`" if has_keys(document, "data") else ""
-        allowed = '{"documents": [contracts], "labels": {hypotheses}}'
-        raise DataError(f"reading {source}", top_level(document), allowed, hint) from error
+    allowed = '{"documents": [contracts], "labels": {hypotheses}}'
+    file = whole(_File, document, source, allowed, "squad")
     hypotheses: dict[str, str] = {}
-    for key, raw in file.labels.items():
-        try:
-            hypotheses[key] = _Label.model_validate(raw).hypothesis
-        except ValidationError as error:
-            yield json_fault(error, f"{source}, labels.{key}")
-    seen: dict[str, str] = {}
-    for number, raw in enumerate(file.documents):
-        path = f"{source}, documents[{number}]"
-        contract = _contract(raw, path, cutting)
-        if isinstance(contract, Rejected):
-            yield contract
-            continue
-        parsed, annotation_sets = contract
-        first = seen.setdefault(parsed.name, path)
-        if first != path:
-            yield Rejected(path, f"id {parsed.name!r} is there already: {first}")
-            continue
-        for index in range(1, len(annotation_sets)):
-            yield Rejected(f"{path}.annotation_sets[{index}]", "only the first set of a contract is read")
-        yield from _contract_rows(parsed, annotation_sets[0], hypotheses, cutting)
 
+    def label(key: str, raw: Any, _path: str) -> tuple[Item, ...]:
+        hypotheses[key] = read_as(_Label, raw).hypothesis
+        return ()
 
-def _contract(raw: Any, path: str, cutting: PassageSettings) -> tuple[_Contract, list[_AnnotationSet]] | Rejected:
-    try:
-        document = _Document.model_validate(raw)
-    except ValidationError as error:
-        return json_fault(error, path)
-    for index, (start, end) in enumerate(document.spans):
-        if not 0 <= start <= end <= len(document.text):
-            size = len(document.text)
-            return Rejected(f"{path}.spans[{index}]", f"[{start}, {end}] is outside the text of {size} characters")
-    if not document.annotation_sets:
-        return Rejected(f"{path}.annotation_sets", "there is none")
-    passages = passages_of(document.text, document.spans, cutting.passage_chars)
-    contract = _Contract(str(document.id), document.text, document.spans, passages, path)
-    return contract, document.annotation_sets
+    yield from each(file.labels, f"{source}, labels", label)
+    read = partial(_contract_rows, hypotheses, cutting, dict[str, str]())
+    yield from each(file.documents, f"{source}, documents", read)
 
 
 def _contract_rows(
-    contract: _Contract, annotation_set: _AnnotationSet, hypotheses: dict[str, str], cutting: PassageSettings
+    hypotheses: dict[str, str], cutting: PassageSettings, seen: dict[str, str], _number: int, raw: Any, path: str
 ) -> Iterator[Item]:
-    path = f"{contract.path}.annotation_sets[0].annotations"
-    for key in annotation_set.annotations:
-        if key not in hypotheses:
-            yield Rejected(f"{path}.{key}", "labels has no such hypothesis")
-    for key, hypothesis in hypotheses.items():
-        if key not in annotation_set.annotations:
-            yield Rejected(f"{path}.{key}", "there is no such annotation")
-            continue
-        evidence = _evidence(annotation_set.annotations[key], contract, f"{path}.{key}")
-        if isinstance(evidence, Rejected):
-            yield evidence
-        else:
-            yield from _pair_rows(contract, key, hypothesis, evidence, cutting)
+    document = read_as(_Document, raw)
+    text, name = document.text, str(document.id)
+    for index, (start, end) in enumerate(document.spans):
+        if not 0 <= start <= end <= len(text):
+            raise UnfitError(f"[{start}, {end}] is outside the text of {len(text)} characters", f".spans[{index}]")
+    if not document.annotation_sets:
+        raise UnfitError("there is none", ".annotation_sets")
+    first = seen.setdefault(name, path)
+    if first != path:
+        raise UnfitError(f"id {name!r} is there already: {first}")
+    for index in range(1, len(document.annotation_sets)):
+        yield Rejected(f"{path}.annotation_sets[{index}]", "only the first set of a contract is read")
+    contract = _Contract(name, text, document.spans, passages_of(text, document.spans, cutting.passage_chars), path)
+    annotations, at = document.annotation_sets[0].annotations, f"{path}.annotation_sets[0].annotations"
+    yield from (
+        Rejected(f"{at}.{key}", "labels has no such hypothesis") for key in annotations if key not in hypotheses
+    )
+
+    def rows(key: str, hypothesis: str, _at: str) -> Iterator[Item]:
+        if key not in annotations:
+            raise UnfitError("there is no such annotation")
+        return _pair_rows(contract, key, hypothesis, _evidence(annotations[key], contract), cutting)
+
+    yield from each(hypotheses, at, rows)
 
 
-def _evidence(raw: Any, contract: _Contract, path: str) -> list[Span] | Rejected:
+def _evidence(raw: Any, contract: _Contract) -> list[Span]:
     """Return the spans that decide a hypothesis; none where it is not mentioned."""
-    try:
-        annotation = _Annotation.model_validate(raw)
-    except ValidationError as error:
-        return json_fault(error, path)
+    annotation = read_as(_Annotation, raw)
     if (annotation.choice == _NOT_MENTIONED) != (not annotation.spans):
-        return Rejected(path, f"choice is {annotation.choice}, with {len(annotation.spans)} spans")
+        raise UnfitError(f"choice is {annotation.choice}, with {len(annotation.spans)} spans")
     evidence: list[Span] = []
     for index in annotation.spans:
         if not 0 <= index < len(contract.spans):
-            return Rejected(path, f"span {index} is none of the contract's {len(contract.spans)}")
+            raise UnfitError(f"span {index} is none of the contract's {len(contract.spans)}")
         span = trimmed(contract.text, contract.spans[index])
         if span is None:
-            return Rejected(path, f"span {index} has nothing but white space")
+            raise UnfitError(f"span {index} has nothing but white space")
         evidence.append(span)
     return evidence
 

@@ -5,7 +5,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, BinaryIO, Final, Literal, TypeAlias, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
 
 from dryfit.core.errors import DataError
 from dryfit.core.text.json_text import parse_json
@@ -13,6 +15,10 @@ from dryfit.core.text.lines import bounded_lines, csv_reader, decoded, existing_
 from dryfit.core.text.words import few, first_line
 from dryfit.importers.items import Rejected
 
+M = TypeVar("M", bound=BaseModel)
+
+_KEYS: Final = {"squad": {"data"}, "contractnli": {"documents", "labels"}}
+_NAMES: Final = {"squad": "SQuAD", "contractnli": "ContractNLI"}
 _OTHER_SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 
 
@@ -29,6 +35,10 @@ class Record:
     values: dict[str, str]
     number: int
     place: str
+
+
+_Row: TypeAlias = tuple[int, list[str] | DataError]
+"""The line on which a row begins, and its cells, or why it has none."""
 
 
 def read_json(source: str) -> Any:
@@ -51,17 +61,33 @@ def read_json(source: str) -> Any:
         raise DataError(doing, first_line(error), "one JSON object") from error
 
 
-def top_level(document: Any) -> str:
+def whole(model: type[M], document: Any, source: str, allowed: str, other: Literal["squad", "contractnli"]) -> M:
+    """Return the top level of a JSON document.
+
+    Args:
+        model: Of pydantic.
+        document: The parsed file.
+        source: Its name.
+        allowed: What it should be, for the error.
+        other: The format that it may be instead.
+
+    Raises:
+        DataError: It is of another format.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        is_other = isinstance(document, dict) and _KEYS[other] <= cast(dict[str, Any], document).keys()
+        hint = f"is it {_NAMES[other]}? `dryfit import {other}`" if is_other else ""
+        raise DataError(f"reading {source}", _top_level(document), allowed, hint) from error
+
+
+def _top_level(document: Any) -> str:
     """Describe the top level of a JSON document that is of another format."""
     if not isinstance(document, dict):
         return f"it is no object, but of type {type(document).__name__}"
     keys = list(cast(dict[str, Any], document))
     return f"its keys are {few(keys)}" if keys else "it is an object without keys"
-
-
-def has_keys(document: Any, *keys: str) -> bool:
-    """Whether a JSON document is an object with these keys."""
-    return isinstance(document, dict) and all(key in document for key in keys)
 
 
 def csv_records(source: str, needed: Sequence[str]) -> Iterator[Record | Rejected]:
@@ -74,27 +100,8 @@ def csv_records(source: str, needed: Sequence[str]) -> Iterator[Record | Rejecte
     Raises:
         DataError: The file is absent, empty, not UTF-8, without such a column, or its quotes never end.
     """
-    path = existing_file(source, allowed="a CSV file")
-    with path.open("rb") as file:
-        reader = csv_reader(file, source)
-        begins = 1
-        header: list[str] | None = None
-        try:
-            for cells in reader:
-                number, begins = begins, reader.line_num + 1
-                if not cells:
-                    continue
-                if header is None:
-                    header = _header(cells, source, needed, ",")
-                else:
-                    yield _record(header, cells, source, number)
-        except csv.Error as error:
-            found = f"not CSV: {error}"
-            raise DataError(
-                f"reading {source}, the row from line {begins} on", found, hint="check its quotes"
-            ) from error
-    if header is None:
-        raise DataError(f"reading {source}", "it is empty", "a header and rows")
+    with existing_file(source, allowed="a CSV file").open("rb") as file:
+        yield from _records(_csv_rows(file, source), source, needed, ",", "a header and rows")
 
 
 def tsv_records(source: str, needed: Sequence[str], *, header: bool) -> Iterator[Record | Rejected]:
@@ -110,29 +117,9 @@ def tsv_records(source: str, needed: Sequence[str], *, header: bool) -> Iterator
     Raises:
         DataError: The file is absent, empty, or without such a column.
     """
-    path = existing_file(source, allowed="a TSV file")
-    columns: list[str] | None = None
-    with path.open("rb") as file:
-        for number, line in bounded_lines(file, source):
-            place = f"{source}, line {number}"
-            try:
-                text = decoded(line.rstrip(b"\r\n"), f"reading {place}")
-            except DataError as error:
-                if columns is None:
-                    raise
-                yield Rejected(place, error.found)
-                continue
-            cells = (text.removeprefix("\ufeff") if number == 1 else text).split("\t")
-            if cells == [""]:
-                continue
-            if columns is None:
-                names = cells if header else [str(index) for index in range(1, len(cells) + 1)]
-                columns = _header(names, source, needed, "\t")
-                if header:
-                    continue
-            yield _record(columns, cells, source, number)
-    if columns is None:
-        raise DataError(f"reading {source}", "it is empty", "rows, with tabs between their cells")
+    with existing_file(source, allowed="a TSV file").open("rb") as file:
+        allowed = "rows, with tabs between their cells"
+        yield from _records(_tsv_rows(file, source), source, needed, "\t", allowed, header=header)
 
 
 def text_file_lines(source: str, allowed: str) -> list[str]:
@@ -154,11 +141,52 @@ def base_name(source: str) -> str:
     return Path(source).stem
 
 
-def _record(header: list[str], cells: list[str], source: str, number: int) -> Record | Rejected:
-    place = f"{source}, line {number}"
-    if len(cells) != len(header):
-        return Rejected(place, f"it has {len(cells)} columns, not {len(header)}")
-    return Record(dict(zip(header, cells, strict=True)), number, place)
+def _csv_rows(file: BinaryIO, source: str) -> Iterator[_Row]:
+    reader, begins = csv_reader(file, source), 1
+    try:
+        for cells in reader:
+            yield begins, cells
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        doing = f"reading {source}, the row from line {begins} on"
+        raise DataError(doing, f"not CSV: {error}", hint="check its quotes") from error
+
+
+def _tsv_rows(file: BinaryIO, source: str) -> Iterator[_Row]:
+    for number, line in bounded_lines(file, source):
+        try:
+            text = decoded(line.rstrip(b"\r\n"), f"reading {source}, line {number}")
+        except DataError as error:
+            yield number, error
+            continue
+        text = text.removeprefix("\ufeff") if number == 1 else text
+        yield number, text.split("\t") if text else []
+
+
+def _records(
+    rows: Iterator[_Row], source: str, needed: Sequence[str], separator: str, allowed: str, *, header: bool = True
+) -> Iterator[Record | Rejected]:
+    columns: list[str] | None = None
+    for number, cells in rows:
+        place = f"{source}, line {number}"
+        if isinstance(cells, DataError):
+            if columns is None:
+                raise cells
+            yield Rejected(place, cells.found)
+            continue
+        if columns is None and cells:
+            names = cells if header else [str(index) for index in range(1, len(cells) + 1)]
+            columns = _header(names, source, needed, separator)
+            if header:
+                continue
+        if columns is None or not cells:
+            continue
+        if len(cells) != len(columns):
+            yield Rejected(place, f"it has {len(cells)} columns, not {len(columns)}")
+        else:
+            yield Record(dict(zip(columns, cells, strict=True)), number, place)
+    if columns is None:
+        raise DataError(f"reading {source}", "it is empty", allowed)
 
 
 def _header(names: list[str], source: str, needed: Sequence[str], separator: str) -> list[str]:

@@ -1,11 +1,11 @@
 """Items that the reader of a format yields: rows, rejected parts and left-out rows; with helpers for spans."""
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dryfit.core.seeds import derive_seed
 
@@ -13,6 +13,7 @@ Span: TypeAlias = tuple[int, int]
 """``[start, end)`` in characters of a text."""
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,19 @@ class LeftOut:
 Item: TypeAlias = ImportedRow | Rejected | LeftOut
 
 
+class UnfitError(Exception):
+    """Why a part of a source gives no row.
+
+    Args:
+        reason: As of :class:`Rejected`.
+        at: Where in the part: ``.answers[0]``.
+    """
+
+    def __init__(self, reason: str, at: str = "") -> None:
+        super().__init__(reason)
+        self.at = at
+
+
 def fault_of(row: ImportedRow) -> str | None:
     """Return what a study would refuse in a row; None where it is fine."""
     texts = {"id": row.id, "group": row.group, "criterion": row.criterion, "text": row.text}
@@ -90,16 +104,36 @@ def fault_of(row: ImportedRow) -> str | None:
     return None
 
 
-def json_fault(error: ValidationError, path: str) -> Rejected:
-    """Return the first thing that is wrong with a part of a JSON document.
+def read_as(model: type[M], part: Any) -> M:
+    """Return a part of a JSON document as a model of pydantic.
+
+    Raises:
+        UnfitError: It is another; the first thing that is wrong is told.
+    """
+    try:
+        return model.model_validate(part)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        raise UnfitError(first["msg"][:1].lower() + first["msg"][1:], steps) from error
+
+
+def each(
+    parts: Sequence[T] | Mapping[str, T], place: str, read: Callable[[Any, T, str], Iterable[Item]]
+) -> Iterator[Item]:
+    """Yield the items of each part of a list or an object; what does not fit is one item, and the rest follow.
 
     Args:
-        error: The error of its validation.
-        path: Where the part is: ``dev.json, data[3]``.
+        parts: The parts.
+        place: Where they are: ``dev.json, data``.
+        read: Returns a part's items, given its index or key, the part and its place. It raises :class:`UnfitError`.
     """
-    first = error.errors(include_url=False)[0]
-    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-    return Rejected(path + steps, first["msg"][:1].lower() + first["msg"][1:])
+    for key, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
+        at = f"{place}[{key}]" if isinstance(key, int) else f"{place}.{key}"
+        try:
+            yield from read(key, part, at)
+        except UnfitError as unfit:
+            yield Rejected(at + unfit.at, str(unfit))
 
 
 def trimmed(text: str, span: Span) -> Span | None:

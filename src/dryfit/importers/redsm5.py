@@ -9,14 +9,14 @@ Every post is annotated for all symptoms, so a symptom without an annotation is 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from dryfit.core.errors import DataError
 from dryfit.core.text.words import few
 from dryfit.importers.files import Record
-from dryfit.importers.items import ImportedRow, Item, LeftOut, Rejected, Span, drawn, joined
+from dryfit.importers.items import ImportedRow, Item, LeftOut, Rejected, Span, UnfitError, drawn, joined
 
 POST_COLUMNS: Final = ("post_id",)
 ANNOTATION_COLUMNS: Final = ("post_id", "sentence_id", "sentence_text", "DSM5_symptom", "status")
@@ -103,30 +103,37 @@ def redsm5_rows(
         DataError: The posts have neither text nor sentences.
     """
     found: dict[str, _Post] = {}
-    for record in posts:
-        rejected = record if isinstance(record, Rejected) else _add_post(record, found)
-        if rejected is not None:
-            yield rejected
+    yield from _rejected(posts, lambda record: _add_post(record, found))
     noted: dict[tuple[str, str], _SymptomNotes] = {}
     seen: dict[tuple[str, str, str], Record] = {}
-    for record in annotations:
-        rejected = record if isinstance(record, Rejected) else _add_annotation(record, found, criteria, noted, seen)
-        if rejected is not None:
-            yield rejected
+    yield from _rejected(annotations, lambda record: _add_annotation(record, found, criteria, noted, seen))
     for post_id, post in found.items():
         yield from _post_rows(post_id, post, criteria, noted, negatives)
 
 
-def _add_post(record: Record, found: dict[str, _Post]) -> Rejected | None:
+def _rejected(records: Iterable[Record | Rejected], add: Callable[[Record], None]) -> Iterator[Rejected]:
+    """Add each record; yield those that do not fit."""
+    for record in records:
+        try:
+            if isinstance(record, Rejected):
+                yield record
+            else:
+                add(record)
+        except UnfitError as unfit:
+            assert isinstance(record, Record)
+            yield Rejected(record.place, str(unfit))
+
+
+def _add_post(record: Record, found: dict[str, _Post]) -> None:
     post_id = record.values["post_id"]
     if not post_id.strip():
-        return Rejected(record.place, "post_id is empty")
+        raise UnfitError("post_id is empty")
     post = found.get(post_id)
     if "text" in record.values:
         if post is not None:
-            return Rejected(record.place, f"post {post_id} is there already: {post.place}")
+            raise UnfitError(f"post {post_id} is there already: {post.place}")
         found[post_id] = _Post(record.values["text"], record.place)
-        return None
+        return
     if not {"sentence_id", "sentence_text"} <= record.values.keys():
         raise DataError(
             f"reading {record.place}",
@@ -135,13 +142,12 @@ def _add_post(record: Record, found: dict[str, _Post]) -> Rejected | None:
         )
     sentence_id, sentence = record.values["sentence_id"], record.values["sentence_text"].strip()
     if not sentence_id.strip() or not sentence:
-        return Rejected(record.place, "sentence_id or sentence_text is empty")
+        raise UnfitError("sentence_id or sentence_text is empty")
     post = post or found.setdefault(post_id, _Post("", record.place, {}))
     assert post.sentences is not None  # all rows of a file have the same columns
     if sentence_id in post.sentences:
-        return Rejected(record.place, f"sentence {sentence_id} of post {post_id} is there already")
+        raise UnfitError(f"sentence {sentence_id} of post {post_id} is there already")
     post.add(sentence_id, sentence)
-    return None
 
 
 def _add_annotation(
@@ -150,23 +156,23 @@ def _add_annotation(
     criteria: dict[str, str],
     noted: dict[tuple[str, str], _SymptomNotes],
     seen: dict[tuple[str, str, str], Record],
-) -> Rejected | None:
+) -> None:
     values = record.values
     post_id, symptom, status = values["post_id"], values["DSM5_symptom"].strip(), values["status"].strip()
     post = posts.get(post_id)
     if post is None:
-        return Rejected(record.place, f"there is no post {post_id!r}")
+        raise UnfitError(f"there is no post {post_id!r}")
     if symptom not in criteria:
-        return Rejected(record.place, f"the criteria have no symptom {symptom!r}: {few(criteria, most=12)}")
+        raise UnfitError(f"the criteria have no symptom {symptom!r}: {few(criteria, most=12)}")
     pair = noted.setdefault((post_id, symptom), _SymptomNotes())
     key = (post_id, values["sentence_id"], symptom)
     first = seen.setdefault(key, record)
     if first is not record:
         reason = f"sentence {key[1]} and {symptom} are there already: {first.place}"
         if first.values["status"].strip() == status:
-            return Rejected(record.place, reason)
+            raise UnfitError(reason)
         pair.doubtful = True
-        return Rejected(record.place, f"{reason}, with another status; {_no_row(post_id, symptom)}")
+        raise UnfitError(f"{reason}, with another status; {_no_row(post_id, symptom)}")
     span = _located(values["sentence_id"], values["sentence_text"], post)
     if status == _PRESENT and isinstance(span, tuple):
         pair.present.append(span)
@@ -175,8 +181,7 @@ def _add_annotation(
     else:
         pair.doubtful = True
         reason = span if isinstance(span, str) else f"status is {status!r}, not 0 or 1"
-        return Rejected(record.place, f"{reason}; {_no_row(post_id, symptom)}")
-    return None
+        raise UnfitError(f"{reason}; {_no_row(post_id, symptom)}")
 
 
 def _no_row(post_id: str, symptom: str) -> str:

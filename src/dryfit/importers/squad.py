@@ -7,13 +7,13 @@ without ``is_impossible``. ``plausible_answers`` are wrong ones, written down fo
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, StrictBool, StrictInt, StrictStr
 
-from dryfit.core.errors import DataError
-from dryfit.importers.files import has_keys, top_level
-from dryfit.importers.items import ImportedRow, Item, Rejected, Span, json_fault
+from dryfit.importers.files import whole
+from dryfit.importers.items import ImportedRow, Item, Span, UnfitError, each, read_as
 
 
 class _File(BaseModel):
@@ -43,7 +43,7 @@ class _Question(BaseModel):
 
 
 def squad_rows(document: Any, source: str) -> Iterator[Item]:
-    """Yield a row for each question: criterion the question, text its paragraph, label whether it can be answered.
+    """Return a row for each question: criterion the question, text its paragraph, label whether it can be answered.
 
     The evidence is all distinct answers, and the group is the article.
 
@@ -54,49 +54,34 @@ def squad_rows(document: Any, source: str) -> Iterator[Item]:
     Raises:
         DataError: It is not a SQuAD file.
     """
-    try:
-        articles = _File.model_validate(document).data
-    except ValidationError as error:
-        hint = "is it ContractNLI? `dryfit import contractnli`" if has_keys(document, "documents", "labels") else ""
-        raise DataError(f"reading {source}", top_level(document), '{"data": [articles]}', hint) from error
-    for number, raw in enumerate(articles):
-        path = f"{source}, data[{number}]"
-        try:
-            article = _Article.model_validate(raw)
-        except ValidationError as error:
-            yield json_fault(error, path)
-            continue
-        group = article.title if article.title.strip() else f"article-{number}"
-        for index, paragraph in enumerate(article.paragraphs):
-            yield from _paragraph_rows(paragraph, group, f"{path}.paragraphs[{index}]")
+    articles = whole(_File, document, source, '{"data": [articles]}', "contractnli").data
+    return each(articles, f"{source}, data", _article_rows)
 
 
-def _paragraph_rows(raw: Any, group: str, path: str) -> Iterator[Item]:
-    try:
-        paragraph = _Paragraph.model_validate(raw)
-    except ValidationError as error:
-        yield json_fault(error, path)
-        return
-    for index, question in enumerate(paragraph.qas):
-        yield _row(question, paragraph.context, group, f"{path}.qas[{index}]")
+def _article_rows(number: int, raw: Any, path: str) -> Iterator[Item]:
+    article = read_as(_Article, raw)
+    group = article.title if article.title.strip() else f"article-{number}"
+    return each(article.paragraphs, f"{path}.paragraphs", partial(_paragraph_rows, group))
 
 
-def _row(raw: Any, context: str, group: str, path: str) -> ImportedRow | Rejected:
-    try:
-        question = _Question.model_validate(raw)
-    except ValidationError as error:
-        return json_fault(error, path)
+def _paragraph_rows(group: str, _index: int, raw: Any, path: str) -> Iterator[Item]:
+    paragraph = read_as(_Paragraph, raw)
+    return each(paragraph.qas, f"{path}.qas", partial(_row, group, paragraph.context))
+
+
+def _row(group: str, context: str, _index: int, raw: Any, path: str) -> Iterator[ImportedRow]:
+    question = read_as(_Question, raw)
     if question.is_impossible and question.answers:
-        return Rejected(path, f"is_impossible is true, and it has {len(question.answers)} answers")
+        raise UnfitError(f"is_impossible is true, and it has {len(question.answers)} answers")
     if not question.is_impossible and not question.answers:
-        return Rejected(path, "is_impossible is false or absent, and it has no answer")
+        raise UnfitError("is_impossible is false or absent, and it has no answer")
     spans: set[Span] = set()
     for index, answer in enumerate(question.answers):
         end = answer.answer_start + len(answer.text)
         if answer.answer_start < 0 or not answer.text or context[answer.answer_start : end] != answer.text:
-            return Rejected(f"{path}.answers[{index}]", _misplaced(answer, context))
+            raise UnfitError(_misplaced(answer, context), f".answers[{index}]")
         spans.add((answer.answer_start, end))
-    return ImportedRow(
+    yield ImportedRow(
         id=question.id,
         group=group,
         criterion=question.question,
@@ -110,8 +95,5 @@ def _row(raw: Any, context: str, group: str, path: str) -> ImportedRow | Rejecte
 def _misplaced(answer: _Answer, context: str) -> str:
     found = context.find(answer.text) if answer.text else -1
     problem = f"its text of {len(answer.text)} characters does not stand at answer_start {answer.answer_start}"
-    return (
-        f"{problem}, but at {found} (counted in characters)"
-        if found >= 0
-        else f"{problem}, nor anywhere in the context"
-    )
+    where = f"but at {found} (counted in characters)" if found >= 0 else "nor anywhere in the context"
+    return f"{problem}, {where}"

@@ -4,19 +4,21 @@ One child for each case runs it on the device; one more, to which all devices ar
 compares. They exchange files in one folder.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.jobs.calibration import CaseComparison, MemoryCase, Observation
+from dryfit.core.jobs.calibration import Calibration, CaseComparison, MemoryCase, Observation
 from dryfit.core.jobs.memory import Confidence, MemoryPlan
 from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
 from dryfit.core.wire import Phase, read_model, write_model
 from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.allocator.snapshot import read_snapshot
-from dryfit.memory.planning.comparison import calibration_of, comparison, measured_workspace
 from dryfit.memory.planning.constants import DeviceConstants, write_calibration
 from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, run_of
 from dryfit.memory.planning.segment_source import SegmentSource
@@ -27,6 +29,15 @@ from dryfit.train.rehearsal.step_tracer import StepTracer
 from dryfit.train.rehearsal.subjects import subject_task
 
 _DOING = "calibrating"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSpread:
+    """Sizes of errors, without their signs."""
+
+    median: float
+    p95: float
+    worst: float
 
 
 def calibrate(body: CalibrateRequest, channel: ChildChannel) -> CalibrateResult:
@@ -69,6 +80,55 @@ def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
     return estimate(source, work, device), run_of(source, work, (train.max_length,) * 3, device)
 
 
+def spread(errors: Sequence[float]) -> ErrorSpread:
+    """Return the median, the 95th percentile (the smallest size that 95 % do not exceed) and the worst.
+
+    Args:
+        errors: At least one, of either sign.
+    """
+    sizes = sorted(abs(error) for error in errors)
+    return ErrorSpread(median(sizes), sizes[math.ceil(0.95 * len(sizes)) - 1], sizes[-1])
+
+
+def comparison(observation: Observation, plan: MemoryPlan) -> CaseComparison:
+    """Compare a case as planned with the same case as observed."""
+    return CaseComparison(
+        name=observation.case.name,
+        family=observation.case.family,
+        planned_allocated_bytes=plan.peak_allocated_bytes,
+        observed_allocated_bytes=observation.peak_allocated_bytes,
+        planned_reserved_bytes=plan.peak_reserved_bytes,
+        observed_reserved_bytes=observation.peak_reserved_bytes,
+        planned_min_cap_bytes=plan.min_cap_bytes,
+    )
+
+
+def measured_workspace(observations: Sequence[Observation]) -> int:
+    """Return the largest cuBLAS workspace that was measured, in bytes for each thread."""
+    return max(max(observation.workspace_bytes) for observation in observations)
+
+
+def calibration_of(observations: Sequence[Observation], comparisons: Sequence[CaseComparison]) -> Calibration:
+    """Return the constants and errors of the one device that was observed.
+
+    Args:
+        observations: At least one.
+        comparisons: Of the same cases.
+    """
+    first = observations[0]
+    errors = spread([compared.allocated_error for compared in comparisons])
+    return Calibration(
+        device_name=first.device.name,
+        capability=first.device.capability,
+        torch=first.torch,
+        context_bytes=max(observation.context_bytes for observation in observations),
+        workspace_bytes=measured_workspace(observations),
+        error_median=errors.median,
+        error_p95=errors.p95,
+        runs=len(comparisons),
+    )
+
+
 def _measured(case: MemoryCase, folder: Path) -> CalibrateResult:
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
@@ -78,7 +138,7 @@ def _measured(case: MemoryCase, folder: Path) -> CalibrateResult:
             allowed="a machine with a CUDA device and a CUDA build of torch",
             hint="plans need no calibration: without one their confidence is `uncalibrated`",
         )
-    observation = observe(case, folder / f"{case.name}.pickle")
+    observation = observe(case)
     write_model(folder / f"{case.name}.json", observation)
     return CalibrateResult(observation=observation)
 
@@ -94,12 +154,10 @@ def _compared(folder: Path, channel: ChildChannel) -> CalibrateResult:
     for observation in observations:
         # The plan is the one that will be made once this calibration is known: with its workspace, not the table's.
         constants = DeviceConstants(observation.context_bytes, workspace_bytes, Confidence.CALIBRATED)
-        plan, run = planned(
+        plan, _ = planned(
             observation.case,
             Device(observation.device, constants, AllocatorSettings.of(observation.case.allocator), torch.__version__),
         )
-        history = folder / f"{observation.case.name}.pickle"
-        recorded = read_snapshot(history) if history.exists() else None
-        comparisons.append(comparison(observation, plan, run, recorded))
+        comparisons.append(comparison(observation, plan))
         channel.beat()
     return CalibrateResult(calibration=calibration_of(observations, comparisons), comparisons=tuple(comparisons))

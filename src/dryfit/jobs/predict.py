@@ -15,7 +15,7 @@ import torch
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs.train import PredictRequest, PredictResult
 from dryfit.core.wire import Note, Phase, Progress, sync_path
-from dryfit.jobs.prediction import AnyPredictor, checked_chunks, error_text, open_predictor, predicted_lines
+from dryfit.jobs.prediction import ModelPredictor, checked_chunks, error_text, open_predictor, predicted_lines
 from dryfit.tasks.rows.sources import BadRow, RawRow, stream_rows
 from dryfit.train.device import find_device
 
@@ -54,7 +54,7 @@ class Counts:
 
 
 def predict_rows(
-    predictor: AnyPredictor, rows: Iterator[RawRow | BadRow], file: TextIO, channel: ChildChannel
+    predictor: ModelPredictor, rows: Iterator[RawRow | BadRow], file: TextIO, channel: ChildChannel
 ) -> Counts:
     """Write one line for each row, in order: a prediction or an error."""
     counts = Counts()

@@ -1,8 +1,7 @@
-"""Predict rows with a saved model, or with several as one: what PREDICT and :class:`dryfit.Predictor` have in common.
+"""Predict rows with a saved model: what PREDICT and :class:`dryfit.Predictor` have in common.
 
 Rows are predicted some thousands at a time. Within such a chunk, rows of similar length are batched together; each row
-has its line, in order. A chunk of an ensemble is smaller by the number of its members, so that their outputs take no
-more memory than those of one model.
+has its line, in order.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,13 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.core.errors import DataError
 from dryfit.core.settings.execution import DeviceKind
-from dryfit.jobs.ensemble import EnsemblePredictor
 from dryfit.meta.files.source import FolderSource
 from dryfit.meta.loading.configs import load_tokenizer
 from dryfit.tasks.base import Task, TaskModel
@@ -25,7 +23,6 @@ from dryfit.tasks.registry import make_task
 from dryfit.tasks.rows.checked_rows import UnlabelledRow, unlabelled_row
 from dryfit.tasks.rows.sources import BadRow, RawRow
 from dryfit.tasks.saved.model_input import ModelInput, read_model_input
-from dryfit.tasks.saved.saved_ensemble import is_ensemble
 from dryfit.tasks.saved.saved_model import load
 from dryfit.train.validation import kept_in_order
 
@@ -49,11 +46,6 @@ class ModelPredictor:
     model_input: ModelInput
     batch_rows: int
     source: FolderSource | None = None
-
-    @property
-    def models(self) -> int:
-        """How many models predict each row."""
-        return 1
 
     @property
     def task(self) -> Task:
@@ -89,26 +81,18 @@ class ModelPredictor:
         return task.predictions(kept, tokens, rows)
 
 
-AnyPredictor: TypeAlias = ModelPredictor | EnsemblePredictor
-
-
-def open_predictor(
-    folder: Path, device: DeviceKind, *, batch_rows: int, trust: bool = False, hold: bool = False
-) -> AnyPredictor:
+def open_predictor(folder: Path, device: DeviceKind, *, batch_rows: int, trust: bool = False) -> ModelPredictor:
     """Load what predicts rows with the model in a folder.
 
     Args:
-        folder: A saved model's, or an ensemble's.
+        folder: A saved model's.
         device: Where it computes.
         batch_rows: Rows at once.
         trust: Run code that comes with the model.
-        hold: Keep all members of an ensemble in memory; otherwise each is loaded when its turn comes.
 
     Raises:
         LoadError: The folder is not one that dryfit saved.
     """
-    if is_ensemble(folder):
-        return EnsemblePredictor.of(folder, device, batch_rows=batch_rows, trust=trust, hold=hold)
     model_input = read_model_input(folder).with_task_folder(folder, trust=trust)
     source = FolderSource(str(folder), trust_remote_code=trust)
     return ModelPredictor(
@@ -138,15 +122,15 @@ class CheckedChunk:
         return [row for row in self.checked if isinstance(row, DataError)]
 
 
-def checked_chunks(rows: Iterable[RawRow | BadRow], predictor: AnyPredictor) -> Iterator[CheckedChunk]:
+def checked_chunks(rows: Iterable[RawRow | BadRow], predictor: ModelPredictor) -> Iterator[CheckedChunk]:
     """Yield rows in chunks that a predictor takes at once, checked."""
     left = iter(rows)
-    while chunk := list(islice(left, max(1, CHUNK_ROWS // predictor.models))):
+    while chunk := list(islice(left, CHUNK_ROWS)):
         yield CheckedChunk(chunk, _checked(chunk, predictor))
 
 
 def predicted_lines(
-    chunk: CheckedChunk, predictor: AnyPredictor, beat: Callable[[], None] = lambda: None
+    chunk: CheckedChunk, predictor: ModelPredictor, beat: Callable[[], None] = lambda: None
 ) -> Iterator[dict[str, Any]]:
     """Yield what is said of each row of a chunk, in order: a prediction or an error.
 
@@ -169,7 +153,7 @@ def error_text(error: DataError) -> str:
     return f"{error.doing}: {error.found}"
 
 
-def _checked(chunk: list[RawRow | BadRow], predictor: AnyPredictor) -> list[UnlabelledRow | DataError]:
+def _checked(chunk: list[RawRow | BadRow], predictor: ModelPredictor) -> list[UnlabelledRow | DataError]:
     """Return each row as the model reads it, or its error."""
     read = predictor.model_input
     checked: list[UnlabelledRow | DataError] = []

@@ -22,7 +22,7 @@ _SOURCE: Final = "the rows given"
 class Predictor:
     """A trained model that stays loaded and predicts rows; what it says is what ``dryfit predict`` says of them.
 
-    Of an ensemble all members stay in memory. Calls from several threads take turns. It cannot be sent to another
+    Calls from several threads take turns. It cannot be sent to another
     process: make it in the process that uses it, after a fork.
 
     Args:
@@ -48,7 +48,7 @@ class Predictor:
             raise ConfigError(doing, f"batch is {brief(batch)}", f"an integer from 1 to {_MOST_BATCH}")
         self._folder = model_folder(model, doing)
         self._device, _ = find_device(device)
-        self._predictor = open_predictor(self._folder, self._device, batch_rows=batch, trust=trust, hold=True)
+        self._predictor = open_predictor(self._folder, self._device, batch_rows=batch, trust=trust)
         self._turn = threading.Lock()  # tokenizers keep their settings of truncation and padding in themselves
         read = self._predictor.model_input
         self.columns = tuple(column for column in (read.criterion, read.text) if column is not None)

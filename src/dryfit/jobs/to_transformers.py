@@ -16,8 +16,7 @@ from dryfit.meta.loading.pretrained import Kind
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import EncoderModel, EncoderWithHead
 from dryfit.tasks.lm.causal_lm import CausalLm
-from dryfit.tasks.saved.model_input import MEMBERS, ModelInput, read_model_input
-from dryfit.tasks.saved.saved_ensemble import is_ensemble
+from dryfit.tasks.saved.model_input import ModelInput, read_model_input
 from dryfit.tasks.saved.saved_model import copy_tokenizer, load
 from dryfit.train.export.model_card import README_FILE
 
@@ -36,10 +35,6 @@ def export(body: ExportRequest, channel: ChildChannel) -> ExportResult:
     channel.send(Phase(name="load"))
     folder, target = Path(body.model_dir), Path(body.out)
     doing = f"exporting {folder} to transformers"
-    if is_ensemble(folder):
-        raise ConfigError(
-            doing, "it holds several models", "one model", f"one of its members: {folder / MEMBERS / '1'}"
-        )
     read = read_model_input(folder).with_task_folder(folder, trust=body.trust)
     model = load(folder, dtype=torch.float32, trust=body.trust)
     assert isinstance(model, TaskModel)  # the folder has a dryfit.json

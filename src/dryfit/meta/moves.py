@@ -87,17 +87,6 @@ class _Group:
         return max(item.tensor.numel() for item in self.items)
 
 
-@dataclass(slots=True, eq=False)
-class _Step:
-    """A record to undo the move of one group."""
-
-    group: _Group
-    device: torch.device
-    dtype: torch.dtype | None
-    kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
-    lossy: bool
-
-
 def existing_device(device: torch.device | str, doing: str) -> torch.device:
     """Return a device that exists, with the index that ``cuda`` alone lacks.
 
@@ -205,21 +194,17 @@ def _new_dtype(group: list[_Item], dtype: torch.dtype | None, doing: str) -> tor
 def _move_all(groups: list[_Group], target: torch.device, doing: str) -> None:
     # The largest first: if memory does not suffice, nothing has been changed yet.
     groups.sort(key=_Group.numel)
-    done: list[_Step] = []
-    complete = False
+    total = len(groups)
     try:
         with torch.no_grad():
             while groups:
                 group = groups.pop()
-                if _stays(group, target):
-                    continue
-                done.append(_step(group, target))
-                _install(group, _copied(group, target, group.dtype), _gradients(group, target, group.dtype))
-        complete = True
-    finally:
-        if not complete:
-            with torch.no_grad():
-                _undo(done, doing)
+                if not _stays(group, target):
+                    _install(group, _copied(group, target, group.dtype), _gradients(group, target, group.dtype))
+    except RuntimeError as error:
+        if len(groups) < total - 1:
+            error.add_note(f"{doing} failed half-way: free memory, and load the model anew")
+        raise
 
 
 def _stays(group: _Group, target: torch.device) -> bool:
@@ -229,20 +214,6 @@ def _stays(group: _Group, target: torch.device) -> bool:
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.grad if tensor.is_leaf else None
-
-
-def _step(group: _Group, target: torch.device) -> _Step:
-    first = group.items[0].tensor
-    rounds = group.dtype is not None and torch.promote_types(first.dtype, group.dtype) != group.dtype
-    # A copy on another device can be copied back; what was rounded or dropped on the way cannot, so its original is
-    # held until the end. On one device that would be half a model more, and after the largest tensor none can fail.
-    keep = first.device != target and (rounds or target.type == "meta")
-    kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
-    if keep:
-        for item in group.items:
-            gradient = _gradient(item.tensor)
-            kept.append((item.tensor, item.tensor.detach(), None if gradient is None else gradient.detach()))
-    return _Step(group, first.device, first.dtype if group.dtype else None, kept, lossy=rounds and not keep)
 
 
 def _copied(group: _Group, target: torch.device, dtype: torch.dtype | None) -> list[torch.Tensor]:
@@ -323,27 +294,3 @@ def _like(old: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor | None) 
     if gradient is not None:
         new.grad = gradient
     return new
-
-
-def _undo(done: list[_Step], doing: str) -> None:
-    for step in reversed(done):
-        if not step.kept:
-            group = step.group
-            _install(group, _copied(group, step.device, step.dtype), _gradients(group, step.device, step.dtype))
-            continue
-        for item, (original, data, gradient) in zip(step.group.items, step.kept, strict=True):
-            if item.tensor is not original:
-                item.tensor = original
-                for slot in item.places:
-                    put(slot, original)
-            elif (original.device, original.dtype) != (data.device, data.dtype):
-                original.data = data
-                if original.grad is not None and gradient is not None:
-                    original.grad.data = gradient
-    rounded = [step.group.items[0].places[0].name for step in done if step.lossy]
-    if rounded:
-        raise LoadError(
-            doing,
-            f"it failed half-way, when {len(rounded)} parameters had been rounded already ({few(rounded)})",
-            hint="load the model anew; free memory first",
-        )

@@ -7,7 +7,6 @@ optimizer that was built before the weights came keeps updating unused tensors. 
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import compress
 from typing import Any
 
@@ -16,13 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dryfit.core.errors import LoadError
-from dryfit.core.private_names import require
+from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.meta.construction.walk import SlotKind, leaks, slots
-from dryfit.meta.private_apis.accelerate_hooks import HOOKS, hook_of, is_loaded
 from dryfit.meta.private_apis.torch_modules import parameters_of
-
-_OFFLOADED_TO = frozenset({"cpu", "disk", "meta"})
 
 
 def refuse_offload(module: nn.Module, *, doing: str) -> None:
@@ -33,23 +29,23 @@ def refuse_offload(module: nn.Module, *, doing: str) -> None:
         doing: The first part of the message: ``"training trial 7"``.
 
     Raises:
-        LoadError: accelerate offloads part of it, its device map keeps part of it on the CPU or on disk, or part of
-            it is on meta. The message has a plan that trains it.
+        LoadError: Part of it is on meta (where accelerate leaves weights that it streams in from elsewhere), or
+            on the host while the rest is on a device. The message has a plan that trains it.
     """
-    problems = [*_hooked(module), *_mapped_away(module)]
-    lost = leaks(module)
-    if lost:
-        problems.append(f"{len(lost)} tensors are on meta ({few(lost)})")
+    lost, places = leaks(module), {parameter.device.type for parameter in module.parameters()} - {"meta"}
+    problems = [f"{len(lost)} tensors are on meta ({few(lost)})"] if lost else []
+    if len(places) > 1:
+        problems.append(f"its parameters lie on {' and '.join(sorted(places))}")
     if not problems:
         return
-    size = _size(parameter_bytes(module))
     raise LoadError(
         doing,
         "; ".join(problems) + ": their gradients would be missing or wrong",
         allowed="a model whose every tensor is on the device that trains it",
-        hint=f"load it without device_map and offloading, onto one device: its parameters take {size} there; "
-        "to make room for gradients and activations, turn on activation checkpointing and lower the micro-batch, "
-        "with more accumulation steps in exchange",
+        hint=f"load it without device_map and offloading, onto one device: its parameters take "
+        f"{gib(sum(parameter.nbytes for parameter in module.parameters()))} there; to make room for gradients and "
+        "activations, turn on activation checkpointing and lower the micro-batch, with more accumulation steps in "
+        "exchange",
     )
 
 
@@ -122,57 +118,6 @@ def refuse_early_optimizers(module: nn.Module, *, doing: str) -> None:
         )
 
 
-def parameter_bytes(module: nn.Module) -> int:
-    """Return the bytes of a module's parameters, each counted once; those on meta as if they had data."""
-    return sum(parameter.nbytes for parameter in module.parameters())
-
-
-def _hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield every accelerate hook with its module's name; accelerate itself is not imported."""
-    if is_loaded():
-        require("looking for weights that accelerate has put elsewhere", HOOKS)
-    for name, part in module.named_modules():
-        open_hooks = [hook_of(part)]
-        while open_hooks:
-            hook = open_hooks.pop()
-            if hook is None:
-                continue
-            inner = getattr(hook, "hooks", None)  # a SequentialHook
-            if isinstance(inner, (list, tuple)):
-                open_hooks.extend(inner)
-            else:
-                yield name or type(part).__name__, hook
-
-
-def _hooked(module: nn.Module) -> list[str]:
-    moved: dict[str, None] = {}
-    cast: dict[str, None] = {}
-    for name, hook in _hooks(module):
-        # CpuOffload moves a whole module in before its forward and keeps no flag.
-        if getattr(hook, "offload", False) or type(hook).__name__ == "CpuOffload":
-            moved[name] = None
-        if hasattr(hook, "storage_dtype") and hasattr(hook, "compute_dtype"):
-            cast[name] = None
-    problems = [f"accelerate offloads the weights of {len(moved)} modules ({few(moved)})"] if moved else []
-    return problems + ([f"the weights of {len(cast)} modules are rounded between steps ({few(cast)})"] if cast else [])
-
-
-def _mapped_away(module: nn.Module) -> list[str]:
-    """Describe parts that a device map of transformers keeps elsewhere than the rest."""
-    problems: list[str] = []
-    for part in module.modules():
-        table = vars(part).get("hf_device_map")
-        if not isinstance(table, dict):
-            continue
-        places = {str(getattr(place, "type", place)) for place in table.values()}
-        away = [str(name) or "the model" for name, place in table.items() if str(place) in _OFFLOADED_TO - {"cpu"}]
-        if len(places) > 1:
-            away += [str(name) for name, place in table.items() if str(getattr(place, "type", place)) == "cpu"]
-        if away:
-            problems.append(f"the device map keeps {few(away)} on {few(sorted(places & _OFFLOADED_TO))}")
-    return problems
-
-
 def _lacks(parameter: nn.Parameter, held: dict[int, Any]) -> bool:
     return parameter.requires_grad and id(parameter) not in held
 
@@ -216,11 +161,3 @@ def _holders(wanted: set[int]) -> list[tuple[Optimizer, int]]:
         if count:
             holders.append((optimizer, count))
     return holders
-
-
-def _size(count_bytes: int) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count_bytes < 1000:
-            return f"{count_bytes:.4g} {unit}"
-        count_bytes /= 1000  # pyright: ignore[reportAssignmentType]
-    return f"{count_bytes:.4g} GB"

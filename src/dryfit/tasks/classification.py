@@ -13,7 +13,6 @@ import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import MetricName, metrics_of_classes
 from dryfit.scoring.scored_row import CLASS, ScoredRow
-from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.baselines.baseline import Baseline
 from dryfit.tasks.baselines.classes import class_baselines
@@ -114,19 +113,6 @@ class CriteriaTask(EncoderTask):
         """Yield each row's class, or with ``multi_label`` its classes, and every class's probability; or its number."""
         return self._answers(kept, tokens).predictions(rows, self.context.fitted)
 
-    def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
-        """Return None: the mean is one of rows."""
-        del outputs, batch
-        return None
-
-    def averaged(self, outputs: Sequence[ModelOutputs]) -> Answers:
-        """Return the mean of each row's probabilities, or numbers."""
-        if self.context.data.is_regression:
-            said_R = torch.stack([one.kept_RK[:, 0].double() for one in outputs]).mean(dim=0)
-            return NumberAnswers(said_R, outputs[0].tokens.labels_R)
-        scores_RC = mean_scores([one.kept_RK for one in outputs], multi_label=self.context.data.multi_label)
-        return self._answers(scores_RC, outputs[0].tokens)
-
     def _answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> "ClassAnswers | NumberAnswers":
         if self.context.data.is_regression:
             return NumberAnswers(scores_RC[:, 0], tokens.labels_R)
@@ -136,7 +122,7 @@ class CriteriaTask(EncoderTask):
 @final
 @dataclass(frozen=True, slots=True)
 class ClassAnswers:
-    """Class scores of rows, of one model or the mean of several; an :class:`~dryfit.tasks.averaging.Answers`.
+    """Class scores of rows.
 
     Attributes:
         scores_RC: Scores before softmax or sigmoid, on the CPU.

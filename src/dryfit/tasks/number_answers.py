@@ -23,7 +23,7 @@ _FAR: Final = 10.0
 @final
 @dataclass(frozen=True, slots=True)
 class NumberAnswers:
-    """Numbers of rows, of one model or the mean of several; an :class:`~dryfit.tasks.averaging.Answers`.
+    """Numbers of rows.
 
     Attributes:
         said_R: On the CPU.

@@ -24,7 +24,6 @@ from dryfit.tasks.saved.saved_model import save_weights, weights_file
 from dryfit.train.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.train.checkpoint import Checkpoint, Reading
 from dryfit.train.error_context import ErrorContext
-from dryfit.train.frozen.sharing import frozen_layers_shared
 from dryfit.train.optim.compiling import compiled_layers
 from dryfit.train.optim.nonfinite import loss_origin, non_finite
 from dryfit.train.optim.optimizer import make_optimizer, make_schedule, optimizer_plan
@@ -214,7 +213,7 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
     guards = BatchGuard(TRAIN, parts.train, bounds), BatchGuard(VALIDATION, parts.validation, bounds)
     at = ErrorContext(parts, *guards)
     at.step = run.step
-    with frozen_layers_shared(parts), at:
+    with at:
         trainer = TrialTrainer(parts, sampler, guards[0], at)
         trainer.add_callback(TrialCallback(parts, run, trainer, guards[1], at))
         parts.channel.send(Phase(name="train", step=parts.position.steps_before + run.step))

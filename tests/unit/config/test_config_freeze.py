@@ -40,6 +40,12 @@ def test_a_study_frozen_with_an_older_spelling_goes_on_and_a_study_file_is_told_
         "best:K, all or none",
     )
     assert 'keep = "best:3"' in refused.value.hint
+    text = dump_toml(new, tmp_path)
+    frozen.write_text(text.replace("[execution]", '[execution]\nfrozen_cache = "4GiB"'), encoding="utf-8")
+    assert "frozen_cache" in frozen.read_text(encoding="utf-8")
+    assert load_study_file(frozen).config == new
+    with pytest.raises(ConfigError, match="frozen_cache is no key of"):
+        load(tmp_path, "execution.frozen_cache=1GiB")
 
 
 def test_listeners_are_found_beside_the_study_file_and_move_with_it(tmp_path, monkeypatch):

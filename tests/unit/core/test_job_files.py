@@ -9,7 +9,6 @@ import runtime_jobs
 from dryfit.core.failure import ChildFault
 from dryfit.core.jobs.child import JOBS, ChildRequest, ChildResult, training_of
 from dryfit.core.jobs.diagnostics import BatchCheckRequest, ProbeRequest
-from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest
 from dryfit.core.jobs.export import ExportRequest, MergeRequest
 from dryfit.core.jobs.job import Job, ProcessNeeds
 from dryfit.core.jobs.plan import CalibrateRequest
@@ -26,7 +25,7 @@ from dryfit.core.settings.objective_table import ObjectiveSettings
 from dryfit.core.wire import ErrorParts, Wire
 
 NAMES = (
-    "resolve baselines train check plan calibrate probe pace batch_check imported script_arguments final ensemble "
+    "resolve baselines train check plan calibrate probe pace batch_check imported script_arguments final "
     "predict merge exported tiny_lm rows fault error"
 ).split()
 TRAINED = TrainResult(value=0.5, also=(0.25,), best=None, steps=7, stopped_by=StopReason.SIGTERM, peak_rss_bytes=5)
@@ -136,13 +135,8 @@ def test_what_jobs_need_of_their_process() -> None:
     training = runtime_jobs.request("noop").model_copy(update={"visible_device": "GPU-a", "diagnostic": True})
     own = ProcessNeeds(hides_devices=True, visible_device="GPU-a", diagnostic=True)
     final = FinalRequest(training=training, model_dir=None, attempt_model_dir="a", study="s")
-    scores = FinalResult(training=TRAINED, step=3, validation={}, test=None, rows={}, model_dir="m")
-    member = EnsembleMember(training=training, result=scores, searched=None, model_dir="m")
-    ensemble = EnsembleRequest(
-        members=(member, member), model_dir="e", attempt_model_dir="a", study="s", with_validation=False
-    )
     objective = ObjectiveSettings(function="m:f")
-    assert training.process_needs() == final.process_needs() == ensemble.process_needs() == own
+    assert training.process_needs() == final.process_needs() == own
     assert BatchCheckRequest(trial=training, lengths=(8,)).process_needs() == ProcessNeeds(
         hides_devices=True, visible_device="GPU-a"
     )

@@ -1,9 +1,8 @@
 import pytest
 
 from dryfit.core.errors import DataError
-from dryfit.importers.contractnli import PassageSettings, contractnli_rows
+from dryfit.importers.contractnli import PassageSettings, contractnli_rows, passages_of
 from dryfit.importers.items import ImportedRow, LeftOut, Rejected, fault_of
-from dryfit.importers.passages import passages_of
 from import_files import HYPOTHESES, SENTENCES, contract, contractnli
 
 ALL = PassageSettings(passage_chars=60, negatives=None)

@@ -8,7 +8,6 @@ import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import accelerate.hooks
 import numpy as np
 import pytest
 import torch
@@ -21,7 +20,6 @@ from dryfit.core.errors import LibraryError
 from dryfit.core.private_names import PrivateName, PrivateNames, require
 from dryfit.meta import build
 from dryfit.meta.private_apis import (
-    accelerate_hooks,
     torch_capture,
     torch_cuda,
     torch_fakes,
@@ -57,7 +55,6 @@ GROUPS = {
     "sampling": transformers_steps.SAMPLING,
     "models": transformers_models.MODELS,
     "trainer": transformers_trainer.TRAINER,
-    "hooks": accelerate_hooks.HOOKS,
     "tpe": search_apis.TPE,
     "nsga2": search_apis.NSGA2,
     "cmaes": search_apis.CMAES,
@@ -85,7 +82,7 @@ def test_the_tests_know_every_group():
         transformers_steps,
         transformers_models,
     )
-    modules += (transformers_trainer, accelerate_hooks, search_apis)
+    modules += (transformers_trainer, search_apis)
     groups = [one for module in modules for one in vars(module).values() if isinstance(one, PrivateNames)]
     assert set(groups) - set(GROUPS.values()) == {torch_cuda.HISTORY}  # which only builds for CUDA have
 
@@ -169,7 +166,6 @@ CHANGES = {
         "TRAINER",
         "takes self, model, most",
     ),
-    "hook": (accelerate.hooks, "add_hook_to_module", lambda *_: None, "HOOKS", "_hf_hook"),
     "numbers": (TPESampler, "_get_internal_repr", lambda *_: {}, "TPE", "gives other numbers"),
     "sampling": (TPESampler, "sample_relative", lambda *_: {}, "TPE", "no longer asks"),
     "key": (NSGAIISampler, "_get_generation_key", lambda: "other", "NSGA2", "'other'"),

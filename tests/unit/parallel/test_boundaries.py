@@ -3,7 +3,7 @@
 import torch
 
 from dryfit.core.sharding.shard_plan import Boundary
-from dryfit.parallel.ranks.boundaries import cross
+from dryfit.parallel.ranks.boundary_hooks import cross
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 
 DEGREE = 4

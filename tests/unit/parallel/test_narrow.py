@@ -16,7 +16,7 @@ from dryfit.core.errors import ShardError
 from dryfit.core.sharding.shard_plan import ModuleShard, ShardPlan
 from dryfit.core.sharding.shard_proof import ShardProof
 from dryfit.meta import build
-from dryfit.parallel.proof import same_program
+from dryfit.parallel.proof import narrow as narrow_module
 from dryfit.parallel.proof.narrow import WideModel, carried_over, prove_narrowed, prove_on
 from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config
 from dryfit.parallel.proof.prove import proof_bytes, prove
@@ -50,7 +50,7 @@ def _whole_models_are_followed_once() -> Iterator[None]:
             known[key] = follow(module, inputs, size)
         return known[key]
 
-    with mock.patch.object(same_program, "follow", follow_once):
+    with mock.patch.object(narrow_module, "follow", follow_once):
         yield
 
 

@@ -7,8 +7,8 @@ import torch
 
 import shard_plans as made
 from dryfit.meta import materialise
+from dryfit.parallel.layout.tensor_parallel import gradient_norm
 from dryfit.parallel.ranks.apply import apply
-from dryfit.parallel.ranks.norms import gradient_norm
 from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
 
 

@@ -42,7 +42,7 @@ NOT_SEARCHED = {
     "train.evals_per_epoch": "it decides what trials are compared at",
     "train.early_stopping": "it would cut trials short that the pruner is to judge",
     "train.early_stopping_min_delta": "nor does it act without early stopping",
-    "regularization.frozen_dropout": "with it, trials share nothing of what is frozen",
+    "regularization.frozen_dropout": "frozen layers are a part of what is learned by, as it is",
 }
 FITS_ROWS = "it must fit the words of the user's rows"
 MEASURES = "it decides how much is measured, and nothing that is learned"

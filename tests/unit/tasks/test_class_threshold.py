@@ -12,7 +12,6 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.tables import DataSettings, HeadSettings, TrialSettings
 from dryfit.core.settings.task_facts import MetricName
-from dryfit.tasks.averaging import ModelOutputs
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.class_threshold import CLASS_THRESHOLD, HALF, fit_threshold, fit_thresholds
 from dryfit.tasks.classification import CriteriaTask
@@ -154,18 +153,6 @@ def test_scores_that_are_no_numbers_leave_one_half() -> None:
     scores[3, 1] = float("nan")
     assert fit_thresholds(scores, labels, Metric.F1, multi_label=False) == {CLASS_THRESHOLD: HALF}
     assert fit_threshold(np.zeros(0), np.zeros(0, dtype=bool), Metric.F1) == HALF
-
-
-def test_of_several_models_it_is_fitted_to_the_mean() -> None:
-    (one, labels), (other, _) = drawn(5), drawn(6)
-    task, tokens = task_of(Metric.F1, threshold="calibrated"), split_of(labels)
-    mean = task.averaged([ModelOutputs(scores, None, tokens) for scores in (one, other)])
-    p = (one.double().softmax(-1) + other.double().softmax(-1))[:, 1].numpy() / 2
-    fitted = mean.fit()
-    best = max(reference.f1_score(labels, p > cut, zero_division=0) for cut in (-1, *p))
-    assert mean.metrics(fitted)["f1"] == pytest.approx(best, abs=1e-12)
-    assert [row["label"] for row in mean.predictions([], fitted)] == (p > fitted[CLASS_THRESHOLD]).astype(int).tolist()
-    assert fitted != task.fit(one, tokens)
 
 
 def test_more_than_two_classes_of_which_a_row_has_one_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The row of each built-in task says what its class does: which metrics, which keys it reads, whether it has a mean."""
+"""The row of each built-in task says what its class does: which metrics, which keys it reads."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,6 @@ from dryfit.core.settings.choices import BuiltInTask, Metric
 from dryfit.core.settings.tables import DataSettings, LmSettings, Settings, TrialSettings
 from dryfit.core.settings.task_facts import BUILT_IN, TASK_TABLES, facts_of, reads
 from dryfit.meta.loading.pretrained import Kind
-from dryfit.tasks.averaging import AveragingTask
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.registry import make_task, task_class
 
@@ -44,10 +43,8 @@ def test_the_metrics_are_those_of_the_class(task: BuiltInTask, several: bool) ->
 
 
 @pytest.mark.parametrize("task", TRAINED)
-def test_a_mean_is_promised_where_the_class_has_one(task: BuiltInTask) -> None:
+def test_the_row_says_what_the_class_reads_and_trains(task: BuiltInTask) -> None:
     facts, made = facts_of(task), make_task(task, context())
-    assert bool(facts.mean) == isinstance(made, AveragingTask)
-    assert bool(facts.mean) != bool(facts.no_mean)
     assert facts.decoder == (made.kind is Kind.CAUSAL_LM)
     assert ("evidence" in made.required) >= facts.spans
 

@@ -5,7 +5,7 @@ All bytes are integers. *Planned* bytes come from a trace without a device, *obs
 
 from pydantic import Field
 
-from dryfit.core.jobs.memory import ExecutionChoice, StepPhase
+from dryfit.core.jobs.memory import ExecutionChoice
 from dryfit.core.settings.execution import Allocator, DeviceSpec, PlanSubject
 from dryfit.core.settings.tables import Settings
 
@@ -70,47 +70,10 @@ class Observation(Settings):
         return max(part.reserved_bytes for part in self.parts)
 
 
-class Deviation(Settings):
-    """The first allocation in which trace and device differ; sizes are None where one of them has no more.
-
-    Attributes:
-        index: Its index among the allocations compared.
-        planned_by: Module and operator in the trace.
-    """
-
-    index: int
-    phase: StepPhase
-    planned_bytes: int | None
-    planned_by: str
-    observed_bytes: int | None
-
-
-class PhaseDifference(Settings):
-    """Differences between the allocations of one phase, regardless of their order.
-
-    Attributes:
-        matched: Number of allocations that both have.
-        only_planned_bytes: Sum of those that only the trace has.
-        only_observed_bytes: Sum of those that only the device has.
-        largest_planned_bytes: The largest that only the trace has; 0: none.
-        largest_observed_bytes: The largest that only the device has; 0: none.
-    """
-
-    phase: StepPhase
-    matched: int
-    only_planned_bytes: int
-    only_observed_bytes: int
-    largest_planned_bytes: int
-    largest_observed_bytes: int
-
-
 class CaseComparison(Settings):
     """Comparison of a case's plan with its measurement.
 
     Attributes:
-        replay_difference_bytes: The largest difference in reserved memory, after any event, between the device's
-            allocator and the simulated one given the same events; None if no history was kept.
-        replayed_events: Number of those events.
         planned_min_cap_bytes: The smallest capacity with which the planned events succeed.
     """
 
@@ -121,10 +84,6 @@ class CaseComparison(Settings):
     planned_reserved_bytes: int
     observed_reserved_bytes: int
     planned_min_cap_bytes: int
-    phases: tuple[PhaseDifference, ...] = ()
-    first_deviation: Deviation | None = None
-    replay_difference_bytes: int | None = None
-    replayed_events: int = 0
 
     @property
     def allocated_error(self) -> float:

@@ -22,7 +22,6 @@ from dryfit.core.jobs.diagnostics import (
     ScriptArgumentsRequest,
     ScriptArgumentsResult,
 )
-from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.export import ExportRequest, ExportResult, MergeRequest, MergeResult
 from dryfit.core.jobs.job import Job, JobRequest, R
 from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult, PlanRequest, PlanResult, RehearsedPlanRequest
@@ -88,7 +87,6 @@ JOBS = {
         script_arguments=ScriptArgumentsResult,
     ),
     Job.FINAL: _row("dryfit.jobs.final:final", FinalRequest, final=FinalResult, train=TrainResult),
-    Job.ENSEMBLE: _row("dryfit.jobs.ensemble:ensemble", EnsembleRequest, ensemble=EnsembleResult),
     Job.PREDICT: _row("dryfit.jobs.predict:predict", PredictRequest, predict=PredictResult),
     Job.MERGE: _row("dryfit.jobs.merge:merge", MergeRequest, merge=MergeResult),
     Job.EXPORT: _row("dryfit.jobs.to_transformers:export", ExportRequest, exported=ExportResult),

@@ -25,7 +25,6 @@ class Job(StrEnum):
     SCRIPT = "script"
     SCRIPT_ARGUMENTS = "script-arguments"
     FINAL = "final"
-    ENSEMBLE = "ensemble"
     PREDICT = "predict"
     MERGE = "merge"
     EXPORT = "export"

@@ -12,8 +12,6 @@ from dryfit.core.settings.weight_formats import base_format
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import parse_bytes
 
-NO_CACHE = "off"
-"""``execution.frozen_cache`` where nothing is kept."""
 _EVAL_ROWS_MOST = 64
 _EVAL_ROWS_PER_TRAINING_ROW = 4
 
@@ -179,12 +177,6 @@ class ExecutionSettings(Settings):
         description="auto: torch.compile compiles the layers of a trial that trains on one CUDA device; where it "
         "fails, they run as they are",
     )
-    frozen_cache: str = Field(
-        default="4GiB",
-        pattern=rf"^({NO_CACHE}|\d+(\.\d+)? ?([KMGT]i?B|B))$",
-        description="most disk for what frozen layers give, computed once for all trials (CPU, with "
-        "regularization.frozen_dropout = false); off: each step computes it",
-    )
 
     @model_validator(mode="after")
     def _one_way_to_divide(self) -> "ExecutionSettings":
@@ -248,8 +240,6 @@ class ExecutionPlan(Settings):
     dp: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
     loader_workers: int = Field(default=0, ge=0)
-    frozen_cache_bytes: int = Field(default=0, ge=0)
-    """Most disk for what frozen layers give; 0: each step computes it."""
     compiled: bool = False
     """Whether layers are compiled, as far as torch can do it."""
 
@@ -310,6 +300,5 @@ def plan_execution(
         dp=execution.dp,
         threads=execution.threads or max(1, cores // (parallel * tp * execution.dp)),
         loader_workers=execution.loader_workers,
-        frozen_cache_bytes=0 if execution.frozen_cache == NO_CACHE else parse_bytes(execution.frozen_cache),
         compiled=execution.compile == "auto" and device is DeviceKind.CUDA and tp * execution.dp == 1,
     )

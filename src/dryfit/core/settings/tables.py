@@ -283,7 +283,9 @@ class RegularizationSettings(Settings):
     freeze_layers: int = Field(
         default=0, ge=0, le=1000, description="embeddings and so many first layers stay as they are"
     )
-    frozen_dropout: bool = Field(default=True, description="dropout in frozen layers too; false: they compute once")
+    frozen_dropout: bool = Field(
+        default=True, description="dropout in frozen layers too; false: what is frozen stays in eval mode"
+    )
 
 
 class LoraSettings(Settings):

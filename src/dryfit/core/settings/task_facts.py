@@ -120,8 +120,6 @@ class TaskFacts:
         only: The tables and keys that alone are read; None: any.
         not_searched: Keys that no search may draw, each with the reason.
         metrics: Returns its metrics for such data, the default first; nothing if only the user's code knows them.
-        mean: What the mean of several models is, in words; empty: there is none.
-        no_mean: Why there is none, and what to do instead.
         pipeline: The hub's word for what its models do; None: the hub has none.
         starter: Values of the study file that ``dryfit init`` writes, where they differ from the other tasks'.
         starter_space: Keys that this file searches, each as TOML.
@@ -139,15 +137,10 @@ class TaskFacts:
     only: frozenset[str] | None = None
     not_searched: Mapping[str, str] = field(default_factory=dict[str, str])
     metrics: Callable[[DataSettings], tuple[MetricName, ...]] = _unknown_metrics
-    mean: str = ""
-    no_mean: str = ""
     pipeline: str | None = "text-classification"
     starter: Mapping[str, Knob] = field(default_factory=dict[str, Knob])
     starter_space: Mapping[str, str] = field(default_factory=dict[str, str])
 
-
-_MEAN_OF_CLASSES: Final = "the mean of the members' probabilities of each class"
-_MEAN_OF_SPANS: Final = "the span, or none, with the highest mean of the probabilities that the members give to it"
 
 _SPACE: Final[Mapping[str, str]] = {
     "optim.lr": "{low = 1e-4, high = 4e-4, log = true}",
@@ -185,7 +178,6 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         numbers=True,
         tables=frozenset({"head", "loss"}),
         metrics=metrics_of_classes,
-        mean=f"{_MEAN_OF_CLASSES}, or of their values",
         starter_space=_SPACE,
     ),
     BuiltInTask.EVIDENCE: TaskFacts(
@@ -195,7 +187,6 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         unread=frozenset({"head.pooling", "head.threshold", "loss.alpha", "loss.class_balance", "loss.effective_beta"})
         | {"data.label", "data.num_labels", "data.labels", "data.multi_label"},
         metrics=metrics_of_spans,
-        mean=_MEAN_OF_SPANS,
         pipeline="question-answering",
         starter_space={
             **{key: drawn for key, drawn in _SPACE.items() if key != "head.pooling"},
@@ -208,7 +199,6 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         spans=True,
         tables=frozenset({"head", "loss", "span", "multitask"}),
         metrics=metrics_of_both,
-        mean=f"{_MEAN_OF_CLASSES}; and {_MEAN_OF_SPANS}",
         starter_space=_SPACE_OF_BOTH,
     ),
     BuiltInTask.JOINT: TaskFacts(
@@ -216,7 +206,6 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         spans=True,
         tables=frozenset({"head", "loss", "span", "multitask", "joint"}),
         metrics=metrics_of_both,
-        mean=f"{_MEAN_OF_CLASSES}; and {_MEAN_OF_SPANS}",
         starter_space={**_SPACE_OF_BOTH, "joint.fusion": '["concat", "add", "gate", "attention"]'},
     ),
     BuiltInTask.CAUSAL_LM: TaskFacts(
@@ -237,7 +226,6 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
             "lm.metric": "values of different metrics do not compare",
         },
         metrics=metrics_of_text,
-        no_mean="generated answers have no mean: train one model with --trial best",
         pipeline="text-generation",
         # The model is a toy, drawn at random: it learns fast, and from nothing.
         starter={"study.trials": 3, "train.epochs": 1, "train.max_length": 320, "optim.lr": 2e-3},
@@ -251,7 +239,6 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         calls_function=True,
         only=_READ_WITH_FUNCTION | {"objective"},
         unread=frozenset({"search.defaults_first"}),
-        no_mean="dryfit trains no model there: your function does",
         pipeline=None,
     ),
     BuiltInTask.TRAINER: TaskFacts(
@@ -260,7 +247,6 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         only=_READ_WITH_FUNCTION | _READ_WITH_TRAINER | {"trainer"},
         unread=frozenset({"search.defaults_first"}),
         metrics=metrics_of_trainer,
-        no_mean="what the outputs of your own Trainer's models mean is not known",
         pipeline=None,
     ),
     BuiltInTask.SCRIPT: TaskFacts(
@@ -269,7 +255,6 @@ BUILT_IN: Final[Mapping[BuiltInTask, TaskFacts]] = {
         only=_READ_WITH_FUNCTION | _READ_WITH_TRAINER | {"script"},
         unread=frozenset({"search.defaults_first"}),
         metrics=metrics_of_trainer,
-        no_mean="what the outputs of your script's models mean is not known",
         pipeline=None,
     ),
 }
@@ -285,7 +270,6 @@ _OWN: Final = TaskFacts(
     numbers=True,
     tables=TASK_TABLES,  # its class says which of them it reads
     unread=frozenset({"head.threshold"}),  # its class decides itself
-    no_mean="it is not known what a mean of your task's outputs would be: train one model with --trial best",
     pipeline=None,
 )
 

@@ -18,9 +18,8 @@ from dryfit.meta.loading.configs import load_config
 from dryfit.meta.loading.matching import LoadOptions
 from dryfit.meta.loading.pretrained import Kind, fill_pretrained, make_model, stored_kind
 from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof.narrow import WideModel, prove_narrowed
+from dryfit.parallel.proof.narrow import WideModel, prove_plan, random_tokens
 from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config
-from dryfit.parallel.proof.prove import MAX_PROOF_BYTES, proof_bytes, prove
 from dryfit.parallel.ranks.apply import check_ranks, connect, mark_sharded, shard, slices_on_rank
 from dryfit.parallel.ranks.collectives import ProcessRanks
 from dryfit.parallel.trace.capture import token_inputs
@@ -168,14 +167,12 @@ def _prove(whole: PreTrainedModel, plan: ShardPlan) -> ShardProof:
     Raises:
         ShardError: It computes something else.
     """
-    if proof_bytes(whole, plan) <= MAX_PROOF_BYTES:
-        return prove(whole, plan, _sample(whole))
 
     def narrower(step: Narrowing) -> nn.Module:
         config = narrow_config(whole.config, plan.degree, step)
         return build(lambda: type(whole)(config)).eval()
 
-    return prove_narrowed(WideModel(whole, plan), narrower, _sample)
+    return prove_plan(WideModel(whole, plan), narrower, _sample)
 
 
 def _sample(module: nn.Module) -> Mapping[str, Any]:
@@ -186,9 +183,7 @@ def _sample(module: nn.Module) -> Mapping[str, Any]:
     def value(name: str, given: Any) -> Any:
         if not isinstance(given, torch.Tensor):
             return given
-        if "mask" in name:
-            return torch.ones(given.shape, dtype=given.dtype)
-        return torch.randint(min(5, words - 1), words, given.shape, generator=generator)
+        return random_tokens(name, given.shape, words, generator).to(given.dtype)
 
     return {name: value(name, given) for name, given in token_inputs(module)(_ROWS, _LENGTH).items()}
 

@@ -21,9 +21,9 @@ from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.filling import unwrapped
 from dryfit.meta.loading.pretrained import Kind, make_model
 from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof.narrow import WideModel, prove_narrowed
+from dryfit.parallel.proof.narrow import WideModel, prove_plan, random_tokens
 from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config
-from dryfit.parallel.proof.prove import MAX_PROOF_BYTES, proof_bytes, prove
+from dryfit.parallel.proof.prove import MAX_PROOF_BYTES
 from dryfit.parallel.ranks.collectives import Ranks
 from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
 from dryfit.parallel.trace.capture import Inputs
@@ -127,14 +127,10 @@ def traced_inputs(model: TaskModel, task: Task) -> Inputs:
 
 
 def _proved(wide: WideModel, task: Task, most_bytes: int) -> ShardProof:
-    model = wide.module
-    assert isinstance(model, TaskModel)
-    if proof_bytes(model, wide.plan) <= most_bytes:
-        return prove(model, wide.plan, _sample(model, task), most_bytes=most_bytes)
-    return prove_narrowed(
+    return prove_plan(
         wide,
         lambda step: task.model(_narrow_bases(wide, step)),
-        lambda narrow: _sample(narrow, task) if isinstance(narrow, TaskModel) else {},
+        lambda model: _sample(model, task) if isinstance(model, TaskModel) else {},
         most_bytes=most_bytes,
     )
 
@@ -196,13 +192,5 @@ def _inputs(
 def _sample(model: TaskModel, task: Task) -> Batch:
     """Return a batch to prove a plan with: random tokens without padding, all in the first segment."""
     generator = torch.Generator().manual_seed(0)
-    tokens = model_bounds(model).tokens or 2
-
-    def make(name: str, size: tuple[int, ...]) -> torch.Tensor:
-        if "mask" in name:
-            return torch.ones(size, dtype=torch.long)
-        if "type" in name:
-            return torch.zeros(size, dtype=torch.long)
-        return torch.randint(min(5, tokens - 1), tokens, size, generator=generator)
-
-    return _inputs(model, task, _ROWS, _LENGTH, make)
+    words = model_bounds(model).tokens or 2
+    return _inputs(model, task, _ROWS, _LENGTH, lambda name, size: random_tokens(name, size, words, generator))

@@ -1,4 +1,7 @@
-"""Tensor parallelism: a rank's shard of a trial's model, trained with the other ranks' and saved whole."""
+"""Tensor parallelism: a rank's shard of a trial's model, trained with the other ranks' and saved whole.
+
+Its gradient norm is that of the whole model; a checkpoint has whole tensors, put together of the ranks' slices.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -8,7 +11,7 @@ import torch
 from torch import nn
 
 from dryfit.core.jobs.load_report import LoadReport
-from dryfit.core.sharding.shard_plan import ShardPlan
+from dryfit.core.sharding.shard_plan import ParameterShard, ShardPlan
 from dryfit.parallel.layout.layout import Gathered
 from dryfit.parallel.layout.model_slices import ModelRecipe, Sharded, ShardedLayout, filled_slices, restore_slices
 from dryfit.parallel.layout.processes import RankGroup
@@ -16,12 +19,39 @@ from dryfit.parallel.layout.proved_plans import with_sharded_loss
 from dryfit.parallel.ranks.apply import check_ranks, connect, mark_sharded, shard, slice_tensor, slices_on_rank
 from dryfit.parallel.ranks.check import check_plan, shards_of
 from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.gathering import gather
-from dryfit.parallel.ranks.norms import gradient_norm
 from dryfit.parallel.ranks.sharded_scores import ShardedScores
 from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.lm.chunked_loss import LossesInChunks
+
+
+def gather(local: torch.Tensor, shard: ParameterShard, ranks: Ranks, what: str) -> torch.Tensor:
+    """Return a whole parameter, or a tensor of its shape such as an optimizer's moment; every rank calls it."""
+    if shard.dim is None:
+        return local
+    held = ranks.all_gather(local, what)
+    if len(shard.blocks) == 1:
+        return torch.cat(held, shard.dim)
+    sizes = [block // ranks.degree for block in shard.blocks]
+    blocks = zip(*(one.split(sizes, shard.dim) for one in held), strict=True)
+    return torch.cat([part for block in blocks for part in block], shard.dim)
+
+
+def gradient_norm(module: nn.Module, plan: ShardPlan, ranks: Ranks) -> torch.Tensor:
+    """Return the 2-norm of the whole model's gradients, the same on each rank; every rank calls it.
+
+    Slices of all ranks count; parameters that every rank holds whole count once, those without a gradient not at all.
+    """
+    shards = shards_of(module, plan)
+    device = next(module.parameters()).device
+    of_slices, of_whole = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None:
+            wide = torch.promote_types(parameter.grad.dtype, torch.float32)
+            norm = torch.linalg.vector_norm(parameter.grad, dtype=wide)
+            total = of_whole if shards[name].dim is None else of_slices
+            total += norm.double().square()
+    return (ranks.all_reduce(of_slices, "the gradients' norm") + of_whole).sqrt()
 
 
 class TensorParallel:

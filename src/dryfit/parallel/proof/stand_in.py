@@ -6,6 +6,7 @@ sum is lost beside the others, and no softmax is nearly flat: at the usual 0.02 
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +24,7 @@ from dryfit.meta.inputs import allow_real_inputs
 from dryfit.meta.private_apis.torch_modules import children_of
 from dryfit.meta.private_apis.transformers_models import chooses_experts
 from dryfit.parallel.ranks.check import shards_of
-from dryfit.parallel.trace.repeats import OF_EACH_KIND, outermost_lists, renamed
+from dryfit.parallel.trace.repeats import OF_EACH_KIND, kind_of, outermost_lists, renamed
 
 _STD: Final = 0.5
 _MOST_FAN: Final = 3.0
@@ -172,32 +173,23 @@ def _repeated(module: nn.Module, plan: ShardPlan) -> set[int]:
     shards = shards_of(module, plan)
     repeated = set[int]()
     for path, layers in outermost_lists(module):
-        seen: dict[object, int] = {}
+        seen = Counter[object]()
         for index, layer in enumerate(layers):
-            kind = _kind(f"{path}.{index}", layer, shards, plan)
-            seen[kind] = seen.get(kind, 0) + 1
+            kind = kind_of(layer), _rows(f"{path}.{index}" if path else str(index), layer, shards, plan)
+            seen[kind] += 1
             if seen[kind] > OF_EACH_KIND:
                 repeated.add(id(layer))
     return repeated
 
 
-def _kind(path: str, layer: nn.Module, shards: Mapping[str, Any], plan: ShardPlan) -> object:
-    dot = f"{path}." if path else ""
-    rows = tuple(
-        (name, shards[dot + name].model_copy(update={"tied_to": None}).model_dump_json())
+def _rows(path: str, layer: nn.Module, shards: Mapping[str, Any], plan: ShardPlan) -> object:
+    """Return what the plan says of a layer's parameters and modules."""
+    parameters = tuple(
+        shards[f"{path}.{name}"].model_copy(update={"tied_to": None}).model_dump_json()
         for name, _ in layer.named_parameters()
     )
-    modules = tuple(
-        (name, type(part), _settings(part), plan.modules[full].model_dump_json() if full in plan.modules else "")
-        for name, part in layer.named_modules()
-        for full in (dot + name if name else path,)
-    )
-    return rows, modules
-
-
-def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
-    """Return settings that layers of one class may differ in; numbers, as the layer's index, are left out."""
-    return tuple((key, value) for key, value in sorted(vars(part).items()) if isinstance(value, bool | str))
+    modules = (plan.modules.get(f"{path}.{name}" if name else path) for name, _ in layer.named_modules())
+    return parameters, tuple("" if what is None else what.model_dump_json() for what in modules)
 
 
 def _close_gaps(module: nn.Module, copied: nn.Module, dropped: set[int]) -> dict[str, str]:

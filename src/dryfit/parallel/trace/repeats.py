@@ -56,7 +56,7 @@ def outermost_lists(module: nn.Module) -> list[tuple[str, nn.ModuleList]]:
 
 def _split(layers: nn.ModuleList) -> tuple[list[str], dict[str, str]]:
     """Return the names of the kept layers, and for each other layer a kept one of its kind."""
-    kinds = {name: _kind(layer) for name, layer in layers.named_children()}
+    kinds = {name: kind_of(layer) for name, layer in layers.named_children()}
     wanted = {kind: min(OF_EACH_KIND, list(kinds.values()).count(kind)) for kind in kinds.values()}
     kept: list[str] = []
     latest: dict[object, str] = {}
@@ -69,7 +69,8 @@ def _split(layers: nn.ModuleList) -> tuple[list[str], dict[str, str]]:
     return kept, {name: latest[kind] for name, kind in kinds.items() if name not in kept}
 
 
-def _kind(layer: nn.Module) -> tuple[object, ...]:
+def kind_of(layer: nn.Module) -> tuple[object, ...]:
+    """Return what layers of one kind have in common."""
     return tuple(
         (
             path,

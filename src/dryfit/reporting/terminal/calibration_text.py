@@ -18,7 +18,7 @@ class CalibrationView(Answer):
 
 def calibration_table(comparisons: Sequence[CaseComparison]) -> Table:
     """Return one row for each case: planned beside observed memory."""
-    heads = ("case", "allocated", "planned", "error", "reserved", "planned", "error", "replayed", "first deviation")
+    heads = ("case", "allocated", "planned", "error", "reserved", "planned", "error")
     return Table(heads, tuple(map(_row, comparisons)))
 
 
@@ -37,10 +37,6 @@ def calibration_lines(result: CalibrateResult) -> list[str]:
 
 
 def _row(case: CaseComparison) -> tuple[str, ...]:
-    replayed = "-"
-    if case.replay_difference_bytes is not None:
-        off = case.replay_difference_bytes
-        replayed = f"{case.replayed_events} events, " + (f"off by {gib(off)}" if off else "exact")
     return (
         case.name,
         gib(case.observed_allocated_bytes),
@@ -49,15 +45,4 @@ def _row(case: CaseComparison) -> tuple[str, ...]:
         gib(case.observed_reserved_bytes),
         gib(case.planned_reserved_bytes),
         f"{case.reserved_error:+.2%}",
-        replayed,
-        _deviation_text(case),
     )
-
-
-def _deviation_text(case: CaseComparison) -> str:
-    first = case.first_deviation
-    if first is None:
-        return "none" if case.phases else "-"
-    planned = gib(first.planned_bytes) if first.planned_bytes is not None else "nothing"
-    observed = gib(first.observed_bytes) if first.observed_bytes is not None else "nothing"
-    return f"{first.phase} #{first.index}: {planned} planned ({first.planned_by or '-'}), {observed} taken"

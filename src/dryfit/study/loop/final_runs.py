@@ -1,15 +1,13 @@
-"""Runs beside a study: a configuration trained once more, or an ensemble of several; and their requests."""
+"""Runs beside a study: a configuration trained once more; and their requests."""
 
 import hashlib
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.ensemble import EnsembleMember, EnsembleRequest, EnsembleResult
 from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.train import FinalRequest, FinalResult, TrainRequest
+from dryfit.core.jobs.train import FinalRequest, TrainRequest
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, TrialConfig, mean
 from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
@@ -62,47 +60,6 @@ class FinalRun:
     def plan(self) -> PlanState | None:
         """The plan of its trial."""
         return self.trial.plan
-
-
-@dataclass(frozen=True, slots=True)
-class EnsembleRun:
-    """Several configurations, trained once more, to be evaluated together.
-
-    Attributes:
-        members: The runs that train them, the best first.
-        results: The result of each of them.
-    """
-
-    members: tuple[FinalRun, ...]
-    results: tuple[FinalResult, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the run's folder; different for other members, or members trained otherwise."""
-        numbers = [f"{run.trial.number:04d}" for run in self.members]
-        own = all(run.seed == run.trial.seed for run in self.members)
-        seeds = [] if own else [f"seed-{self.members[0].seed}"]
-        last = ["with-validation"] if self.with_validation else []
-        return "-".join([f"top{len(self.members)}", *numbers, *seeds, *last])
-
-    @property
-    def with_validation(self) -> bool:
-        """Whether the members were trained on the validation rows too, so that no rows are left to choose by."""
-        return self.members[0].last_step is not None
-
-    @property
-    def job(self) -> Job:
-        """What its process does."""
-        return Job.ENSEMBLE
-
-    @property
-    def plan(self) -> PlanState | None:
-        """None: evaluating takes less of a device than the training before it, so there is nothing to fall back to."""
-        return None
-
-
-Run: TypeAlias = FinalRun | EnsembleRun
-Result: TypeAlias = FinalResult | EnsembleResult
 
 
 def final_run(
@@ -190,30 +147,6 @@ def _fingerprint(trial: TrialState, config: TrialConfig) -> str:
         "data": [config.data_fingerprint, config.data.num_labels, config.data.multi_label],
     }
     return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
-
-
-def ensemble_request(study: StudySnapshot, run: EnsembleRun, placement: Placement) -> EnsembleRequest:
-    """Return the request to evaluate several models as an ensemble."""
-    members: list[EnsembleMember] = []
-    for member, result in zip(run.members, run.results, strict=True):
-        choice = member.plan.execution if member.plan is not None else None
-        request = final_request(study, member, replace(placement, choice=choice))
-        assert request.model_dir is not None  # members are saved
-        members.append(
-            EnsembleMember(
-                training=request.training, result=result, searched=request.searched, model_dir=request.model_dir
-            )
-        )
-    paths = study.layout.final(run.name)
-    return EnsembleRequest(
-        members=tuple(members),
-        model_dir=str(paths.model),
-        attempt_model_dir=str(paths.files_of(placement.attempt).model),
-        study=study.config.study.name,
-        with_validation=run.with_validation,
-        scored_dir=str(paths.files_of(placement.attempt).scored),
-        facts_file=str(study.layout.baselines / FACTS_FILE),
-    )
 
 
 def in_process_request(study: StudySnapshot, run: FinalRun) -> Path:

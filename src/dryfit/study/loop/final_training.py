@@ -13,7 +13,6 @@ from pathlib import Path
 from dryfit.core.errors import ChildError, ConfigError, DryfitError, StudyBusyError
 from dryfit.core.failure import Action, PastFailure
 from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.ensemble import EnsembleResult
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import FinalResult, TrainResult
 from dryfit.core.settings.execution import DeviceKind
@@ -28,7 +27,7 @@ from dryfit.store.layout import FinalLayout
 from dryfit.store.lock import StudyLock, lock_owner
 from dryfit.store.state import PlanState
 from dryfit.study.loop.driver import drive
-from dryfit.study.loop.final_runs import EnsembleRun, FinalRun, Result, Run, ensemble_request, final_request
+from dryfit.study.loop.final_runs import FinalRun, final_request
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.stops import StopRequests
 from dryfit.study.planning.device_needs import process_count
@@ -45,12 +44,12 @@ _IDLE_S = 0.5
 _TELL_EVERY_S = 5.0
 
 
-def finished(paths: FinalLayout) -> Result | None:
+def finished(paths: FinalLayout) -> FinalResult | None:
     """Return the result of a run, if it is done and its model is still there."""
     for attempt in range(paths.attempts, 0, -1):
         ended = read_result(paths.attempt(attempt))
         result = None if ended is None else ended.answer
-        if isinstance(result, FinalResult | EnsembleResult):
+        if isinstance(result, FinalResult):
             gone = result.model_dir is not None and not paths.model.is_dir()
             # The study may have been moved since: the model lies where the study does now.
             at = None if result.model_dir is None else str(paths.model)
@@ -58,7 +57,7 @@ def finished(paths: FinalLayout) -> Result | None:
     return None
 
 
-def runs_at_once(study: StudySnapshot, runs: Sequence[Run]) -> int:
+def runs_at_once(study: StudySnapshot, runs: Sequence[FinalRun]) -> int:
     """Return how many runs go on side by side: as many as trials; with ``parallel = "auto"`` one for each GPU.
 
     A run of several processes takes a GPU for each, and all runs count as the largest.
@@ -96,7 +95,7 @@ class _Attempt:
         not_before_s: When it may start (``time.monotonic()``): some failures need time to pass.
     """
 
-    run: Run
+    run: FinalRun
     paths: FinalLayout
     number: int
     plan: PlanState | None
@@ -131,13 +130,13 @@ class FinalTraining:
     nodes: Nodes
     stops: StopRequests
     on_note: OnNote
-    results: dict[str, Result | DryfitError] = field(default_factory=dict[str, Result | DryfitError])
+    results: dict[str, FinalResult | DryfitError] = field(default_factory=dict[str, FinalResult | DryfitError])
     running: dict[str, _Attempt] = field(default_factory=dict[str, _Attempt])
     _waiting: list[_Attempt] = field(default_factory=list[_Attempt])
     _most: int = 1
     _stopping: bool = False
 
-    def do(self, runs: Sequence[Run], *, most: int) -> None:
+    def do(self, runs: Sequence[FinalRun], *, most: int) -> None:
         """Do the runs; those that are not in :attr:`results` afterwards were stopped, and go on next time.
 
         Args:
@@ -164,17 +163,12 @@ class FinalTraining:
         return [self._start(attempt) for attempt in due[: max(0, self._most - len(self.running))]] or _IDLE_S
 
     def on_stop(self, why: End) -> None:
-        """Let trainings write a checkpoint; end what has nothing to go on with, and begins again."""
+        """Let trainings write a checkpoint."""
         self._stopping = True
-        training = [key for key, attempt in self.running.items() if isinstance(attempt.run, FinalRun)]
-        if training:
-            self.on_note(f"stopping ({why}): {len(training)} run(s) write a checkpoint")
+        if self.running:
+            self.on_note(f"stopping ({why}): {len(self.running)} run(s) write a checkpoint")
         for key, attempt in self.running.items():
-            node = self.nodes.all()[node_of(attempt.place)]
-            if key in training:
-                node.ask_stop(key)
-            else:
-                node.kill(key, "now")
+            self.nodes.all()[node_of(attempt.place)].ask_stop(key)
 
     def _start(self, attempt: _Attempt) -> ChildSpec:
         self._waiting.remove(attempt)
@@ -190,8 +184,6 @@ class FinalTraining:
             case FinalRun(trial=trial, seed=seed, save=save):
                 body = own_final_request(self.study, trial, placement, attempt.paths, seed=seed, save=save)
                 limits = replace(limits, hang_learned=False)  # as of a trial
-            case EnsembleRun():
-                body = ensemble_request(self.study, attempt.run, placement)
         key = f"{attempt.run.name}-{attempt.number}"
         self.running[key] = attempt
         return ChildSpec(key, attempt.paths.attempt(attempt.number), body, limits, attempt.place)
@@ -227,18 +219,18 @@ class FinalTraining:
         elif not self._stopping:
             self._follow(child, event)
 
-    def _finished(self, run: Run, paths: FinalLayout) -> Result | None:
-        if isinstance(run, FinalRun) and run.own is not None:
+    def _finished(self, run: FinalRun, paths: FinalLayout) -> FinalResult | None:
+        if run.own is not None:
             return own_finished(self.study, paths, save=run.save)
         return finished(paths)
 
-    def _result(self, run: Run, paths: FinalLayout, answer: object) -> Result | None:
+    def _result(self, run: FinalRun, paths: FinalLayout, answer: object) -> FinalResult | None:
         """Return the result of a run that has come to its end; None: it has not."""
-        if isinstance(run, FinalRun) and run.own is not None:
+        if run.own is not None:
             if not isinstance(answer, TrainResult) or answer.stopped_by is not None:
                 return None
             return own_final_result(self.study, answer, paths, save=run.save)
-        return answer if isinstance(answer, FinalResult | EnsembleResult) else None
+        return answer if isinstance(answer, FinalResult) else None
 
     def _follow(self, attempt: _Attempt, exited: ChildExited) -> None:
         """Decide what follows a failure."""

@@ -10,10 +10,10 @@ a window.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import ClassVar, final
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import metrics_of_both
 from dryfit.scoring.scored_row import LOSS_TERMS, ScoredRow
-from dryfit.tasks.averaging import Answers, ModelOutputs, mean_scores
 from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.baselines.baseline import Baseline
 from dryfit.tasks.baselines.classes import class_baselines
@@ -30,7 +29,6 @@ from dryfit.tasks.heads import HeadSpec
 from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, check_classes
 from dryfit.tasks.spans.evidence import EvidenceTask
-from dryfit.tasks.spans.span_answers import SpanAnswers
 from dryfit.tasks.tokens.sampling import epoch_roles
 from dryfit.tasks.tokens.token_set import CLASSES, Tokens, TokenSet, class_labels
 from dryfit.tasks.tokens.windows import Windows
@@ -197,51 +195,12 @@ class ClassAndSpanTask(EvidenceTask):
         spans = super().scored_rows(kept[:, self.num_outputs :], tokens, fitted)
         return both_parts(classes, spans)
 
-    def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
-        """Keep what spans need of each token."""
-        assert isinstance(outputs, tuple)
-        return super().keep_tokens(outputs[1], batch)
-
-    def averaged(self, outputs: Sequence[ModelOutputs]) -> Answers:
-        """Return the mean of the probabilities of classes and of spans."""
-        scores = [self._scores(one.kept_RK, one.tokens) for one in outputs]
-        mean_RC = mean_scores(scores, multi_label=self.context.data.multi_label)
-        spans = super().averaged([replace(one, kept_RK=one.kept_RK[:, self.num_outputs :]) for one in outputs])
-        return ClassAndSpanAnswers(self._class_answers(mean_RC, outputs[0].tokens), spans)
-
     def _scores(self, kept: torch.Tensor, tokens: TokenSet) -> torch.Tensor:
         """Return the class scores of each row."""
         return row_means(kept[:, : self.num_outputs], Windows(tokens).rows_W, tokens.sources)
 
     def _class_answers(self, scores_RC: torch.Tensor, tokens: TokenSet) -> ClassAnswers:
         return class_answers(scores_RC, row_labels(tokens), self.context)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ClassAndSpanAnswers:
-    """Classes and spans of rows by the mean of several models; an :class:`~dryfit.tasks.averaging.Answers`."""
-
-    classes: ClassAnswers
-    spans: SpanAnswers
-
-    def fit(self) -> Mapping[str, float]:
-        """Fit what classes and spans need."""
-        return {**self.spans.fit(), **self.classes.fit()}
-
-    def metrics(self, fitted: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics of one model without ``loss``, half of which is one of that model's windows."""
-        metrics = _together(self.classes.metrics(fitted), self.spans.metrics(fitted))
-        return {name: value for name, value in metrics.items() if name != Metric.LOSS}
-
-    def predictions(self, rows: Sequence[Readable], fitted: Mapping[str, float]) -> Iterator[dict[str, object]]:
-        """Yield predictions as one model does."""
-        both = zip(self.classes.predictions(rows, fitted), self.spans.predictions(rows, fitted), strict=True)
-        return ({**of_class, **of_span} for of_class, of_span in both)
-
-    def scored_rows(self, ids: Sequence[str], fitted: Mapping[str, float]) -> Iterator[ScoredRow]:
-        """Yield each row with its class and its span beside the right ones."""
-        return both_parts(self.classes.scored_rows(ids, fitted), self.spans.scored_rows(ids, fitted))
 
 
 def both_parts(classes: Iterable[ScoredRow], spans: Iterable[ScoredRow]) -> Iterator[ScoredRow]:

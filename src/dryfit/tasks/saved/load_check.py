@@ -10,8 +10,7 @@ from dryfit.meta.files.source import FolderSource, local_folder
 from dryfit.meta.loading.adapters import ADAPTER_FILE
 from dryfit.meta.loading.checkpoint_health import Candidate, adapter_health, health, pretrained_candidate
 from dryfit.meta.loading.matching import LoadOptions
-from dryfit.tasks.saved.model_input import DRYFIT_FILE
-from dryfit.tasks.saved.saved_ensemble import is_ensemble, read_ensemble
+from dryfit.tasks.saved.model_input import DRYFIT_FILE, MEMBERS
 from dryfit.tasks.saved.saved_model import WEIGHTS_FILE, kind_of, trained_model
 
 _CONFIG_FILE = "config.json"
@@ -36,7 +35,7 @@ def folder_health(source: str, task: str | None = None, *, trust: bool = False) 
         raise LoadError(
             f"looking at {source}", "there is no such folder", allowed="a model's folder; nothing is downloaded"
         )
-    if kind is None and is_ensemble(folder):
+    if kind is None and (folder / DRYFIT_FILE).is_file() and (folder / MEMBERS).is_dir():
         return _ensemble(folder, trust=trust)
     if kind is None and (folder / DRYFIT_FILE).is_file() and not (folder / ADAPTER_FILE).is_file():
         return health(folder / WEIGHTS_FILE, Subject.TRAINED, lambda: _trained(folder, trust=trust))
@@ -50,12 +49,8 @@ def folder_health(source: str, task: str | None = None, *, trust: bool = False) 
 
 
 def _ensemble(folder: Path, *, trust: bool) -> Health:
-    """Return every member's health; missing members, or some that do not belong together, are an error in it."""
-    try:
-        folders = read_ensemble(folder, trust=trust).folders
-    except LoadError as error:
-        return Health(folder=str(folder), subject=Subject.ENSEMBLE, healthy=False, errors=(str(error),))
-    members = tuple(folder_health(str(one), trust=trust) for one in folders)
+    """Return the health of each model in a folder of several, which earlier versions wrote."""
+    members = tuple(folder_health(str(one), trust=trust) for one in sorted((folder / MEMBERS).iterdir()))
     errors = tuple(error for one in members for error in one.errors)
     return Health(
         folder=str(folder),

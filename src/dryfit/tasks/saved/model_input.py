@@ -18,13 +18,13 @@ from dryfit.tasks.own import saved_name
 from dryfit.tasks.tokens.token_set import TokenFacts
 
 MEMBERS = "members"
-"""Folder with the models of an ensemble."""
+"""Folder with the models of an ensemble, which earlier versions wrote."""
 BASE = "base"
 """Key of :data:`DRYFIT_FILE`: the path from the folder to the base of the adapters in it, if that is a folder."""
 FORMAT = 2
 """Format of :data:`DRYFIT_FILE`. Format 1 had only the task ``criteria``, and the shape of its head."""
 ENSEMBLE_FORMAT = 3
-"""Format of a folder with several models: an earlier dryfit refuses it as unknown."""
+"""Format of a folder with several models, which earlier versions averaged."""
 
 
 class ModelInput(Settings):
@@ -143,7 +143,8 @@ def read_model_input(folder: Path, *, doing: str = "", to_load: bool = False) ->
     allowed = MODEL_FOLDER
     meta = read_dryfit_file(folder, doing, allowed)
     if meta.get("format") == ENSEMBLE_FORMAT:
-        raise LoadError(doing, "it holds an ensemble", "one model", f"one of its members: {folder}/{MEMBERS}/1")
+        hint = f"predict with each, the first is {folder / MEMBERS / '1'}, and average the probabilities"
+        raise LoadError(doing, "it holds several models, which earlier versions averaged", "one model", hint)
     if meta.get("format") not in (1, FORMAT):
         raise LoadError(doing, f"format {meta.get('format')!r}", allowed=f"1 or {FORMAT}", hint="upgrade dryfit")
     if "input" not in meta and not to_load:

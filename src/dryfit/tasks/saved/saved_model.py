@@ -41,7 +41,6 @@ from dryfit.meta.loading.pretrained import Kind, load_pretrained, make_model
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.registry import make_task
 from dryfit.tasks.saved.model_input import BASE, DRYFIT_FILE, FORMAT, read_base, read_model_input
-from dryfit.tasks.saved.saved_ensemble import Ensemble, is_ensemble, read_ensemble
 
 WEIGHTS_FILE = "model.safetensors"
 _CONFIG_FILE = "config.json"
@@ -65,9 +64,7 @@ def load(
 ) -> nn.Module:
     """Load a model in eval mode, every parameter, buffer and plain tensor accounted for.
 
-    Where each of them came from is said in the model's ``load_report``, a :class:`dryfit.meta.LoadReport`. Of an
-    ensemble's folder it is an :class:`~dryfit.tasks.saved.saved_ensemble.Ensemble`, each of whose ``members`` is such a
-    model.
+    Where each of them came from is said in the model's ``load_report``, a :class:`dryfit.meta.LoadReport`.
 
     Args:
         source: A folder saved by a trial or by ``dryfit train``, any other model folder, a hub id or ``minilm``.
@@ -91,15 +88,6 @@ def load(
     folder = Path(source).expanduser()
     mode = ReadMode.MAPPED if mapped else ReadMode.PRIVATE
     model: nn.Module
-    if is_ensemble(folder):
-        for name, value in {"task": task, "attach": attach}.items():
-            if value is not None:
-                allowed = f"no {name}: an ensemble is loaded as it was saved"
-                raise ConfigError(f"loading the ensemble in {folder}", f"{name} is {value!r}", allowed, "load a member")
-        members = read_ensemble(folder, trust=trust).folders
-        return Ensemble(
-            [load(one, device=device, dtype=dtype, trust=trust, missing=missing, mapped=mapped) for one in members]
-        ).eval()
     if task is None and (folder / DRYFIT_FILE).is_file():
         trained = trained_model(folder, trust=trust, dtype=dtype, device=device).eval()
         restore(trained, folder, LoadOptions(torch.device(device), dtype, missing, mode=mode))

@@ -1,1 +1,1 @@
-"""The task ``evidence``: spans of texts, decoded, scored and averaged."""
+"""The task ``evidence``: spans of texts, decoded and scored."""

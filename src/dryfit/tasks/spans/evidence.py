@@ -15,7 +15,6 @@ from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import metrics_of_spans
 from dryfit.meta.construction.construction import build
 from dryfit.scoring.scored_row import LOSS_TERMS, ScoredRow
-from dryfit.tasks.averaging import ModelOutputs
 from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, Outputs, TaskContext, TaskModel, pad_rows, padded
 from dryfit.tasks.baselines.baseline import Baseline
 from dryfit.tasks.baselines.spans import span_baselines
@@ -23,8 +22,7 @@ from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.rows.checked_rows import TRAIN, Readable, Row, Splits
 from dryfit.tasks.spans.span_answers import SpanAnswers
-from dryfit.tasks.spans.span_average import mean_decoded
-from dryfit.tasks.spans.span_decoding import decode, pack, token_scores, window_losses
+from dryfit.tasks.spans.span_decoding import decode, pack, window_losses
 from dryfit.tasks.spans.span_losses import SpanLoss
 from dryfit.tasks.tokens.sampling import epoch_windows
 from dryfit.tasks.tokens.token_set import Tokens, TokenSet, check_room, tokens_of
@@ -163,17 +161,6 @@ class EvidenceTask(EncoderTask):
     ) -> Iterator[dict[str, object]]:
         """Yield the span with its text and score, or none, with null's score and all candidates."""
         return self._answers(kept, tokens).predictions(rows, self.context.fitted)
-
-    def keep_tokens(self, outputs: Outputs, batch: Batch) -> torch.Tensor | None:
-        """Keep the scores of each token, to look up other models' candidates in them."""
-        del batch
-        assert isinstance(outputs, torch.Tensor)
-        return token_scores(outputs)
-
-    def averaged(self, outputs: Sequence[ModelOutputs]) -> SpanAnswers:
-        """Return the mean of the probabilities of each answer; see :mod:`dryfit.tasks.spans.span_average`."""
-        windows = Windows(outputs[0].tokens)
-        return SpanAnswers(mean_decoded(outputs, self._span), windows, self._span, self.context.metric)
 
     def _answers(self, kept: torch.Tensor, tokens: TokenSet) -> SpanAnswers:
         windows = Windows(tokens)

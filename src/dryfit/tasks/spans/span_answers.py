@@ -25,7 +25,7 @@ NULL_THRESHOLD: Final = "null_threshold"
 @final
 @dataclass(frozen=True, slots=True)
 class SpanAnswers:
-    """Spans of rows, of one model or the mean of several; an :class:`~dryfit.tasks.averaging.Answers`.
+    """Spans of rows.
 
     Attributes:
         decoded: The best spans of each row.

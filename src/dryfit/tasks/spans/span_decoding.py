@@ -152,11 +152,6 @@ def row_candidates(packed_WK: torch.Tensor, windows: Windows, *, normalised: boo
     return _candidates(facts_WK, norms_W, windows), nulls_R
 
 
-def log_normalisers(packed_WK: torch.Tensor) -> torch.Tensor:
-    """Return the log normalisers of each window's starts and ends, (W, 2), fp64."""
-    return packed_WK[:, 2:4].double()
-
-
 def ranked(candidates: "Candidates", nulls_R: Floats, settings: SpanSettings) -> Decoded:
     """Choose the best of each row's candidates.
 

@@ -1,4 +1,4 @@
-"""What a model that is to be used does well and badly, as its training and its study say it: for FINAL and ENSEMBLE."""
+"""What a model that is to be used does well and badly, as its training and its study say it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -95,21 +95,18 @@ def _is_worthless(request: FinalRequest) -> bool:
 def common_facts(
     config: TrialConfig,
     splits: Mapping[str, Mapping[str, float] | None],
-    *,
-    tags: Sequence[str] = (),
     **metadata: Any,
 ) -> dict[str, object]:
     """Return what every card says: the metadata that the hub reads, the task, and what computed the scores.
 
     Args:
-        config: What was learned; of an ensemble, by its first member.
+        config: What was learned.
         splits: The metrics of each split; None: it was not scored.
-        tags: Further tags for the hub.
         metadata: Further fields of ``ModelCardData``.
     """
     data = ModelCardData(
         pipeline_tag=facts_of(config.task).pipeline,
-        tags=["dryfit", *tags, task_word(config.task)],
+        tags=["dryfit", task_word(config.task)],
         metrics=sorted(splits["test"] or splits["validation"] or {}),
         eval_results=_evaluations(config, splits),
         **metadata,

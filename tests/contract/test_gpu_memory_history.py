@@ -1,6 +1,9 @@
+"""Records of a device's allocator: how they are read, replayed, and held against a plan."""
+
 import datetime
 import json
 import pickle
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +11,40 @@ from typing import Any
 import pytest
 from torch.cuda import _memory_viz
 
-from dryfit.core.errors import ConfigError
+from dryfit.core.errors import ConfigError, InternalError
+from dryfit.core.jobs.memory import MemoryCategory, StepPhase
 from dryfit.memory.allocator.settings import MIB, AllocatorSettings
-from dryfit.memory.allocator.snapshot import compare, read_snapshot
+from dryfit.memory.planning.timeline import compose
+from dryfit.memory.tracing.events import Label, Segment
 from snapshots import BASE, snapshot_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from gpu_memory_history import (
+    SnapshotTrace,
+    Taken,
+    by_operator,
+    compare,
+    first_deviation,
+    observed_allocations,
+    phase_differences,
+    planned_allocations,
+    read_snapshot,
+)
+
+F, B = StepPhase.FORWARD, StepPhase.BACKWARD
+LABELS = (
+    Label(F, MemoryCategory.ACTIVATIONS, "encoder.layer.0", "aten.mm.default"),
+    Label(B, MemoryCategory.TEMPORARIES, "encoder.layer.0", "aten.mm.default"),
+)
+SEGMENT = Segment(
+    blocks=(0, 1, 0, 2, 1, 2),
+    deltas=(30 * MIB, 12 * MIB, -30 * MIB, 11 * MIB + 1, -12 * MIB, -11 * MIB - 1),
+    labels=(0, 0, 0, 1, 1, 1),
+    label_table=LABELS,
+    names={},
+    gemm_at={},
+)
 
 # 30 and 12 are taken, 30 come back and serve 11 and 15 of the next three requests.
 BLOCKS = (0, 1, 0, 2, 3, 4, 1, 5, 3)
@@ -197,3 +230,57 @@ def test_a_record_that_is_not_as_it_happened_is_refused(tmp_path: Path, twice: s
     doubled = entries[: last + 1] + entries[last:]
     with pytest.raises(ConfigError, match=found):
         read_snapshot(_write(tmp_path, {**content, "device_traces": [doubled]}))
+
+
+def history(folder: Path, *, notes: tuple[str, ...] = ("forward", "forward", "")) -> SnapshotTrace:
+    """What a device records that runs exactly the events of ``SEGMENT``; each allocation has its thread's note."""
+    content = snapshot_of(SEGMENT.blocks, SEGMENT.deltas)
+    left = list(notes)
+    for entry in content["device_traces"][0]:
+        entry["user_metadata"] = left.pop(0) if entry["action"] == "alloc" else "forward"
+    path = folder / "history.pickle"
+    path.write_bytes(pickle.dumps(content))
+    return read_snapshot(path)
+
+
+def test_a_trace_and_its_own_history_agree(tmp_path: Path) -> None:
+    found = by_operator(compose([[SEGMENT]]), history(tmp_path))
+    assert found["first_deviation"] is None
+    assert [(one["phase"], one["matched"]) for one in found["phases"]] == [(F, 2), (B, 1)]
+    assert not any(one["only_planned_bytes"] or one["only_observed_bytes"] for one in found["phases"])
+    assert (found["replay_difference_bytes"], found["replayed_events"]) == (0, 6)
+
+
+def test_sizes_are_those_of_whole_blocks(tmp_path: Path) -> None:
+    planned = planned_allocations(compose([[SEGMENT]]))
+    assert [one.size_bytes for one in planned] == [30 * MIB, 12 * MIB, 11 * MIB + 512]
+    assert planned[2].by == "encoder.layer.0 aten.mm.default"
+    observed = observed_allocations(history(tmp_path))
+    assert [(one.phase, one.size_bytes) for one in observed] == [(one.phase, one.size_bytes) for one in planned]
+
+
+def test_a_note_that_is_no_phase_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="lunch"):
+        observed_allocations(history(tmp_path, notes=("forward", "lunch", "")))
+
+
+def test_what_only_one_side_has_is_told_phase_by_phase() -> None:
+    planned = [Taken(F, 10 * MIB), Taken(F, 4 * MIB), Taken(B, 6 * MIB)]
+    observed = [Taken(F, 4 * MIB), Taken(F, 10 * MIB), Taken(F, 10 * MIB), Taken(StepPhase.CLIP, 512)]
+    forward, backward, clip = phase_differences(planned, observed)
+    assert (forward.matched, forward.only_planned_bytes, forward.only_observed_bytes) == (2, 0, 10 * MIB)
+    assert (backward.matched, backward.only_planned_bytes, backward.largest_planned_bytes) == (0, 6 * MIB, 6 * MIB)
+    assert (clip.only_observed_bytes, clip.largest_observed_bytes) == (512, 512)
+
+
+def test_the_first_deviation_is_named_and_single_numbers_are_passed_over() -> None:
+    planned = [Taken(F, 4 * MIB), Taken(F, 512), Taken(B, 6 * MIB, "layer aten.mm")]
+    assert first_deviation(planned, [Taken(F, 4 * MIB), Taken(B, 6 * MIB)]) is None
+    found = first_deviation(planned, [Taken(F, 4 * MIB), Taken(B, 7 * MIB)])
+    assert found is not None
+    assert (found.index, found.phase, found.planned_by) == (1, B, "layer aten.mm")
+    assert (found.planned_bytes, found.observed_bytes) == (6 * MIB, 7 * MIB)
+    more = first_deviation(planned, [Taken(F, 4 * MIB)])
+    assert more is not None and more.observed_bytes is None
+    less = first_deviation([], planned)
+    assert less is not None and (less.phase, less.planned_bytes) == (F, None)
