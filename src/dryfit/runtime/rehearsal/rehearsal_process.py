@@ -21,6 +21,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from dryfit.core.errors import ChildError, FileError
+from dryfit.core.helper import python_command
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.core.process import ended_by_signals
@@ -29,7 +30,6 @@ from dryfit.core.text.secrets import redacted, redacted_json, secrets_of
 from dryfit.core.wall.places import claimed_folder
 from dryfit.core.wire import write_model
 from dryfit.runtime.children.processes import kill_leftovers
-from dryfit.runtime.children.protocol import python_command
 
 CHILD_MODULE: Final = "dryfit.virtual"
 
