@@ -60,10 +60,35 @@ def end_helper(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(grace_s)
         return
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
     with suppress(subprocess.TimeoutExpired):  # stuck in the kernel; it dies as soon as its call is over
         process.wait(_KILL_GRACE_S)
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group a child leads."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_leftovers(leader_pid: int) -> None:
+    """Kill what is left of the session of a child that has ended and is not reaped yet.
+
+    Until it is reaped, no other process can have its process id.
+    """
+    kill_group(leader_pid)
+    for pid in _pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if pid != leader_pid and os.getsid(pid) == leader_pid:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _pids() -> list[int]:
+    """Return the ids of all processes: core has the standard library alone."""
+    if sys.platform == "linux":
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    said = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in said.split()]
 
 
 class Answering:

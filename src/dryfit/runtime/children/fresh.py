@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dryfit.core.helper import python_command, start_helper
+from dryfit.core.helper import kill_leftovers, python_command, start_helper
 from dryfit.core.wire import LOG_FILE
 from dryfit.runtime.children.environment import secrets_as_input
-from dryfit.runtime.children.processes import kill_leftovers
 
 
 class FreshChild:
