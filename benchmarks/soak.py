@@ -119,7 +119,7 @@ def look(control: psutil.Process, folder: Path, trials: int, seconds: float) -> 
         every = control.children(recursive=True)
         named = {one.pid: " ".join(one.cmdline()) for one in control.children()}
         server = next(one for one in control.children() if "dryfit.runtime.children.fork_server" in named[one.pid])
-        mirror = next(one for one in control.children() if "dryfit.search.mirror.process" in named[one.pid])
+        mirror = next(one for one in control.children() if "dryfit.search.followers.process" in named[one.pid])
         found: dict[str, float] = {}
         for name, process in (("control", control), ("server", server), ("mirror", mirror)):
             found[f"{name}_mib"] = process.memory_info().rss / 2**20

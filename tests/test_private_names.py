@@ -32,9 +32,9 @@ TEXTS = {
     "dryfit.virtual.traffic:_like": "how names of operators end",
     "dryfit.virtual.writes.redirect:_io": "the module of open, as its functions name it",
     "dryfit.virtual.writes.replacing:_io": "the same: what it has stays as it is",
-    "dryfit.search.trackers.trackio_runs:_Group": "a key of a run's settings, as trackio writes it",
-    "dryfit.search.trackers.trackio_runs:_Created": "a key of a run's settings, as trackio writes it",
-    "dryfit.search.trackers.trackio_runs:_Username": "a key of a run's settings, as trackio writes it",
+    "dryfit.search.followers.trackio_runs:_Group": "a key of a run's settings, as trackio writes it",
+    "dryfit.search.followers.trackio_runs:_Created": "a key of a run's settings, as trackio writes it",
+    "dryfit.search.followers.trackio_runs:_Username": "a key of a run's settings, as trackio writes it",
     "dryfit.runtime.failures.fault_case:_pickle.UnpicklingError": "pickle.UnpicklingError, as a text",
 }
 # Names in the package that need no row of NAMES.

@@ -13,7 +13,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from dryfit.search.mirror.follower import followed_bytes, trouble_of
+from dryfit.search.followers.keeper import followed_bytes, trouble_of
 from dryfit.store.events import TrialFinished
 from dryfit.store.layout import StudyLayout
 from parts import need, need_package

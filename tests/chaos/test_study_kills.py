@@ -13,8 +13,9 @@ import pytest
 
 import dryfit
 from dryfit.core.errors import ExitStatus
-from dryfit.store.events import AttemptEnded, AttemptStarted, Event, TrialFinished
-from dryfit.store.ledger import Ledger
+from dryfit.store.events import AttemptEnded, AttemptEvent, AttemptStarted, Event, TrialFinished
+from dryfit.store.ledger import Ledger, LedgerTail
+from dryfit.store.replay import StudyState
 from dryfit.study.loop.next_step import End
 from study_runs import (
     ends,
@@ -114,6 +115,45 @@ def test_kill_9_of_children_and_of_the_fork_server(undisturbed: Path, tmp_path: 
             _kill(victim)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
+    assert_same(folder, undisturbed)
+
+
+MOMENTS = [
+    ("trial", "report"),
+    ("study", "first_step"),
+    ("study", "trial_finished"),
+    ("study", "attempt_placed"),
+    ("trial", "checkpoint"),
+]
+"""What is killed, and at which event after the kill before."""
+
+
+@pytest.mark.slow
+def test_kills_of_both_processes_at_five_moments(undisturbed: Path, tmp_path: Path) -> None:
+    """A trial's process after a validation, the study's as it trains again, between two trials, as one starts."""
+    folder = copy_of(undisturbed, tmp_path / "study")
+    process = start("tune", folder, "--quiet")
+    tail, state = LedgerTail(folder / "ledger.jsonl"), StudyState()
+    left = list(MOMENTS)
+    while left and process.poll() is None:
+        for event in tail.read():
+            state.apply(event)
+            if not left or event.type != left[0][1]:
+                continue
+            if left[0][0] == "study":
+                kill_now(process)
+                process = start("resume", folder, "--quiet")
+            else:
+                assert isinstance(event, AttemptEvent)
+                attempt = state.trials[event.number].attempts[-1]
+                if attempt.pid is None or attempt.ended:
+                    continue
+                _kill(attempt.pid)
+            del left[0]
+        time.sleep(0.005)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert left == [], "the study was done before"
     assert_same(folder, undisturbed)
 
 

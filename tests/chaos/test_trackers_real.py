@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.config.trackers import tracker_of
-from dryfit.search.trackers.runs import Runs
+from dryfit.search.followers.runs import Runs
 from dryfit.store.events import ReportMade, TrialFinished
 from dryfit.store.layout import StudyLayout
 from study_runs import child_running, events_of, objective_study, run, start, summary_of, wait_for
@@ -53,7 +53,7 @@ def wanted(folder: Path) -> Runs:
 
 
 def kill_tracker(control_pid: int) -> None:
-    tracker = child_running("dryfit.search.trackers.tracker", of=control_pid)
+    tracker = child_running("dryfit.search.followers.process", of=control_pid)
     assert tracker is not None
     tracker.kill()
 

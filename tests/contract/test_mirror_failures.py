@@ -10,9 +10,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 import instant
 import plan_jobs
+from changing import mirror_into
 from dryfit.core.settings.trial import Outcome
-from dryfit.search.mirror.following import FollowerStatus
-from dryfit.search.mirror.process import Mirror
 from study_runs import fold, run_here
 
 WAYS = ["fine", "out of memory", "assert", "illegal access", "wrong device", "nan", "poor"]
@@ -159,13 +158,7 @@ def test_planned_and_observed_memory_are_those_of_the_exports(tmp_path: Path) ->
     )
     done = instant.run(tmp_path, study)
     journal = tmp_path / "optuna.journal"
-    mirror = Mirror(
-        tmp_path / "ledger.jsonl",
-        storage=f"journal:{journal}",
-        study="n",
-        status=FollowerStatus(tmp_path / "mirror.json"),
-    )
-    assert mirror.catch_up()
+    mirror_into(tmp_path / "ledger.jsonl", journal)
     mirrored = optuna.load_study(study_name="n", storage=JournalStorage(JournalFileBackend(str(journal)))).trials
     rows = done.state.present
     assert len(mirrored) == len(rows)

@@ -47,7 +47,7 @@ def environments():
             command = (folder / "cmdline").read_bytes().decode("utf-8", "replace")
         except OSError:
             continue
-        if f"DRYFIT_STUDY={os.environ['DRYFIT_STUDY']}".encode() in environment or "dryfit.search.mirror" in command:
+        if f"DRYFIT_STUDY={os.environ['DRYFIT_STUDY']}".encode() in environment or "dryfit.search.followers" in command:
             values = {name: os.fsencode(value) in environment for name, value in PLANTED.items()}
             found[f"{folder.name} {command}"] = [name for name, there in values.items() if there]
     return found
@@ -138,7 +138,7 @@ def test_a_function_has_the_secrets_it_names_and_no_file_has_any(study: Path, mo
         facts = json.loads((study.parent / f"{way}.json").read_text())
         assert facts["has"] == only
         commands = " ".join(facts["shown"])
-        assert "dryfit.search.mirror.process" in commands and "dryfit.runtime.children" in commands
+        assert "dryfit.search.followers.process" in commands and "dryfit.runtime.children" in commands
         assert not any(facts["shown"].values()), facts["shown"]  # no process was started with any of them
 
     texts = {path: path.read_bytes() for path in sorted(study.rglob("*")) if path.is_file()}

@@ -14,8 +14,8 @@ from dryfit.cli.app import app
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE
+from dryfit.core.rehearsal_process import RehearsalSurroundings
 from dryfit.reporting.data.rehearsal_view import PLAN_KEYS
-from dryfit.runtime.rehearsal.rehearsal_process import RehearsalSurroundings
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 BATCH, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"

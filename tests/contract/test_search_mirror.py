@@ -16,11 +16,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from dryfit.search.mirror import following
-from dryfit.search.mirror.follower import followed_bytes, pause_after, trouble_of
-from dryfit.search.mirror.following import FollowerStatus
-from dryfit.search.mirror.handle import MirrorProcess
-from dryfit.search.mirror.process import Mirror
+from changing import mirror_into
+from dryfit.search.followers import process as follower
+from dryfit.search.followers.keeper import FollowerProcess, followed_bytes, pause_after, trouble_of
+from dryfit.search.followers.targets import Mirror
 from toy_ledger import Ledger
 
 pytestmark = pytest.mark.heavy
@@ -33,15 +32,9 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.jsonl")
 
 
-def mirror_of(ledger: Ledger, storage: str) -> MirrorProcess:
+def mirror_of(ledger: Ledger, storage: str) -> FollowerProcess:
     folder = ledger.path.parent
-    return MirrorProcess(
-        ledger.path,
-        storage=storage,
-        study="toy",
-        status=folder / "mirror.json",
-        log=folder / "mirror.log",
-    )
+    return FollowerProcess(ledger.path, Mirror(storage), status=folder / "mirror.json", log=folder / "mirror.log")
 
 
 @pytest.fixture(params=["journal", "sqlite"])
@@ -103,7 +96,7 @@ def test_an_event_of_a_newer_dryfit_is_passed_over(ledger: Ledger, tmp_path: Pat
     ledger.add("moon_rose", number=0)
     ledger.finish(0, "complete", 1.0)
     journal = tmp_path / "j"
-    assert in_process(ledger, journal).catch_up()
+    mirror_into(ledger.path, journal)
     assert [trial.value for trial in trials(f"journal:{journal}")] == [1.0]
 
 
@@ -146,15 +139,10 @@ def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
     check_whole_study(trials(storage))
 
 
-def in_process(ledger: Ledger, journal: Path) -> Mirror:
-    where = f"journal:{journal}"
-    return Mirror(ledger.path, storage=where, study="toy", status=FollowerStatus(journal.with_suffix(".json")))
-
-
 def test_killed_between_any_two_writes(ledger: Ledger, tmp_path: Path) -> None:
     """Cut the journal after every whole line: each is a state a kill can leave."""
     whole = tmp_path / "whole.journal"
-    slow = in_process(ledger, whole)
+    slow = mirror_into(ledger.path, whole)
     ledger.after_add = slow.catch_up  # one event at a time: the longest journal there can be
     for _ in ledger.whole_study():
         pass
@@ -164,7 +152,7 @@ def test_killed_between_any_two_writes(ledger: Ledger, tmp_path: Path) -> None:
     for count in range(len(lines)):
         cut = tmp_path / "cut.journal"
         cut.write_bytes(b"".join(lines[:count]))
-        assert in_process(ledger, cut).catch_up()
+        mirror_into(ledger.path, cut)
         check_whole_study(trials(f"journal:{cut}"))
         assert not cut.with_name("cut.journal.2").exists()
 
@@ -237,9 +225,9 @@ def test_a_storage_that_cannot_be_written_is_never_given_up() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         clock = {"s": 0.0}
-        patch.setattr(following.time, "monotonic", lambda: clock["s"])
-        patch.setattr(following.time, "sleep", lambda s: clock.update(s=clock["s"] + 60.0) or paused.append(s))
-        assert following.follow(Flaky, ending=lambda: len(done) > 3, failed=told.append)  # type: ignore[arg-type]
+        patch.setattr(follower.time, "monotonic", lambda: clock["s"])
+        patch.setattr(follower.time, "sleep", lambda s: clock.update(s=clock["s"] + 60.0) or paused.append(s))
+        assert follower.follow(Flaky, ending=lambda: len(done) > 3, failed=told.append)  # type: ignore[arg-type]
     assert len(told) == 10_000 and len(paused) >= 10_000
     assert done[0] == 10_000
 
@@ -325,10 +313,10 @@ def test_a_study_from_elsewhere_is_left_alone(ledger: Ledger, storage: str, tmp_
 PARENT = """
 import sys, time
 from pathlib import Path
-from dryfit.search.mirror.handle import MirrorProcess
-from dryfit.search.mirror.process import Mirror
+from dryfit.search.followers.keeper import FollowerProcess
+from dryfit.search.followers.targets import Mirror
 folder = Path(sys.argv[1])
-mirror = MirrorProcess(folder / "ledger.jsonl", storage=f"journal:{folder / 'j'}", study="toy",
+mirror = FollowerProcess(folder / "ledger.jsonl", Mirror(f"journal:{folder / 'j'}"),
     status=folder / "mirror.json", log=folder / "mirror.log")
 mirror.start()
 mirror.flush(60)
@@ -379,12 +367,8 @@ def test_a_mirror_that_cannot_open_its_database_does_not_tell_the_password(tmp_p
     monkeypatch.setenv("MY_STORAGE", url)
     ledger = Ledger(tmp_path / "ledger.jsonl")
     ledger.ask(0)
-    mirror = MirrorProcess(
-        ledger.path,
-        storage="env:MY_STORAGE",
-        study="toy",
-        status=tmp_path / "status.json",
-        log=tmp_path / "mirror.txt",
+    mirror = FollowerProcess(
+        ledger.path, Mirror("env:MY_STORAGE"), status=tmp_path / "status.json", log=tmp_path / "mirror.txt"
     )
     mirror.start()
     assert not mirror.flush(FLUSH_S)
@@ -398,9 +382,12 @@ def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monke
     """SQLAlchemy and drivers quote what they cannot read."""
     monkeypatch.setenv("MY_STORAGE", "sqlite://host/db?password=planted-password")
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    command = [sys.executable, "-m", "dryfit.search.mirror.process", "--ledger", str(ledger.path)]
-    command += ["--storage", "env:MY_STORAGE", "--study", "toy", "--status", str(tmp_path / "status.json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    command = [sys.executable, "-m", "dryfit.search.followers.process", "--ledger", str(ledger.path)]
+    command += ["--status", str(tmp_path / "status.json")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **pipes, text=True) as process:
+        process.stdin.write("optuna:env:MY_STORAGE\n")
+        process.stdin.flush()
         assert until(lambda: trouble_of(tmp_path / "status.json"))
         process.terminate()
         said, _ = process.communicate()

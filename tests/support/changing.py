@@ -21,8 +21,8 @@ from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import MetricPoint, Scalar
 from dryfit.core.wire import RESULT_FILE, Report, Started
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.search.mirror.following import FollowerStatus
-from dryfit.search.mirror.process import Mirror
+from dryfit.search.followers.process import FollowerStatus, LedgerFollower, writer_of
+from dryfit.search.followers.targets import Mirror
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event
 from dryfit.store.layout import StudyLayout
@@ -197,10 +197,19 @@ def run(
         return session.run_session(study, Space.from_config(study), StudyLayout(folder), observers).state
 
 
+def mirror_into(ledger: Path, journal: Path) -> LedgerFollower:
+    """What has mirrored a ledger into a journal in this process, and goes on when it is asked to."""
+    status = FollowerStatus(journal.with_suffix(".json"))
+    target = Mirror(f"journal:{journal}")
+    follower = LedgerFollower(
+        ledger, new_writer=lambda first: writer_of(target, ledger.parent, first, status), status=status
+    )
+    assert follower.catch_up()
+    return follower
+
+
 def mirrored(folder: Path, name: str) -> optuna.Study:
     """A generation of the study in ``folder``, as Optuna reads it from a mirror made now."""
     journal = folder / "optuna.journal"
-    status = FollowerStatus(folder / "mirror.json")
-    mirror = Mirror(folder / "ledger.jsonl", storage=f"journal:{journal}", study="toy", status=status)
-    mirror.catch_up()
+    mirror_into(folder / "ledger.jsonl", journal)
     return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(journal))))

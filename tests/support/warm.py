@@ -73,7 +73,7 @@ _MODULES: Final = {
         *("dryfit.cli.app", "dryfit.cli.live", "dryfit.api.studies", "dryfit.api.training"),
         *("dryfit.study.loop.session", "dryfit.jobs.train", "dryfit.jobs.final", "dryfit.jobs.resolve"),
         *("dryfit.jobs.plan", "dryfit.jobs.batch_check", "dryfit.runtime.children.fork_server"),
-        *("dryfit.search.mirror.process", "dryfit.jobs.own.objective"),
+        *("dryfit.search.followers.process", "dryfit.jobs.own.objective"),
     ),
     Kind.NO_DEVICE: ("dryfit.virtual.__main__", "dryfit.virtual.session"),
 }
@@ -87,7 +87,7 @@ _COMMANDS: Final = (
         "dryfit.runtime.children.child",
         "dryfit.jobs.in_process",
     ),
-    *("dryfit.search.mirror.process", _REHEARSAL),
+    *("dryfit.search.followers.process", _REHEARSAL),
 )
 """What is started warm: modules with something to import."""
 _PYTHON: Final = sys.executable

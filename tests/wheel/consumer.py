@@ -101,7 +101,6 @@ def tell(folder: Path) -> list[str]:
         str(script),
         archive,
         *(study.model_dump_json() for study in several.studies),
-        *map(str, dryfit.drill().kills),
     ]
 
 

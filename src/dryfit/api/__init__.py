@@ -1,7 +1,7 @@
 """The Python API: a function for each command of the command line."""
 
 from dryfit.api.compare import CompareOutcome, compare
-from dryfit.api.doctor import bug_report, doctor, drill, submitted_text, with_nodes
+from dryfit.api.doctor import bug_report, doctor, submitted_text, with_nodes
 from dryfit.api.files import layout_of
 from dryfit.api.handle import Study, StudyReport, trial_of
 from dryfit.api.imports import import_rows
@@ -65,7 +65,6 @@ __all__ = [
     "check",
     "compare",
     "doctor",
-    "drill",
     "export",
     "follow",
     "import_rows",

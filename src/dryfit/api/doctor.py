@@ -16,7 +16,6 @@ from dryfit.nodes.launchers.launch import launch_text
 from dryfit.reporting.terminal.findings import BugReport, PartView
 from dryfit.store.layout import StudyLayout
 from dryfit.study.doctor.bug_report import gather, write_archive
-from dryfit.study.doctor.drill import Drill, Kill, run_drill
 from dryfit.study.doctor.examine import CheckedStudy, examine
 from dryfit.study.doctor.finding import Diagnosis, Finding, failed, failed_by, passed
 from dryfit.study.doctor.study_checks import ABOUT
@@ -103,23 +102,6 @@ def _findings(
     yield passed(ABOUT, "file", str(path))
     layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)
     yield from examine(CheckedStudy(loaded.config, space, layout), machine=machine, on_note=on_note)
-
-
-def drill(
-    *, on_note: Callable[[str], None] = lambda _: None, on_kill: Callable[[Kill], None] = lambda _: None
-) -> Drill:
-    """Show on this machine that kills lose nothing: a tiny study is run twice, and processes of one of them are killed.
-
-    It takes under a minute on two cores, needs no network and no GPU, and leaves nothing behind.
-
-    Args:
-        on_note: Called with a line about what is being done.
-        on_kill: Called with each kill.
-
-    Raises:
-        ChildError: The study cannot run here at all.
-    """
-    return run_drill(on_note, on_kill)
 
 
 def bug_report(

@@ -16,19 +16,19 @@ from dryfit.api.reports import refuse_foreign, writing
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import Effect, VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, PricedArguments, RehearsalAnswer, RehearsalRequest, ScriptEnd
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
-from dryfit.core.wire import write_text_atomic
-from dryfit.reporting.html.page import render
-from dryfit.reporting.html.rehearsal_page import rehearsal_page
-from dryfit.runtime.rehearsal.command_line import ScriptCommand, parse_command
-from dryfit.runtime.rehearsal.rehearsal_process import (
+from dryfit.core.rehearsal_process import (
     OnOutput,
     RehearsalInterrupted,
     RehearsalSurroundings,
     broke,
     run_rehearsal,
 )
+from dryfit.core.settings.execution import DeviceKind, DeviceSpec
+from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
+from dryfit.core.wire import write_text_atomic
+from dryfit.reporting.html.page import render
+from dryfit.reporting.html.rehearsal_page import rehearsal_page
+from dryfit.runtime.rehearsal.command_line import ScriptCommand, parse_command
 from dryfit.store.layout import shared_traces
 
 DEFAULT_STEPS = 3

@@ -17,7 +17,7 @@ from dryfit.reporting.data.csv_file import csv_text
 from dryfit.reporting.data.formats import ExportFormat
 from dryfit.reporting.html.build import build_page
 from dryfit.reporting.html.page import MARK, Page, render
-from dryfit.search.mirror.export import export_ledger, is_sqlite, storage_file
+from dryfit.search.followers.optuna_trials import export_ledger, is_sqlite, storage_file
 from dryfit.store.layout import StudyLayout
 from dryfit.store.lock import lock_owner
 from dryfit.study.loop.session import read_study
@@ -109,8 +109,7 @@ def export(
         if wanted is ExportFormat.CSV:
             write_text_atomic(target, csv_text(state), durable=False)
         else:
-            assert state.created is not None
-            export_ledger(layout.ledger, target, study=state.created.name, sqlite=is_sqlite(text))
+            export_ledger(layout.ledger, target, sqlite=is_sqlite(text))
     return target
 
 

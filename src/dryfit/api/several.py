@@ -22,7 +22,7 @@ from dryfit.reporting.data.several import (
 )
 from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.runtime.children.environment import demand_secrets
-from dryfit.search.mirror.handle import storage_url
+from dryfit.search.followers.targets import storage_url
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout
 from dryfit.store.lock import lock_owner

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dryfit.cli.options import JsonOption, QuietOption, SetOption, notes
-from dryfit.core.errors import ConfigError, ExitStatus
+from dryfit.core.errors import ExitStatus
 
 
 def doctor(
@@ -16,17 +16,10 @@ def doctor(
     ] = None,
     overrides: SetOption = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
-    drill: Annotated[
-        bool, typer.Option("--drill", help="Instead: kill a tiny study of its own, and show that nothing is lost.")
-    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Check this machine and a study: every row, batch and model. Exit status 1 where a check fails."""
-    if drill:
-        if study is not None or overrides or folder is not None:
-            raise ConfigError("the drill", "a study, --set or --dir beside it", "--drill alone: it has its own study")
-        _drill(as_json=as_json, quiet=quiet)
     examine(study, overrides or (), folder, machine=True, as_json=as_json, quiet=quiet)
 
 
@@ -59,21 +52,6 @@ def examine(
     )
     print_json(diagnosis_view(diagnosis)) if as_json else print_verdict(diagnosis)
     raise typer.Exit(ExitStatus.DONE if diagnosis.healthy else ExitStatus.ANSWER_IS_NO)
-
-
-def _drill(*, as_json: bool, quiet: bool) -> NoReturn:
-    import dryfit.api as api
-    from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.terminal.findings import drill_line, drill_table, drill_view, kill_line
-
-    on_note = notes(quiet=quiet)
-    view = drill_view(api.drill(on_note=on_note, on_kill=lambda kill: on_note(kill_line(kill))))
-    if as_json:
-        print_json(view)
-    else:
-        print_table(drill_table(view))
-        typer.echo(drill_line(view))
-    raise typer.Exit(ExitStatus.DONE if view.passed else ExitStatus.ANSWER_IS_NO)
 
 
 def bug_report(

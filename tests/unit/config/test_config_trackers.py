@@ -7,8 +7,8 @@ import pytest
 from dryfit.config.load import load_study_file
 from dryfit.config.trackers import tracker_of, tracker_problems
 from dryfit.core.errors import ConfigError, MachineError
-from dryfit.search.trackers import targets
-from dryfit.search.trackers.targets import demand_trackers, server_trouble, tracker_environment
+from dryfit.search.followers import targets
+from dryfit.search.followers.targets import demand_trackers, server_trouble, target_environment
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_a_process_has_its_own_secrets_only() -> None:
         "HF_TOKEN": "h",
         "PATH": "/bin",
     }
-    kept = tracker_environment(tracker_of("mlflow:env:SERVER"), environment)
+    kept = target_environment(tracker_of("mlflow:env:SERVER"), environment)
     assert set(kept) == {"SERVER", "MLFLOW_TRACKING_TOKEN", "PATH"}
-    assert set(tracker_environment(tracker_of("tensorboard"), environment)) == {"PATH"}
+    assert set(target_environment(tracker_of("tensorboard"), environment)) == {"PATH"}
 
 
 def test_a_server_that_is_not_there_is_known() -> None:
@@ -127,7 +127,7 @@ def test_trackio_writes_to_a_folder_or_a_server(tmp_path: Path, monkeypatch: pyt
     trackio = tracker_of("trackio:project")
     assert server_trouble(trackio, trackio.where, {}) == ""
     assert "port 9: Connection refused" in server_trouble(trackio, trackio.where, server)
-    assert set(tracker_environment(trackio, {**server, "HF_TOKEN": "h"})) == {"TRACKIO_SERVER_URL"}
+    assert set(target_environment(trackio, {**server, "HF_TOKEN": "h"})) == {"TRACKIO_SERVER_URL"}
 
 
 def test_a_missing_key_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ import pytest
 from dryfit.core.errors import ChildError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.core.rehearsal_process import RehearsalSurroundings, run_rehearsal
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.wall.places import Wall, claimed_folder
-from dryfit.runtime.rehearsal.rehearsal_process import RehearsalSurroundings, run_rehearsal
 
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=24 * 2**30)
 SUPPORT = str(Path(__file__).parents[2] / "support")
@@ -96,7 +96,7 @@ def all_gone(word: str) -> bool:
 
 @pytest.mark.parametrize("wall", Wall)
 def test_a_process_that_hangs_is_ended(wall: Wall, sleeps: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dryfit.runtime.rehearsal.rehearsal_process._LIMIT_EXTRA_S", 2.0)
+    monkeypatch.setattr("dryfit.core.rehearsal_process._LIMIT_EXTRA_S", 2.0)
     answer = run_rehearsal(request("hang", sleeps, timeout_s=1.0, wall=wall), surroundings(), lambda _: None)
     assert (answer.end, answer.reasons) == (ScriptEnd.NO_STEP, ("no answer within 4 s",))
     assert all_gone(sleeps)

@@ -8,7 +8,7 @@ from dryfit.core.jobs.baselines import BaselineScore
 from dryfit.core.settings.choices import Direction
 from dryfit.reporting.data import worth
 from dryfit.scoring.intervals import Interval
-from dryfit.search.mirror.model import parse_event
+from dryfit.search.followers.runs import parse_event
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from golden import Golden

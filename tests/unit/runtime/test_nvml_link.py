@@ -106,7 +106,7 @@ def test_a_driver_that_takes_its_process_along_is_told_of_once(driver: Driver, a
     driver.mark("dies")
     assert (asked.link.look("0"), asked.link.look("0"), asked.link.xids("0")) == (None, None, ())
     (note,) = asked.notes
-    assert "cannot be asked (the process that asks it has ended" in note and str(asked.log) in note
+    assert "cannot be asked (its process died" in note and str(asked.log) in note
 
 
 def test_an_error_in_the_process_is_in_its_log(driver: Driver, asked: Asked) -> None:

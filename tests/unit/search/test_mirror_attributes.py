@@ -9,7 +9,7 @@ from dryfit.core.jobs.memory import ExecutionChoice, MemoryPlan, PeakAt, StepPha
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.trial import FoldScore, Outcome
-from dryfit.search.mirror.attributes import end_attributes, failure_attributes, plan_attributes, user_attributes
+from dryfit.search.followers.runs import end_attributes, failure_attributes, plan_attributes, user_attributes
 from dryfit.store.events import FailureFacts, Observed
 from dryfit.store.state import AttemptState, PlanState, TrialState
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from dryfit.search.mirror.following import FollowerStatus
-from dryfit.search.mirror.model import parse_event
-from dryfit.search.trackers.mlflow_runs import KEY_TAG, MlflowRuns
-from dryfit.search.trackers.runs import Runs
-from dryfit.search.trackers.tracker import PositionFile, RunFollower
+from dryfit.search.followers.mlflow_runs import KEY_TAG, MlflowRuns
+from dryfit.search.followers.process import FollowerStatus, LedgerFollower, PositionFile
+from dryfit.search.followers.runs import Runs, parse_event
 from toy_ledger import Ledger
 
 
@@ -72,10 +70,10 @@ class Book:
         self.open_runs.clear()
 
 
-def follower(tmp_path: Path, book: Book) -> RunFollower:
-    return RunFollower(
+def follower(tmp_path: Path, book: Book) -> LedgerFollower:
+    return LedgerFollower(
         tmp_path / "ledger.jsonl",
-        new_writer=lambda: book,
+        new_writer=lambda _: book,
         position=PositionFile(tmp_path / "position.json"),
         status=FollowerStatus(tmp_path / "status.json"),
     )
@@ -211,12 +209,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 def test_an_answer_that_is_lost_doubles_nothing(tmp_path: Path, server: Server, nth: int) -> None:
     ledger = whole(tmp_path / "ledger.jsonl")
     environment: dict[str, str] = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
-    make = lambda: MlflowRuns("http://x", environment)  # noqa: E731
+    make = lambda _: MlflowRuns("http://x", environment)  # noqa: E731
     server.nth = nth
     for tries in range(200):
         if tries == 40:
             server.nth = 0  # with every answer lost, or every second one, it would never be done
-        one = RunFollower(
+        one = LedgerFollower(
             ledger.path,
             new_writer=make,
             position=PositionFile(tmp_path / "position.json"),

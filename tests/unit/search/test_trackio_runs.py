@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dryfit.search.mirror.model import parse_event
-from dryfit.search.trackers.runs import Runs
-from dryfit.search.trackers.trackio_runs import TrackioRuns
+from dryfit.search.followers.runs import Runs, parse_event
+from dryfit.search.followers.trackio_runs import TrackioRuns
 from toy_ledger import Ledger
 
 

@@ -18,7 +18,7 @@ from dryfit.reporting.data.story import trial_story
 from dryfit.reporting.terminal.story_text import story_lines
 from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.runtime.machine.node import DeviceFacts
-from dryfit.search.mirror.model import MirrorModel
+from dryfit.search.followers.runs import user_attributes
 from dryfit.store.events import AttemptPlaced
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.next_step import End
@@ -79,10 +79,7 @@ def test_small_trials_have_a_device_and_large_ones_a_group(bench, tmp_path: Path
     assert trial.plan is not None and trial.plan.execution is not None and trial.plan.execution.tp == 2
     lines = story_lines(trial_story(done.state, large, done.events, StudyLayout(tmp_path / "study")))
     assert "    run with tensor parallelism over 2 ranks, micro-batch 32 x 1" in lines
-    mirror = MirrorModel()
-    for event in done.events:
-        mirror.apply(event)
-    attributes = {number: one.user_attrs for number, one in enumerate(mirror.studies[-1].trials)}
+    attributes = {number: user_attributes(one) for number, one in enumerate(done.state.trials)}
     assert {number: one.get("tp", 1) for number, one in attributes.items()} == sizes
 
 
@@ -113,10 +110,7 @@ def test_after_running_out_of_memory_the_next_fallback_may_be_more_ranks(bench) 
     assert trial.outcome is Outcome.COMPLETE
     assert [attempt.device for attempt in trial.attempts] == ["here/0", "here/0,here/1"]
     assert [body.plan.tp for body in done.supervisor.trained()] == [1, 2]
-    mirror = MirrorModel()
-    for event in done.events:
-        mirror.apply(event)
-    assert mirror.studies[-1].trials[0].user_attrs["tp"] == 2
+    assert user_attributes(trial)["tp"] == 2
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,16 @@ Each rehearsal has a fresh process. The device is without a limit there, so that
 """
 
 import os
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import ValidationError
-
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import FileError
+from dryfit.core.errors import ChildError
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
@@ -30,7 +26,6 @@ from dryfit.core.jobs.memory import (
 from dryfit.core.jobs.plan import NO_TORCH, NOTHING_TAKEN, PlanAnswer, PlanResult, RehearsedPlanRequest
 from dryfit.core.jobs.rehearsal import (
     CHARACTERS,
-    REHEARSED_VARIABLE,
     ArgumentValue,
     RehearsalAnswer,
     RehearsalMemory,
@@ -39,6 +34,7 @@ from dryfit.core.jobs.rehearsal import (
     SeenArguments,
 )
 from dryfit.core.jobs.train import ObjectiveRequest
+from dryfit.core.rehearsal_process import RehearsalSurroundings, run_rehearsal
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.sharding.argument_ladder import (
     ACCUMULATION,
@@ -50,7 +46,7 @@ from dryfit.core.sharding.argument_ladder import (
     next_change,
 )
 from dryfit.core.text.units import gib
-from dryfit.core.wire import Phase, Wire, read_model, write_model
+from dryfit.core.wire import Phase, Wire, write_model
 from dryfit.jobs.own.objective import beating
 from dryfit.jobs.script.target import may_use_torch
 
@@ -68,9 +64,6 @@ _CHECKPOINTING_TIME: Final = 1.33
 _MOST_SAID: Final = 600
 _FRAME, _CODE = '  File "', "    "
 """How lines of a traceback begin that name a place, and those with its code."""
-
-_LIMIT_FACTOR: Final = 2.0
-_LIMIT_EXTRA_S: Final = 300.0
 
 
 class RehearsedCall(Wire):
@@ -127,46 +120,24 @@ class Rehearsals:
     def __call__(self, changed: Mapping[str, ArgumentValue]) -> RehearsalAnswer:
         """Rehearse with changed arguments."""
         self._number += 1
-        folder = self.folder / f"rehearsal-{self._number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        scratch, asked, file = folder / "scratch", folder / "request.json", folder / "answer.json"
-        scratch.mkdir(parents=True)
-        places = {"scratch_dir": str(scratch), "answer_file": str(file), "parent_pid": os.getpid()}
-        update = places | {"overrides": dict(changed)}
-        write_model(asked, self.request.model_copy(update=update), durable=False)
-        call = folder / "call.json"
+        call = self.folder / f"call-{self._number}.json"
         write_model(call, RehearsedCall(calling=self.calling, changed=dict(changed)), durable=False)
+        request = self.request.model_copy(update={"overrides": dict(changed)})
+        surroundings = RehearsalSurroundings(os.environ, additions={CALL_VARIABLE: str(call)})
         try:
-            why = self._run(asked, call)
-            answer = read_model(file, RehearsalAnswer)
-        except (FileError, ValidationError) as error:
-            why, answer = f"the answer of the rehearsal cannot be read: {error}", None
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        if answer is not None:
-            return answer
-        return RehearsalAnswer(
-            verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=self.request.device, reasons=(why,)
-        )
-
-    def _run(self, asked: Path, call: Path) -> str:
-        """Run one process to its end, and return why it may have left no answer."""
-        limit_s = _LIMIT_FACTOR * self.request.timeout_s + _LIMIT_EXTRA_S
-        made = {
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
-            REHEARSED_VARIABLE: "1",
-            CALL_VARIABLE: str(call),
-        }
-        command = [sys.executable, "-P", "-m", "dryfit.virtual", str(asked)]
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, env={**os.environ, **made}, timeout=limit_s, check=False
+            return run_rehearsal(request, surroundings, _pass_on, self.folder / f"rehearsal-{self._number}")
+        except ChildError as error:
+            return RehearsalAnswer(
+                verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=request.device, reasons=(str(error),)
             )
-        except subprocess.TimeoutExpired:
-            return f"no answer of the rehearsal within {limit_s:.0f} s"
-        return f"the process of the rehearsal ended with status {done.returncode}, and without an answer"
+        finally:
+            call.unlink()
+
+
+def _pass_on(output: bytes) -> None:
+    """Let what a rehearsal prints be in this job's log; a full disk is none of its business."""
+    with suppress(OSError):
+        os.write(1, output)
 
 
 def plan_by_rehearsal(rehearse: Rehearse, device: DeviceSpec, *, allow: Literal["exact", "numerics"]) -> PlanAnswer:

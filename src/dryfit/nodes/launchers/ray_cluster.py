@@ -4,12 +4,12 @@ import os
 import select
 import shlex
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dryfit.core.errors import MachineError
+from dryfit.core.helper import python_command
 from dryfit.core.regular_files import appending
 from dryfit.store.layout import StudyLayout
 
@@ -83,7 +83,7 @@ class Ray:
         return self.layout.nodes / "ray.txt"
 
     def _command(self, parent: str) -> list[str]:
-        return [sys.executable, "-P", "-m", _MODULE, str(self.layout.folder), self.address, parent]
+        return python_command(_MODULE, str(self.layout.folder), self.address, parent)
 
     def _last_words(self) -> str:
         try:

@@ -14,7 +14,7 @@ from dryfit.reporting.data.json_view import Answer, View
 from dryfit.reporting.data.observed_memory import Plans, plan_totals
 from dryfit.reporting.data.troubles import Troubles, troubles_of
 from dryfit.reporting.data.worth import Standing, collapses_of, judgement, standing_of, strongest_baseline
-from dryfit.search.mirror.follower import followed_bytes, said_in, trouble_of
+from dryfit.search.followers.keeper import followed_bytes, said_in, trouble_of
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 

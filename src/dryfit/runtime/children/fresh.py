@@ -2,17 +2,14 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dryfit.core.regular_files import appending
+from dryfit.core.helper import kill_leftovers, python_command, start_helper
 from dryfit.core.wire import LOG_FILE
 from dryfit.runtime.children.environment import secrets_as_input
-from dryfit.runtime.children.processes import kill_leftovers
-from dryfit.runtime.children.protocol import python_command
 
 
 class FreshChild:
@@ -29,14 +26,10 @@ class FreshChild:
     """
 
     def __init__(self, request_path: Path, entry: str, environment: dict[str, str], secrets: Mapping[str, str]) -> None:
-        with appending(request_path.parent / LOG_FILE) as log, secrets_as_input(secrets) as stdin:
-            self._process = subprocess.Popen(
-                python_command("dryfit.runtime.children.child", str(request_path), entry, str(os.getpid())),
-                stdin=stdin,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
+        command = python_command("dryfit.runtime.children.child", str(request_path), entry, str(os.getpid()))
+        with secrets_as_input(secrets) as stdin:
+            self._process = start_helper(
+                command, environment=environment, log=request_path.parent / LOG_FILE, stdin=stdin
             )
         self.exit_fd: int | None = None
         if sys.platform == "linux":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from dryfit.core.helper import kill_group, kill_leftovers
 from dryfit.core.wire import MARKER_VARIABLE
 
 _GONE_POLL_S = 0.01
@@ -27,24 +28,6 @@ def reap_any() -> tuple[int, int] | None:
         return None
     kill_leftovers(ended.si_pid)
     return os.waitpid(ended.si_pid, 0)
-
-
-def kill_group(pid: int) -> None:
-    """Kill the process group a child leads."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def kill_leftovers(leader_pid: int) -> None:
-    """Kill what is left of the session of a child that has ended and is not reaped yet.
-
-    Until it is reaped, no other process can have its process id.
-    """
-    kill_group(leader_pid)
-    for pid in psutil.pids():
-        with suppress(ProcessLookupError, PermissionError):
-            if pid != leader_pid and os.getsid(pid) == leader_pid:
-                os.kill(pid, signal.SIGKILL)
 
 
 def marker_of(study: str, folder: Path) -> str:

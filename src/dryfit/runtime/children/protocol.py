@@ -1,6 +1,5 @@
 """Messages between the control process and its fork server: one JSON object a line over a socket pair."""
 
-import sys
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -73,8 +72,3 @@ class LineBuffer:
         """Add bytes; return the lines they complete, without their ends."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return lines
-
-
-def python_command(module: str, *arguments: str) -> list[str]:
-    """Command that runs a module in a new interpreter; -P: no file of the current folder can shadow a library."""
-    return [sys.executable, "-P", "-m", module, *arguments]

@@ -3,14 +3,13 @@
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dryfit.core.regular_files import appending
+from dryfit.core.helper import end_helper, python_command, start_helper
 from dryfit.runtime.children.environment import secrets_as_input
-from dryfit.runtime.children.protocol import SERVER_MESSAGE, ForkRequest, LineBuffer, ServerMessage, python_command
+from dryfit.runtime.children.protocol import SERVER_MESSAGE, ForkRequest, LineBuffer, ServerMessage
 
 _READ_BYTES = 65_536
 _END_S = 5.0
@@ -36,16 +35,11 @@ class ServerLink:
         self.ready = False
         self.lost = False
         log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, appending(log) as output, secrets_as_input(secrets) as stdin:
+        with theirs, secrets_as_input(secrets) as stdin:
             arguments = (str(theirs.fileno()), str(os.getpid()), *modules)
-            self._process = subprocess.Popen(
-                python_command("dryfit.runtime.children.fork_server", *arguments),
-                stdin=stdin,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+            command = python_command("dryfit.runtime.children.fork_server", *arguments)
+            self._process = start_helper(
+                command, environment=environment, log=log, stdin=stdin, keep=(theirs.fileno(),)
             )
 
     @property
@@ -80,10 +74,7 @@ class ServerLink:
     def close(self) -> None:
         """End the server: it ends with the connection, and is killed if it does not."""
         self._connection.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S if self.ready and not self.lost else 0)
-        self.kill()
-        self._process.wait()
+        end_helper(self._process, _END_S if self.ready and not self.lost else 0)
 
     def kill(self) -> None:
         """Kill the server, and by their death signals its children."""

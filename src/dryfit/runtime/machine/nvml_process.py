@@ -1,7 +1,7 @@
 """The process that queries NVML, so that a driver that hangs blocks nothing else.
 
-``python -m dryfit.runtime.machine.nvml_process SOCKET_FD CONTROL_PID MARKER`` answers the questions of
-:mod:`dryfit.runtime.machine.nvml_link` in order, until the connection is closed.
+``python -m dryfit.runtime.machine.nvml_process CONTROL_PID MARKER`` answers the questions of
+:mod:`dryfit.runtime.machine.nvml_link` on its standard input, a socket, in order, until that is closed.
 """
 
 import signal
@@ -11,7 +11,7 @@ from contextlib import closing
 
 from dryfit.core.process import die_with_parent
 from dryfit.runtime.machine.gpus import NvmlMonitor
-from dryfit.runtime.machine.nvml_protocol import NvmlAnswer, NvmlQuestion
+from dryfit.runtime.machine.nvml_link import NvmlAnswer, NvmlQuestion
 
 
 def answer(devices: NvmlMonitor, question: NvmlQuestion) -> NvmlAnswer:
@@ -26,13 +26,12 @@ def answer(devices: NvmlMonitor, question: NvmlQuestion) -> NvmlAnswer:
 
 def main(arguments: list[str]) -> None:
     """Entry point of the process."""
-    descriptor, control_pid, marker = arguments
+    control_pid, marker = arguments
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the control process's business
     die_with_parent(int(control_pid))
-    connection = socket.socket(fileno=int(descriptor))
-    with connection, connection.makefile("rb") as questions, closing(NvmlMonitor(marker)) as devices:
-        for line in questions:
+    with socket.socket(fileno=0) as connection, closing(NvmlMonitor(marker)) as devices:
+        for line in connection.makefile("rb"):
             reply = answer(devices, NvmlQuestion.model_validate_json(line))
             connection.sendall(reply.model_dump_json().encode() + b"\n")
 

@@ -4,15 +4,12 @@ Every wait has a limit. A process that dies, hangs or answers nonsense is ended,
 """
 
 import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 from pydantic import Field
 
+from dryfit.core.helper import Answering, python_command
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.text.secrets import public_environment
@@ -22,7 +19,6 @@ ANSWER_S = 60.0
 """Longest wait for an answer, and for the imports before the first. Usual is a second."""
 
 _TRIES = 2
-_KILL_GRACE_S = 2.0
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -60,11 +56,9 @@ class GpProcess:
 
     def __init__(self, command: tuple[str, ...] = (), answer_s: float = ANSWER_S) -> None:
         self._trouble = ""
-        module = (sys.executable, "-P", "-m", "dryfit.search.sampling.gp_process", "--parent", str(os.getpid()))
-        self._command = command or module
-        self._answer_s = answer_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._line: socket.socket | None = None
+        module = python_command("dryfit.search.sampling.gp_process", "--parent", str(os.getpid()))
+        environment = {**public_environment(os.environ), **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": ""}
+        self._process = Answering(command or module, environment=environment, answer_s=answer_s)
 
     def __enter__(self) -> "GpProcess":
         return self
@@ -75,14 +69,14 @@ class GpProcess:
     def warm(self) -> None:
         """Start the process before its first question."""
         with suppress(OSError):  # the question will tell
-            self._start()
+            self._process.start()
 
     def ask(self, question: GpQuestion) -> Mapping[str, Scalar] | None:
         """Return the suggested values; None where two processes gave none."""
         troubles: list[str] = []
         for _ in range(_TRIES):
             try:
-                answer = self._answer(question)
+                answer = GpAnswer.model_validate_json(self._process.ask(question.model_dump_json()))
             except (OSError, ValueError) as error:  # it could not start, is silent, has died, or answers nonsense
                 answer = GpAnswer(trouble=" ".join(str(error).split())[:200])
             if answer.params.keys() == question.space.keys():
@@ -99,42 +93,7 @@ class GpProcess:
 
     def end(self) -> None:
         """End the process."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-        if self._process is not None:
-            self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel; it dies with us
-                self._process.wait(_KILL_GRACE_S)
-            self._process = None
-
-    def _answer(self, question: GpQuestion) -> GpAnswer:
-        deadline_s = time.monotonic() + self._answer_s
-        line = self._line or self._start()
-        line.settimeout(self._answer_s)  # of sending all, not of each part
-        line.sendall(question.model_dump_json().encode() + b"\n")
-        said = b""
-        while not said.endswith(b"\n"):
-            line.settimeout(max(0.001, deadline_s - time.monotonic()))
-            part = line.recv(1 << 16)
-            if not part:
-                raise ConnectionError("its process died")
-            said += part
-        return GpAnswer.model_validate_json(said)
-
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._line = ours
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**public_environment(os.environ), **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": ""},
-                start_new_session=True,
-            )
-        return ours
+        self._process.end()
 
 
 def ask_once(question: GpQuestion) -> Mapping[str, Scalar] | None:

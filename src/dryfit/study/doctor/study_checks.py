@@ -15,11 +15,10 @@ from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import gib
 from dryfit.search.comparability import comparability_key
-from dryfit.search.mirror.handle import storage_url
+from dryfit.search.followers.targets import demand_tracker, server_trouble, storage_url
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.fields import apply_params
 from dryfit.search.space.space import Space
-from dryfit.search.trackers.targets import demand_tracker, server_trouble
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import each_event

@@ -6,12 +6,10 @@ from typing import Final, cast
 
 from dryfit.config.freeze import dump_toml
 from dryfit.config.schema import StudyConfig
-from dryfit.config.trackers import tracker_of
 from dryfit.core.regular_files import contents
 from dryfit.core.settings.choices import Precision
 from dryfit.core.settings.tables import HUB_PREFIX
-from dryfit.search.mirror.follower import followed_bytes
-from dryfit.search.trackers.keeper import left_bytes
+from dryfit.search.followers.keeper import followers_of
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import SessionResult, read_study
@@ -43,9 +41,7 @@ def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
         end = _FINAL.get(last.closed or "") if last is not None else None
         if last is None or end is None or not _untouched(config, last.opened_at_s):
             return None
-        if config.search.mirror != "none" and followed_bytes(layout.mirror_status) < layout.ledger.stat().st_size:
-            return None
-        if any(left_bytes(tracker_of(entry), layout) for entry in config.study.track):
+        if any(follower.left_bytes for follower in followers_of(config, layout)):
             return None
     except OSError:
         return None  # no frozen.toml yet, or a session will say what is wrong with the folder

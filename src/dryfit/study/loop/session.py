@@ -33,14 +33,12 @@ from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.runtime.machine.nvml_link import NvmlLink
 from dryfit.search.comparability import comparability_key
-from dryfit.search.mirror.handle import storage_url
-from dryfit.search.mirror.keeper import mirrored
+from dryfit.search.followers.keeper import followed
+from dryfit.search.followers.targets import demand_trackers, storage_url
 from dryfit.search.other_study import TakenPoints, not_taken, take_points
 from dryfit.search.sampling.cma_es import demand_package
 from dryfit.search.sampling.samplers import drawn_otherwise
 from dryfit.search.space.space import Space
-from dryfit.search.trackers.keeper import tracked
-from dryfit.search.trackers.targets import demand_trackers
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import Ledger, each_event
@@ -149,7 +147,8 @@ def run_session(
                 lock.keep()
 
             stops = stack.enter_context(StopRequests(layout.stop_request, machines.nodes.wake, signals, check))
-            keepers = stack.enter_context(_followed(work, observers))
+            following = followed(work.config, layout, lambda text: _note(observers, text))
+            keepers = stack.enter_context(following)
         why = ""
         try:
             end = _work(work, machines, stops, (*observers, *keepers))
@@ -363,17 +362,6 @@ def _created(config: StudyConfig, space: Space, layout: StudyLayout, taken: Take
         points_from=config.search.enqueue_from or "",
         points=taken.points,
     )
-
-
-@contextmanager
-def _followed(work: StudyWork, observers: Sequence[Observer]) -> Generator[tuple[Observer, ...], None, None]:
-    """Run what follows the ledger beside the study; yields the observers that start it again where it died."""
-    config, layout = work.config, work.layout
-    with (
-        mirrored(config.search.mirror, layout, work.created.name) as mirror,
-        tracked(config.study.track, layout, lambda text: _note(observers, text)) as trackers,
-    ):
-        yield (*mirror, *trackers)
 
 
 def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> SupervisorSettings:

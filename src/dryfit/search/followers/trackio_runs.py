@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dryfit.core.text.secrets import redacted
-from dryfit.search.trackers.runs import Run, Runs
-from dryfit.search.trackers.targets import TRACKIO_SERVER, client
+from dryfit.search.followers.runs import Run, Runs
+from dryfit.search.followers.targets import TRACKIO_SERVER, client
 
 _ROWS = 500
 """Rows of one call."""

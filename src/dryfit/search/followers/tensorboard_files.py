@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dryfit.core.settings.trial import Outcome, Scalar
-from dryfit.search.trackers.runs import Fact, Run, Runs
-from dryfit.search.trackers.targets import client
+from dryfit.search.followers.runs import Fact, Run, Runs
+from dryfit.search.followers.targets import client
 
 _STATUS = {None: 3, Outcome.COMPLETE: 1, Outcome.FAILED: 2}
 """Of a session in hparams' api.proto: STATUS_SUCCESS 1, STATUS_FAILURE 2, STATUS_RUNNING 3; others are unknown, 0."""

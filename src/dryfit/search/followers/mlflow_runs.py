@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any
 
 from dryfit.core.settings.trial import Outcome
-from dryfit.search.trackers.runs import Run, Runs
-from dryfit.search.trackers.targets import client
+from dryfit.search.followers.runs import Run, Runs
+from dryfit.search.followers.targets import client
 
 KEY_TAG = "dryfit.key"
 

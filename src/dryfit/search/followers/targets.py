@@ -1,15 +1,16 @@
-"""What a tracker needs of the machine: its package, its variables, its URL."""
+"""What a follower's process is told of its target, and what a tracker needs of the machine: package, variables, URL."""
 
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dryfit.config.trackers import Tracker, TrackerName, tracker_of
+from dryfit.config.trackers import ENVIRONMENT_PREFIX, Tracker, TrackerName, tracker_of
 from dryfit.core.errors import MachineError
 from dryfit.core.text.secrets import public_environment
 
@@ -25,6 +26,66 @@ _READS = {
     TrackerName.TRACKIO: frozenset({"TRACKIO_WRITE_TOKEN", TRACKIO_SERVER}),
 }
 """Secrets that the clients read; a tracker's process has no others."""
+
+JOURNAL_PREFIX = "journal:"
+_MIRROR_PREFIX = "optuna:"
+_OF_DRIVERS = frozenset({"PGPASSWORD", "MYSQL_PWD"})
+"""Variables that the clients of PostgreSQL and MySQL read passwords from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """The Optuna storage that follows the ledger.
+
+    Attributes:
+        where: ``journal:PATH``, ``env:NAME`` or an Optuna storage URL.
+    """
+
+    where: str
+
+    @property
+    def entry(self) -> str:
+        """What its process is told: no entry of ``study.track`` begins so."""
+        return f"{_MIRROR_PREFIX}{self.where}"
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable that has the URL; None: it is here."""
+        named = self.where.startswith(ENVIRONMENT_PREFIX)
+        return self.where.removeprefix(ENVIRONMENT_PREFIX) if named else None
+
+
+def target_of(entry: str) -> Mirror | Tracker:
+    """Return what a follower's process was told."""
+    return Mirror(entry.removeprefix(_MIRROR_PREFIX)) if entry.startswith(_MIRROR_PREFIX) else tracker_of(entry)
+
+
+def storage_url(storage: str, environment: Mapping[str, str]) -> str:
+    """Return the URL that ``env:NAME`` stands for, or any other storage as it is.
+
+    Raises:
+        MachineError: There is no such variable.
+    """
+    name = Mirror(storage).variable
+    if name is None:
+        return storage
+    if not environment.get(name):
+        raise MachineError(
+            f'opening search.mirror = "{storage}"',
+            f"the environment variable {name} is not set",
+            "a variable that holds an Optuna storage URL",
+            f"export {name}=postgresql://...",
+        )
+    return environment[name]
+
+
+def target_environment(target: Mirror | Tracker, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a follower's process: of the secrets, it has the target's own."""
+    if isinstance(target, Tracker):
+        keep = _READS[target.name]
+    else:
+        keep = frozenset[str]() if target.where.startswith(JOURNAL_PREFIX) else _OF_DRIVERS
+    return public_environment(environment, keep=keep if target.variable is None else keep | {target.variable})
 
 
 def resolved(tracker: Tracker, study: Path, environment: Mapping[str, str]) -> str:
@@ -45,12 +106,6 @@ def resolved(tracker: Tracker, study: Path, environment: Mapping[str, str]) -> s
             f"export {tracker.variable}=http://...",
         )
     return environment[tracker.variable]
-
-
-def tracker_environment(tracker: Tracker, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a tracker's process: of the secrets, it has its own."""
-    own = {tracker.variable} if tracker.variable is not None else set[str]()
-    return public_environment(environment, keep=_READS[tracker.name] | own)
 
 
 def demand_tracker(tracker: Tracker, study: Path, environment: Mapping[str, str]) -> str:

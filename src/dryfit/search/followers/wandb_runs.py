@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dryfit.core.settings.trial import Outcome
-from dryfit.search.trackers.runs import Run, Runs
-from dryfit.search.trackers.targets import client
+from dryfit.search.followers.runs import Run, Runs
+from dryfit.search.followers.targets import client
 
 _DEFAULTS = {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
 _INIT_S = 30

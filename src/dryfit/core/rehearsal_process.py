@@ -1,6 +1,6 @@
-"""The process of a rehearsal: a fresh interpreter that runs the user's own script without a GPU, and its answer.
+"""The process of a rehearsal: a fresh interpreter that runs the user's own code without a GPU, and its answer.
 
-The script is the user's own, run by the user: it has the user's environment, secrets too, as ``python script.py`` would
+A script is the user's own, run by the user: it has the user's environment, secrets too, as ``python script.py`` would
 (the hub's token is needed for configs; trackers and uploads are muted in the process). Nothing of that reaches an
 answer: its texts and the last lines of a process that died are redacted.
 """
@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,15 +21,14 @@ from typing import Final
 from pydantic import ValidationError
 
 from dryfit.core.errors import ChildError, FileError
+from dryfit.core.helper import kill_leftovers, python_command
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.core.process import ended_by_signals
 from dryfit.core.regular_files import read_bounded
 from dryfit.core.text.secrets import redacted, redacted_json, secrets_of
-from dryfit.core.wall.places import Places, claimed_folder
+from dryfit.core.wall.places import Places, claimed_folder, remove
 from dryfit.core.wire import write_model
-from dryfit.runtime.children.processes import kill_leftovers
-from dryfit.runtime.children.protocol import python_command
 
 CHILD_MODULE: Final = "dryfit.virtual"
 
@@ -97,7 +96,7 @@ class RehearsalInterrupted(KeyboardInterrupt):
 
 
 def run_rehearsal(
-    request: RehearsalRequest, surroundings: RehearsalSurroundings, on_output: OnOutput
+    request: RehearsalRequest, surroundings: RehearsalSurroundings, on_output: OnOutput, folder: Path | None = None
 ) -> RehearsalAnswer:
     """Run a rehearsal in a process of its own, and return what it says; its files are removed.
 
@@ -106,23 +105,33 @@ def run_rehearsal(
 
     Args:
         request: ``scratch_dir`` and ``answer_file`` are set here.
+        folder: Where its files lie; None: in a temporary folder.
 
     Raises:
         RehearsalInterrupted: Ctrl-C came; the process has said what it has seen.
         ChildError: The answer cannot be read.
         OSError: No process can be made.
     """
-    with ended_by_signals(), claimed_folder() as folder:
-        file = folder / "answer.json"
-        places = {"scratch_dir": str(folder), "answer_file": str(file), "parent_pid": os.getpid()}
-        write_model(folder / "request.json", request.model_copy(update=places), durable=False)
+    with ended_by_signals(), claimed_folder() if folder is None else _made(folder) as place:
+        file = place / "answer.json"
+        places = {"scratch_dir": str(place), "answer_file": str(file), "parent_pid": os.getpid()}
+        write_model(place / "request.json", request.model_copy(update=places), durable=False)
         limit_s = _LIMIT_FACTOR * request.timeout_s + _LIMIT_EXTRA_S
-        end = _run(folder, surroundings, on_output, limit_s)
+        end = _run(place, surroundings, on_output, limit_s)
         secrets = secrets_of(surroundings.environment)
         answer = _answer(file, secrets) or _without_answer(request, end, secrets)
     if end.is_interrupted:
         raise RehearsalInterrupted(answer)
     return answer
+
+
+@contextmanager
+def _made(folder: Path) -> Generator[Path, None, None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        remove(folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,269 @@
+"""Run the followers of the ledger beside a study that is worked on; they cannot delay or fail a trial.
+
+Nothing here raises, or waits for a follower without a limit.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from dryfit.config.schema import StudyConfig
+from dryfit.config.trackers import Tracker, tracker_of
+from dryfit.core.cleanup import closing
+from dryfit.core.helper import end_helper, python_command, start_helper
+from dryfit.core.regular_files import contents
+from dryfit.core.wire import Message
+from dryfit.search.followers.targets import JOURNAL_PREFIX, Mirror, target_environment
+from dryfit.store.events import Event
+from dryfit.store.layout import StudyLayout
+from dryfit.store.replay import StudyState
+
+LONGEST_PAUSE_S = 60.0
+"""What cannot be written, or a follower that dies, is tried again at least so often."""
+
+_DRAIN_S = 60.0
+"""At most, for all followers together, when a session ends; one whose target cannot be written gets one more try."""
+_STARTS_AT_END = 2
+_POLL_S = 0.02
+_STOP_GRACE_S = 5.0
+
+
+def pause_after(failures: int) -> float:
+    """Return how many seconds to wait after so many failures before: 1, 2, 4 ... up to :data:`LONGEST_PAUSE_S`."""
+    return min(LONGEST_PAUSE_S, 2.0 ** min(failures, 10))
+
+
+class FollowerProcess:
+    """A process that writes what a study's ledger says to somewhere else.
+
+    Args:
+        ledger: The study's ledger.
+        target: Where it writes; it reads that from its stdin.
+        status: File in which it says how far it is.
+        log: File for its output.
+        position: File that says how much of the ledger the target has for certain; None: ``status`` does.
+    """
+
+    def __init__(
+        self, ledger: Path, target: Mirror | Tracker, *, status: Path, log: Path, position: Path | None = None
+    ) -> None:
+        self.target = target
+        self._ledger = ledger
+        positions = ["--position", str(position)] if position is not None else []
+        arguments = ["--ledger", str(ledger), *positions, "--status", str(status)]
+        self._command = python_command("dryfit.search.followers.process", *arguments)
+        self._status = status
+        self._position = position or status
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = False
+        self._starts = 0
+        self._started_s = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None where it never started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def left_bytes(self) -> int:
+        """How many bytes of the ledger the target lacks for certain; 0 where there is no ledger any more."""
+        try:
+            size = self._ledger.stat().st_size
+        except FileNotFoundError:
+            return 0
+        return max(0, size - max(0, followed_bytes(self._position)))
+
+    def start(self) -> None:
+        """Start the process; call from the main thread (its death is tied to the thread that made it)."""
+        now_s = time.monotonic()
+        # One that ran for long begins anew: it was no failure of its start.
+        self._starts = self._starts + 1 if now_s - self._started_s < LONGEST_PAUSE_S else 1
+        self._started_s = now_s
+        try:
+            self._status.unlink(missing_ok=True)
+            self._process = start_helper(
+                [*self._command, "--parent", str(os.getpid())],
+                environment=target_environment(self.target, os.environ),
+                log=self._log,
+                stdin=subprocess.PIPE,
+            )
+        except OSError:  # no process, no descriptor, no disk: the study goes on, and it is tried again
+            self._process = None
+            return
+        with suppress(OSError):  # it died already
+            assert self._process.stdin is not None
+            with self._process.stdin as stdin:
+                stdin.write(self.target.entry.encode() + b"\n")
+
+    def keep_alive(self) -> None:
+        """Start it again where it died, later and later where it dies again and again. Costs one ``waitpid``."""
+        if self._ended or self.alive:
+            return
+        if time.monotonic() >= self._started_s + pause_after(self._starts - 1):
+            self.start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that the ledger holds now is written; nothing more will be added to it.
+
+        A follower that waits for its target to come back tries once more, now, and ends.
+
+        Returns:
+            Whether it is; False after ``timeout_s``, or as soon as that last try has failed.
+        """
+        try:
+            size = self._ledger.stat().st_size
+        except FileNotFoundError:
+            return True
+        deadline_s = time.monotonic() + timeout_s
+        starts_left = _STARTS_AT_END
+        while followed_bytes(self._status) < size:
+            if not self.alive:
+                if starts_left == 0:
+                    return False
+                starts_left -= 1
+                self.start()
+            elif trouble_of(self._status):
+                self.stop(max(0.0, deadline_s - time.monotonic()))
+                return followed_bytes(self._status) >= size
+            elif time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def ask_to_end(self) -> None:
+        """Ask it to write what is left and to end; does not wait."""
+        self._ended = True
+        if self._process is not None and self.alive:
+            self._process.terminate()
+
+    def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
+        """Ask it to write what is left and to end; kill it, and what it has started, after a while."""
+        self.ask_to_end()
+        if self._process is not None:
+            end_helper(self._process, grace_s)
+
+
+def followed_bytes(status: Path) -> int:
+    """Return how many bytes of the ledger are written, from a follower's status file; -1: unknown."""
+    try:
+        return int(said_in(status)["offset"])
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
+def trouble_of(status: Path) -> tuple[float, str] | None:
+    """Return since when a follower's target cannot be written (Unix seconds), and the error; None: it can be."""
+    said = said_in(status)
+    since_s, error = said.get("failing_since_s"), said.get("error")
+    return (float(since_s), error) if isinstance(since_s, int | float) and isinstance(error, str) else None
+
+
+def said_in(status: Path) -> dict[str, Any]:
+    """Return the object in a small JSON file; empty where there is none."""
+    try:
+        said = json.loads(contents(status) or b"")
+    except (OSError, ValueError):
+        return {}
+    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerKeeper:
+    """Starts followers again that have died, whenever the ledger has grown.
+
+    It is called by the study's own thread, as their death is tied to it; it neither raises nor waits.
+    """
+
+    followers: tuple[FollowerProcess, ...]
+
+    def on_open(self, layout: StudyLayout) -> None:
+        """The followers know where the ledger is."""
+
+    def on_event(self, event: Event, state: StudyState) -> None:
+        """Start those again that died."""
+        for follower in self.followers:
+            follower.keep_alive()
+
+    def on_message(self, number: int, message: Message) -> None:
+        """Nothing to follow: the ledger has all that is shown."""
+
+    def on_note(self, text: str) -> None:
+        """Nothing to follow."""
+
+
+def followers_of(config: StudyConfig, layout: StudyLayout) -> tuple[FollowerProcess, ...]:
+    """Return the processes of ``search.mirror`` and ``study.track``; none is started."""
+    found: list[FollowerProcess] = []
+    if config.search.mirror != "none":
+        named = config.search.mirror
+        mirror = Mirror(f"{JOURNAL_PREFIX}{layout.journal}" if named == "journal" else named)
+        log = layout.logs / "mirror.txt"
+        found.append(FollowerProcess(layout.ledger, mirror, status=layout.mirror_status, log=log))
+    for tracker in map(tracker_of, config.study.track):
+        files = layout.tracker(tracker.slug)
+        found.append(
+            FollowerProcess(layout.ledger, tracker, status=files.status, log=files.log, position=files.position)
+        )
+    return tuple(found)
+
+
+@contextmanager
+def followed(
+    config: StudyConfig, layout: StudyLayout, note: Callable[[str], None]
+) -> Generator[list[FollowerKeeper], None, None]:
+    """Run the followers beside the study; at the end they get some time for what is left.
+
+    Args:
+        config: The study.
+        layout: Its folder.
+        note: Is told in a sentence what a follower lacks at the end.
+
+    Yields:
+        The observer that starts them again where they died; none without a follower.
+    """
+    present = {layout.tracker(tracker_of(entry).slug).status for entry in config.study.track}
+    for status in set(layout.tracker_statuses) - present:
+        status.unlink(missing_ok=True)
+    processes = followers_of(config, layout)
+    if not processes:
+        yield []
+        return
+    if config.study.track:
+        layout.trackers.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        for process in processes:
+            process.start()
+            stack.push(closing(process.stop))
+        yield [FollowerKeeper(processes)]
+        _drain(processes)
+    for process in processes:
+        if left := process.left_bytes:
+            name = process.target.entry if isinstance(process.target, Tracker) else "the Optuna mirror"
+            lacks = f"{name} lacks the last {left} bytes of the ledger"
+            note(f"{lacks}: `dryfit resume {layout.folder}` goes on with them")
+
+
+def _drain(processes: Sequence[FollowerProcess]) -> None:
+    deadline_s = time.monotonic() + _DRAIN_S
+
+    def left_s() -> float:
+        return max(0.0, deadline_s - time.monotonic())
+
+    for process in processes:
+        process.flush(left_s())
+    for process in processes:
+        process.ask_to_end()
+    for process in processes:
+        process.stop(left_s())

@@ -1,1 +1,0 @@
-"""The Optuna storage that follows the ledger, written by a process of its own."""

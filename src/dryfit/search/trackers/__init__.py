@@ -1,1 +1,0 @@
-"""Trackers that follow the ledger: TensorBoard, MLflow, Weights & Biases, Trackio; each written by its own process."""
