@@ -20,7 +20,7 @@ from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.memory.planning.constants import device_constants, read_calibrations
-from dryfit.reporting.terminal.calibration_text import CalibrationView, calibration_lines, calibration_table
+from dryfit.reporting.plans import CalibrationView, calibration_lines, calibration_table
 from dryfit.runtime.machine.local_devices import named_gpu
 from dryfit.study.loop.child_jobs import run_alone
 from dryfit.study.planning import calibration as calibrating

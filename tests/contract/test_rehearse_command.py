@@ -14,7 +14,7 @@ from dryfit.cli.app import app
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE
-from dryfit.reporting.data.rehearsal_view import PLAN_KEYS
+from dryfit.reporting.rehearsals import PLAN_KEYS
 from dryfit.runtime.rehearsal.rehearsal_process import RehearsalSurroundings
 
 SUPPORT = str(Path(__file__).parents[1] / "support")

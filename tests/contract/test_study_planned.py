@@ -20,11 +20,10 @@ from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.observed_memory import plan_totals
-from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.data.summary import summarise
-from dryfit.reporting.terminal.story_text import story_lines
-from dryfit.reporting.terminal.tables import trials_table
+from dryfit.reporting.plans import plan_totals
+from dryfit.reporting.story import story_lines, trial_story
+from dryfit.reporting.summary import summarise
+from dryfit.reporting.trials import trials_table
 from dryfit.store.events import AttemptPlaced, Event, TrialFinished, TrialPlanned
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState

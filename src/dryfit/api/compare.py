@@ -8,8 +8,7 @@ from dryfit.api.training import FinalOutcome, distinct, do_runs, exit_status, no
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, FileError
 from dryfit.core.jobs.train import FinalResult
 from dryfit.core.wire import write_text_atomic
-from dryfit.reporting.comparing.comparison import Comparison
-from dryfit.reporting.comparing.differences import Contender, SeedOutcome, comparison_of, validation_rows
+from dryfit.reporting.comparison import Comparison, Contender, SeedOutcome, comparison_of, validation_rows
 from dryfit.scoring.intervals import FEWEST_SEEDS
 from dryfit.scoring.row_files import FACTS_FILE, read_facts
 from dryfit.scoring.scored_row import RowFacts

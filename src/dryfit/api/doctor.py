@@ -13,7 +13,7 @@ from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError
 from dryfit.core.text.shareable import Shareable, shareable
 from dryfit.nodes.launchers.launch import launch_text
-from dryfit.reporting.terminal.findings import BugReport, PartView
+from dryfit.reporting.findings import BugReport, PartView
 from dryfit.store.layout import StudyLayout
 from dryfit.study.doctor.bug_report import gather, write_archive
 from dryfit.study.doctor.drill import Drill, Kill, run_drill

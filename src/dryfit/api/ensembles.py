@@ -9,8 +9,8 @@ from dryfit.core.errors import ConfigError, DryfitError
 from dryfit.core.jobs.ensemble import EnsembleResult
 from dryfit.core.settings.task_facts import BUILT_IN, facts_of, task_word
 from dryfit.core.settings.trial import Outcome, best_first
-from dryfit.reporting.data.final_results import EnsembleMemberScores, TrainedEnsemble
-from dryfit.reporting.data.worth import model_judgement
+from dryfit.reporting.finals import EnsembleMemberScores, TrainedEnsemble
+from dryfit.reporting.worth import model_judgement
 from dryfit.store.state import TrialState
 from dryfit.study.loop.final_runs import EnsembleRun, final_run
 from dryfit.study.loop.final_training import copy_model, finished, refuse_taken

@@ -16,12 +16,8 @@ from dryfit.core.errors import ConfigError, LedgerError, MachineError
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.rehearsal import RehearsalAnswer
 from dryfit.core.text.shown import Shown, shown_by
-from dryfit.reporting.data.csv_file import trial_rows
-from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.data.story_view import TrialStory
-from dryfit.reporting.data.summary import StudySummary, summarise
-from dryfit.reporting.html.notebook import (
-    Card,
+from dryfit.reporting.document import Card
+from dryfit.reporting.notebook import (
     page_card,
     plan_card,
     rehearsal_card,
@@ -31,7 +27,10 @@ from dryfit.reporting.html.notebook import (
     summary_card,
     watched_card,
 )
-from dryfit.reporting.terminal.watch import StudyFollower, Watched
+from dryfit.reporting.story import TrialStory, trial_story
+from dryfit.reporting.summary import StudySummary, summarise
+from dryfit.reporting.trials import trial_rows
+from dryfit.reporting.watch import StudyFollower, Watched
 from dryfit.store.ledger import read_ledger
 from dryfit.store.lock import lock_owner
 from dryfit.store.replay import StudyState

@@ -19,8 +19,8 @@ from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, PricedArguments, Rehe
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
 from dryfit.core.wire import write_text_atomic
-from dryfit.reporting.html.page import render
-from dryfit.reporting.html.rehearsal_page import rehearsal_page
+from dryfit.reporting.page import render
+from dryfit.reporting.rehearsals import rehearsal_page
 from dryfit.runtime.rehearsal.command_line import ScriptCommand, parse_command
 from dryfit.runtime.rehearsal.rehearsal_process import (
     OnOutput,

@@ -12,11 +12,11 @@ from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, MachineError
 from dryfit.core.jobs.model_folders import is_model, is_study
+from dryfit.core.settings.choices import ExportFormat
 from dryfit.core.wire import write_text_atomic
-from dryfit.reporting.data.csv_file import csv_text
-from dryfit.reporting.data.formats import ExportFormat
-from dryfit.reporting.html.build import build_page
-from dryfit.reporting.html.page import MARK, Page, render
+from dryfit.reporting.page import MARK, Page, render
+from dryfit.reporting.report import build_page
+from dryfit.reporting.trials import csv_text
 from dryfit.search.mirror.export import export_ledger, is_sqlite, storage_file
 from dryfit.store.layout import StudyLayout
 from dryfit.store.lock import lock_owner

@@ -12,15 +12,16 @@ from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError, DryfitError, ExitStatus
 from dryfit.core.text.secrets import redacted, secrets_of
-from dryfit.reporting.data.several import (
+from dryfit.reporting.summary import (
     FAILED,
     NOT_BEGUN,
     SeveralStatuses,
     SeveralSummary,
     StudyEntry,
     StudyStatus,
+    StudySummary,
+    summarise,
 )
-from dryfit.reporting.data.summary import StudySummary, summarise
 from dryfit.runtime.children.environment import demand_secrets
 from dryfit.search.mirror.handle import storage_url
 from dryfit.search.space.space import Space

@@ -19,12 +19,12 @@ from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.shown import Shown, shown_by
 from dryfit.core.wire import LOG_FILE, write_text_atomic
-from dryfit.reporting.data.nodes_view import LogEnd, NodeLogs, NodesView, nodes_view
-from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.data.story_view import TrialStory
-from dryfit.reporting.data.summary import StudySummary, summarise
-from dryfit.reporting.html.notebook import Card, summary_card
-from dryfit.reporting.terminal.watch import StudyFollower
+from dryfit.reporting.document import Card
+from dryfit.reporting.nodes import LogEnd, NodeLogs, NodesView, nodes_view
+from dryfit.reporting.notebook import summary_card
+from dryfit.reporting.story import TrialStory, trial_story
+from dryfit.reporting.summary import StudySummary, summarise
+from dryfit.reporting.watch import StudyFollower
 from dryfit.runtime.children.result_reading import log_tail
 from dryfit.starter.preset import TASKS
 from dryfit.starter.template import DATA_FOLDER, MODEL_FOLDER, init_folder, starter_study

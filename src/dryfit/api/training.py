@@ -19,8 +19,8 @@ from dryfit.core.settings.choices import SCRIPT_TASK
 from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.core.sharding.device_groups import HERE
-from dryfit.reporting.data.final_results import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
-from dryfit.reporting.data.worth import model_judgement
+from dryfit.reporting.finals import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
+from dryfit.reporting.worth import model_judgement
 from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.machine.local_devices import local_facts

@@ -47,7 +47,7 @@ def examine(
     """
     import dryfit.api as api
     from dryfit.cli.output import print_finding, print_json, print_verdict
-    from dryfit.reporting.terminal.findings import diagnosis_view
+    from dryfit.reporting.findings import diagnosis_view
 
     diagnosis = api.doctor(
         study,
@@ -64,7 +64,7 @@ def examine(
 def _drill(*, as_json: bool, quiet: bool) -> NoReturn:
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.terminal.findings import drill_line, drill_table, drill_view, kill_line
+    from dryfit.reporting.findings import drill_line, drill_table, drill_view, kill_line
 
     on_note = notes(quiet=quiet)
     view = drill_view(api.drill(on_note=on_note, on_kill=lambda kill: on_note(kill_line(kill))))
@@ -87,7 +87,7 @@ def bug_report(
     """Write an archive to attach to a report: versions, checks, settings, last events and logs, without your texts."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.terminal.findings import parts_table
+    from dryfit.reporting.findings import parts_table
 
     report = api.bug_report(study, out, on_note=notes(quiet=quiet))
     if as_json:

@@ -18,12 +18,12 @@ from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.trial import MetricPoint, Outcome
 from dryfit.core.sharding.device_groups import place_in_words
 from dryfit.core.wire import Message, Note, Progress
-from dryfit.reporting.data.observed_memory import choice_text, plan_text
-from dryfit.reporting.data.worth import flaws_of_best, strongest_baseline
-from dryfit.reporting.terminal.generation_text import began_text, revised_text
-from dryfit.reporting.terminal.live import LiveStudy
-from dryfit.reporting.terminal.panel import StudyPanel, study_progress_line, trial_progress_line
-from dryfit.reporting.terminal.tables import number_text, params_text
+from dryfit.reporting.document import number_text, params_text
+from dryfit.reporting.live import LiveStudy
+from dryfit.reporting.plans import choice_text, plan_text
+from dryfit.reporting.summary import began_text, revised_text
+from dryfit.reporting.watch import StudyPanel, study_progress_line, trial_progress_line
+from dryfit.reporting.worth import flaws_of_best, strongest_baseline
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,

@@ -23,53 +23,42 @@ from dryfit.core.jobs.rehearsal import RehearsalAnswer
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.core.text.words import printable
-from dryfit.reporting.comparing.comparison import Comparison, read_comparison
-from dryfit.reporting.comparing.comparison_text import comparison_table
-from dryfit.reporting.data.final_results import (
+from dryfit.reporting import rehearsals
+from dryfit.reporting.comparison import Comparison, comparison_table, read_comparison
+from dryfit.reporting.document import Table, duration_text, measured_text, params_text
+from dryfit.reporting.finals import (
     TopTable,
     TrainedEnsemble,
     TrainedModel,
+    analysis_tables,
     ensemble_lines,
     ensemble_table,
     scores_table,
     top_table,
     trained_lines,
 )
-from dryfit.reporting.data.observed_memory import plan_totals, totals_text
-from dryfit.reporting.data.several import several_table
-from dryfit.reporting.data.summary import StudySummary
-from dryfit.reporting.data.troubles import trouble_lines
-from dryfit.reporting.data.worth import collapses_of, judgement, standing_of
-from dryfit.reporting.terminal import rehearsal_tables
-from dryfit.reporting.terminal.analysis_tables import analysis_tables
-from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table
-from dryfit.reporting.terminal.findings import finding_lines, verdict_line
-from dryfit.reporting.terminal.follower_lines import follower_lines
-from dryfit.reporting.terminal.generation_text import generation_text
-from dryfit.reporting.terminal.health_table import health_table, health_verdict
-from dryfit.reporting.terminal.plan_tables import (
+from dryfit.reporting.findings import finding_lines, health_table, health_verdict, verdict_line
+from dryfit.reporting.plans import (
+    calibration_lines,
+    calibration_table,
     headline,
     ladder_table,
     memory_table,
     peak_text,
+    plan_totals,
     refusal_lines,
     requirement_table,
+    shard_lines,
+    shard_table,
     space_lines,
     space_table,
+    totals_text,
     trust_text,
 )
-from dryfit.reporting.terminal.shard_tables import shard_lines, shard_table
-from dryfit.reporting.terminal.tables import (
-    Table,
-    duration_text,
-    file_locations,
-    front_table,
-    measured_text,
-    outcomes_table,
-    params_text,
-    trials_table,
-    values_text,
-)
+from dryfit.reporting.summary import StudySummary, follower_lines, generation_text, several_table
+from dryfit.reporting.trials import file_locations, front_table, outcomes_table, trials_table, values_text
+from dryfit.reporting.troubles import trouble_lines
+from dryfit.reporting.worth import collapses_of, judgement, standing_of
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 
@@ -234,32 +223,32 @@ def print_rehearsal(answer: RehearsalAnswer, *, ladder: bool) -> None:
     """Print the verdict on a script, where its memory peaks and what holds it, and what would fit."""
     style = _VERDICT_STYLES[VerdictKind.REFUSED if answer.verdict is VerdictKind.FITS_WITH else answer.verdict]
     if not answer.ran:
-        _print(rehearsal_tables.headline(answer), style="red", stderr=True)
-        _print(*rehearsal_tables.unknown_lines(answer), stderr=True)
+        _print(rehearsals.headline(answer), style="red", stderr=True)
+        _print(*rehearsals.unknown_lines(answer), stderr=True)
         return
-    _print(rehearsal_tables.headline(answer), style=style)
+    _print(rehearsals.headline(answer), style=style)
     memory = answer.memory
     if memory is not None:
-        _print(*rehearsal_tables.peak_lines(memory))
-    _print(*rehearsal_tables.error_lines(answer.out_of_memory))
+        _print(*rehearsals.peak_lines(memory))
+    _print(*rehearsals.error_lines(answer.out_of_memory))
     if memory is not None:
         for table in (
             requirement_table(answer.device, memory),
             memory_table(memory),
-            rehearsal_tables.steps_table(memory),
-            rehearsal_tables.lines_table(memory),
-            rehearsal_tables.modules_table(memory),
+            rehearsals.steps_table(memory),
+            rehearsals.lines_table(memory),
+            rehearsals.modules_table(memory),
         ):
             if table.rows:
                 _print("")
                 print_table(table)
         _print("")
-    _print(*rehearsal_tables.fact_lines(answer))
+    _print(*rehearsals.fact_lines(answer))
     if ladder and not answer.fits:
         if answer.ladder:
-            print_table(rehearsal_tables.ladder_table(answer.ladder))
-        _print(*rehearsal_tables.ladder_lines(answer))
-    _print(rehearsal_tables.trust_text(answer), style="dim")
+            print_table(rehearsals.ladder_table(answer.ladder))
+        _print(*rehearsals.ladder_lines(answer))
+    _print(rehearsals.trust_text(answer), style="dim")
 
 
 def print_space(plan: SpacePlan) -> None:

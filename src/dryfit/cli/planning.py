@@ -30,7 +30,7 @@ def plan(
     """Say whether trials fit a device, without a GPU; exit status 1 where they do not, or it is unknown."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_plan, print_space
-    from dryfit.reporting.data.plan_view import plan_view, space_view
+    from dryfit.reporting.plans import plan_view, space_view
 
     request = api.plan_input(study, device=device, overrides=overrides or (), preset=preset, task=task)
     if request.searched:
@@ -55,7 +55,7 @@ def calibrate(
     """Measure what training steps take of this machine's GPU, so that plans for it are surer."""
     import dryfit.api as api
     from dryfit.cli.output import print_calibration, print_json
-    from dryfit.reporting.terminal.calibration_text import CalibrationView
+    from dryfit.reporting.plans import CalibrationView
 
     result = api.calibrate(device, quick=quick, on_note=notes(quiet=quiet))
     print_json(CalibrationView.of(result)) if as_json else print_calibration(result)

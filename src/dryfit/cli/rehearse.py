@@ -60,7 +60,7 @@ def rehearse(
     """
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_rehearsal
-    from dryfit.reporting.data.rehearsal_view import rehearsal_view
+    from dryfit.reporting.rehearsals import rehearsal_view
 
     if not command:
         raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")

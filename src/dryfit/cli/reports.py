@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from dryfit.cli.options import StudyArgument, notes
-from dryfit.reporting.data.formats import ExportFormat
+from dryfit.core.settings.choices import ExportFormat
 
 
 def report(

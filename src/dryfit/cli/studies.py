@@ -236,7 +236,7 @@ def _status_all(studies: Sequence[Path], *, as_json: bool) -> NoReturn:
     """Print a row for each study; why one cannot be read goes to stderr."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.data.several import statuses_table
+    from dryfit.reporting.summary import statuses_table
 
     several = api.status_all(studies)
     if as_json:
@@ -257,7 +257,7 @@ def show(
     """Print the trials of a study, or everything known of one."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_study
-    from dryfit.reporting.terminal.story_text import story_lines
+    from dryfit.reporting.story import story_lines
 
     if trial is not None:
         story = api.story(study, trial)
@@ -371,7 +371,7 @@ def nodes(
     """List the machines that joined a study: devices, trials, losses."""
     import dryfit.api as api
     from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.data.nodes_view import logs_text, nodes_table
+    from dryfit.reporting.nodes import logs_text, nodes_table
 
     if logs is not None:
         said = api.node_logs(study, logs)

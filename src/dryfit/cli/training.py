@@ -11,7 +11,7 @@ from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, notes, nu
 from dryfit.core.errors import ConfigError, ExitStatus
 
 if TYPE_CHECKING:
-    from dryfit.reporting.data.final_results import TrainedEnsemble, TrainedModel
+    from dryfit.reporting.finals import TrainedEnsemble, TrainedModel
 
 _BEST = "best"
 _DEVICES = ("auto", "cpu", "cuda")

@@ -8,8 +8,14 @@ from rich.console import Console
 from rich.live import Live
 
 from dryfit.cli.output import console
-from dryfit.reporting.terminal.panel import StudyPanel, study_progress_line, trial_progress_line
-from dryfit.reporting.terminal.watch import StudyFollower, Watched, watched_lines
+from dryfit.reporting.watch import (
+    StudyFollower,
+    StudyPanel,
+    Watched,
+    study_progress_line,
+    trial_progress_line,
+    watched_lines,
+)
 
 _EVERY_S = 1.0
 _LINES_EVERY_S = 30.0

@@ -12,8 +12,7 @@ import ledgers
 from dryfit.core.errors import ConfigError, LedgerError, MachineError
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.shown import Shown
-from dryfit.reporting.html.notebook import Card
-from dryfit.reporting.terminal.tables import Table
+from dryfit.reporting.document import Card, Table
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&\"'"
 

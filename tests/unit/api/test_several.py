@@ -16,7 +16,7 @@ from dryfit.api.several import StudyRun, Turn, overall, tune_all
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, ConfigError, DataError, ExitStatus, InternalError
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.several import several_table
+from dryfit.reporting.summary import several_table
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import SessionResult

@@ -17,20 +17,22 @@ from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.shard_summary import KeptWhole, Sent, ShardRow, ShardSummary
-from dryfit.reporting.data.observed_memory import choice_text
-from dryfit.reporting.data.plan_view import plan_view, space_view
-from dryfit.reporting.terminal.plan_tables import (
+from dryfit.reporting.plans import (
+    choice_text,
     headline,
     ladder_table,
     memory_table,
     peak_text,
+    plan_view,
     refusal_lines,
     requirement_table,
+    shard_lines,
+    shard_table,
     space_lines,
     space_table,
+    space_view,
     trust_text,
 )
-from dryfit.reporting.terminal.shard_tables import shard_lines, shard_table
 from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 from dryfit.study.planning.refusals import refusal_text
 from golden import Golden

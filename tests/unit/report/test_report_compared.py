@@ -8,12 +8,19 @@ import pytest
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import FoldScore
-from dryfit.reporting.comparing.comparison import BestIs, Comparison, read_comparison
-from dryfit.reporting.comparing.comparison_text import comparison_table, judgement
-from dryfit.reporting.comparing.differences import Contender, SeedOutcome, comparison_of
-from dryfit.reporting.html.compared import with_comparison
-from dryfit.reporting.html.sections import Section
-from dryfit.reporting.html.verdict import KnownOfBest, verdict_of
+from dryfit.reporting.comparison import (
+    BestIs,
+    Comparison,
+    Contender,
+    SeedOutcome,
+    comparison_of,
+    comparison_table,
+    judgement,
+    read_comparison,
+)
+from dryfit.reporting.page import Section
+from dryfit.reporting.report import with_comparison
+from dryfit.reporting.worth import KnownOfBest, verdict_of
 from dryfit.scoring.row_files import write_rows
 from dryfit.scoring.scored_row import RowFacts, ScoredRow
 from dryfit.store.layout import StudyLayout

@@ -2,7 +2,7 @@
 
 import json
 
-from dryfit.reporting.terminal.findings import diagnosis_view, finding_lines, verdict_line
+from dryfit.reporting.findings import diagnosis_view, finding_lines, verdict_line
 from dryfit.study.doctor.finding import Diagnosis, failed, passed, warned
 
 GOOD, ODD, BAD = (

@@ -10,8 +10,8 @@ from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import LOG_FILE
-from dryfit.reporting.data.nodes_view import nodes_ever, nodes_table, nodes_view
-from dryfit.reporting.html.timeline import lanes
+from dryfit.reporting.nodes import nodes_ever, nodes_table, nodes_view
+from dryfit.reporting.plots import lanes
 from dryfit.store.events import AttemptEnded, AttemptPlaced, NodeJoined, NodeLost
 from dryfit.store.layout import StudyLayout
 from golden import Golden

@@ -13,22 +13,24 @@ from hypothesis import strategies as st
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
-from dryfit.reporting.data.troubles import failures_by_kind
-from dryfit.reporting.html.plots import (
+from dryfit.reporting.plots import (
     MOST_CURVE_POINTS,
     MOST_CURVES,
+    WorkAxis,
     curves_figure,
     evenly,
     front_figure,
     history_figure,
     importance_figure,
+    lanes,
     memory_figure,
     slice_figure,
     text,
+    timeline_figure,
 )
-from dryfit.reporting.html.refused import refusals
-from dryfit.reporting.html.timeline import WorkAxis, lanes, timeline_figure
-from dryfit.reporting.html.verdict import verdict_of
+from dryfit.reporting.report import refusals
+from dryfit.reporting.troubles import failures_by_kind
+from dryfit.reporting.worth import verdict_of
 from dryfit.search.sampling.importance import Importance, Importances
 from dryfit.store.events import ReportMade
 from dryfit.store.session_state import SessionState

@@ -9,9 +9,8 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import MESSAGES_FILE, Phase, Progress
-from dryfit.reporting.html.sections import Section
-from dryfit.reporting.html.time_section import spent_table, with_time
-from dryfit.reporting.html.time_spent import WORK, Spent, time_spent
+from dryfit.reporting.page import Section
+from dryfit.reporting.time_spent import WORK, Spent, spent_table, time_spent, with_time
 from dryfit.runtime.children.result_reading import read_phases
 from dryfit.store.events import AttemptEnded, ParallelSet
 from dryfit.store.state import AttemptState

@@ -10,7 +10,7 @@ import pytest
 import dryfit.api  # noqa: F401  # the module `doctor` there has the name of its function
 from dryfit.core.errors import ExitStatus
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.terminal.findings import drill_line, drill_table, drill_view
+from dryfit.reporting.findings import drill_line, drill_table, drill_view
 from dryfit.study.doctor.drill import MOMENTS, Drill, Kill, TrialEnd, Victim
 from study_runs import run_here
 

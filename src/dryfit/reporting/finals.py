@@ -1,0 +1,441 @@
+"""What ``dryfit train`` answers, and what a trained model does well and badly."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from dryfit.core.errors import FileError
+from dryfit.core.jobs.analysis import (
+    ANALYSIS_FILE,
+    Analysis,
+    CalibrationBin,
+    ClassAnalysis,
+    NumberAnalysis,
+    PartScores,
+    PrecisionRecall,
+    SpanAnalysis,
+    WorstRow,
+)
+from dryfit.core.regular_files import read_bounded
+from dryfit.core.settings.trial import Scalar
+from dryfit.core.text.words import printable
+from dryfit.reporting.document import Answer, Table, View, counted, measured_text, number_text, params_text
+from dryfit.reporting.page import Section
+from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, text
+from dryfit.store.layout import FinalLayout, StudyLayout
+
+
+class FinalScores(Answer):
+    """The scores of configurations that were trained once more.
+
+    Attributes:
+        value: The study's metric on validation now; None if validation was trained on.
+        validation: Metrics on validation.
+        test: Metrics on test; None if the data has no such split.
+        rows: Number of rows of each split, and of those trained on as ``trained``; empty of the user's own code.
+        analysis: What the model does well and badly on test, or on validation where there are no test rows.
+        judgement: Whether it beats the strongest baseline of the study, in sentences; empty where none is known.
+    """
+
+    study: str
+    metric: str
+    with_validation: bool
+    value: float | None
+    validation: dict[str, float] | None
+    test: dict[str, float] | None
+    rows: dict[str, int]
+    analysis: Analysis | None = None
+    judgement: tuple[str, ...] = ()
+
+
+class TrainedModel(FinalScores):
+    """A trial's configuration, trained once more.
+
+    Attributes:
+        searched: The trial's value in the search; None if it has none.
+        step: The optimizer step of the weights.
+        steps: Optimizer steps done.
+        folder: The saved model, or what the user's own code has left; None if only its scores were asked for, or it has
+            left nothing.
+    """
+
+    trial: int
+    seed: int
+    searched: float | None
+    step: int
+    steps: int
+    folder: str | None
+
+
+class EnsembleMemberScores(View):
+    """One model of an ensemble with scores of its own; fields as in :class:`TrainedModel`."""
+
+    trial: int
+    seed: int
+    params: dict[str, Scalar]
+    searched: float | None
+    step: int
+    validation: dict[str, float] | None
+    test: dict[str, float] | None
+    folder: str
+
+
+class TrainedEnsemble(FinalScores):
+    """Several configurations, trained once more and averaged.
+
+    Attributes:
+        members: Its models, the best of the search first.
+        folder: The saved ensemble.
+    """
+
+    members: tuple[EnsembleMemberScores, ...]
+    folder: str
+
+
+class SeedSpread(View):
+    """Statistics over seeds; ``std`` is the sample standard deviation (n - 1), None for a single value."""
+
+    count: int
+    mean: float
+    std: float | None
+    min: float
+    max: float
+
+
+class SeedRun(View):
+    """A configuration's values with one seed, or why there are none."""
+
+    seed: int
+    validation: float | None = None
+    test: float | None = None
+    error: str | None = None
+
+
+class TopConfiguration(View):
+    """One of the best configurations of the search, and its values with several seeds."""
+
+    rank: int
+    trial: int
+    params: dict[str, Scalar]
+    searched: float
+    validation: SeedSpread | None
+    test: SeedSpread | None
+    runs: tuple[SeedRun, ...]
+
+
+class TopTable(Answer):
+    """The best configurations of a study, each trained with several seeds; the best of the search first."""
+
+    study: str
+    metric: str
+    seeds: tuple[int, ...]
+    complete: bool
+    configurations: tuple[TopConfiguration, ...]
+
+
+def spread(values: Sequence[float | None]) -> SeedSpread | None:
+    """Return the statistics of the finite values; None if there are none."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        return None
+    return SeedSpread(
+        count=len(finite),
+        mean=statistics.fmean(finite),
+        std=statistics.stdev(finite) if len(finite) > 1 else None,
+        min=min(finite),
+        max=max(finite),
+    )
+
+
+def trained_lines(model: TrainedModel) -> list[str]:
+    """Return a few lines on a trained model."""
+    how = "train and validation together, for as long as the trial took to its best validation"
+    if not model.with_validation:
+        how = f"the weights of step {model.step} of {model.steps}, the best validation"
+    if "trained" in model.rows:
+        how = f"{how} ({model.rows['trained']} rows trained on)"
+    else:  # by the user's own code, which may leave something else than its best weights
+        how = f"the best value at step {model.step} of {model.steps}"
+    lines = [f"trial {model.trial}, seed {model.seed}: {how}"]
+    if model.searched is not None:
+        lines.append(f"  {model.metric} on validation in the search: {number_text(model.searched)}")
+    return [*lines, f"  model: {model.folder}"] if model.folder is not None else lines
+
+
+def scores_table(model: TrainedModel) -> Table:
+    """Return one row for each metric: its values on validation and test."""
+    validation, test = model.validation or {}, model.test or {}
+    rows = [(name, number_text(validation.get(name)), number_text(test.get(name))) for name in {**validation, **test}]
+    return Table(("metric", "validation", "test"), tuple(sorted(rows)))
+
+
+def ensemble_lines(model: TrainedEnsemble) -> list[str]:
+    """Return a few lines on an ensemble."""
+    trials = ", ".join(str(member.trial) for member in model.members)
+    on = ", each trained on train and validation together" if model.with_validation else ""
+    return [f"the mean of {len(model.members)} models, of the trials {trials}{on}", f"  model: {model.folder}"]
+
+
+def ensemble_table(model: TrainedEnsemble) -> Table:
+    """Return one row for each metric and split: the values of the ensemble and of its members."""
+    heads = ("metric", "split", "ensemble", *(f"trial {member.trial}" for member in model.members))
+    rows: list[tuple[str, ...]] = []
+    splits = {
+        "validation": [scored.validation or {} for scored in (model, *model.members)],
+        "test": [scored.test or {} for scored in (model, *model.members)],
+    }
+    for split, columns in splits.items():
+        names = sorted({name for metrics in columns for name in metrics})
+        rows += [(name, split, *(number_text(metrics.get(name)) for metrics in columns)) for name in names]
+    return Table(heads, tuple(rows))
+
+
+def top_table(table: TopTable) -> Table:
+    """Return one row for each configuration."""
+    heads = ("rank", "trial", "search", "seeds", "validation", "min", "max", "test", "min", "max", "parameters")
+    rows = [
+        (
+            str(row.rank),
+            str(row.trial),
+            number_text(row.searched),
+            f"{sum(run.validation is not None for run in row.runs)}/{len(table.seeds)}",
+            *_spread_cells(row.validation),
+            *_spread_cells(row.test),
+            params_text(row.params),
+        )
+        for row in table.configurations
+    ]
+    return Table(heads, tuple(rows))
+
+
+def _spread_cells(spread: SeedSpread | None) -> tuple[str, str, str]:
+    if spread is None:
+        return "-", "-", "-"
+    return measured_text(spread.mean, spread.std), number_text(spread.min), number_text(spread.max)
+
+
+_MOST_CONFUSED: Final = 20
+
+Captioned = list[tuple[str, Table]]
+"""Tables, each with the line above it."""
+
+
+def analysis_tables(analysis: Analysis) -> Captioned:
+    """Return how a model does: in all, by class, with and without a span, by criterion and group, the worst rows."""
+    overall = Table(("metric", "value"), tuple((name, number_text(x)) for name, x in analysis.overall.scores.items()))
+    tables = [("", overall)] if overall.rows else []
+    if analysis.classes is not None:
+        tables += _of_classes(analysis.classes)
+    if analysis.spans is not None:
+        tables.append(("Rows with and without a span", _of_spans(analysis.spans)))
+    if analysis.texts is not None and analysis.texts.asked:
+        counts = (str(analysis.texts.asked), str(analysis.texts.exact))
+        tables.append(("Generated answers", Table(("answers", "exactly as wanted"), (counts,))))
+    if analysis.numbers is not None:
+        tables.append(("Numbers", _of_numbers(analysis.numbers)))
+    for head, parts in (("criterion", analysis.criteria), ("group", analysis.groups)):
+        if parts:
+            tables.append((f"By {head}", _by_part(head, parts)))
+    for part in (analysis.classes, analysis.spans, analysis.texts, analysis.numbers):
+        if part is not None and part.worst:
+            tables.append(("Worst rows", _worst(part.worst)))
+    return tables
+
+
+def _of_classes(found: ClassAnalysis) -> Captioned:
+    rows = tuple(
+        (
+            printable(found.name(one.label)),
+            *map(number_text, (one.precision, one.recall, one.f1)),
+            *map(str, (one.support, one.answered, one.right)),
+        )
+        for one in found.scores
+    )
+    tables = [("", Table(("class", "precision", "recall", "F1", "rows", "answered", "right"), rows))]
+    if 1 < len(found.confusion) <= _MOST_CONFUSED:
+        heads = ("right class, by answer", *(printable(found.name(one.label)) for one in found.scores))
+        counts = zip(found.scores, found.confusion, strict=True)
+        tables.append(
+            ("Confusion", Table(heads, tuple((printable(found.name(one.label)), *map(str, of)) for one, of in counts)))
+        )
+    if found.ece is not None:
+        caption = f"Calibration: expected error {number_text(found.ece)}"
+        bins = tuple(
+            (f"{one.low:.3f} to {one.high:.3f}", str(one.count), number_text(one.p), number_text(one.share))
+            for one in found.calibration
+        )
+        tables.append((caption, Table(("probability", "answers", "mean", "share that came true"), bins)))
+    if found.curves:
+        curves = tuple(
+            (
+                printable(found.name(one.label)),
+                *map(number_text, (one.threshold, one.precision, one.recall, one.average_precision)),
+            )
+            for one in found.curves
+        )
+        tables.append(("Thresholds", Table(("class", "above", "precision", "recall", "average precision"), curves)))
+    return tables
+
+
+def _of_spans(found: SpanAnalysis) -> Table:
+    rows = (("has a span", found.found, found.missed), ("has none", found.invented, found.left))
+    heads = ("row", "answered with a span", "answered with none")
+    return Table(heads, tuple((name, str(said), str(none)) for name, said, none in rows))
+
+
+def _of_numbers(found: NumberAnalysis) -> Table:
+    sides = (
+        ("right", found.mean, found.deviation),
+        ("answered", found.answered_mean, found.answered_deviation),
+    )
+    rows = tuple((name, number_text(mean), number_text(deviation)) for name, mean, deviation in sides)
+    return Table(("numbers", "mean", "standard deviation"), rows)
+
+
+def _by_part(head: str, parts: Sequence[PartScores]) -> Table:
+    names = tuple(parts[0].scores)
+    rows = tuple(
+        (printable(one.name), str(one.rows), *(number_text(one.scores.get(name)) for name in names)) for one in parts
+    )
+    return Table((head, "rows", *names), rows)
+
+
+def _worst(rows: Sequence[WorstRow]) -> Table:
+    names = tuple(rows[0].values)
+    cells = tuple(
+        (
+            printable(one.id),
+            one.right or "-",
+            one.answered or "-",
+            *(number_text(one.values.get(name)) for name in names),
+        )
+        for one in rows
+    )
+    return Table(("id", "right", "answered", *names), cells)
+
+
+_COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED)
+_UNIT = {"range": [-0.02, 1.02], "zeroline": False}
+
+
+def reliability_figure(bins: Sequence[CalibrationBin]) -> Figure:
+    """Plot the share of answers that came true over their mean probability (DeGroot and Fienberg 1983)."""
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": [0, 1],
+            "y": [0, 1],
+            "name": "calibrated",
+            "line": {"color": GREY, "dash": "dot"},
+            "hoverinfo": "skip",
+        },
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": [one.p for one in bins],
+            "y": [one.share for one in bins],
+            "name": "the model",
+            "customdata": [one.count for one in bins],
+            "hovertemplate": "probability %{x:.3f}<br>came true %{y:.3f}<br>%{customdata} times<extra></extra>",
+            "line": {"color": BLUE},
+            "marker": {"size": 7},
+        },
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "mean probability"}, **_UNIT},
+        "yaxis": {"title": {"text": "share that came true"}, **_UNIT},
+    }
+    return {"data": data, "layout": layout}
+
+
+def precision_recall_figure(curves: Sequence[PrecisionRecall], name_of: Callable[[int], str]) -> Figure:
+    """Plot precision over recall of each class, and where its answers lie.
+
+    Args:
+        curves: Of some classes.
+        name_of: Returns what a class is called.
+    """
+    data: list[Figure] = []
+    for at, curve in enumerate(curves):
+        color, name = _COLORS[at % len(_COLORS)], text(f"class {name_of(curve.label)}")
+        line = {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": list(curve.recalls),
+            "y": list(curve.precisions),
+            "text": [f"{threshold:.4f}" for threshold in curve.thresholds],
+            "hovertemplate": f"{name} above %{{text}}<br>recall %{{x:.3f}}<br>precision %{{y:.3f}}<extra></extra>",
+            "line": {"color": color, "width": 2},
+        }
+        in_use = f"{name}, answered above {curve.threshold:.4f}"
+        point = {
+            "type": "scatter",
+            "mode": "markers",
+            "name": in_use,
+            "x": [curve.recall],
+            "y": [curve.precision],
+            "hovertemplate": f"{in_use}<br>recall %{{x:.3f}}<br>precision %{{y:.3f}}<extra></extra>",
+            "marker": {"color": color, "size": 11, "symbol": "diamond"},
+        }
+        data += [line, point]
+    layout = {
+        "xaxis": {"title": {"text": "recall"}, **_UNIT},
+        "yaxis": {"title": {"text": "precision"}, **_UNIT},
+        "hovermode": "closest",
+    }
+    return {"data": data, "layout": layout}
+
+
+_MOST_MODELS: Final = 3
+_MOST_BYTES: Final = 4 << 20
+
+
+def final_sections(layout: StudyLayout) -> list[Section]:
+    """Return a section for each of the models that were trained last; one that cannot be read says so."""
+    files = [FinalLayout(folder).model / ANALYSIS_FILE for folder in sorted(layout.finals.glob("*"))]
+    known = sorted(((time_ns, path) for path in files if (time_ns := _written_ns(path)) is not None), reverse=True)
+    return [_section(path, number) for number, (_, path) in enumerate(known[:_MOST_MODELS], start=1)]
+
+
+def _written_ns(path: Path) -> int | None:
+    """Return when a file was written; None where there is none, as of a model that is being replaced."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _section(path: Path, number: int) -> Section:
+    name = path.parent.parent.name
+    anchor, title = f"final-{number}", f"Trained model {name}"
+    try:
+        analysis = Analysis.model_validate_json(read_bounded(path, _MOST_BYTES))
+    except (FileError, OSError, ValidationError) as error:
+        return Section(anchor, title, warnings=(f"{path.name} cannot be read: {type(error).__name__}.",))
+    rows = counted(analysis.rows, "row")
+    chosen = "" if analysis.split == "test" else ", by which its weights were chosen: its numbers are optimistic"
+    notes = list(analysis.notes)
+    if analysis.classes is not None and len(analysis.classes.scores) < analysis.classes.classes:
+        notes.append(f"Of {analysis.classes.classes} classes those with the most rows are listed.")
+    return Section(
+        anchor,
+        title,
+        texts=(f"What it does well and badly on {rows} of {analysis.split}{chosen}.",),
+        charts=tuple(_charts(analysis.classes)) if analysis.classes is not None else (),
+        tables=tuple(analysis_tables(analysis)),
+        notes=tuple(notes),
+    )
+
+
+def _charts(found: ClassAnalysis) -> list[Figure]:
+    drawn = [curve for curve in found.curves if curve.thresholds]
+    return [
+        *([reliability_figure(found.calibration)] if found.calibration else []),
+        *([precision_recall_figure(drawn, found.name)] if drawn else []),
+    ]
