@@ -404,7 +404,7 @@ def test_real_children_plan_crash_run_out_and_end(tmp_path: Path, monkeypatch: p
 
 
 def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from dryfit.cli.output import print_advice, print_end
+    from dryfit.cli.output import end_document, show
 
     plan_jobs.use_stand_ins(monkeypatch, Job.PLAN, Job.TRAIN, Job.RESOLVE)
     folder = plan_jobs.write_study(
@@ -416,8 +416,7 @@ def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.Monke
     done = dryfit.tune(folder)
     assert (done.end, done.status) == (End.REFUSED, ExitStatus.ANSWER_IS_NO)
     assert done.summary.trials.refused == 1
-    print_end(done)
-    print_advice(done)
+    show(end_document(done))
     said = capsys.readouterr().err
     assert "nothing fits the device" in said and "1 refused" in said
     assert "would fit: max length 4096 -> 8" in said

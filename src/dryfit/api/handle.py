@@ -1,8 +1,7 @@
 """A study at hand in a notebook or a script: its trials as a data frame, its report, and a view that follows it."""
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -16,20 +15,10 @@ from dryfit.core.errors import ConfigError, LedgerError, MachineError
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.rehearsal import RehearsalAnswer
 from dryfit.core.text.shown import Shown, shown_by
-from dryfit.reporting.document import Card
-from dryfit.reporting.notebook import (
-    page_card,
-    plan_card,
-    rehearsal_card,
-    space_card,
-    story_card,
-    study_card,
-    summary_card,
-    watched_card,
-)
+from dryfit.reporting.document import Document, Table, document_of
 from dryfit.reporting.story import TrialStory, trial_story
-from dryfit.reporting.summary import StudySummary, summarise
-from dryfit.reporting.trials import trial_rows
+from dryfit.reporting.summary import StudySummary, owner_text, status_document, summarise
+from dryfit.reporting.trials import trial_rows, trials_table
 from dryfit.reporting.watch import StudyFollower, Watched
 from dryfit.store.ledger import read_ledger
 from dryfit.store.lock import lock_owner
@@ -46,12 +35,12 @@ class StudyReport(Shown):
 
     Attributes:
         file: The page, with all figures.
-        card: Its verdict and first tables.
+        document: Its verdict and first tables.
     """
 
-    def __init__(self, file: Path, card: Card) -> None:
+    def __init__(self, file: Path, document: Document) -> None:
         self.file = file
-        self.card = card
+        self.document = document
 
     def __fspath__(self) -> str:
         """Return the page's path."""
@@ -121,7 +110,8 @@ class Study(Shown):
     def report(self, file: Path | str | None = None) -> StudyReport:
         """Write the report, as :func:`dryfit.write_report` does."""
         written = write_report(self.folder, file)
-        return StudyReport(written, page_card(report_page(self._layout), str(written)))
+        head, *rest = document_of(report_page(self._layout)).blocks
+        return StudyReport(written, Document((head, f"with figures: {written}", *rest)))
 
     def watch(self, *, every_s: float = _EVERY_S) -> None:
         """Show how far it is, in place, until no process runs it. Interrupting ends the watching, not the study.
@@ -134,7 +124,7 @@ class Study(Shown):
         follower = StudyFollower(self._layout)
         update, close = _place()
         try:
-            for watched in _readings(follower, every_s):
+            for watched in follower.readings(every_s):
                 update(watched)
         except KeyboardInterrupt:
             pass
@@ -153,28 +143,18 @@ def trial_of(state: StudyState, number: int) -> TrialState:
     raise ConfigError("looking for a trial", f"there is no trial {number}", f"0 to {len(state.trials) - 1}")
 
 
-def _readings(follower: StudyFollower, every_s: float) -> Iterator[Watched]:
-    """Read a study again and again; the last reading is the first that finds no process running it."""
-    while True:
-        watched = follower.look()
-        yield watched
-        if not watched.running:
-            return
-        time.sleep(every_s)
-
-
 def _place() -> tuple[Callable[[Watched], None], Callable[[], None]]:
     """Return what shows a reading in the place of the one before, and what ends that."""
     display = _notebook_display()
     if display is not None:
-        handle = display(Card("reading the study"), display_id=True)
-        return (lambda watched: handle.update(watched_card(watched))), (lambda: None)
+        handle = display(Document(("reading the study",)), display_id=True)
+        return (lambda watched: handle.update(document_of(watched))), (lambda: None)
     out = Console(file=sys.stdout)
     if not out.is_terminal or out.is_dumb_terminal:
-        return (lambda watched: out.print(watched_card(watched).text(), markup=False, soft_wrap=True)), (lambda: None)
+        return (lambda watched: out.print(str(document_of(watched)), markup=False, soft_wrap=True)), (lambda: None)
     live = Live("", console=out, auto_refresh=False)
     live.start()
-    return (lambda watched: live.update(watched_card(watched).text(), refresh=True)), live.stop
+    return (lambda watched: live.update(str(document_of(watched)), refresh=True)), live.stop
 
 
 def _notebook_display() -> Any | None:
@@ -188,14 +168,25 @@ def _notebook_display() -> Any | None:
         return None
 
 
-def _register() -> None:
-    shown_by(StudySummary, summary_card)
-    shown_by(PlanAnswer, plan_card)
-    shown_by(SpacePlan, space_card)
-    shown_by(RehearsalAnswer, rehearsal_card)
-    shown_by(TrialStory, story_card)
-    shown_by(StudyReport, lambda report: report.card)
-    shown_by(Study, lambda study: study_card(study.summary, study.state, lock_owner(layout_of(study.folder).lock)))
+_MOST_TRIALS: Final = 50
+"""Rows of a table of trials, the last ones."""
 
 
-_register()
+@document_of.register
+def _(study: Study) -> Document:
+    """Return how far a study is, with its last trials."""
+    status = status_document(study.summary, owner_text(lock_owner(layout_of(study.folder).lock)))
+    table = trials_table(study.state)
+    more = len(table.rows) > _MOST_TRIALS
+    caption = f"the last {_MOST_TRIALS} of {len(table.rows)} trials" if more else ""
+    shown = (caption, Table(table.heads, table.rows[-_MOST_TRIALS:])) if table.rows else ()
+    return Document((*status.blocks, *shown))
+
+
+@document_of.register
+def _(report: StudyReport) -> Document:
+    return report.document
+
+
+for _shown in (StudySummary, PlanAnswer, SpacePlan, RehearsalAnswer, TrialStory, StudyReport, Study):
+    shown_by(_shown, document_of)

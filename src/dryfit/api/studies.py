@@ -19,11 +19,10 @@ from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.shown import Shown, shown_by
 from dryfit.core.wire import LOG_FILE, write_text_atomic
-from dryfit.reporting.document import Card
+from dryfit.reporting.document import Document, document_of
 from dryfit.reporting.nodes import LogEnd, NodeLogs, NodesView, nodes_view
-from dryfit.reporting.notebook import summary_card
 from dryfit.reporting.story import TrialStory, trial_story
-from dryfit.reporting.summary import StudySummary, summarise
+from dryfit.reporting.summary import StudySummary, status_document, summarise
 from dryfit.reporting.watch import StudyFollower
 from dryfit.runtime.children.result_reading import log_tail
 from dryfit.starter.preset import TASKS
@@ -370,14 +369,13 @@ def _stopped_by(state: StudyState) -> str:
     return ""
 
 
-def _result_card(result: TuneResult) -> Card:
-    card = summary_card(result.summary)
-    advice = result.advice.splitlines()
-    ended = f"{card.title}: {str(result.end).replace('_', ' ')}"
-    return Card(ended, (*card.lines, *advice, f"everything lies in {result.folder}"))
+@document_of.register
+def _(result: TuneResult) -> Document:
+    status = status_document(result.summary, str(result.end).replace("_", " "))
+    return Document((*status.blocks, *result.advice.splitlines(), f"everything lies in {result.folder}"))
 
 
-shown_by(TuneResult, _result_card)
+shown_by(TuneResult, document_of)
 
 
 def exit_status(end: End, state: StudyState) -> ExitStatus:

@@ -46,8 +46,8 @@ def examine(
         quiet: Print only checks that ask for action.
     """
     import dryfit.api as api
-    from dryfit.cli.output import print_finding, print_json, print_verdict
-    from dryfit.reporting.findings import diagnosis_view
+    from dryfit.cli.output import answer, print_finding
+    from dryfit.reporting.findings import verdict_document
 
     diagnosis = api.doctor(
         study,
@@ -57,23 +57,19 @@ def examine(
         on_note=notes(quiet=quiet),
         on_finding=lambda finding: None if as_json else print_finding(finding, quiet=quiet),
     )
-    print_json(diagnosis_view(diagnosis)) if as_json else print_verdict(diagnosis)
+    answer(diagnosis, as_json=as_json, document=verdict_document(diagnosis))
     raise typer.Exit(ExitStatus.DONE if diagnosis.healthy else ExitStatus.ANSWER_IS_NO)
 
 
 def _drill(*, as_json: bool, quiet: bool) -> NoReturn:
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.findings import drill_line, drill_table, drill_view, kill_line
+    from dryfit.cli.output import answer
+    from dryfit.reporting.findings import kill_line
 
     on_note = notes(quiet=quiet)
-    view = drill_view(api.drill(on_note=on_note, on_kill=lambda kill: on_note(kill_line(kill))))
-    if as_json:
-        print_json(view)
-    else:
-        print_table(drill_table(view))
-        typer.echo(drill_line(view))
-    raise typer.Exit(ExitStatus.DONE if view.passed else ExitStatus.ANSWER_IS_NO)
+    drilled = api.drill(on_note=on_note, on_kill=lambda kill: on_note(kill_line(kill)))
+    answer(drilled, as_json=as_json)
+    raise typer.Exit(ExitStatus.ANSWER_IS_NO if drilled.troubles else ExitStatus.DONE)
 
 
 def bug_report(
@@ -86,13 +82,6 @@ def bug_report(
 ) -> None:
     """Write an archive to attach to a report: versions, checks, settings, last events and logs, without your texts."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.findings import parts_table
+    from dryfit.cli.output import answer
 
-    report = api.bug_report(study, out, on_note=notes(quiet=quiet))
-    if as_json:
-        print_json(report)
-        return
-    print_table(parts_table(report))
-    typer.echo(report.file)
-    typer.echo("read it before you give it away: your own code may write texts that look like messages", err=True)
+    answer(api.bug_report(study, out, on_note=notes(quiet=quiet)), as_json=as_json)

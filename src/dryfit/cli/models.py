@@ -18,7 +18,7 @@ def load(
 ) -> None:
     """Say whether a checkpoint can be loaded (--check); exit status 1 where it cannot."""
     import dryfit.api as api
-    from dryfit.cli.output import print_health, print_json
+    from dryfit.cli.output import answer
 
     if not check:
         raise ConfigError(
@@ -28,10 +28,7 @@ def load(
             hint=f"dryfit load --check {folder} says whether that would work",
         )
     health = api.check(folder, task=task, trust=trust)
-    if as_json:
-        print_json(health)
-    else:
-        print_health(health)
+    answer(health, as_json=as_json)
     if not health.healthy:
         raise typer.Exit(ExitStatus.ANSWER_IS_NO)
 
@@ -45,12 +42,10 @@ def push(
 ) -> None:
     """Send a trained model, its tokenizer and its card to a Hugging Face hub (HF_ENDPOINT, HF_TOKEN)."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json
+    from dryfit.cli.output import answer
+    from dryfit.reporting.document import Document
 
     pushed = api.push(model, repo, public=public, dry_run=dry_run)
-    if as_json:
-        print_json(pushed)
-        return
-    for name, size in pushed.sizes.items():
-        typer.echo(f"{size / 2**20:9.1f} MiB  {name}")
-    typer.echo(f"sent: {pushed.url}" if pushed.url else f"nothing was sent; {pushed.repo} would get these files")
+    files = (f"{size / 2**20:9.1f} MiB  {name}" for name, size in pushed.sizes.items())
+    last = f"sent: {pushed.url}" if pushed.url else f"nothing was sent; {pushed.repo} would get these files"
+    answer(pushed, as_json=as_json, document=Document((*files, last)))

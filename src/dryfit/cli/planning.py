@@ -29,20 +29,18 @@ def plan(
 ) -> None:
     """Say whether trials fit a device, without a GPU; exit status 1 where they do not, or it is unknown."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_plan, print_space
-    from dryfit.reporting.plans import plan_view, space_view
+    from dryfit.cli.output import answer
 
     request = api.plan_input(study, device=device, overrides=overrides or (), preset=preset, task=task)
     if request.searched:
         if ladder is not None:
             raise ConfigError("planning a search space", "--ladder or --no-ladder", "them for a single trial only")
-        space = api.plan_combinations(request, notes(quiet=quiet))
-        print_json(space_view(space)) if as_json else print_space(space)
-        fits = space.fits
+        planned = api.plan_combinations(request, notes(quiet=quiet))
+        fits = planned.fits
     else:
-        answer = api.plan_trial(request, notes(quiet=quiet), ladder=preset is not None if ladder is None else ladder)
-        print_json(plan_view(answer)) if as_json else print_plan(answer)
-        fits = answer.verdict.fits
+        planned = api.plan_trial(request, notes(quiet=quiet), ladder=preset is not None if ladder is None else ladder)
+        fits = planned.verdict.fits
+    answer(planned, as_json=as_json)
     raise typer.Exit(ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO)
 
 
@@ -54,8 +52,6 @@ def calibrate(
 ) -> None:
     """Measure what training steps take of this machine's GPU, so that plans for it are surer."""
     import dryfit.api as api
-    from dryfit.cli.output import print_calibration, print_json
-    from dryfit.reporting.plans import CalibrationView
+    from dryfit.cli.output import answer
 
-    result = api.calibrate(device, quick=quick, on_note=notes(quiet=quiet))
-    print_json(CalibrationView.of(result)) if as_json else print_calibration(result)
+    answer(api.calibrate(device, quick=quick, on_note=notes(quiet=quiet)), as_json=as_json)

@@ -59,8 +59,8 @@ def rehearse(
     Exit status 1 where it does not fit or that is unknown, 2 where nothing was seen of its memory.
     """
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_rehearsal
-    from dryfit.reporting.rehearsals import rehearsal_view
+    from dryfit.cli.output import answer
+    from dryfit.reporting.rehearsals import rehearsal_document, rehearsal_json
 
     if not command:
         raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
@@ -77,18 +77,14 @@ def rehearse(
         on_output=passed.add,
         on_note=notes(quiet=quiet),
     )
-    answer = api.rehearse_command(api.read_command(command), options)
+    seen = api.rehearse_command(api.read_command(command), options)
     if html is not None:
-        api.write_rehearsal(answer, html, " ".join(command))
-    if not answer.went_through:
-        passed.add_traceback(answer.traceback)
-    if as_json or with_timeline:
-        print_json(rehearsal_view(answer, with_timeline=with_timeline))
-    else:
-        print_rehearsal(answer, ladder=ladder)
-    raise typer.Exit(
-        ExitStatus.DONE if answer.fits else ExitStatus.ANSWER_IS_NO if answer.ran else ExitStatus.CANNOT_RUN
-    )
+        api.write_rehearsal(seen, html, " ".join(command))
+    if not seen.went_through:
+        passed.add_traceback(seen.traceback)
+    told = rehearsal_json(seen, with_timeline=with_timeline)
+    answer(told, as_json=as_json or with_timeline, document=rehearsal_document(seen, ladder=ladder))
+    raise typer.Exit(ExitStatus.DONE if seen.fits else ExitStatus.ANSWER_IS_NO if seen.ran else ExitStatus.CANNOT_RUN)
 
 
 def _one(devices: list[str] | None) -> str | None:

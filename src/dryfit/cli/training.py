@@ -44,7 +44,7 @@ def train(
 ) -> None:
     """Train a trial's configuration once more, score it once on test, save the model. Ctrl-C: repeat to go on."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_top
+    from dryfit.cli.output import answer
 
     several = {"--trial": trial != _BEST, "--seed": seed is not None, "-o": out is not None}
     several |= {"--with-validation": with_validation, "--in-process": in_process, "--merge": merge}
@@ -56,7 +56,7 @@ def train(
     if top is not None and seeds is not None:
         _refuse("--top", several)
         outcome = api.train_top(study, top=top, seeds=seeds, on_note=on_note)
-        print_json(outcome.table) if as_json else print_top(outcome.table)
+        answer(outcome.table, as_json=as_json)
         raise typer.Exit(outcome.status)
     members = _TOP.fullmatch(trial)
     if members is not None:
@@ -87,27 +87,23 @@ def compare(
 ) -> None:
     """Train the best trials with several seeds and say whether they really differ. Ctrl-C: repeat to go on."""
     import dryfit.api as api
-    from dryfit.cli.output import print_comparison, print_json
+    from dryfit.cli.output import answer
 
     done = api.compare(study, top=top, seeds=seeds, on_note=notes(quiet=quiet))
     if done.comparison is None:
         typer.echo("stopped; the same command goes on with the runs that are left", err=True)
-    elif as_json:
-        print_json(done.comparison)
     else:
-        print_comparison(done.comparison)
+        answer(done.comparison, as_json=as_json)
     raise typer.Exit(done.status)
 
 
 def _print_model(model: "TrainedModel | TrainedEnsemble | None", *, as_json: bool) -> None:
-    from dryfit.cli.output import print_json, print_trained
+    from dryfit.cli.output import answer
 
     if model is None:
         typer.echo("stopped; the same command goes on", err=True)
-    elif as_json:
-        print_json(model)
     else:
-        print_trained(model)
+        answer(model, as_json=as_json)
 
 
 def predict(
@@ -124,17 +120,15 @@ def predict(
 ) -> None:
     """Predict rows with a trained model; exit status 1 where rows are bad (each has a line that says why)."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json
+    from dryfit.cli.output import answer
+    from dryfit.reporting.document import Document
 
     if device not in _DEVICES:
         raise ConfigError("choosing a device", f"--device {device}", ", ".join(_DEVICES))
     done = api.predict(
         model, source, out, batch=batch, device=device, force=force, trust=trust, on_note=notes(quiet=quiet)
     )
-    if as_json:
-        print_json(done)
-    else:
-        typer.echo(f"{done.rows} rows, {done.bad} of them bad: {out}")
+    answer(done, as_json=as_json, document=Document((f"{done.rows} rows, {done.bad} of them bad: {out}",)))
     raise typer.Exit(ExitStatus.ANSWER_IS_NO if done.bad and not allow_bad else ExitStatus.DONE)
 
 

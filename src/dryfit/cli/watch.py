@@ -2,18 +2,17 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.live import Live
 
-from dryfit.cli.output import console
+from dryfit.cli.output import console, show
+from dryfit.reporting.document import document_of
 from dryfit.reporting.watch import (
     StudyFollower,
     StudyPanel,
     Watched,
-    study_progress_line,
-    trial_progress_line,
     watched_lines,
 )
 
@@ -40,7 +39,7 @@ def watch(
         LedgerError: The ledger cannot be read.
     """
     out = out or console()
-    readings = _readings(follower, sleep)
+    readings = follower.readings(_EVERY_S, sleep)
     if out.is_terminal and not out.is_dumb_terminal:
         with Live(_panel(next(readings)), console=out, auto_refresh=False) as live:
             for watched in readings:
@@ -50,28 +49,9 @@ def watch(
     for watched in readings:
         if last_s is None or not watched.running or clock() - last_s >= _LINES_EVERY_S:
             last_s = clock()
-            sys.stdout.write("".join(f"{line}\n" for line in _lines(watched)))
+            show(document_of(watched))
             sys.stdout.flush()
-
-
-def _readings(follower: StudyFollower, sleep: Callable[[float], None]) -> Iterator[Watched]:
-    """Read the study once a second; the last reading is the first that finds no process running it."""
-    while True:
-        watched = follower.look()
-        yield watched
-        if not watched.running:
-            return
-        sleep(_EVERY_S)
 
 
 def _panel(watched: Watched) -> StudyPanel:
     return StudyPanel(watched.study, footer=watched_lines(watched))
-
-
-def _lines(watched: Watched) -> list[str]:
-    view = watched.study
-    return [
-        study_progress_line(view),
-        *(trial_progress_line(trial, view.goals) for trial in view.trials),
-        *watched_lines(watched),
-    ]

@@ -12,7 +12,18 @@ from dryfit.core.errors import FileError
 from dryfit.core.regular_files import contents
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Scalar
-from dryfit.reporting.document import Answer, Table, View, counted, measured_text, number_text, params_text
+from dryfit.reporting.document import (
+    Answer,
+    Document,
+    Line,
+    Table,
+    View,
+    counted,
+    document_of,
+    measured_text,
+    number_text,
+    params_text,
+)
 from dryfit.reporting.finals import SeedSpread, spread
 from dryfit.scoring.collapse import collapsed
 from dryfit.scoring.intervals import FEWEST_SEEDS, SeedDifference, seed_difference, surviving
@@ -207,6 +218,13 @@ def comparison_table(comparison: Comparison) -> Table:
         cells = (str(one.trial), searched, seeds, marked, *values[1:], *_difference_cells(difference))
         rows.append((*cells, params_text(one.params)))
     return Table((*heads, "parameters"), tuple(rows))
+
+
+@document_of.register
+def _(comparison: Comparison) -> Document:
+    """Return whether the best trials really differ, then their values, and what limits that."""
+    notes = (Line(note, aside=True) for note in comparison.notes)
+    return Document((*comparison.judgement, comparison_table(comparison), *notes))
 
 
 def _difference_cells(one: TrialDifference | None) -> tuple[str, str, str]:

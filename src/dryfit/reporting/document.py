@@ -3,11 +3,13 @@
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import singledispatch
 from importlib.resources import files
-from typing import Self
+from itertools import groupby, pairwise
+from typing import Final, Self, TypeAlias
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from rich.cells import cell_len
 
 from dryfit.core.settings.trial import Scalar
@@ -96,43 +98,80 @@ def measured_text(value: float | None, spread: float | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """An object in lines and tables.
+class Line:
+    """A line with how a terminal shows it.
 
     Attributes:
-        title: What it is, in one line.
-        lines: What is said of it.
-        tables: Each with its caption; empty: none.
+        style: Its colour; empty: none.
+        aside: Whether it is no part of the result: a terminal has it on stderr.
     """
 
-    title: str
-    lines: tuple[str, ...] = ()
-    tables: tuple[tuple[str, Table], ...] = ()
+    text: str
+    style: str = ""
+    aside: bool = False
+
+
+Block: TypeAlias = str | Line | Table
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """An answer as lines and tables, in the order of a terminal; the first line says what it is.
+
+    Attributes:
+        blocks: An empty line sets parts apart.
+    """
+
+    blocks: tuple[Block, ...]
 
     def html(self) -> str:
         """Return it as a fragment of HTML without scripts; every text is escaped."""
-        return render_card(self.plain())
+        shown = [block for block in self._plain() if block != ""]
+        parts = [list(part) for _, part in groupby(shown[1:], key=lambda block: isinstance(block, Table))]
+        return templates().get_template("page.document.html").render(head=shown[:1], parts=parts, look=look)
 
     def text(self) -> str:
         """Return it as lines, the tables aligned; no terminal obeys anything in it."""
-        card = self.plain()
-        blocks = [[card.title, *(f"  {line}" for line in card.lines)]]
-        blocks += [[*([caption] if caption else []), *_aligned(table)] for caption, table in card.tables]
-        return "\n\n".join("\n".join(block) for block in blocks)
+        lines: list[str] = []
+        for block in self._plain():
+            lines += ["", *_aligned(block), ""] if isinstance(block, Table) else [block]
+        kept = [line for line, before in pairwise([*lines, ""]) if line or before]
+        return "\n".join(kept).strip("\n")
 
-    def plain(self) -> "Card":
-        """Return the card with all control characters escaped."""
-        return Card(
-            printable(self.title),
-            tuple(printable(line) for line in self.lines),
-            tuple((printable(caption), _printable_table(table)) for caption, table in self.tables),
-        )
+    def _plain(self) -> list[str | Table]:
+        """Return its blocks with all control characters escaped, without styles."""
+        return [
+            _printable_table(block)
+            if isinstance(block, Table)
+            else printable(block if isinstance(block, str) else block.text)
+            for block in self.blocks
+        ]
 
     def _repr_html_(self) -> str:
         return self.html()
 
     def __str__(self) -> str:
         return self.text()
+
+
+@singledispatch
+def document_of(answer: object) -> Document:
+    """Return what a terminal and a notebook show of an answer; the module of each answer registers how."""
+    raise TypeError(f"nobody has said how a {type(answer).__name__} is shown")
+
+
+@singledispatch
+def json_of(answer: object) -> object:
+    """Return what ``--json`` prints of an answer: itself, where no module registers anything else."""
+    return answer
+
+
+_ANY: Final[TypeAdapter[object]] = TypeAdapter(object, config=ConfigDict(ser_json_inf_nan="null"))
+
+
+def json_text(answer: object) -> str:
+    """Return an answer as one JSON object; numbers that are not finite are null."""
+    return _ANY.dump_json(json_of(answer), by_alias=True).decode()
 
 
 def _printable_table(table: Table) -> Table:
@@ -146,11 +185,6 @@ def _aligned(table: Table) -> list[str]:
         "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def render_card(card: object) -> str:
-    """Return lines and tables (``title``, ``lines``, ``tables``) as a fragment of HTML without scripts."""
-    return templates().get_template("page.card.html").render(card=card, look=look)
 
 
 def templates() -> Environment:

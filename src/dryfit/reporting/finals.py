@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,19 @@ from dryfit.core.jobs.analysis import (
 from dryfit.core.regular_files import read_bounded
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.text.words import printable
-from dryfit.reporting.document import Answer, Table, View, counted, measured_text, number_text, params_text
+from dryfit.reporting.document import (
+    Answer,
+    Block,
+    Document,
+    Line,
+    Table,
+    View,
+    counted,
+    document_of,
+    measured_text,
+    number_text,
+    params_text,
+)
 from dryfit.reporting.page import Section
 from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, text
 from dryfit.store.layout import FinalLayout, StudyLayout
@@ -244,6 +256,39 @@ def analysis_tables(analysis: Analysis) -> Captioned:
         if part is not None and part.worst:
             tables.append(("Worst rows", _worst(part.worst)))
     return tables
+
+
+@document_of.register(TrainedModel)
+@document_of.register(TrainedEnsemble)
+def _(model: TrainedModel | TrainedEnsemble) -> Document:
+    if isinstance(model, TrainedModel):
+        own = (*trained_lines(model), scores_table(model))
+    else:
+        own = (*ensemble_lines(model), ensemble_table(model))
+    return Document((*model.judgement, *own, *_analysis_blocks(model.analysis)))
+
+
+def _analysis_blocks(analysis: Analysis | None) -> Iterator[Block]:
+    if analysis is None:
+        return
+    yield from ("", f"on {analysis.split}")
+    for caption, table in analysis_tables(analysis):
+        yield from ([caption] if caption else [])
+        yield table
+    yield from (Line(note, aside=True) for note in analysis.notes)
+
+
+@document_of.register
+def _(table: TopTable) -> Document:
+    """Return the best configurations over several seeds, and the runs that failed."""
+    failed = [
+        Line(f"trial {one.trial}, seed {run.seed}: {run.error}", aside=True)
+        for one in table.configurations
+        for run in one.runs
+        if run.error is not None
+    ]
+    left = "stopped; the same command goes on with the runs that are left"
+    return Document((top_table(table), *failed, *([] if table.complete else [Line(left, aside=True)])))
 
 
 def _of_classes(found: ClassAnalysis) -> Captioned:

@@ -5,29 +5,10 @@ from collections.abc import Iterable, Iterator
 from pydantic import Field
 
 from dryfit.core.jobs.checkpoint_health import Adapter, Built, Health, Stored, Subject
-from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.words import few
-from dryfit.reporting.document import Answer, Table, View, number_text
+from dryfit.reporting.document import Answer, Document, Line, Table, View, document_of, json_of, number_text
 from dryfit.study.doctor.drill import Drill, Kill, TrialEnd
 from dryfit.study.doctor.finding import Diagnosis, Finding, Status
-
-
-class CheckView(View):
-    """One check."""
-
-    about: str
-    check: str
-    status: Status
-    found: str
-    fix: str
-
-
-class DiagnosisView(Answer):
-    """What ``dryfit doctor --json`` prints."""
-
-    healthy: bool
-    counts: dict[Status, int]
-    checks: tuple[CheckView, ...]
 
 
 class PartView(View):
@@ -45,16 +26,21 @@ class BugReport(Answer):
     parts: tuple[PartView, ...] = Field(description="what is inside")
 
 
-def parts_table(report: BugReport) -> Table:
-    """Return a row for each file of a report on a bug."""
+@document_of.register
+def _(report: BugReport) -> Document:
     rows = tuple((part.name, str(part.bytes), part.about) for part in report.parts)
-    return Table(("inside", "bytes", "what it is"), rows)
+    warning = "read it before you give it away: your own code may write texts that look like messages"
+    return Document((Table(("inside", "bytes", "what it is"), rows), report.file, Line(warning, aside=True)))
 
 
-def diagnosis_view(diagnosis: Diagnosis) -> DiagnosisView:
-    """Return the JSON view of a diagnosis."""
-    checks = tuple(CheckView.of(finding) for finding in diagnosis.findings)
-    return DiagnosisView.of(diagnosis, checks=checks)
+@json_of.register
+def _(diagnosis: Diagnosis) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "healthy": diagnosis.healthy,
+        "counts": diagnosis.counts,
+        "checks": diagnosis.findings,
+    }
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:
@@ -65,76 +51,51 @@ def finding_lines(finding: Finding) -> Iterator[str]:
         yield f"      fix: {' '.join(finding.fix.split())}"
 
 
-def verdict_line(diagnosis: Diagnosis) -> str:
-    """Return the verdict on all checks with their counts."""
+def verdict_document(diagnosis: Diagnosis) -> Document:
+    """Return the verdict on all checks with their counts; each was printed as it ended."""
     counts = diagnosis.counts
     text = f"{counts[Status.PASS]} passed, {counts[Status.WARN]} to look at, {counts[Status.FAIL]} failed"
-    return f"{'ready' if diagnosis.healthy else 'not ready'}: {text}"
+    word, style = ("ready", "green") if diagnosis.healthy else ("not ready", "red")
+    return Document((Line(f"{word}: {text}", style),))
 
 
-class KillView(View):
-    """One kill of a drill."""
-
-    victim: str
-    moment: str
-    trial: int | None
-    after_s: float
-
-
-class EndView(View):
-    """What a trial of a drill came to."""
-
-    outcome: Outcome | None
-    value: float | None
-    validations: int
-
-
-class DrilledTrial(View):
-    """A trial of a drill, with and without kills."""
-
-    number: int
-    undisturbed: EndView
-    disturbed: EndView | None
-    same: bool = Field(description="all is equal: parameters, outcome, value, and step and value of each validation")
-
-
-class DrillView(Answer):
-    """What ``dryfit doctor --drill --json`` prints."""
-
-    passed: bool
-    troubles: tuple[str, ...] = Field(description="why it did not pass")
-    kills: tuple[KillView, ...]
-    trials: tuple[DrilledTrial, ...]
-    left: int = Field(description="processes that were left over")
-    wall_s: float
+@json_of.register
+def _(drill: Drill) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "passed": not drill.troubles,
+        "troubles": drill.troubles,
+        "kills": [
+            {
+                "victim": kill.moment.victim,
+                "moment": kill.moment.words,
+                "trial": kill.trial,
+                "after_s": round(kill.after_s, 1),
+            }
+            for kill in drill.kills
+        ],
+        "trials": [
+            {
+                "number": number,
+                "undisturbed": _end_json(calm),
+                "disturbed": None if killed is None else _end_json(killed),
+                "same": calm == killed,  # parameters, outcome, value, and step and value of each validation
+            }
+            for number, (calm, killed) in enumerate(_side_by_side(drill))
+        ],
+        "left": drill.left,
+        "wall_s": round(drill.wall_s, 1),
+    }
 
 
-def drill_view(drill: Drill) -> DrillView:
-    """Return the JSON view of a drill."""
+def _side_by_side(drill: Drill) -> list[tuple[TrialEnd, TrialEnd | None]]:
+    """Return what each trial came to without and with kills; None: it did not come that far."""
     later = (*drill.disturbed, *[None] * len(drill.undisturbed))
-    return DrillView(
-        passed=not drill.troubles,
-        troubles=drill.troubles,
-        kills=tuple(
-            KillView(victim=one.moment.victim, moment=one.moment.words, trial=one.trial, after_s=round(one.after_s, 1))
-            for one in drill.kills
-        ),
-        trials=tuple(
-            DrilledTrial(
-                number=number,
-                undisturbed=_end_view(calm),
-                disturbed=None if killed is None else _end_view(killed),
-                same=calm == killed,
-            )
-            for number, (calm, killed) in enumerate(zip(drill.undisturbed, later, strict=False))
-        ),
-        left=drill.left,
-        wall_s=round(drill.wall_s, 1),
-    )
+    return list(zip(drill.undisturbed, later, strict=False))
 
 
-def _end_view(end: TrialEnd) -> EndView:
-    return EndView.of(end, validations=len(end.reports))
+def _end_json(end: TrialEnd) -> dict[str, object]:
+    return {"outcome": end.outcome, "value": end.value, "validations": len(end.reports)}
 
 
 def kill_line(kill: Kill) -> str:
@@ -143,26 +104,23 @@ def kill_line(kill: Kill) -> str:
     return f"{kill.after_s:5.1f} s  killed the {kill.moment.victim} {kill.moment.words}{at}"
 
 
-def drill_table(view: DrillView) -> Table:
-    """Return a row for each trial of a drill."""
+@document_of.register
+def _(drill: Drill) -> Document:
+    """Return a row for each trial of a drill, and the verdict."""
     rows = [
         (
-            str(trial.number),
-            number_text(trial.undisturbed.value),
-            "-" if trial.disturbed is None else number_text(trial.disturbed.value),
-            str(trial.undisturbed.validations),
-            "equal" if trial.same else "DIFFERENT",
+            str(number),
+            number_text(calm.value),
+            "-" if killed is None else number_text(killed.value),
+            str(len(calm.reports)),
+            "equal" if calm == killed else "DIFFERENT",
         )
-        for trial in view.trials
+        for number, (calm, killed) in enumerate(_side_by_side(drill))
     ]
-    return Table(("trial", "undisturbed", "with kills", "validations", "every value"), tuple(rows))
-
-
-def drill_line(view: DrillView) -> str:
-    """Return the verdict on a drill."""
-    if view.passed:
-        return f"nothing is lost: {len(view.kills)} kills, every value equal, nothing left behind, {view.wall_s:.0f} s"
-    return f"not shown: {'; '.join(view.troubles)}"
+    heads = ("trial", "undisturbed", "with kills", "validations", "every value")
+    done = f"{len(drill.kills)} kills, every value equal, nothing left behind, {drill.wall_s:.0f} s"
+    verdict = f"not shown: {'; '.join(drill.troubles)}" if drill.troubles else f"nothing is lost: {done}"
+    return Document((Table(heads, tuple(rows)), verdict))
 
 
 _LINES_MAX = 12
@@ -197,6 +155,13 @@ def health_verdict(health: Health) -> str:
     if health.errors:
         faults.append("it cannot be opened" if health.stored is None and not health.members else "see the error above")
     return f"not healthy: {', '.join(faults)}"
+
+
+@document_of.register
+def _(health: Health) -> Document:
+    """Return what a checkpoint holds, and the verdict as the last line."""
+    verdict = Line(health_verdict(health), "green" if health.healthy else "red")
+    return Document((health_table(health), *health.errors, verdict))
 
 
 def _rows(health: Health) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.sharding.device_groups import node_of
 from dryfit.core.text.units import gib
-from dryfit.reporting.document import Answer, Table, View, duration_text
+from dryfit.reporting.document import Answer, Document, Table, View, document_of, duration_text
 from dryfit.store.replay import StudyState
 from dryfit.store.session_state import SessionState
 from dryfit.store.state import AttemptEnd
@@ -83,10 +83,16 @@ def nodes_ever(state: StudyState) -> tuple[tuple[str, Table], ...]:
     return (("Machines that joined", _table(nodes)),) if nodes else ()
 
 
-def logs_text(logs: NodeLogs) -> str:
+@document_of.register
+def _(logs: NodeLogs) -> Document:
     """Return the ends of a machine's logs, one below the other."""
-    parts = (f"== {log.name}: {log.file}\n{log.text.rstrip() or '(nothing)'}" for log in logs.logs)
-    return "\n\n".join(parts)
+    parts = (("", f"== {log.name}: {log.file}", log.text.rstrip() or "(nothing)") for log in logs.logs)
+    return Document(tuple(line for part in parts for text in part for line in text.split("\n"))[1:])
+
+
+@document_of.register
+def _(view: NodesView) -> Document:
+    return Document((_table(view.nodes) if view.nodes else "no other machine has joined in its last session",))
 
 
 def _views(state: StudyState, sessions: Sequence[SessionState]) -> tuple[NodeView, ...]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs]  # plotly has no types
 
 from dryfit.core.version import VERSION
-from dryfit.reporting.document import Table, asset, look, templates, time_text
+from dryfit.reporting.document import Document, Table, asset, document_of, look, templates, time_text
 from dryfit.reporting.plots import Figure
 
 MARK = '<meta name="generator" content="dryfit report">'
@@ -56,6 +56,20 @@ class Page:
     source: str
     made_at_s: float
     kind: str = "dryfit report"
+
+
+@document_of.register
+def _(page: Page) -> Document:
+    """Return the verdict of a report, its key figures and its first tables."""
+    tiles = Table(tuple(name for name, _ in page.tiles), (tuple(value for _, value in page.tiles),))
+    shown = [
+        block
+        for section in page.sections
+        if section.anchor in ("best", "baselines", "outcomes")
+        for caption, table in section.tables
+        for block in (caption or section.title, table)
+    ]
+    return Document((f"report of {page.title}", page.subtitle, page.verdict, tiles, *shown))
 
 
 def render(page: Page) -> str:

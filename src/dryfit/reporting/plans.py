@@ -1,22 +1,18 @@
 """Memory plans, of a trial, a search space or a study, and what was measured beside them: lines, tables, JSON."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
 from dryfit.core.failure import FailureKind
-from dryfit.core.jobs.calibration import Calibration, CaseComparison
+from dryfit.core.jobs.calibration import CaseComparison
 from dryfit.core.jobs.memory import (
-    Confidence,
     Effect,
     ExecutionChoice,
     Fallback,
-    MemoryCategory,
     MemoryPlan,
-    PeakAt,
-    StepPhase,
     VerdictKind,
-    WorstBatch,
 )
 from dryfit.core.jobs.plan import CalibrateResult, PlanAnswer
 from dryfit.core.jobs.rehearsal import RehearsalMemory
@@ -25,7 +21,7 @@ from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.shard_summary import Sent, ShardRow, ShardSummary
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
-from dryfit.reporting.document import Answer, Table, View, duration_text, value_text
+from dryfit.reporting.document import Block, Document, Line, Table, document_of, duration_text, json_of, value_text
 from dryfit.store.events import FailureFacts, Observed
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
@@ -183,76 +179,31 @@ def _size(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else gib(size_bytes)
 
 
-class PlanView(Answer):
-    """One plan; unknown values are null."""
-
-    verdict: VerdictKind
-    device: DeviceSpec
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    min_cap_bytes: int | None
-    overhead_bytes: int | None
-    margin_bytes: int | None
-    required_bytes: int | None
-    capacity_bytes: int
-    fragmented_bytes: int | None
-    host_bytes: int | None
-    by_category: dict[MemoryCategory, int] | None
-    by_phase: dict[StepPhase, int] | None
-    peak_at: PeakAt | None
-    worst_batch: WorstBatch | None
-    execution: ExecutionChoice | None
-    fallbacks: tuple[ExecutionChoice, ...]
-    eval_batches: tuple[int, ...]
-    ladder: tuple[Fallback, ...]
-    shortfall_bytes: int
-    reasons: tuple[str, ...]
-    confidence: Confidence
-    torch: str
-    planner_s: float
-    cut: ShardSummary | None
-    cannot_cut: str
+_MEMORY: Final = tuple(name for name in MemoryPlan.model_fields)
 
 
-class CellView(View):
-    """One combination of searched values, with or without checkpointing."""
-
-    params: dict[str, Scalar]
-    checkpointing: bool
-    plan: PlanView
-
-
-class SpaceView(Answer):
-    """Which part of a search space fits.
-
-    Attributes:
-        varied: Searched keys whose values are all combined.
-        kept: Searched keys planned at one value only.
-    """
-
-    device: DeviceSpec
-    varied: tuple[str, ...]
-    kept: dict[str, Scalar]
-    cells: tuple[CellView, ...]
-    planner_s: float
+@json_of.register
+def plan_json(answer: PlanAnswer) -> dict[str, object]:
+    """Return a plan as ``plan --json`` prints it: the memory beside the rest; unknown values are null."""
+    rest = answer.model_dump(exclude={"v", "memory"}, by_alias=True)
+    memory = {name: getattr(answer.memory, name, None) for name in _MEMORY}
+    return {"schema": 1, **rest, **memory, "capacity_bytes": answer.device.capacity_bytes}
 
 
-_MEMORY_FIELDS = PlanView.model_fields.keys() & MemoryPlan.model_fields.keys()
-
-
-def plan_view(answer: PlanAnswer) -> PlanView:
-    """Return the JSON view of a plan."""
-    memory = {name: getattr(answer.memory, name, None) for name in _MEMORY_FIELDS}
-    capacity_bytes = answer.device.capacity_bytes
-    return PlanView.of(
-        answer, **memory, capacity_bytes=capacity_bytes, cut=answer.sharding, cannot_cut=answer.cannot_shard
-    )
-
-
-def space_view(plan: SpacePlan) -> SpaceView:
-    """Return the JSON view of a planned search space."""
-    cells = (CellView.of(cell, params=dict(cell.params), plan=plan_view(cell.answer)) for cell in plan.cells)
-    return SpaceView.of(plan, kept=dict(plan.kept), cells=tuple(cells))
+@json_of.register
+def _(plan: SpacePlan) -> dict[str, object]:
+    cells = [
+        {"params": dict(cell.params), "checkpointing": cell.checkpointing, "plan": plan_json(cell.answer)}
+        for cell in plan.cells
+    ]
+    return {
+        "schema": 1,
+        "device": plan.device,
+        "varied": plan.varied,
+        "kept": dict(plan.kept),
+        "cells": cells,
+        "planner_s": plan.planner_s,
+    }
 
 
 def shard_table(summary: ShardSummary) -> Table:
@@ -457,6 +408,35 @@ def space_lines(plan: SpacePlan) -> list[str]:
     return lines + [f"unknown: {reason}" for reason in reasons]
 
 
+VERDICT_STYLES: Final = {
+    VerdictKind.FITS: "green",
+    VerdictKind.FITS_WITH: "green",
+    VerdictKind.REFUSED: "red",
+    VerdictKind.UNKNOWN: "yellow",
+}
+
+
+@document_of.register
+def _(answer: PlanAnswer) -> Document:
+    """Return the verdict of a plan, its memory, and the changes that would lower it."""
+    refused, memory = answer.verdict is VerdictKind.REFUSED, answer.memory
+    blocks: list[Block] = [Line(headline(answer), VERDICT_STYLES[answer.verdict])]
+    blocks += refusal_lines(answer) if refused else []
+    if memory is not None:
+        blocks += [] if refused else [f"peak at {peak_text(memory)}"]
+        blocks += ["", requirement_table(answer.device, memory), "", memory_table(memory)]
+    if answer.sharding is not None:
+        blocks += ["", shard_table(answer.sharding), *shard_lines(answer.sharding)]
+    blocks += ["", ladder_table(answer.ladder)] if answer.ladder else []
+    blocks += [f"no fallback to several devices: {answer.cannot_shard}"] if answer.cannot_shard else []
+    return Document((*blocks, Line(trust_text(answer), "dim")))
+
+
+@document_of.register
+def _(plan: SpacePlan) -> Document:
+    return Document((space_table(plan), *space_lines(plan)))
+
+
 def _named(name: str, fallbacks: Sequence[Fallback]) -> Iterator[str]:
     width = max((len(fallback.change) for fallback in fallbacks), default=0)
     for index, fallback in enumerate(fallbacks):
@@ -515,13 +495,6 @@ def _choice_text(cell: PlannedCell) -> str:
     return ", ".join(parts) or "fits"
 
 
-class CalibrationView(Answer):
-    """What ``dryfit calibrate --json`` prints."""
-
-    calibration: Calibration | None
-    comparisons: tuple[CaseComparison, ...]
-
-
 def calibration_table(comparisons: Sequence[CaseComparison]) -> Table:
     """Return one row for each case: planned beside observed memory."""
     heads = ("case", "allocated", "planned", "error", "reserved", "planned", "error", "replayed", "first deviation")
@@ -540,6 +513,17 @@ def calibration_lines(result: CalibrateResult) -> list[str]:
         f"{kept.device_name}, torch {kept.torch}: {constants}",
         f"peak allocated: {errors}; peak reserved: worst {worst_reserved:.2%}",
     ]
+
+
+@document_of.register
+def _(result: CalibrateResult) -> Document:
+    """Return planned beside measured memory, then the constants that are kept."""
+    return Document((calibration_table(result.comparisons), *calibration_lines(result)))
+
+
+@json_of.register
+def _(result: CalibrateResult) -> dict[str, object]:
+    return {"schema": 1, "calibration": result.calibration, "comparisons": result.comparisons}
 
 
 def _row(case: CaseComparison) -> tuple[str, ...]:

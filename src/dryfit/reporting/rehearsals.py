@@ -4,132 +4,72 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from pydantic import Field
-
-from dryfit.core.jobs.memory import Confidence, MemoryCategory, PeakAt, StepPhase, VerdictKind
+from dryfit.core.jobs.memory import StepPhase, VerdictKind
 from dryfit.core.jobs.rehearsal import (
-    EvaluationGrowth,
-    Growth,
     LargestBatch,
     LineBytes,
-    Muted,
     OutOfMemory,
     PricedArguments,
     RehearsalAnswer,
     RehearsalMemory,
-    ScriptEnd,
-    SeenArguments,
-    StepMemory,
     StepWork,
     TimelinePoint,
-    Unknown,
 )
-from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.text.units import gib
 from dryfit.core.wall.places import WALLS, Wall
-from dryfit.reporting.document import Answer, Table, counted, duration_text, shortened
+from dryfit.reporting.document import (
+    Block,
+    Document,
+    Line,
+    Table,
+    counted,
+    document_of,
+    duration_text,
+    json_of,
+    shortened,
+)
 from dryfit.reporting.page import Page, Section
-from dryfit.reporting.plans import EFFECTS, PlanView, memory_table, requirement_table
+from dryfit.reporting.plans import EFFECTS, VERDICT_STYLES, memory_table, requirement_table
 from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, text
 
+_MEMORY: Final = tuple(name for name in RehearsalMemory.model_fields if name != "timeline")
+_WORK: Final = tuple(StepWork.model_fields)
+_OF_A_PLAN: Final[dict[str, object]] = {
+    "host_bytes": None,  # a script's own tensors in host memory are real, and nothing is planned for them
+    "execution": None,
+    "fallbacks": (),
+    "eval_batches": (),
+    "cut": None,
+    "cannot_cut": "",
+}
+"""Keys of a plan that a script has not; all others of a plan it has too."""
 
-class RehearsalView(Answer):
-    """One rehearsal; unknown values are null.
 
-    Attributes:
-        fits: Null where it is not known.
-        ended: How the script ended; also ``end``.
-        ran: Whether something is known of the script's memory; else the exit status is 2.
-        at_least: Whether the memory is a lower bound.
-        timeline: Null unless it was asked for.
-        planner_s: Seconds that the rehearsal took.
-        host_bytes: Always null: a script's own tensors in host memory are real, and nothing is planned for them.
-        execution, fallbacks, eval_batches, cut, cannot_cut: Keys of a plan, which a script has not; null or empty.
-        by_line: What is held at the peak, largest first.
-        wall: What kept the script from the user's files; null: no script was run.
-        sent_bytes: Bytes that a rank sends in one step, by kind; null for one rank.
+@json_of.register
+def rehearsal_json(answer: RehearsalAnswer, *, with_timeline: bool = False) -> dict[str, object]:
+    """Return a rehearsal as ``rehearse --json`` prints it; unknown values are null.
+
+    The memory and the work of a step stand beside the rest; ``ended`` is also ``end``, and ``fits`` is null where it is
+    not known.
     """
-
-    schema_version: int = Field(default=2, serialization_alias="schema")
-    verdict: VerdictKind
-    fits: bool | None
-    end: ScriptEnd
-    ended: ScriptEnd
-    ran: bool
-    device: DeviceSpec
-    ranks: int
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    min_cap_bytes: int | None
-    overhead_bytes: int | None
-    margin_bytes: int | None
-    required_bytes: int | None
-    capacity_bytes: int
-    fragmented_bytes: int | None
-    host_bytes: None = None
-    by_category: dict[MemoryCategory, int] | None
-    by_phase: dict[StepPhase, int] | None
-    by_line: tuple[LineBytes, ...] | None
-    by_module: dict[str, int] | None
-    peak_at: PeakAt | None
-    peak_line: str | None
-    peak_code: str | None
-    peak_source: str | None
-    steps: tuple[StepMemory, ...] | None
-    growth: Growth | None
-    evaluation_growth: EvaluationGrowth | None
-    timeline: tuple[TimelinePoint, ...] | None
-    out_of_memory: tuple[OutOfMemory, ...]
-    flops_per_step: int | None
-    bytes_per_step: int | None
-    least_step_s: float | None
-    rates: str | None
-    sent_bytes: dict[str, int] | None
-    worst_batch: LargestBatch | None
-    execution: None = None
-    fallbacks: tuple[()] = ()
-    eval_batches: tuple[()] = ()
-    training_arguments: SeenArguments | None
-    ladder: tuple[PricedArguments, ...]
-    shortfall_bytes: int
-    at_least: bool
-    wall: Wall | None
-    muted: tuple[Muted, ...]
-    unknown: tuple[Unknown, ...]
-    notes: tuple[str, ...]
-    reasons: tuple[str, ...]
-    traceback: str
-    confidence: Confidence
-    torch: str
-    planner_s: float
-    host_peak_bytes: int
-    cut: None = None
-    cannot_cut: str = ""
-
-
-PLAN_KEYS = frozenset(PlanView.model_fields)
-"""All of them are keys of a rehearsal too."""
-_MEMORY_FIELDS = RehearsalView.model_fields.keys() & RehearsalMemory.model_fields.keys()
-_WORK_FIELDS = ("flops_per_step", "bytes_per_step", "least_step_s", "rates")
-
-
-def rehearsal_view(answer: RehearsalAnswer, *, with_timeline: bool = False) -> RehearsalView:
-    """Return the JSON view of a rehearsal."""
-    memory = {name: getattr(answer.memory, name, None) for name in _MEMORY_FIELDS}
-    if not with_timeline:
-        memory["timeline"] = None
-    work = {name: getattr(answer.work, name, None) for name in _WORK_FIELDS}
-    return RehearsalView.of(
-        answer,
-        **memory,
-        **work,
-        fits=None if answer.verdict is VerdictKind.UNKNOWN else answer.fits,
-        ended=answer.end,
-        capacity_bytes=answer.device.capacity_bytes,
-        planner_s=answer.rehearsal_s,
-        sent_bytes=answer.sent,
-    )
+    rest = answer.model_dump(exclude={"v", "memory", "work", "sent", "rehearsal_s", "killed_by"})
+    memory = answer.memory
+    return {
+        "schema": 2,
+        **rest,
+        **_OF_A_PLAN,
+        **{name: getattr(memory, name, None) for name in _MEMORY},
+        **{name: getattr(answer.work, name, None) for name in _WORK},
+        "timeline": memory.timeline if memory is not None and with_timeline else None,
+        "fits": None if answer.verdict is VerdictKind.UNKNOWN else answer.fits,
+        "ended": answer.end,
+        "ran": answer.ran,
+        "capacity_bytes": answer.device.capacity_bytes,
+        "planner_s": answer.rehearsal_s,
+        "sent_bytes": answer.sent,
+    }
 
 
 _MOST_LINES = 12
@@ -381,6 +321,36 @@ def trust_text(answer: RehearsalAnswer) -> str:
     return ", ".join(
         part for part in (str(answer.confidence), f"torch {answer.torch}" if answer.torch else "", took) if part
     )
+
+
+@document_of.register
+def _(answer: RehearsalAnswer) -> Document:
+    return rehearsal_document(answer, ladder=bool(answer.ladder))
+
+
+def rehearsal_document(answer: RehearsalAnswer, *, ladder: bool) -> Document:
+    """Return the verdict on a script, where its memory peaks and what holds it; with ``ladder`` what would fit."""
+    if not answer.ran:
+        unknown = (Line(line, aside=True) for line in unknown_lines(answer))
+        return Document((Line(headline(answer), "red", aside=True), *unknown))
+    memory = answer.memory
+    style = VERDICT_STYLES[VerdictKind.REFUSED if answer.verdict is VerdictKind.FITS_WITH else answer.verdict]
+    blocks: list[Block] = [Line(headline(answer), style), *(peak_lines(memory) if memory is not None else [])]
+    blocks += error_lines(answer.out_of_memory)
+    if memory is not None:
+        tables = (
+            requirement_table(answer.device, memory),
+            memory_table(memory),
+            steps_table(memory),
+            lines_table(memory),
+            modules_table(memory),
+        )
+        blocks += [block for table in tables if table.rows for block in ("", table)]
+        blocks.append("")
+    blocks += fact_lines(answer)
+    if ladder and not answer.fits:
+        blocks += [*([ladder_table(answer.ladder)] if answer.ladder else []), *ladder_lines(answer)]
+    return Document((*blocks, Line(trust_text(answer), "dim")))
 
 
 _PHASE_COLORS = {

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_serializer
 
-from dryfit.core.failure import Action, FailureKind
+from dryfit.core.failure import Action
 from dryfit.core.jobs.load_report import LoadReport
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.regular_files import contents
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar
 from dryfit.core.sharding.device_groups import HERE, cpu_of, place_in_words
@@ -15,8 +16,17 @@ from dryfit.core.text.shown import Shown
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Report, Started
-from dryfit.reporting.document import Answer, View, duration_text, number_text, time_text, value_text
-from dryfit.reporting.plans import PlanView, plan_lines, plan_text, plan_view
+from dryfit.reporting.document import (
+    Answer,
+    Document,
+    View,
+    document_of,
+    duration_text,
+    number_text,
+    time_text,
+    value_text,
+)
+from dryfit.reporting.plans import plan_json, plan_lines, plan_text
 from dryfit.reporting.trials import values_text
 from dryfit.runtime.children.result_reading import read_messages
 from dryfit.scoring.row_files import row_files
@@ -79,18 +89,6 @@ class Moment(View):
     details: tuple[str, ...] = ()
 
 
-class FailureView(View):
-    """How an attempt failed; see :class:`~dryfit.store.events.FailureFacts`."""
-
-    kind: FailureKind
-    sentence: str
-    action: Action
-    error_type: str
-    error: str
-    place: str
-    detail: str
-
-
 class AttemptView(View):
     """One process of the trial. Unknown values are null; so is ``failure`` if it left a result.
 
@@ -113,11 +111,15 @@ class AttemptView(View):
     first_step_ms: float | None
     checkpoint_step: int | None
     ended: bool
-    failure: FailureView | None
+    failure: FailureFacts | None
     time_s: float
     lost_s: float
     log: str
     stacks: str | None
+
+    @field_serializer("failure")
+    def _failure_json(self, failure: FailureFacts | None) -> dict[str, object] | None:
+        return None if failure is None else failure.model_dump(exclude={"v", "phase"})
 
 
 class TrialStory(Shown, Answer):
@@ -158,7 +160,7 @@ class TrialStory(Shown, Answer):
     asked_at: float
     finished_at: float | None
     reports: tuple[MetricPoint, ...]
-    plan: PlanView | None
+    plan: PlanAnswer | None
     memory: tuple[str, ...]
     observed: Observed | None
     attempts: tuple[AttemptView, ...]
@@ -169,6 +171,10 @@ class TrialStory(Shown, Answer):
     weights: str | None
     scored: tuple[str, ...]
     collapsed: str | None
+
+    @field_serializer("plan")
+    def _plan_json(self, plan: PlanAnswer | None) -> object:
+        return None if plan is None else plan_json(plan)
 
 
 _MOST_NOTES = 50
@@ -212,7 +218,7 @@ def trial_story(state: StudyState, number: int, events: Sequence[Event], layout:
         given=trial.enqueued,
         asked_at=trial.asked_at_s,
         finished_at=trial.finished_at_s,
-        plan=plan_view(trial.plan.answer) if trial.plan is not None else None,
+        plan=trial.plan.answer if trial.plan is not None else None,
         memory=tuple(line.removeprefix("  ") for line in plan_lines(trial)),
         attempts=tuple(_attempt_view(attempt, paths) for attempt in trial.attempts),
         moments=tuple(_moments(trial, state, events, paths)),
@@ -230,13 +236,12 @@ def _existing(path: Path) -> str | None:
 
 
 def _attempt_view(attempt: AttemptState, paths: TrialLayout) -> AttemptView:
-    folder, failure = paths.attempt(attempt.number), attempt.failure
+    folder = paths.attempt(attempt.number)
     stacks = folder / STACKS_FILE
     return AttemptView.of(
         attempt,
         placed_at=attempt.placed_at_s,
         first_line_ms=attempt.overhead_ms,
-        failure=FailureView.of(failure) if failure is not None else None,
         time_s=round(attempt.time_s, 3),
         lost_s=round(attempt.lost_s, 3),
         log=str(folder / LOG_FILE),
@@ -425,6 +430,11 @@ def story_lines(story: TrialStory) -> list[str]:
         lost = f", {duration_text(story.lost_s)} of it lost" if story.lost_s else ""
         lines.append(f"  worked: {duration_text(story.time_s)} in {len(story.attempts)} attempt(s){lost}")
     return [*lines, "", *_moment_lines(story), "", *_file_lines(story)]
+
+
+@document_of.register
+def _(story: TrialStory) -> Document:
+    return Document(tuple(story_lines(story)))
 
 
 def _fold_lines(story: TrialStory) -> list[str]:

@@ -12,9 +12,24 @@ from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
 from dryfit.core.text.shown import Shown
 from dryfit.reporting.comparison import Comparison, read_comparison
-from dryfit.reporting.document import Answer, Table, View, counted, duration_text, measured_text, number_text, time_text
-from dryfit.reporting.plans import Plans, plan_totals
-from dryfit.reporting.troubles import Troubles, troubles_of
+from dryfit.reporting.document import (
+    Answer,
+    Block,
+    Document,
+    Line,
+    Table,
+    View,
+    counted,
+    document_of,
+    duration_text,
+    measured_text,
+    number_text,
+    params_text,
+    time_text,
+)
+from dryfit.reporting.plans import Plans, plan_totals, totals_text
+from dryfit.reporting.trials import file_locations, front_table, outcomes_table, trials_table, values_text
+from dryfit.reporting.troubles import Troubles, trouble_lines, troubles_of
 from dryfit.reporting.worth import Standing, collapses_of, judgement, standing_of, strongest_baseline
 from dryfit.search.mirror.follower import followed_bytes, said_in, trouble_of
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
@@ -245,6 +260,54 @@ def _trackers(layout: StudyLayout) -> Iterator[TrackerView]:
         yield TrackerView(entry=entry, behind_bytes=behind, failing_since_s=since_s, error=error)
 
 
+@document_of.register
+def status_document(summary: StudySummary, now: str = "") -> Document:
+    """Return how far a study is; ``now`` says who runs it, where that is known."""
+    counts, best = summary.trials, summary.best
+    done = counts.complete + counts.pruned + counts.failed
+    told = f"{counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed, {counts.refused} refused"
+    lines = [
+        f"{done}/{counts.total} trials: {told}, {counts.running} open; {duration_text(summary.wall_s)} of work",
+        *filter(None, [generation_text(summary.generation)]),
+        *summary.judgement,
+        *(summary.comparison.judgement if summary.comparison is not None else ()),
+    ]
+    if best is not None:
+        lines.append(f"best {measured_text(best.value, best.spread)}: trial {best.number}  {params_text(best.params)}")
+    if summary.pareto:
+        lines.append(f"Pareto front: trials {', '.join(str(trial.number) for trial in summary.pareto)}")
+    if summary.plans is not None:
+        lines.append(f"plans: {totals_text(summary.plans)}")
+    if summary.nodes is not None:
+        lines.append(f"other machines: {summary.nodes.joined} joined, {summary.nodes.lost} lost (see dryfit nodes)")
+    lines += [*trouble_lines(summary.troubles), *follower_lines(summary)]
+    goals = ", ".join(goal.metric for goal in summary.goals)
+    head = f"study {summary.study} ({summary.task}, {goals}){now and ': '}{now}"
+    return Document((head, *(f"  {line}" for line in lines)))
+
+
+def owner_text(owner: int | None) -> str:
+    """Return who runs a study: the process with this number, or nobody."""
+    return f"process {owner} runs it" if owner is not None else "nobody runs it"
+
+
+def study_document(state: StudyState, layout: StudyLayout) -> Document:
+    """Return the trials, the outcomes, the best trial, and where the files are."""
+    blocks: list[Block] = [trials_table(state), ""] if state.trials else []
+    blocks += [outcomes_table(state), "", *judgement(standing_of(state, layout), collapses_of(state))]
+    comparison, totals = read_comparison(layout, state), plan_totals(state)
+    blocks += comparison.judgement if comparison is not None else ()
+    if state.front:
+        blocks += [f"Pareto front: {len(state.front)} trial(s) that no other beats in all goals", front_table(state)]
+    elif state.best is not None and state.created is not None:
+        blocks += [f"best: trial {state.best.number}, {state.created.metric} {values_text(state.best)}"]
+        blocks += [f"  {params_text(state.best.params)}"]
+    else:
+        blocks += ["best: no trial has completed yet"]
+    blocks += [f"plans: {totals_text(totals)}"] if totals is not None else []
+    return Document((*blocks, *(f"  {name}: {path}" for name, path in file_locations(state, layout))))
+
+
 def follower_lines(summary: StudySummary) -> list[str]:
     """Return a line of a mirror that cannot be written, and one of each tracker."""
     mirror = summary.mirror
@@ -365,6 +428,12 @@ def statuses_table(several: SeveralStatuses) -> Table:
     shown = _shown_outcomes([entry.summary for entry in several.studies])
     heads = ("study", "task", *(_HEADS.get(name, name) for name in shown), "of", "best", "now", "time", "folder")
     return Table(heads, tuple(_status_row(entry, shown) for entry in several.studies))
+
+
+@document_of.register
+def _(several: SeveralStatuses) -> Document:
+    errors = (Line(f"error: {entry.error}", aside=True) for entry in several.studies if entry.error is not None)
+    return Document((statuses_table(several), *errors))
 
 
 def _status_row(entry: StudyStatus, outcomes: Sequence[str]) -> tuple[str, ...]:

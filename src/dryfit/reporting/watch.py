@@ -6,7 +6,7 @@ Both show a :class:`~dryfit.reporting.live.LiveView`.
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from dryfit.core.text.tail import LineTail
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.core.wire import MESSAGES_FILE, Message, Progress
-from dryfit.reporting.document import duration_text, number_text
+from dryfit.reporting.document import Document, document_of, duration_text, number_text
 from dryfit.reporting.live import LiveStudy, LiveView, TrialView, Vitals, read_vitals
 from dryfit.reporting.plans import totals_text
 from dryfit.reporting.summary import StudySummary, summarise
@@ -304,6 +304,15 @@ class StudyFollower:
         self._messages: dict[tuple[int, int], LineTail] = {}
         self._summary: StudySummary | None = None
 
+    def readings(self, every_s: float, sleep: Callable[[float], None] = time.sleep) -> Iterator[Watched]:
+        """Read the study again and again; the last reading is the first that finds no process running it."""
+        while True:
+            watched = self.look()
+            yield watched
+            if not watched.running:
+                return
+            sleep(every_s)
+
     def look(self) -> Watched:
         """Read what is new, and return the study as it is now.
 
@@ -397,6 +406,13 @@ def _planned_bytes(trial: TrialState, attempt: AttemptState) -> int | None:
     if plan is None or plan.runs_otherwise or plan.answer.memory is None:
         return None
     return plan.answer.memory.required_bytes
+
+
+@document_of.register
+def _(watched: Watched) -> Document:
+    view = watched.study
+    trials = (trial_progress_line(trial, view.goals) for trial in view.trials)
+    return Document((study_progress_line(view), *trials, *watched_lines(watched)))
 
 
 def watched_lines(watched: Watched) -> list[str]:

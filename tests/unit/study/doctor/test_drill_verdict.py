@@ -1,5 +1,6 @@
 """What a drill says of what it saw: nothing lost, or which trial, kill or process is wrong."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 import dryfit.api  # noqa: F401  # the module `doctor` there has the name of its function
 from dryfit.core.errors import ExitStatus
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.findings import drill_line, drill_table, drill_view
+from dryfit.reporting.document import Table, document_of, json_text
 from dryfit.study.doctor.drill import MOMENTS, Drill, Kill, TrialEnd, Victim
 from study_runs import run_here
 
@@ -25,10 +26,19 @@ def test_both_processes_are_killed_at_several_moments() -> None:
 
 
 def test_nothing_lost() -> None:
-    view = drill_view(GOOD)
-    assert view.passed and GOOD.troubles == ()
-    assert [row[-1] for row in drill_table(view).rows] == ["equal", "equal"]
-    assert "nothing is lost: 5 kills" in drill_line(view)
+    table, verdict = document_of(GOOD).blocks
+    assert isinstance(table, Table) and [row[-1] for row in table.rows] == ["equal", "equal"]
+    assert "nothing is lost: 5 kills" in str(verdict)
+    said = json.loads(json_text(GOOD))
+    assert said["passed"] and said["troubles"] == [] and said["schema"] == 1
+    assert said["kills"][1] == {
+        "victim": "study's process",
+        "moment": "as the trial trains again",
+        "trial": 0,
+        "after_s": 1.0,
+    }
+    end = {"outcome": "complete", "value": 0.5, "validations": 2}
+    assert said["trials"][1] == {"number": 1, "undisturbed": end, "disturbed": end, "same": True}
 
 
 @pytest.mark.parametrize(
