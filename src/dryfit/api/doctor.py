@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dryfit.api.files import layout_of, space_of, study_file_of
-from dryfit.api.reports import writing
+from dryfit.api.handle import writing
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError
 from dryfit.core.text.shareable import Shareable, shareable

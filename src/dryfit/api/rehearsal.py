@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import yaml
 
+from dryfit.api.handle import refuse_foreign, writing
 from dryfit.api.objectives import Role, caller_paths, function_name
 from dryfit.api.planning import device_of
-from dryfit.api.reports import refuse_foreign, writing
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import Effect, VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, PricedArguments, RehearsalAnswer, RehearsalRequest, ScriptEnd

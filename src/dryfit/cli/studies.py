@@ -211,8 +211,8 @@ def status(
 ) -> None:
     """Print how far a study is and what went wrong in it, whether it runs or not."""
     import dryfit.api as api
+    from dryfit.cli.live import watch as watch_study
     from dryfit.cli.output import answer
-    from dryfit.cli.watch import watch as watch_study
     from dryfit.reporting.summary import owner_text, status_document
 
     if watch and as_json:

@@ -9,7 +9,7 @@ import pytest
 
 import instant
 import plan_jobs
-from dryfit.api import ensembles, train_ensemble
+from dryfit.api import train_ensemble, training
 from dryfit.api.training import study_snapshot, train
 from dryfit.core.errors import ChildError, ConfigError, LedgerError
 from dryfit.core.jobs.ensemble import EnsembleRequest, EnsembleResult
@@ -71,8 +71,8 @@ class Called:
 
 def asked(monkeypatch: pytest.MonkeyPatch, study: StudySnapshot, top: int, **wishes: Any) -> tuple[Called, list[str]]:
     called, told = Called(), list[str]()
-    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: study)
-    monkeypatch.setattr(ensembles, "do_runs", called)
+    monkeypatch.setattr(training, "study_snapshot", lambda _: study)
+    monkeypatch.setattr(training, "do_runs", called)
     outcome = train_ensemble(study.layout.folder, top=top, on_note=told.append, **wishes)
     assert (outcome.end, outcome.model) == (End.STOPPED, None)
     return called, told
@@ -139,14 +139,14 @@ def test_what_changes_the_result_changes_its_folder(
 def test_as_many_as_there_are_not_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top: int, said: str
 ) -> None:
-    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: view(tmp_path, [trial(0, 0.5), trial(1, 0.6)]))
+    monkeypatch.setattr(training, "study_snapshot", lambda _: view(tmp_path, [trial(0, 0.5), trial(1, 0.6)]))
     with pytest.raises(ConfigError, match=said):
         train_ensemble(tmp_path, top=top)
 
 
 def test_a_study_without_a_completed_trial_has_no_best_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = view(tmp_path, [trial(0, None, outcome=Outcome.PRUNED)])
-    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: study)
+    monkeypatch.setattr(training, "study_snapshot", lambda _: study)
     with pytest.raises(ConfigError, match="no trial has completed"):
         train_ensemble(tmp_path, top=2)
 
@@ -165,14 +165,14 @@ def test_a_task_without_a_mean_is_refused_before_anything_is_trained(
     study = view(tmp_path, [trial(0, 0.5), trial(1, 0.6)])
     named = study.config.study.model_copy(update={"task": task})
     own = replace(study, config=study.config.model_copy(update={"study": named}))
-    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: own)
+    monkeypatch.setattr(training, "study_snapshot", lambda _: own)
     with pytest.raises(ConfigError, match=hint) as refused:
         train_ensemble(tmp_path, top=2)
     assert "one of criteria, evidence, share, joint" in str(refused.value)
 
 
 def test_nothing_is_trained_for_a_place_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: view(tmp_path, [trial(0, 0.5), trial(1, 0.6)]))
+    monkeypatch.setattr(training, "study_snapshot", lambda _: view(tmp_path, [trial(0, 0.5), trial(1, 0.6)]))
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "something").touch()
@@ -251,7 +251,7 @@ def test_a_member_that_fails_is_told_and_nothing_is_put_together(
 ) -> None:
     study = view(tmp_path, [trial(0, 0.5), trial(1, 0.6)])
     failed = ChildError("training trial-0001-seed-51", "its process failed (it crashed)")
-    monkeypatch.setattr(ensembles, "study_snapshot", lambda _: study)
-    monkeypatch.setattr(ensembles, "do_runs", lambda *_: (End.DONE, {"trial-0001-seed-51": failed}))
+    monkeypatch.setattr(training, "study_snapshot", lambda _: study)
+    monkeypatch.setattr(training, "do_runs", lambda *_: (End.DONE, {"trial-0001-seed-51": failed}))
     with pytest.raises(ChildError, match="it crashed"):
         train_ensemble(tmp_path, top=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dryfit.cli.watch import watch
+from dryfit.cli.live import watch
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.reporting.watch import StudyFollower
