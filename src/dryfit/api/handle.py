@@ -22,8 +22,9 @@ from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.rehearsal import RehearsalAnswer
 from dryfit.core.settings.choices import ExportFormat
 from dryfit.core.text.shown import Shown, shown_by
+from dryfit.core.text.table import Table
 from dryfit.core.wire import write_text_atomic
-from dryfit.reporting.document import Document, Table, document_of
+from dryfit.reporting.document import Document, document_of
 from dryfit.reporting.page import MARK, Page, render
 from dryfit.reporting.report import build_page
 from dryfit.reporting.story import TrialStory, trial_story

@@ -19,8 +19,9 @@ from dryfit.core.failure import Action
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.trial import MetricPoint, Outcome
 from dryfit.core.sharding.device_groups import place_in_words
+from dryfit.core.text.table import number_text
 from dryfit.core.wire import Message, Note, Progress
-from dryfit.reporting.document import document_of, number_text, params_text
+from dryfit.reporting.document import document_of, params_text
 from dryfit.reporting.live import LiveStudy
 from dryfit.reporting.plans import choice_text, plan_text
 from dryfit.reporting.summary import began_text, revised_text

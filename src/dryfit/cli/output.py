@@ -17,8 +17,9 @@ from dryfit.cli.streams import RawStream, SafeStream
 from dryfit.core.errors import DryfitError, ExitStatus, InternalError, MachineError
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
+from dryfit.core.text.table import Table
 from dryfit.core.text.words import printable
-from dryfit.reporting.document import Document, Line, Table, document_of, duration_text, json_text
+from dryfit.reporting.document import Document, Line, document_of, duration_text, json_text
 from dryfit.reporting.findings import finding_lines
 from dryfit.reporting.summary import several_table
 

@@ -12,18 +12,8 @@ from dryfit.core.errors import FileError
 from dryfit.core.regular_files import contents
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Scalar
-from dryfit.reporting.document import (
-    Answer,
-    Document,
-    Line,
-    Table,
-    View,
-    counted,
-    document_of,
-    measured_text,
-    number_text,
-    params_text,
-)
+from dryfit.core.text.table import Table, number_text
+from dryfit.reporting.document import Answer, Document, Line, View, counted, document_of, measured_text, params_text
 from dryfit.reporting.finals import SeedSpread, spread
 from dryfit.scoring.collapse import collapsed
 from dryfit.scoring.intervals import FEWEST_SEEDS, SeedDifference, seed_difference, surviving

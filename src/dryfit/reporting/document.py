@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from rich.cells import cell_len
 
 from dryfit.core.settings.trial import Scalar
+from dryfit.core.text.table import Table, number_text
 from dryfit.core.text.words import printable
 
 _LONG_CELL = 60
@@ -43,19 +44,6 @@ class Answer(View):
     """One whole answer, beginning with the version of its schema."""
 
     schema_version: int = Field(default=1, serialization_alias="schema")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Column heads and rows of text."""
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def number_text(value: float | None) -> str:
-    """Format a metric; a dash for None."""
-    return "-" if value is None else f"{value:.4f}"
 
 
 def value_text(value: Scalar) -> str:

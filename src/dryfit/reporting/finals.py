@@ -9,35 +9,24 @@ from typing import Final
 from pydantic import ValidationError
 
 from dryfit.core.errors import FileError
-from dryfit.core.jobs.analysis import (
-    ANALYSIS_FILE,
-    Analysis,
-    CalibrationBin,
-    ClassAnalysis,
-    NumberAnalysis,
-    PartScores,
-    PrecisionRecall,
-    SpanAnalysis,
-    WorstRow,
-)
+from dryfit.core.jobs.analysis import ANALYSIS_FILE, Analysis, CalibrationBin, ClassAnalysis, PrecisionRecall
 from dryfit.core.regular_files import read_bounded
 from dryfit.core.settings.trial import Scalar
-from dryfit.core.text.words import printable
+from dryfit.core.text.table import Table, number_text
 from dryfit.reporting.document import (
     Answer,
     Block,
     Document,
     Line,
-    Table,
     View,
     counted,
     document_of,
     measured_text,
-    number_text,
     params_text,
 )
 from dryfit.reporting.page import Section
 from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, text
+from dryfit.scoring.analysis_tables import analysis_tables
 from dryfit.store.layout import FinalLayout, StudyLayout
 
 
@@ -230,34 +219,6 @@ def _spread_cells(spread: SeedSpread | None) -> tuple[str, str, str]:
     return measured_text(spread.mean, spread.std), number_text(spread.min), number_text(spread.max)
 
 
-_MOST_CONFUSED: Final = 20
-
-Captioned = list[tuple[str, Table]]
-"""Tables, each with the line above it."""
-
-
-def analysis_tables(analysis: Analysis) -> Captioned:
-    """Return how a model does: in all, by class, with and without a span, by criterion and group, the worst rows."""
-    overall = Table(("metric", "value"), tuple((name, number_text(x)) for name, x in analysis.overall.scores.items()))
-    tables = [("", overall)] if overall.rows else []
-    if analysis.classes is not None:
-        tables += _of_classes(analysis.classes)
-    if analysis.spans is not None:
-        tables.append(("Rows with and without a span", _of_spans(analysis.spans)))
-    if analysis.texts is not None and analysis.texts.asked:
-        counts = (str(analysis.texts.asked), str(analysis.texts.exact))
-        tables.append(("Generated answers", Table(("answers", "exactly as wanted"), (counts,))))
-    if analysis.numbers is not None:
-        tables.append(("Numbers", _of_numbers(analysis.numbers)))
-    for head, parts in (("criterion", analysis.criteria), ("group", analysis.groups)):
-        if parts:
-            tables.append((f"By {head}", _by_part(head, parts)))
-    for part in (analysis.classes, analysis.spans, analysis.texts, analysis.numbers):
-        if part is not None and part.worst:
-            tables.append(("Worst rows", _worst(part.worst)))
-    return tables
-
-
 @document_of.register(TrainedModel)
 @document_of.register(TrainedEnsemble)
 def _(model: TrainedModel | TrainedEnsemble) -> Document:
@@ -272,7 +233,7 @@ def _analysis_blocks(analysis: Analysis | None) -> Iterator[Block]:
     if analysis is None:
         return
     yield from ("", f"on {analysis.split}")
-    for caption, table in analysis_tables(analysis):
+    for _, caption, table in analysis_tables(analysis):
         yield from ([caption] if caption else [])
         yield table
     yield from (Line(note, aside=True) for note in analysis.notes)
@@ -289,78 +250,6 @@ def _(table: TopTable) -> Document:
     ]
     left = "stopped; the same command goes on with the runs that are left"
     return Document((top_table(table), *failed, *([] if table.complete else [Line(left, aside=True)])))
-
-
-def _of_classes(found: ClassAnalysis) -> Captioned:
-    rows = tuple(
-        (
-            printable(found.name(one.label)),
-            *map(number_text, (one.precision, one.recall, one.f1)),
-            *map(str, (one.support, one.answered, one.right)),
-        )
-        for one in found.scores
-    )
-    tables = [("", Table(("class", "precision", "recall", "F1", "rows", "answered", "right"), rows))]
-    if 1 < len(found.confusion) <= _MOST_CONFUSED:
-        heads = ("right class, by answer", *(printable(found.name(one.label)) for one in found.scores))
-        counts = zip(found.scores, found.confusion, strict=True)
-        tables.append(
-            ("Confusion", Table(heads, tuple((printable(found.name(one.label)), *map(str, of)) for one, of in counts)))
-        )
-    if found.ece is not None:
-        caption = f"Calibration: expected error {number_text(found.ece)}"
-        bins = tuple(
-            (f"{one.low:.3f} to {one.high:.3f}", str(one.count), number_text(one.p), number_text(one.share))
-            for one in found.calibration
-        )
-        tables.append((caption, Table(("probability", "answers", "mean", "share that came true"), bins)))
-    if found.curves:
-        curves = tuple(
-            (
-                printable(found.name(one.label)),
-                *map(number_text, (one.threshold, one.precision, one.recall, one.average_precision)),
-            )
-            for one in found.curves
-        )
-        tables.append(("Thresholds", Table(("class", "above", "precision", "recall", "average precision"), curves)))
-    return tables
-
-
-def _of_spans(found: SpanAnalysis) -> Table:
-    rows = (("has a span", found.found, found.missed), ("has none", found.invented, found.left))
-    heads = ("row", "answered with a span", "answered with none")
-    return Table(heads, tuple((name, str(said), str(none)) for name, said, none in rows))
-
-
-def _of_numbers(found: NumberAnalysis) -> Table:
-    sides = (
-        ("right", found.mean, found.deviation),
-        ("answered", found.answered_mean, found.answered_deviation),
-    )
-    rows = tuple((name, number_text(mean), number_text(deviation)) for name, mean, deviation in sides)
-    return Table(("numbers", "mean", "standard deviation"), rows)
-
-
-def _by_part(head: str, parts: Sequence[PartScores]) -> Table:
-    names = tuple(parts[0].scores)
-    rows = tuple(
-        (printable(one.name), str(one.rows), *(number_text(one.scores.get(name)) for name in names)) for one in parts
-    )
-    return Table((head, "rows", *names), rows)
-
-
-def _worst(rows: Sequence[WorstRow]) -> Table:
-    names = tuple(rows[0].values)
-    cells = tuple(
-        (
-            printable(one.id),
-            one.right or "-",
-            one.answered or "-",
-            *(number_text(one.values.get(name)) for name in names),
-        )
-        for one in rows
-    )
-    return Table(("id", "right", "answered", *names), cells)
 
 
 _COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED)
@@ -473,7 +362,7 @@ def _section(path: Path, number: int) -> Section:
         title,
         texts=(f"What it does well and badly on {rows} of {analysis.split}{chosen}.",),
         charts=tuple(_charts(analysis.classes)) if analysis.classes is not None else (),
-        tables=tuple(analysis_tables(analysis)),
+        tables=tuple((caption, table) for _, caption, table in analysis_tables(analysis)),
         notes=tuple(notes),
     )
 

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from pydantic import Field
 
 from dryfit.core.jobs.checkpoint_health import Adapter, Built, Health, Stored, Subject
+from dryfit.core.text.table import Table, number_text
 from dryfit.core.text.words import few
-from dryfit.reporting.document import Answer, Document, Line, Table, View, document_of, json_of, number_text
+from dryfit.reporting.document import Answer, Document, Line, View, document_of, json_of
 from dryfit.study.doctor.drill import Drill, Kill, TrialEnd
 from dryfit.study.doctor.finding import Diagnosis, Finding, Status
 

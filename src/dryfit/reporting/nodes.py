@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.sharding.device_groups import node_of
+from dryfit.core.text.table import Table
 from dryfit.core.text.units import gib
-from dryfit.reporting.document import Answer, Document, Table, View, document_of, duration_text
+from dryfit.reporting.document import Answer, Document, View, document_of, duration_text
 from dryfit.store.replay import StudyState
 from dryfit.store.session_state import SessionState
 from dryfit.store.state import AttemptEnd

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs]  # plotly has no types
 
+from dryfit.core.text.table import Table
 from dryfit.core.version import VERSION
-from dryfit.reporting.document import Document, Table, asset, document_of, look, templates, time_text
+from dryfit.reporting.document import Document, asset, document_of, look, templates, time_text
 from dryfit.reporting.plots import Figure
 
 MARK = '<meta name="generator" content="dryfit report">'

@@ -19,9 +19,10 @@ from dryfit.core.jobs.rehearsal import RehearsalMemory
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.shard_summary import Sent, ShardRow, ShardSummary
+from dryfit.core.text.table import Table
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
-from dryfit.reporting.document import Block, Document, Line, Table, document_of, duration_text, json_of, value_text
+from dryfit.reporting.document import Block, Document, Line, document_of, duration_text, json_of, value_text
 from dryfit.store.events import FailureFacts, Observed
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, better
 from dryfit.core.sharding.device_groups import HERE, cpu_of, place_in_words
-from dryfit.reporting.document import duration_text, number_text, shortened, time_text, value_text
+from dryfit.core.text.table import number_text
+from dryfit.reporting.document import duration_text, shortened, time_text, value_text
 from dryfit.search.sampling.importance import Importances
 from dryfit.search.space.params import from_text, public_name
 from dryfit.store.replay import StudyState

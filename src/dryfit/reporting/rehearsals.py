@@ -17,19 +17,10 @@ from dryfit.core.jobs.rehearsal import (
     StepWork,
     TimelinePoint,
 )
+from dryfit.core.text.table import Table
 from dryfit.core.text.units import gib
 from dryfit.core.wall.places import WALLS, Wall
-from dryfit.reporting.document import (
-    Block,
-    Document,
-    Line,
-    Table,
-    counted,
-    document_of,
-    duration_text,
-    json_of,
-    shortened,
-)
+from dryfit.reporting.document import Block, Document, Line, counted, document_of, duration_text, json_of, shortened
 from dryfit.reporting.page import Page, Section
 from dryfit.reporting.plans import EFFECTS, VERDICT_STYLES, memory_table, requirement_table
 from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, text

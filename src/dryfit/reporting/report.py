@@ -14,10 +14,11 @@ from dryfit.core.settings.memory_key import IRRELEVANT, NEUTRAL
 from dryfit.core.settings.tables import Settings, TrialSettings
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
+from dryfit.core.text.table import Table, number_text
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.reporting.comparison import Comparison, comparison_table, read_comparison
-from dryfit.reporting.document import Table, counted, duration_text, number_text, shortened, time_text, value_text
+from dryfit.reporting.document import counted, duration_text, shortened, time_text, value_text
 from dryfit.reporting.finals import final_sections
 from dryfit.reporting.nodes import nodes_ever
 from dryfit.reporting.page import Page, Section

@@ -13,19 +13,11 @@ from dryfit.core.regular_files import contents
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar
 from dryfit.core.sharding.device_groups import HERE, cpu_of, place_in_words
 from dryfit.core.text.shown import Shown
+from dryfit.core.text.table import number_text
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.core.wire import LOG_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Report, Started
-from dryfit.reporting.document import (
-    Answer,
-    Document,
-    View,
-    document_of,
-    duration_text,
-    number_text,
-    time_text,
-    value_text,
-)
+from dryfit.reporting.document import Answer, Document, View, document_of, duration_text, time_text, value_text
 from dryfit.reporting.plans import plan_json, plan_lines, plan_text
 from dryfit.reporting.trials import values_text
 from dryfit.runtime.children.result_reading import read_messages

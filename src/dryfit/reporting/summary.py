@@ -11,19 +11,18 @@ from dryfit.core.errors import ExitStatus
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
 from dryfit.core.text.shown import Shown
+from dryfit.core.text.table import Table, number_text
 from dryfit.reporting.comparison import Comparison, read_comparison
 from dryfit.reporting.document import (
     Answer,
     Block,
     Document,
     Line,
-    Table,
     View,
     counted,
     document_of,
     duration_text,
     measured_text,
-    number_text,
     params_text,
     time_text,
 )

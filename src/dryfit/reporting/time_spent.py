@@ -7,8 +7,9 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
+from dryfit.core.text.table import Table
 from dryfit.core.wire import Phase
-from dryfit.reporting.document import Table, duration_text
+from dryfit.reporting.document import duration_text
 from dryfit.reporting.page import Section
 from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure
 from dryfit.store.replay import StudyState

@@ -11,7 +11,8 @@ from pathlib import Path
 from dryfit.core.regular_files import contents
 from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
-from dryfit.reporting.document import Table, duration_text, measured_text, number_text, params_text
+from dryfit.core.text.table import Table, number_text
+from dryfit.reporting.document import duration_text, measured_text, params_text
 from dryfit.reporting.plans import execution_cell, memory_cell
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState

@@ -19,11 +19,12 @@ from rich.text import Text
 
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.sharding.device_groups import HERE, place_in_words
+from dryfit.core.text.table import number_text
 from dryfit.core.text.tail import LineTail
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
 from dryfit.core.wire import MESSAGES_FILE, Message, Progress
-from dryfit.reporting.document import Document, document_of, duration_text, number_text
+from dryfit.reporting.document import Document, document_of, duration_text
 from dryfit.reporting.live import LiveStudy, LiveView, TrialView, Vitals, read_vitals
 from dryfit.reporting.plans import totals_text
 from dryfit.reporting.summary import StudySummary, summarise

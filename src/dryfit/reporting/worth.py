@@ -9,8 +9,9 @@ from dryfit.core.errors import FileError
 from dryfit.core.jobs.baselines import BaselineScore
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, Scalar, better
+from dryfit.core.text.table import number_text
 from dryfit.reporting.comparison import Comparison, findings
-from dryfit.reporting.document import counted, number_text
+from dryfit.reporting.document import counted
 from dryfit.scoring.intervals import Interval, Split, difference_interval
 from dryfit.scoring.row_files import FACTS_FILE, read_facts, read_rows, row_files
 from dryfit.store.layout import StudyLayout

@@ -12,7 +12,8 @@ import ledgers
 from dryfit.core.errors import ConfigError, LedgerError, MachineError
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.shown import Shown
-from dryfit.reporting.document import Document, Line, Table
+from dryfit.core.text.table import Table
+from dryfit.reporting.document import Document, Line
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&\"'"
 

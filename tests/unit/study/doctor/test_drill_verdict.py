@@ -11,7 +11,8 @@ import pytest
 import dryfit.api  # noqa: F401  # the module `doctor` there has the name of its function
 from dryfit.core.errors import ExitStatus
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.document import Table, document_of, json_text
+from dryfit.core.text.table import Table
+from dryfit.reporting.document import document_of, json_text
 from dryfit.study.doctor.drill import MOMENTS, Drill, Kill, TrialEnd, Victim
 from study_runs import run_here
 
