@@ -25,7 +25,7 @@ from dryfit.reporting.document import (
     params_text,
 )
 from dryfit.reporting.page import Section
-from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, text
+from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, axis, scatter, text
 from dryfit.scoring.analysis_tables import analysis_tables
 from dryfit.store.layout import FinalLayout, StudyLayout
 
@@ -253,38 +253,27 @@ def _(table: TopTable) -> Document:
 
 
 _COLORS = (BLUE, ORANGE, GREEN, PURPLE, RED)
-_UNIT = {"range": [-0.02, 1.02], "zeroline": False}
+_AT = "<br>recall %{x:.3f}<br>precision %{y:.3f}"
+_UNIT: Figure = {"range": [-0.02, 1.02], "zeroline": False}
 
 
 def reliability_figure(bins: Sequence[CalibrationBin]) -> Figure:
     """Plot the share of answers that came true over their mean probability (DeGroot and Fienberg 1983)."""
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": [0, 1],
-            "y": [0, 1],
-            "name": "calibrated",
-            "line": {"color": GREY, "dash": "dot"},
-            "hoverinfo": "skip",
-        },
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "x": [one.p for one in bins],
-            "y": [one.share for one in bins],
-            "name": "the model",
-            "customdata": [one.count for one in bins],
-            "hovertemplate": "probability %{x:.3f}<br>came true %{y:.3f}<br>%{customdata} times<extra></extra>",
-            "line": {"color": BLUE},
-            "marker": {"size": 7},
-        },
+        scatter([0, 1], [0, 1], name="calibrated", line={"color": GREY, "dash": "dot"}),
+        scatter(
+            (one.p for one in bins),
+            (one.share for one in bins),
+            name="the model",
+            mode="lines+markers",
+            hover="probability %{x:.3f}<br>came true %{y:.3f}<br>%{customdata} times",
+            customdata=[one.count for one in bins],
+            line={"color": BLUE},
+            marker={"size": 7},
+        ),
     ]
-    layout = {
-        "xaxis": {"title": {"text": "mean probability"}, **_UNIT},
-        "yaxis": {"title": {"text": "share that came true"}, **_UNIT},
-    }
-    return {"data": data, "layout": layout}
+    axes = {"xaxis": axis("mean probability", **_UNIT), "yaxis": axis("share that came true", **_UNIT)}
+    return {"data": data, "layout": axes}
 
 
 def precision_recall_figure(curves: Sequence[PrecisionRecall], name_of: Callable[[int], str]) -> Figure:
@@ -297,33 +286,19 @@ def precision_recall_figure(curves: Sequence[PrecisionRecall], name_of: Callable
     data: list[Figure] = []
     for at, curve in enumerate(curves):
         color, name = _COLORS[at % len(_COLORS)], text(f"class {name_of(curve.label)}")
-        line = {
-            "type": "scatter",
-            "mode": "lines",
-            "name": name,
-            "x": list(curve.recalls),
-            "y": list(curve.precisions),
-            "text": [f"{threshold:.4f}" for threshold in curve.thresholds],
-            "hovertemplate": f"{name} above %{{text}}<br>recall %{{x:.3f}}<br>precision %{{y:.3f}}<extra></extra>",
-            "line": {"color": color, "width": 2},
-        }
-        in_use = f"{name}, answered above {curve.threshold:.4f}"
-        point = {
-            "type": "scatter",
-            "mode": "markers",
-            "name": in_use,
-            "x": [curve.recall],
-            "y": [curve.precision],
-            "hovertemplate": f"{in_use}<br>recall %{{x:.3f}}<br>precision %{{y:.3f}}<extra></extra>",
-            "marker": {"color": color, "size": 11, "symbol": "diamond"},
-        }
-        data += [line, point]
-    layout = {
-        "xaxis": {"title": {"text": "recall"}, **_UNIT},
-        "yaxis": {"title": {"text": "precision"}, **_UNIT},
-        "hovermode": "closest",
-    }
-    return {"data": data, "layout": layout}
+        line = scatter(
+            curve.recalls,
+            curve.precisions,
+            name=name,
+            hover=f"{name} above %{{text}}{_AT}",
+            text=[f"{threshold:.4f}" for threshold in curve.thresholds],
+            line={"color": color, "width": 2},
+        )
+        in_use, look = f"{name}, answered above {curve.threshold:.4f}", {"size": 11, "symbol": "diamond"}
+        point = scatter([curve.recall], [curve.precision], name=in_use, mode="markers", hover=f"{in_use}{_AT}")
+        data += [line, {**point, "marker": {"color": color, **look}}]
+    axes = {"xaxis": axis("recall", **_UNIT), "yaxis": axis("precision", **_UNIT)}
+    return {"data": data, "layout": {**axes, "hovermode": "closest"}}
 
 
 _MOST_MODELS: Final = 3

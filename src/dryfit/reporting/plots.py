@@ -6,7 +6,7 @@ Texts are escaped here, because plotly interprets some HTML tags in labels.
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -42,6 +42,34 @@ def text(value: object) -> str:
     return html.escape(str(value), quote=False)
 
 
+def scatter(
+    x: Iterable[object], y: Iterable[object], *, name: str, mode: str = "lines", hover: str = "", **look: object
+) -> Figure:
+    """Return points, or the line through them; an empty ``hover`` says nothing where the pointer is."""
+    return {"type": "scatter", "mode": mode, "name": name, "x": list(x), "y": list(y), **_hovered(hover), **look}
+
+
+def bars(x: Iterable[object], y: Iterable[object], *, hover: str, color: str, **look: object) -> Figure:
+    """Return horizontal bars."""
+    own = {"type": "bar", "orientation": "h", "x": list(x), "y": list(y), "marker": {"color": color}}
+    return {**own, **_hovered(hover), **look}
+
+
+def _hovered(template: str) -> Figure:
+    return {"hovertemplate": f"{template}<extra></extra>"} if template else {"hoverinfo": "skip"}
+
+
+def axis(title: str, **more: object) -> Figure:
+    """Return an axis with its title."""
+    return {"title": {"text": title}, **more}
+
+
+def region(since: float, until: float, color: str, **more: object) -> Figure:
+    """Return a rectangle behind the whole height of a figure."""
+    place = {"x0": since, "x1": until, "y0": 0, "y1": 1, "xref": "x", "yref": "paper", "layer": "below"}
+    return {"type": "rect", **place, "fillcolor": color, **more}
+
+
 def _whole(span: float) -> Figure:
     """Return the settings of an axis of whole numbers: over a short span plotly would put ticks between them."""
     return {"dtick": 1} if span <= _FEW_TICKS else {}
@@ -61,15 +89,12 @@ def history_figure(state: StudyState) -> Figure:
     data = [
         _markers("complete", complete, [trial.score for trial in complete], BLUE, "circle", named=named),
         _markers("pruned (last value)", pruned, [trial.last_value for trial in pruned], ORANGE, "x", named=named),
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "best so far",
-            "x": [trial.number for trial in state.present],
-            "y": best,
-            "line": {"shape": "hv", "color": GREEN, "width": 2},
-            "hoverinfo": "skip",
-        },
+        scatter(
+            (trial.number for trial in state.present),
+            best,
+            name="best so far",
+            line={"shape": "hv", "color": GREEN, "width": 2},
+        ),
     ]
     for name, outcome, color, symbol in (
         ("failed", Outcome.FAILED, RED, "line-ns-open"),
@@ -81,8 +106,8 @@ def history_figure(state: StudyState) -> Figure:
         trace = _markers(name, trials, [0.03] * len(trials), color, symbol, named=named)
         data.append(trace | {"yaxis": "y2", "marker": {**trace["marker"], "opacity": 1, "line": {"width": 2}}})
     layout = {
-        "xaxis": {"title": {"text": "trial"}, "rangemode": "tozero", **_whole(len(state.present))},
-        "yaxis": {"title": {"text": goal}},
+        "xaxis": axis("trial", rangemode="tozero", **_whole(len(state.present))),
+        "yaxis": axis(goal),
         # Trials without a value are marks at the foot of the figure, whatever the values above are.
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "hovermode": "closest",
@@ -105,16 +130,10 @@ def _best_so_far(trials: Sequence[TrialState], direction: Direction) -> list[flo
 def _markers(
     name: str, trials: Sequence[TrialState], values: Sequence[float | None], color: str, symbol: str, *, named: bool
 ) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [trial.number for trial in trials],
-        "y": list(values),
-        "text": [_hover(trial, named=named) for trial in trials],
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"color": color, "symbol": symbol, "size": 7, "opacity": 0.85},
-    }
+    look = {"color": color, "symbol": symbol, "size": 7, "opacity": 0.85}
+    texts = [_hover(trial, named=named) for trial in trials]
+    numbers = (trial.number for trial in trials)
+    return scatter(numbers, values, name=name, mode="markers", hover="%{text}", text=texts, marker=look)
 
 
 def _hover(trial: TrialState, *, named: bool) -> str:
@@ -139,8 +158,8 @@ def front_figure(state: StudyState) -> Figure:
         )
     ]
     axes = {
-        "xaxis": {"title": {"text": f"{text(first.name)} ({first.direction})"}},
-        "yaxis": {"title": {"text": f"{text(second.name)} ({second.direction})"}},
+        "xaxis": axis(f"{text(first.name)} ({first.direction})"),
+        "yaxis": axis(f"{text(second.name)} ({second.direction})"),
     }
     return {"data": [trace for trace in data if trace["x"]], "layout": axes}
 
@@ -148,24 +167,22 @@ def front_figure(state: StudyState) -> Figure:
 def importance_figure(importances: Importances) -> Figure:
     """Plot a bar for each parameter, the most important on top."""
     params = importances.params[::-1]
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [param.share for param in params],
-        "y": [text(param.name) for param in params],
-        "text": [f"{param.share:.0%}" for param in params],
-        "customdata": [param.trials for param in params],
-        "hovertemplate": "%{y}: %{x:.3f} (%{customdata} trials)<extra></extra>",
-        "marker": {"color": BLUE},
-        "cliponaxis": False,
-    }
+    shares = bars(
+        (param.share for param in params),
+        (text(param.name) for param in params),
+        hover="%{y}: %{x:.3f} (%{customdata} trials)",
+        color=BLUE,
+        text=[f"{param.share:.0%}" for param in params],
+        customdata=[param.trials for param in params],
+        cliponaxis=False,
+    )
     layout = {
-        "xaxis": {"tickformat": ".0%", "rangemode": "tozero", "title": {"text": "share of all importances"}},
+        "xaxis": axis("share of all importances", tickformat=".0%", rangemode="tozero"),
         "yaxis": {"automargin": True, "type": "category"},
         "height": 120 + 26 * len(params),
         "showlegend": False,
     }
-    return {"data": [bars], "layout": layout}
+    return {"data": [shares], "layout": layout}
 
 
 def slice_figure(state: StudyState, name: str) -> Figure:
@@ -173,32 +190,23 @@ def slice_figure(state: StudyState, name: str) -> Figure:
     trials = [trial for trial in state.complete if name in trial.params]
     values = [trial.params[name] for trial in trials]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    xaxis: dict[str, Any] = {"title": {"text": text(name)}, "type": "linear" if numeric else "category"}
+    xaxis = axis(text(name), type="linear" if numeric else "category")
     if numeric and name in _logarithmic(state):
         xaxis |= {"type": "log", "exponentformat": "power"}
     whole = [value for value in values if isinstance(value, int)]
     if whole and len(whole) == len(values) and xaxis["type"] == "linear":
         xaxis |= _whole(max(whole) - min(whole))
-    points = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": values if numeric else [text(_shown(value)) for value in values],
-        "y": [trial.score for trial in trials],
-        "text": [f"trial {trial.number}: {number_text(trial.score)}" for trial in trials],
-        "hovertemplate": "%{text}<br>%{x}<extra></extra>",
-        "marker": {
-            "color": [trial.number for trial in trials],
-            "colorscale": [[0, "#c3d4e4"], [1, BLUE]],
-            "size": 6,
-            "line": {"width": 0.5, "color": BLUE},
-        },
-    }
-    layout = {
-        "xaxis": xaxis,
-        "yaxis": {"title": {"text": text(state.goals[0].name)}},
-        "showlegend": False,
-        "height": 280,
-    }
+    look = {"colorscale": [[0, "#c3d4e4"], [1, BLUE]], "size": 6, "line": {"width": 0.5, "color": BLUE}}
+    points = scatter(
+        values if numeric else (text(_shown(value)) for value in values),
+        (trial.score for trial in trials),
+        name="",
+        mode="markers",
+        hover="%{text}<br>%{x}",
+        text=[f"trial {trial.number}: {number_text(trial.score)}" for trial in trials],
+        marker={"color": [trial.number for trial in trials], **look},
+    )
+    layout = {"xaxis": xaxis, "yaxis": axis(text(state.goals[0].name)), "showlegend": False, "height": 280}
     return {"data": [points], "layout": layout}
 
 
@@ -220,8 +228,8 @@ def curves_figure(state: StudyState) -> tuple[Figure, str]:
     data = [_curve(trial, best=best) for trial in sorted(shown, key=lambda trial: trial.number == best)]
     last_step = max((point.step for trial in shown for point in trial.reports), default=0)
     layout = {
-        "xaxis": {"title": {"text": "optimizer step"}, "rangemode": "tozero", **_whole(last_step)},
-        "yaxis": {"title": {"text": text(state.goals[0].name)}},
+        "xaxis": axis("optimizer step", rangemode="tozero", **_whole(last_step)),
+        "yaxis": axis(text(state.goals[0].name)),
         "hovermode": "closest",
         "showlegend": False,
     }
@@ -253,18 +261,16 @@ def _curve(trial: TrialState, *, best: int | None) -> Figure:
     colors = {Outcome.COMPLETE: BLUE, Outcome.PRUNED: ORANGE, Outcome.FAILED: RED}
     is_best = trial.number == best
     color = GREEN if is_best else colors.get(trial.outcome, GREY) if trial.outcome else GREY
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(points) < 30 else "lines",
-        "name": f"trial {trial.number}",
-        "x": [point.step for point in points],
-        "y": [point.value if math.isfinite(point.value) else None for point in points],
-        "line": {"color": color, "width": 3 if is_best else 1.2},
-        "marker": {"size": 6 if is_best else 4},
-        "opacity": 1.0 if is_best else 0.55,
-        "hovertemplate": f"trial {trial.number} ({trial.outcome or 'not finished'})<br>step %{{x}}: %{{y:.4f}}"
-        "<extra></extra>",
-    }
+    return scatter(
+        (point.step for point in points),
+        (point.value if math.isfinite(point.value) else None for point in points),
+        name=f"trial {trial.number}",
+        mode="lines+markers" if len(points) < 30 else "lines",
+        hover=f"trial {trial.number} ({trial.outcome or 'not finished'})<br>step %{{x}}: %{{y:.4f}}",
+        line={"color": color, "width": 3 if is_best else 1.2},
+        marker={"size": 6 if is_best else 4},
+        opacity=1.0 if is_best else 0.55,
+    )
 
 
 def evenly(items: Sequence[Any], most: int) -> list[Any]:
@@ -285,31 +291,22 @@ def memory_figure(state: StudyState) -> Figure | None:
     observed = [_in_gib(trial.observed_bytes) for trial in known]
     most = 1.05 * max(*planned, *observed)
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": [0, most],
-            "y": [0, most],
-            "name": "as planned",
-            "line": {"color": GREY, "dash": "dot"},
-            "hoverinfo": "skip",
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": planned,
-            "y": observed,
-            "name": "trials",
-            "text": [f"trial {trial.number}" for trial in known],
-            "hovertemplate": "%{text}<br>planned %{x:.2f} GiB<br>observed %{y:.2f} GiB<extra></extra>",
-            "marker": {"color": BLUE, "size": 7, "opacity": 0.85},
-        },
+        scatter([0, most], [0, most], name="as planned", line={"color": GREY, "dash": "dot"}),
+        scatter(
+            planned,
+            observed,
+            name="trials",
+            mode="markers",
+            hover="%{text}<br>planned %{x:.2f} GiB<br>observed %{y:.2f} GiB",
+            text=[f"trial {trial.number}" for trial in known],
+            marker={"color": BLUE, "size": 7, "opacity": 0.85},
+        ),
     ]
-    layout = {
-        "xaxis": {"title": {"text": "planned peak, GiB"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "observed peak, GiB"}, "rangemode": "tozero"},
-    }
-    return {"data": data, "layout": layout}
+    axes = {f"{way}axis": axis(f"{what} peak, GiB", rangemode="tozero") for way, what in _PEAKS}
+    return {"data": data, "layout": axes}
+
+
+_PEAKS = (("x", "planned"), ("y", "observed"))
 
 
 def _in_gib(size_bytes: int | None) -> float:
@@ -396,27 +393,24 @@ def _date(at_s: float) -> str:
 
 def timeline_figure(state: StudyState) -> Figure:
     """Plot every attempt as a bar from its placement to its end."""
-    axis = WorkAxis.of(state.sessions)
+    time = WorkAxis.of(state.sessions)
     placed = lanes(state.attempts)
     rows = sorted({row for _, row in placed}, key=_natural)
     data: list[Figure] = []
     for end, (name, color) in _LOOKS.items():
-        bars = [(attempt, row) for attempt, row in placed if attempt.end is end]
-        if bars:
-            data.append(_bars(name, color, bars, axis))
-    ticks = axis.ticks()
+        ended = [(attempt, row) for attempt, row in placed if attempt.end is end]
+        if ended:
+            data.append(_bars(name, color, ended, time))
+    ticks = time.ticks()
     layout: Figure = {
         "barmode": "overlay",
-        "xaxis": {
-            "title": {"text": "time (UTC)"},
-            "tickvals": [at_s for at_s, _ in ticks],
-            "ticktext": [name for _, name in ticks],
-            "tickangle": 0,
-        },
+        "xaxis": axis(
+            "time (UTC)", tickvals=[at_s for at_s, _ in ticks], ticktext=[name for _, name in ticks], tickangle=0
+        ),
         "yaxis": {"type": "category", "categoryarray": rows[::-1], "categoryorder": "array", "automargin": True},
         "height": 160 + 34 * len(rows),
         "hovermode": "closest",
-        "shapes": [_session(session, axis) for session in state.sessions],
+        "shapes": [_session(session, time) for session in state.sessions],
     }
     return {"data": data, "layout": layout}
 
@@ -435,20 +429,19 @@ def lanes(attempts: Sequence[AttemptState]) -> list[tuple[AttemptState, str]]:
     return [(attempt, place if place in alone else f"{place} {lane + 1}") for attempt, place, lane in placed]
 
 
-def _bars(name: str, color: str, bars: Sequence[tuple[AttemptState, str]], axis: WorkAxis) -> Figure:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "base": [round(axis.at(attempt.placed_at_s), 3) for attempt, _ in bars],
-        "x": [round(axis.at(attempt.end_s) - axis.at(attempt.placed_at_s), 3) for attempt, _ in bars],
-        "y": [row for _, row in bars],
-        "text": [_attempt_hover(attempt) for attempt, _ in bars],
-        "textposition": "none",
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"color": color, "line": {"width": 0.5, "color": color if len(bars) > _MANY else _EDGE}},
-        "width": 0.7,
-    }
+def _bars(name: str, color: str, placed: Sequence[tuple[AttemptState, str]], time: WorkAxis) -> Figure:
+    edge = {"width": 0.5, "color": color if len(placed) > _MANY else _EDGE}
+    return bars(
+        (round(time.at(attempt.end_s) - time.at(attempt.placed_at_s), 3) for attempt, _ in placed),
+        (row for _, row in placed),
+        hover="%{text}",
+        color=color,
+        name=name,
+        base=[round(time.at(attempt.placed_at_s), 3) for attempt, _ in placed],
+        text=[_attempt_hover(attempt) for attempt, _ in placed],
+        textposition="none",
+        width=0.7,
+    ) | {"marker": {"color": color, "line": edge}}
 
 
 def _attempt_hover(attempt: AttemptState) -> str:
@@ -464,16 +457,6 @@ def _natural(row: str) -> tuple[str, int]:
     return (head, int(number)) if number.isdigit() else (row, 0)
 
 
-def _session(session: SessionState, axis: WorkAxis) -> Figure:
-    return {
-        "type": "rect",
-        "xref": "x",
-        "yref": "paper",
-        "x0": axis.at(session.opened_at_s),
-        "x1": axis.at(session.last_at_s),
-        "y0": 0,
-        "y1": 1,
-        "layer": "below",
-        "line": {"width": 1, "color": "rgba(127,127,127,0.5)", "dash": "dot"},
-        "fillcolor": "rgba(127,127,127,0.10)",
-    }
+def _session(session: SessionState, time: WorkAxis) -> Figure:
+    line = {"width": 1, "color": "rgba(127,127,127,0.5)", "dash": "dot"}
+    return region(time.at(session.opened_at_s), time.at(session.last_at_s), "rgba(127,127,127,0.10)", line=line)

@@ -23,7 +23,7 @@ from dryfit.core.wall.places import WALLS, Wall
 from dryfit.reporting.document import Block, Document, Line, counted, document_of, duration_text, json_of, shortened
 from dryfit.reporting.page import Page, Section
 from dryfit.reporting.plans import EFFECTS, VERDICT_STYLES, memory_table, requirement_table
-from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, text
+from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, axis, bars, region, scatter, text
 
 _MEMORY: Final = tuple(name for name in RehearsalMemory.model_fields if name != "timeline")
 _WORK: Final = tuple(StepWork.model_fields)
@@ -427,10 +427,12 @@ def timeline_figure(points: Sequence[TimelinePoint], capacity_bytes: int) -> Fig
     """Plot allocated and reserved memory over the events of a rehearsal, with a band for each phase."""
     bands = _bands(points)
     layout = {
-        "xaxis": {"title": {"text": "allocations and frees"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "xaxis": axis("allocations and frees", rangemode="tozero"),
+        "yaxis": axis("GiB", rangemode="tozero"),
         "hovermode": "closest",
-        "shapes": [_band_shape(start, end, phase) for start, end, phase in bands],
+        "shapes": [
+            region(start, end, _PHASE_COLORS[phase], line={"width": 0}, opacity=0.12) for start, end, phase in bands
+        ],
     }
     occurring = {phase for _, _, phase in bands}
     legend = [_legend_entry(phase) for phase in _PHASE_COLORS if phase in occurring]
@@ -439,33 +441,21 @@ def timeline_figure(points: Sequence[TimelinePoint], capacity_bytes: int) -> Fig
 
 def _curves(points: Sequence[TimelinePoint], capacity_bytes: int) -> list[Figure]:
     events = [point.event for point in points]
-    curve: Figure = {"type": "scatter", "mode": "lines", "x": events}
+    reserved = (point.reserved_bytes / _GIB for point in points)
+    size, line = [capacity_bytes / _GIB] * 2, {"color": RED, "width": 1.5, "dash": "dash"}
     return [
-        curve
-        | {
-            "name": "allocated",
-            "y": [point.allocated_bytes / _GIB for point in points],
-            "text": [_hover(point) for point in points],
-            "hovertemplate": "%{text}<extra></extra>",
-            "line": {"shape": "hv", "color": BLUE, "width": 1.5},
-            "fill": "tozeroy",
-            "fillcolor": "rgba(57,135,201,0.25)",
-        },
-        curve
-        | {
-            "name": "reserved",
-            "y": [point.reserved_bytes / _GIB for point in points],
-            "hoverinfo": "skip",
-            "line": {"shape": "hv", "color": GREY, "width": 1},
-        },
-        curve
-        | {
-            "name": "device",
-            "x": [events[0], events[-1]],
-            "y": [capacity_bytes / _GIB] * 2,
-            "hoverinfo": "skip",
-            "line": {"color": RED, "width": 1.5, "dash": "dash"},
-        },
+        scatter(
+            events,
+            (point.allocated_bytes / _GIB for point in points),
+            name="allocated",
+            hover="%{text}",
+            text=[_hover(point) for point in points],
+            line={"shape": "hv", "color": BLUE, "width": 1.5},
+            fill="tozeroy",
+            fillcolor="rgba(57,135,201,0.25)",
+        ),
+        scatter(events, reserved, name="reserved", line={"shape": "hv", "color": GREY, "width": 1}),
+        scatter([events[0], events[-1]], size, name="device", line=line),
     ]
 
 
@@ -480,30 +470,8 @@ def _hover(point: TimelinePoint) -> str:
 
 
 def _legend_entry(phase: StepPhase) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": str(phase),
-        "x": [None],
-        "y": [None],
-        "marker": {"symbol": "square", "size": 10, "color": _PHASE_COLORS[phase], "opacity": 0.5},
-    }
-
-
-def _band_shape(start: int, end: int, phase: StepPhase) -> Figure:
-    return {
-        "type": "rect",
-        "xref": "x",
-        "yref": "paper",
-        "x0": start,
-        "x1": end,
-        "y0": 0,
-        "y1": 1,
-        "layer": "below",
-        "line": {"width": 0},
-        "fillcolor": _PHASE_COLORS[phase],
-        "opacity": 0.12,
-    }
+    look = {"symbol": "square", "size": 10, "color": _PHASE_COLORS[phase], "opacity": 0.5}
+    return scatter([None], [None], name=str(phase), mode="markers", marker=look)
 
 
 def _bands(points: Sequence[TimelinePoint]) -> list[tuple[int, int, StepPhase]]:
@@ -538,22 +506,20 @@ def _place(held: LineBytes) -> str:
 def _bars(rows: Sequence[tuple[str, int, str]]) -> Figure:
     """Plot horizontal bars, the largest on top; each row has a label, bytes, and what is said of it, escaped."""
     ordered = list(rows)[::-1]
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [size / _GIB for _, size, _ in ordered],
-        "y": list(range(len(ordered))),  # labels may be equal, bars are not to be put together
-        "text": [text(gib(size)) for _, size, _ in ordered],
-        "customdata": [said or text(label) for label, _, said in ordered],
-        "hovertemplate": "%{text}<br>%{customdata}<extra></extra>",
-        "marker": {"color": BLUE},
-        "cliponaxis": False,
-    }
+    held = bars(
+        (size / _GIB for _, size, _ in ordered),
+        range(len(ordered)),  # labels may be equal, bars are not to be put together
+        hover="%{text}<br>%{customdata}",
+        color=BLUE,
+        text=[text(gib(size)) for _, size, _ in ordered],
+        customdata=[said or text(label) for label, _, said in ordered],
+        cliponaxis=False,
+    )
     labels = [text(label) for label, _, _ in ordered]
     layout = {
-        "xaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "xaxis": axis("GiB", rangemode="tozero"),
         "yaxis": {"automargin": True, "tickvals": list(range(len(labels))), "ticktext": labels},
         "height": 120 + 24 * len(ordered),
         "showlegend": False,
     }
-    return {"data": [bars], "layout": layout}
+    return {"data": [held], "layout": layout}

@@ -11,7 +11,7 @@ from dryfit.core.text.table import Table
 from dryfit.core.wire import Phase
 from dryfit.reporting.document import duration_text
 from dryfit.reporting.page import Section
-from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure
+from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, axis, bars
 from dryfit.store.replay import StudyState
 from dryfit.store.session_state import SessionState
 from dryfit.store.state import AttemptState
@@ -171,22 +171,20 @@ def spent_table(spent: TimeSpent) -> Table:
 def spent_figure(spent: TimeSpent) -> Figure:
     """Plot the same as one stacked bar."""
     data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": re.split("[:,]", kind)[0],
-            "x": [round(spent.seconds[kind], 3)],
-            "y": ["all slots"],
-            "text": [f"{kind}: {duration_text(spent.seconds[kind])} ({spent.share(kind):.1%})"],
-            "textposition": "none",
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"color": _COLORS[kind]},
-        }
+        bars(
+            [round(spent.seconds[kind], 3)],
+            ["all slots"],
+            hover="%{text}",
+            color=_COLORS[kind],
+            name=re.split("[:,]", kind)[0],
+            text=[f"{kind}: {duration_text(spent.seconds[kind])} ({spent.share(kind):.1%})"],
+            textposition="none",
+        )
         for kind in _kinds(spent)
     ]
     layout: Figure = {
         "barmode": "stack",
-        "xaxis": {"title": {"text": "seconds, of all slots together"}, "rangemode": "tozero"},
+        "xaxis": axis("seconds, of all slots together", rangemode="tozero"),
         "yaxis": {"type": "category", "automargin": True},
         "height": 300,
         "hovermode": "closest",
