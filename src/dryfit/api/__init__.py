@@ -2,7 +2,6 @@
 
 # pyright: reportUnusedImport=false
 
-from dryfit.api.compare import CompareOutcome, compare
 from dryfit.api.doctor import bug_report, doctor, drill, submitted_text, with_nodes
 from dryfit.api.files import layout_of
 from dryfit.api.handle import Study, StudyReport, export, trial_of, write_report
@@ -31,7 +30,17 @@ from dryfit.api.studies import (
     tune_all,
     with_total,
 )
-from dryfit.api.training import EnsembleOutcome, TopOutcome, TrainOutcome, in_process, train, train_ensemble, train_top
+from dryfit.api.training import (
+    CompareOutcome,
+    EnsembleOutcome,
+    TopOutcome,
+    TrainOutcome,
+    compare,
+    in_process,
+    train,
+    train_ensemble,
+    train_top,
+)
 from dryfit.study.doctor.finding import Diagnosis, Finding, Status
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.observers import Observer

@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, SetOption, notes
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, answer, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 
 
@@ -46,7 +46,7 @@ def examine(
         quiet: Print only checks that ask for action.
     """
     import dryfit.api as api
-    from dryfit.cli.output import answer, print_finding
+    from dryfit.cli.output import print_finding
     from dryfit.reporting.findings import verdict_document
 
     diagnosis = api.doctor(
@@ -63,7 +63,6 @@ def examine(
 
 def _drill(*, as_json: bool, quiet: bool) -> NoReturn:
     import dryfit.api as api
-    from dryfit.cli.output import answer
     from dryfit.reporting.findings import kill_line
 
     on_note = notes(quiet=quiet)
@@ -82,6 +81,5 @@ def bug_report(
 ) -> None:
     """Write an archive to attach to a report: versions, checks, settings, last events and logs, without your texts."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
 
     answer(api.bug_report(study, out, on_note=notes(quiet=quiet)), as_json=as_json)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, notes, number_or_text
+from dryfit.cli.options import JsonOption, QuietOption, answer, notes, number_or_text
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.importers.options import Format, ImportOptions
 
@@ -62,7 +62,6 @@ def import_rows(
 ) -> None:
     """Make rows of a data set; exit status 1 where something in it does not fit (each has a line that says why)."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
     from dryfit.reporting.document import Document
 
     given: dict[str, object] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, notes, number_or_text
+from dryfit.cli.options import JsonOption, QuietOption, StudyArgument, answer, notes, number_or_text
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.core.settings.choices import ExportFormat
 
@@ -45,7 +45,6 @@ def train(
 ) -> None:
     """Train a trial's configuration once more, score it once on test, save the model. Ctrl-C: repeat to go on."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
 
     several = {"--trial": trial != _BEST, "--seed": seed is not None, "-o": out is not None}
     several |= {"--with-validation": with_validation, "--in-process": in_process, "--merge": merge}
@@ -88,7 +87,6 @@ def compare(
 ) -> None:
     """Train the best trials with several seeds and say whether they really differ. Ctrl-C: repeat to go on."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
 
     done = api.compare(study, top=top, seeds=seeds, on_note=notes(quiet=quiet))
     if done.comparison is None:
@@ -99,7 +97,6 @@ def compare(
 
 
 def _print_model(model: "TrainedModel | TrainedEnsemble | None", *, as_json: bool) -> None:
-    from dryfit.cli.output import answer
 
     if model is None:
         typer.echo("stopped; the same command goes on", err=True)
@@ -121,7 +118,6 @@ def predict(
 ) -> None:
     """Predict rows with a trained model; exit status 1 where rows are bad (each has a line that says why)."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
     from dryfit.reporting.document import Document
 
     if device not in _DEVICES:
@@ -149,7 +145,6 @@ def load(
 ) -> None:
     """Say whether a checkpoint can be loaded (--check); exit status 1 where it cannot."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
 
     if not check:
         raise ConfigError(
@@ -173,7 +168,6 @@ def push(
 ) -> None:
     """Send a trained model, its tokenizer and its card to a Hugging Face hub (HF_ENDPOINT, HF_TOKEN)."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
     from dryfit.reporting.document import Document
 
     pushed = api.push(model, repo, public=public, dry_run=dry_run)

@@ -19,7 +19,7 @@ from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.core.text.table import Table
 from dryfit.core.text.words import printable
-from dryfit.reporting.document import Document, Line, document_of, duration_text, json_text
+from dryfit.reporting.document import Document, Line, duration_text
 from dryfit.reporting.findings import finding_lines
 from dryfit.reporting.summary import several_table
 
@@ -71,18 +71,6 @@ def console(*, stderr: bool = False) -> SafeConsole:
     stream = sys.stderr if stderr else sys.stdout
     plain = bool(os.environ.get("CI")) or not stream.isatty()
     return SafeConsole(stream, no_color=plain or None, force_terminal=False if plain else None, soft_wrap=True)
-
-
-def answer(result: object, *, as_json: bool, document: Document | None = None) -> None:
-    """Print the answer of a command: as one JSON object, or as its document.
-
-    Args:
-        document: What is shown of it; None: what is registered for its type.
-    """
-    if as_json:
-        sys.stdout.write(json_text(result) + "\n")
-    else:
-        show(document_of(result) if document is None else document)
 
 
 def show(document: Document) -> None:

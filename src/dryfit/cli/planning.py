@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, SetOption, notes
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, answer, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.core.settings.choices import BuiltInTask
 
@@ -32,7 +32,6 @@ def plan(
 ) -> None:
     """Say whether trials fit a device, without a GPU; exit status 1 where they do not, or it is unknown."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
 
     request = api.plan_input(study, device=device, overrides=overrides or (), preset=preset, task=task)
     if request.searched:
@@ -55,7 +54,6 @@ def calibrate(
 ) -> None:
     """Measure what training steps take of this machine's GPU, so that plans for it are surer."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
 
     answer(api.calibrate(device, quick=quick, on_note=notes(quiet=quiet)), as_json=as_json)
 
@@ -108,7 +106,6 @@ def rehearse(
     Exit status 1 where it does not fit or that is unknown, 2 where nothing was seen of its memory.
     """
     import dryfit.api as api
-    from dryfit.cli.output import answer
     from dryfit.reporting.rehearsals import rehearsal_document, rehearsal_json
 
     if not command:

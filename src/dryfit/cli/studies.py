@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 import typer
 
 from dryfit.cli.doctor import examine
-from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption, notes
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption, answer, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
 from dryfit.core.settings.presets import PRESETS
@@ -212,7 +212,6 @@ def status(
     """Print how far a study is and what went wrong in it, whether it runs or not."""
     import dryfit.api as api
     from dryfit.cli.live import watch as watch_study
-    from dryfit.cli.output import answer
     from dryfit.reporting.summary import owner_text, status_document
 
     if watch and as_json:
@@ -235,7 +234,6 @@ def status(
 def _status_all(studies: Sequence[Path], *, as_json: bool) -> NoReturn:
     """Print a row for each study; why one cannot be read goes to stderr."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
 
     several = api.status_all(studies)
     answer(several, as_json=as_json)
@@ -249,7 +247,6 @@ def show(
 ) -> None:
     """Print the trials of a study, or everything known of one."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
     from dryfit.cli.output import show as show_document
     from dryfit.reporting.summary import study_document
 
@@ -292,7 +289,7 @@ def _tune_all(
 ) -> NoReturn:
     import dryfit.api as api
     from dryfit.cli.live import watching
-    from dryfit.cli.output import answer, print_several
+    from dryfit.cli.output import print_several
 
     with watching(quiet=quiet) as display:
         if display is None:
@@ -320,7 +317,7 @@ def _refuse_for_several(options: dict[str, bool]) -> None:
 
 def _finish(result: "TuneResult", *, as_json: bool) -> None:
     import dryfit.api as api
-    from dryfit.cli.output import answer, end_document
+    from dryfit.cli.output import end_document
     from dryfit.cli.output import show as show_document
     from dryfit.reporting.summary import study_document
 
@@ -361,6 +358,5 @@ def nodes(
 ) -> None:
     """List the machines that joined a study: devices, trials, losses."""
     import dryfit.api as api
-    from dryfit.cli.output import answer
 
     answer(api.nodes(study) if logs is None else api.node_logs(study, logs), as_json=as_json)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dryfit.config.checks import cross_problems
 from dryfit.config.freeze import dump_toml
@@ -34,10 +33,10 @@ from dryfit.reporting.plots import (
     timeline_figure,
 )
 from dryfit.reporting.summary import generations_table
-from dryfit.reporting.time_spent import time_spent, with_time
+from dryfit.reporting.time_spent import TimeSpent, time_spent, with_time
 from dryfit.reporting.trials import values_cells
 from dryfit.reporting.troubles import FailuresView, failures_by_kind
-from dryfit.reporting.worth import KnownOfBest, collapses_of, standing_of, verdict_of
+from dryfit.reporting.worth import collapses_of, standing_of, verdict_of
 from dryfit.runtime.children.result_reading import read_phases
 from dryfit.search.sampling.importance import ENOUGH_TRIALS, Importances, importances_of
 from dryfit.search.space.fields import apply_params, setting
@@ -108,38 +107,14 @@ def _without_unread(config: StudyConfig) -> StudyConfig:
     return config
 
 
-@dataclass(frozen=True, slots=True)
-class RefusalRow:
-    """Refused trials with equal values of all settings that decide memory."""
-
-    params: dict[str, Scalar]
-    trials: tuple[int, ...]
-    needed_bytes: int | None
-    capacity_bytes: int | None
-    reason: str
-
-
-def refusals(state: StudyState) -> list[RefusalRow]:
+def refusals(state: StudyState) -> list[list[TrialState]]:
     """Return the refused trials grouped by plan, in order of their first trial."""
     by_key: dict[str, list[TrialState]] = {}
     for trial in state.present:
         if trial.outcome is Outcome.REFUSED:
             key = trial.plan.key if trial.plan is not None else f"trial {trial.number}"
             by_key.setdefault(key, []).append(trial)
-    return [_refusal(trials) for trials in by_key.values()]
-
-
-def _refusal(trials: Sequence[TrialState]) -> RefusalRow:
-    first = trials[0]
-    answer = first.plan.answer if first.plan is not None else None
-    unrelated = IRRELEVANT | NEUTRAL.keys()
-    return RefusalRow(
-        params={name: value for name, value in first.params.items() if name not in unrelated},
-        trials=tuple(trial.number for trial in trials),
-        needed_bytes=needed_bytes(answer) if answer is not None and answer.memory is not None else None,
-        capacity_bytes=answer.device.capacity_bytes if answer is not None else None,
-        reason=first.reason,
-    )
+    return list(by_key.values())
 
 
 _MOST_TRIALS = 200
@@ -149,38 +124,6 @@ _MOST_NUMBERS = 8
 _FEW_DRAWN = 10
 _LONGEST_CELL = 400
 """Most characters of a parameter list or a reason in a table cell."""
-
-
-def sections_of(
-    state: StudyState, importances: Importances, finals: Sequence[Section], *, best_file: str, best_missing: str
-) -> list[Section]:
-    """Return the sections that a study has data for.
-
-    Args:
-        state: The study's state.
-        importances: Importances of the searched parameters.
-        finals: About the models that were trained of it.
-        best_file: The best configuration as a study file; empty if there is none.
-        best_missing: Why there is none.
-    """
-    sections = [
-        _best_section(state, best_file, best_missing),
-        _baselines(state),
-        *finals,
-        _history(state),
-        _front(state),
-        _importance(state, importances),
-        _slices(state, importances),
-        _curves(state),
-        _outcomes(state),
-        _timeline(state),
-        _refused(state),
-        _memory(state),
-        _trials(state),
-        _generations(state),
-        _facts(state),
-    ]
-    return [section for section in sections if section is not None]
 
 
 def _best_section(state: StudyState, best_file: str, best_missing: str) -> Section | None:
@@ -218,6 +161,18 @@ def _baselines(state: StudyState) -> Section | None:
         warnings=collapses.sentences,
         tables=(("", Table(("baseline", metric, "answers"), tuple(rows))),) if rows else (),
         notes=result.notes,
+    )
+
+
+def _compared(comparison: Comparison | None) -> Section | None:
+    if comparison is None:
+        return None
+    return Section(
+        "compared",
+        "Whether the best trials really differ",
+        texts=comparison.judgement,
+        tables=(("", comparison_table(comparison)),),
+        notes=comparison.notes,
     )
 
 
@@ -354,31 +309,22 @@ def _failure_cells(row: FailuresView) -> tuple[str, ...]:
     )
 
 
-def _timeline(state: StudyState) -> Section | None:
+def _timeline(state: StudyState, spent: TimeSpent) -> Section | None:
     if not state.attempts:
         return None
     sessions = len(state.sessions)
     text = "One bar is one process of a trial; shaded is the time of "
     text += f"{sessions} sessions of work, long pauses between them cut out." if sessions > 1 else "the one session."
     charts, tables = (timeline_figure(state),), nodes_ever(state)
-    return Section("timeline", "Timeline of processes", texts=(text,), charts=charts, tables=tables)
+    return with_time(Section("timeline", "Timeline of processes", texts=(text,), charts=charts, tables=tables), spent)
 
 
 def _refused(state: StudyState) -> Section | None:
     refused = refusals(state)
     if not refused:
         return None
-    rows = [
-        (
-            _params(row.params) or "-",
-            str(len(row.trials)),
-            gib(row.needed_bytes) if row.needed_bytes is not None else "unknown",
-            gib(row.capacity_bytes) if row.capacity_bytes is not None else "-",
-            shortened(row.reason, _LONGEST_CELL),
-        )
-        for row in refused
-    ]
-    count = sum(len(row.trials) for row in refused)
+    rows = [refusal_cells(trials) for trials in refused]
+    count = sum(map(len, refused))
     notes = (f"{len(rows) - _MOST_REFUSALS} more are not shown.",) if len(rows) > _MOST_REFUSALS else ()
     heads = ("parameters that decide memory", "trials", "needs", "device has", "why")
     return Section(
@@ -387,6 +333,19 @@ def _refused(state: StudyState) -> Section | None:
         texts=(f"{counted(count, 'trial')} with {counted(len(rows), 'different memory plan')} never started.",),
         tables=(("", Table(heads, tuple(rows[:_MOST_REFUSALS]))),),
         notes=notes,
+    )
+
+
+def refusal_cells(trials: Sequence[TrialState]) -> tuple[str, ...]:
+    """Return the row of trials with one plan: only the parameters that decide memory."""
+    first, unrelated = trials[0], IRRELEVANT | NEUTRAL.keys()
+    answer = first.plan.answer if first.plan is not None else None
+    return (
+        _params({name: value for name, value in first.params.items() if name not in unrelated}) or "-",
+        str(len(trials)),
+        gib(needed_bytes(answer)) if answer is not None and answer.memory is not None else "unknown",
+        gib(answer.device.capacity_bytes) if answer is not None else "-",
+        shortened(first.reason, _LONGEST_CELL),
     )
 
 
@@ -485,24 +444,6 @@ def _params(params: dict[str, Scalar]) -> str:
     return shortened(", ".join(f"{name} = {value_text(value)}" for name, value in params.items()), _LONGEST_CELL)
 
 
-_AFTER = ("best", "baselines")
-
-
-def with_comparison(sections: Sequence[Section], comparison: Comparison | None) -> tuple[Section, ...]:
-    """Return the sections of a page with that of a comparison, after what the best trial is and is worth."""
-    if comparison is None:
-        return tuple(sections)
-    at = sum(section.anchor in _AFTER for section in sections)
-    own = Section(
-        "compared",
-        "Whether the best trials really differ",
-        texts=comparison.judgement,
-        tables=(("", comparison_table(comparison)),),
-        notes=comparison.notes,
-    )
-    return (*sections[:at], own, *sections[at:])
-
-
 def build_page(
     state: StudyState, config: StudyConfig | ConfigError, layout: StudyLayout, *, running: bool, now_s: float
 ) -> Page:
@@ -517,19 +458,38 @@ def build_page(
     """
     created = state.created
     assert created is not None
-    best_file, missing = _best_file(state, config)
-    known = KnownOfBest(standing_of(state, layout), read_comparison(layout, state))
-    importances = importances_of(state.history(), state.direction)
-    finals = final_sections(layout)
-    verdict = verdict_of(state, defaults_first=_began_with_defaults(state, config), known=known)
-    sections = sections_of(state, importances, finals, best_file=best_file, best_missing=missing)
+    comparison, importances = read_comparison(layout, state), importances_of(state.history(), state.direction)
+    verdict = verdict_of(
+        state,
+        defaults_first=_began_with_defaults(state, config),
+        standing=standing_of(state, layout),
+        comparison=comparison,
+    )
     spent = time_spent(state, lambda one: read_phases(layout.trial(one.trial).attempt(one.number)))
+    sections = (
+        _best_section(state, *_best_file(state, config)),
+        _baselines(state),
+        _compared(comparison),
+        *final_sections(layout),
+        _history(state),
+        _front(state),
+        _importance(state, importances),
+        _slices(state, importances),
+        _curves(state),
+        _outcomes(state),
+        _timeline(state, spent),
+        _refused(state),
+        _memory(state),
+        _trials(state),
+        _generations(state),
+        _facts(state),
+    )
     return Page(
         title=created.name,
         subtitle=_subtitle(state, running=running),
         verdict=f"{verdict.result} {verdict.certainty}",
         tiles=_tiles(state),
-        sections=with_comparison(with_time(sections, spent), known.comparison),
+        sections=tuple(section for section in sections if section is not None),
         source=layout.ledger.name,
         made_at_s=now_s,
     )

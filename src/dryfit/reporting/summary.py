@@ -30,6 +30,7 @@ from dryfit.reporting.plans import Plans, plan_totals, totals_text
 from dryfit.reporting.trials import file_locations, front_table, outcomes_table, trials_table, values_text
 from dryfit.reporting.troubles import Troubles, trouble_lines, troubles_of
 from dryfit.reporting.worth import Standing, collapses_of, judgement, standing_of, strongest_baseline
+from dryfit.scoring.intervals import Interval
 from dryfit.search.mirror.follower import followed_bytes, said_in, trouble_of
 from dryfit.store.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.layout import StudyLayout
@@ -59,15 +60,6 @@ class BestTrial(View):
     collapsed: str | None = Field(description="in words how it gave all rows the same answer; null: it did not")
 
 
-class IntervalView(View):
-    """A difference of two metrics with its 95 % interval, by a bootstrap over groups of rows."""
-
-    value: float
-    low: float
-    high: float
-    groups: int
-
-
 class BaselinesView(View):
     """What the metric is worth without a model, and whether the best trial is better."""
 
@@ -76,7 +68,7 @@ class BaselinesView(View):
     notes: tuple[str, ...] = Field(description="baselines that are missing, and why")
     strongest: str | None = Field(description="the best of them by the study's metric")
     beaten: bool | None = Field(description="whether the best trial's value is better; null: there is none")
-    difference: IntervalView | None = Field(description="best trial minus strongest baseline, on the rows both have")
+    difference: Interval | None = Field(description="best trial minus strongest baseline, on the rows both have")
 
 
 class GoalView(View):
@@ -231,7 +223,7 @@ def _baselines(state: StudyState, standing: Standing | None) -> BaselinesView | 
         notes=state.baselines.result.notes,
         strongest=strongest.name if strongest is not None else None,
         beaten=standing.beats if standing is not None else None,
-        difference=IntervalView.of(interval) if known else None,
+        difference=interval if known else None,
     )
 
 

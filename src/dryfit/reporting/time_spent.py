@@ -142,14 +142,10 @@ _COLORS: Final = {
 }
 
 
-def with_time(sections: Sequence[Section], spent: TimeSpent) -> tuple[Section, ...]:
-    """Return the sections of a page with where the time went added to its timeline, if it has one."""
+def with_time(section: Section, spent: TimeSpent) -> Section:
+    """Return the section of a timeline with where the time went added, if any was spent."""
     if not spent.total_s:
-        return tuple(sections)
-    return tuple(_added(section, spent) if section.anchor == "timeline" else section for section in sections)
-
-
-def _added(section: Section, spent: TimeSpent) -> Section:
+        return section
     text = (
         f"The second bar is the time of all slots together, {duration_text(spent.total_s)}: {spent.beside_work:.1%} of"
         " it is neither training nor validating. A slot is room for one trial."

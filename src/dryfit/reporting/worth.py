@@ -272,31 +272,18 @@ class StudyVerdict:
     certainty: str
 
 
-@dataclass(frozen=True, slots=True)
-class KnownOfBest:
-    """What is known of a study's best trial beside its value.
-
-    Attributes:
-        standing: How it stands against what the metric is worth without a model.
-        comparison: How it stands against other trials over several seeds.
-    """
-
-    standing: Standing | None = None
-    comparison: Comparison | None = None
-
-
-_NOTHING = KnownOfBest()
-
-
-def verdict_of(state: StudyState, *, defaults_first: bool, known: KnownOfBest = _NOTHING) -> StudyVerdict:
+def verdict_of(
+    state: StudyState, *, defaults_first: bool, standing: Standing | None = None, comparison: Comparison | None = None
+) -> StudyVerdict:
     """Return the verdict on a study: first what is wrong with its best trial, if anything is.
 
     Args:
         state: The study.
         defaults_first: Whether the first trial is known to have the study file's own values.
-        known: What else is known of the best trial.
+        standing: How the best trial stands against what the metric is worth without a model, where that is known.
+        comparison: How it stands against other trials over several seeds, likewise.
     """
-    ranked, standing = state.ranked, known.standing
+    ranked = state.ranked
     if not ranked:
         return StudyVerdict(_no_result(state), "Nothing can be compared yet.")
     result = _result(state, ranked, defaults_first=defaults_first)
@@ -306,7 +293,7 @@ def verdict_of(state: StudyState, *, defaults_first: bool, known: KnownOfBest = 
     if ranked[0].is_collapsed:
         every = "Every complete trial collapsed, so the best one has learned nothing of the rows"
         result = f"{every}: {ranked[0].collapsed}. {result}"
-    return StudyVerdict(result, _certainty(state, ranked, known.comparison))
+    return StudyVerdict(result, _certainty(state, ranked, comparison))
 
 
 def _no_result(state: StudyState) -> str:
