@@ -5,10 +5,11 @@
 from dryfit.api.doctor import bug_report, doctor, drill, submitted_text, with_nodes
 from dryfit.api.files import layout_of
 from dryfit.api.handle import Study, StudyReport, export, trial_of, write_report
+from dryfit.api.imports import import_rows
 from dryfit.api.models import Pushed, check, merge, predict, push
+from dryfit.api.own_rows import init_rows, init_script
 from dryfit.api.planning import calibrate, plan, plan_combinations, plan_input, plan_space, plan_trial
 from dryfit.api.rehearsal import RehearsalOptions, read_command, rehearse, rehearse_command, write_rehearsal
-from dryfit.api.rows import import_rows, init_rows, init_script
 from dryfit.api.studies import (
     StudyRun,
     TuneAllResult,
