@@ -12,16 +12,15 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dryfit.api import End, Finding, Status, StudyRun, TuneAllResult, TuneResult
+from dryfit.api import End, Finding, Status, StudyRun, TuneResult
 from dryfit.cli.streams import RawStream, SafeStream
-from dryfit.core.errors import DryfitError, ExitStatus, InternalError, MachineError
+from dryfit.core.errors import DryfitError, InternalError, MachineError
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
 from dryfit.core.text.table import Table
 from dryfit.core.text.words import printable
 from dryfit.reporting.document import Document, Line, duration_text
 from dryfit.reporting.findings import finding_lines
-from dryfit.reporting.summary import several_table
 
 _HINTS = {
     errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
@@ -150,16 +149,3 @@ def run_text(run: StudyRun) -> str:
         return "not begun"
     first = redacted(str(run.error), secrets_of(os.environ)).splitlines()[0]
     return f"could not run: {first}"
-
-
-def print_several(result: TuneAllResult) -> None:
-    """Print a row for each study; errors, advice and how to go on go to stderr."""
-    show(Document((several_table(result.summary),)))
-    for run in result.studies:
-        if run.error is not None:
-            _show_line(Line(f"study {run.turn.name} could not run", aside=True))
-            print_error(run.error)
-        elif run.result is not None and run.result.advice:
-            show(Document((Line(f"study {run.turn.name}", aside=True), Line(run.result.advice, aside=True))))
-    if result.status in (ExitStatus.STOPPED, ExitStatus.INTERRUPTED):
-        _show_line(Line("the same command goes on", aside=True))

@@ -289,7 +289,6 @@ def _tune_all(
 ) -> NoReturn:
     import dryfit.api as api
     from dryfit.cli.live import watching
-    from dryfit.cli.output import print_several
 
     with watching(quiet=quiet) as display:
         if display is None:
@@ -303,7 +302,7 @@ def _tune_all(
                 on_turn=display.on_turn,
                 on_end=display.on_end,
             )
-    answer(result.summary, as_json=True) if as_json else print_several(result)
+    answer(result.summary, as_json=as_json)
     raise typer.Exit(result.status)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import Field, ValidationError
 
@@ -270,16 +271,8 @@ class _Read:
     files: Mapping[int, RowFile]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """The best contender beside another: their difference, or why there is none."""
-
-    trial: int
-    seeds: tuple[int, ...]
-    rows: int
-    of: int
-    difference: SeedDifference | None
-    why: str | None
+_Pair: TypeAlias = tuple[TrialDifference, SeedDifference | None]
+"""The best contender beside another, not judged yet, with their difference; None: there is none."""
 
 
 def validation_rows(scored: Path) -> Path | None:
@@ -318,7 +311,7 @@ def comparison_of(
         grouped=facts is not None,
         trials=tuple(trials),
         differences=tuple(_judged(pairs, state.direction)),
-        notes=(*notes, *_limits(contenders, pairs, facts)),
+        notes=(*notes, *_limits(contenders, best, pairs, facts)),
     )
     return comparison.model_copy(update={"judgement": judgement(comparison)})
 
@@ -361,60 +354,58 @@ def _compared(rank: int, read: _Read, names: Sequence[str]) -> ComparedTrial:
 
 def _pair(metric: str, best: _Read, other: _Read, facts: Mapping[str, RowFacts]) -> _Pair:
     seeds = tuple(seed for seed in best.files if seed in other.files)
-    number = other.contender.trial.number
-    if len(seeds) < FEWEST_SEEDS:
-        return _Pair(number, seeds, 0, 0, None, _GONE)
-    ones, others = ([read.files[seed].rows for seed in seeds] for read in (best, other))
-    first = best.files[seeds[0]]
-    difference = seed_difference(metric, ones, others, facts)
-    why = None
-    if difference is None:
-        why = f"the scored rows do not say what {metric} needs"
-    elif not math.isfinite(difference.value):
-        why = f"{metric} is undefined with one of the seeds"
-    elif not difference.interval().is_known:
-        why = f"{difference.groups} groups of rows are too few for an interval"
-    return _Pair(number, seeds, len(first.rows), first.of, difference, why)
+    difference, why, rows = None, _GONE, 0
+    if len(seeds) >= FEWEST_SEEDS:
+        ones, others = ([read.files[seed].rows for seed in seeds] for read in (best, other))
+        rows, difference = len(ones[0]), seed_difference(metric, ones, others, facts)
+        if difference is None:
+            why = f"the scored rows do not say what {metric} needs"
+        elif not math.isfinite(difference.value):
+            why = f"{metric} is undefined with one of the seeds"
+        else:
+            few = f"{difference.groups} groups of rows are too few for an interval"
+            why = None if difference.interval().is_known else few
+    interval = difference.interval() if difference is not None else None
+    known = interval if interval is not None and interval.is_known else None
+    unjudged = TrialDifference(
+        trial=other.contender.trial.number,
+        best_is=BestIs.UNKNOWN,
+        value=interval.value if interval is not None and math.isfinite(interval.value) else None,
+        low=known.low if known is not None else None,
+        high=known.high if known is not None else None,
+        seeds=seeds,
+        groups=interval.groups if interval is not None else 0,
+        rows=rows,
+        why=why,
+    )
+    return unjudged, difference
 
 
-def _judged(pairs: Sequence[_Pair], direction: Direction) -> list[TrialDifference]:
-    """Return the differences with what survives Holm's correction."""
-    known = [pair.difference for pair in pairs if pair.difference is not None and pair.why is None]
+def _judged(pairs: Sequence[_Pair], direction: Direction) -> Iterator[TrialDifference]:
+    """Yield the differences with what survives Holm's correction."""
+    known = [difference for one, difference in pairs if difference is not None and one.why is None]
     survives = iter(surviving(known))
-    found: list[TrialDifference] = []
-    for pair in pairs:
-        best_is, interval = BestIs.UNKNOWN, pair.difference.interval() if pair.difference is not None else None
-        if pair.why is None and interval is not None:
-            ahead = (interval.value > 0) == (direction is Direction.MAXIMIZE)
-            told = BestIs.BETTER if ahead else BestIs.WORSE
-            best_is = told if next(survives) else BestIs.NOT_TOLD_APART
-        finite = interval is not None and interval.is_known
-        found.append(
-            TrialDifference(
-                trial=pair.trial,
-                best_is=best_is,
-                value=interval.value if interval is not None and math.isfinite(interval.value) else None,
-                low=interval.low if interval is not None and finite else None,
-                high=interval.high if interval is not None and finite else None,
-                seeds=pair.seeds,
-                groups=interval.groups if interval is not None else 0,
-                rows=pair.rows,
-                why=pair.why,
-            )
-        )
-    return found
+    for one, _ in pairs:
+        if one.why is not None or one.value is None:
+            yield one
+            continue
+        told = BestIs.BETTER if (one.value > 0) == (direction is Direction.MAXIMIZE) else BestIs.WORSE
+        yield one.model_copy(update={"best_is": told if next(survives) else BestIs.NOT_TOLD_APART})
 
 
-def _limits(contenders: Sequence[Contender], pairs: Sequence[_Pair], facts: Mapping[str, RowFacts] | None) -> list[str]:
+def _limits(
+    contenders: Sequence[Contender], best: _Read, pairs: Sequence[_Pair], facts: Mapping[str, RowFacts] | None
+) -> list[str]:
     notes = [
         f"Trial {contender.trial.number} has no run with seed {outcome.seed}: {outcome.error}"
         for contender in contenders
         for outcome in contender.outcomes
         if outcome.error is not None
     ]
-    cut = max(pairs, key=lambda pair: pair.of - pair.rows)
-    if cut.of > cut.rows:
-        notes.append(f"The differences are those of {cut.rows} of the {cut.of} rows of validation, which are kept.")
+    of = max((file.of for file in best.files.values()), default=0)
+    rows = min((one.rows for one, _ in pairs if one.rows), default=of)
+    if of > rows:
+        notes.append(f"The differences are those of {rows} of the {of} rows of validation, which are kept.")
     if facts is None:
         notes.append("The groups of rows are not known: rows that depend on one another make the intervals too narrow.")
     if any(contender.trial.folds for contender in contenders):

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict
-
 from dryfit.core.failure import FailureKind
 from dryfit.core.jobs.calibration import CaseComparison
 from dryfit.core.jobs.memory import (
@@ -22,7 +20,7 @@ from dryfit.core.sharding.shard_summary import Sent, ShardRow, ShardSummary
 from dryfit.core.text.table import Table
 from dryfit.core.text.units import gib
 from dryfit.core.text.words import few
-from dryfit.reporting.document import Block, Document, Line, document_of, duration_text, json_of, value_text
+from dryfit.reporting.document import Block, Document, Line, View, document_of, duration_text, json_of, value_text
 from dryfit.store.events import FailureFacts, Observed
 from dryfit.store.replay import StudyState
 from dryfit.store.state import PlanState, TrialState
@@ -30,7 +28,7 @@ from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 from dryfit.study.planning.refusals import least_bytes
 
 
-class Plans(BaseModel):
+class Plans(View):
     """Counts of a study's memory plans.
 
     Attributes:
@@ -40,8 +38,6 @@ class Plans(BaseModel):
         out_of_memory: Attempts that ran out of device memory although their plan fits.
         observed_over_planned: The largest ratio of the peaks of allocated memory; None if none was observed.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     planned: int
     refused: int

@@ -442,6 +442,20 @@ def several_table(several: SeveralSummary) -> Table:
     return Table((*heads, "folder"), tuple(_row(entry, shown) for entry in several.studies))
 
 
+@document_of.register
+def _(several: SeveralSummary) -> Document:
+    """Return a row for each study; beside it errors, advice, and how to go on."""
+    asides: list[str] = []
+    for entry in several.studies:
+        if entry.error is not None:
+            asides += [f"study {entry.study} could not run", *f"error: {entry.error}".splitlines()]
+        elif entry.advice:
+            asides += [f"study {entry.study}", *entry.advice.splitlines()]
+    if several.status in (ExitStatus.STOPPED, ExitStatus.INTERRUPTED):
+        asides.append("the same command goes on")
+    return Document((several_table(several), *(Line(text, aside=True) for text in asides)))
+
+
 def _row(entry: StudyEntry, outcomes: Sequence[str]) -> tuple[str, ...]:
     known, time = _known_cells(entry.summary, outcomes)
     status = "-" if entry.status is None else str(int(entry.status))
