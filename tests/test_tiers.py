@@ -87,7 +87,7 @@ def test_a_change_reaches_who_imports_it_and_who_starts_processes() -> None:
     seen = _names("src/dryfit/meta/construction/tape.py")
     assert {"test_tape.py", "test_cli.py", "test_train_resume.py"} <= seen
     assert not {"test_eta.py", "test_ladder.py"} & seen
-    assert "test_eta.py" in _names("src/dryfit/reporting/terminal/eta.py")
+    assert "test_eta.py" in _names("src/dryfit/reporting/eta.py")
     assert "test_presets.py" in _names("src/dryfit/starter/presets/max.toml")
 
 

@@ -12,7 +12,7 @@ SOURCES = {
     "dryfit/py.typed",
     "dryfit/meta/loading/catalogue.json",
     "dryfit/starter/presets/smoke.toml",
-    *(f"dryfit/reporting/html/page.{end}" for end in ("html", "css", "js")),
+    *(f"dryfit/reporting/page.{end}" for end in ("html", "css", "js")),
     "dryfit/train/export/model_card.md.jinja",
     *(f"dryfit/train/export/{model}_example.py.jinja" for model in ("encoder", "lm")),
 }

@@ -20,7 +20,8 @@ from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.memory.planning.constants import device_constants, read_calibrations
-from dryfit.reporting.terminal.calibration_text import CalibrationView, calibration_lines, calibration_table
+from dryfit.reporting.document import json_text
+from dryfit.reporting.plans import calibration_lines, calibration_table
 from dryfit.runtime.machine.local_devices import named_gpu
 from dryfit.study.loop.child_jobs import run_alone
 from dryfit.study.planning import calibration as calibrating
@@ -86,7 +87,7 @@ def test_a_device_that_does_as_planned_has_no_error(tmp_path: Path) -> None:
     assert notes == ["measuring tiny", "planning the same 1 cases without the device"]
     assert calibration_table(result.comparisons).rows[0][3::3] == ("+0.00%", "+0.00%")
     assert "Stand-In 4000" in calibration_lines(result)[0]
-    said = json.loads(CalibrationView.of(result).model_dump_json(by_alias=True))
+    said = json.loads(json_text(result))
     assert (said["schema"], said["calibration"]["runs"]) == (1, 1)
 
 

@@ -19,7 +19,7 @@ from dryfit.cli.app import app
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import FoldScore, Goal, Outcome
-from dryfit.reporting.data.csv_file import cell_text
+from dryfit.reporting.trials import cell_text
 from ledgers import BEGAN_S, Script, eventful
 
 TEXTS = ["plain", 'com,ma "quoted"\nline', "=1+1", "+x", "-x", "@x", "'quoted", "\tx", "ünïcödé 字 🎉", "true", "1e-3"]

@@ -10,7 +10,7 @@ from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import PlanSubject
 from dryfit.parallel.layout import proved_plans as sharding
-from dryfit.reporting.terminal.plan_tables import headline
+from dryfit.reporting.plans import headline
 from dryfit.study.planning.refusals import refusal_text
 from rank_plans import CPU, config, planned, subject
 

@@ -7,8 +7,8 @@ import pytest
 
 from browser import document_of, picture_of
 from dryfit.core.settings.execution import DeviceSpec
-from dryfit.reporting.html.page import render
-from dryfit.reporting.html.rehearsal_page import rehearsal_page
+from dryfit.reporting.page import render
+from dryfit.reporting.rehearsals import rehearsal_page
 from rehearsal_stand_in import GIB, answer_of
 
 pytestmark = pytest.mark.heavy

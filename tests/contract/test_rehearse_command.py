@@ -13,9 +13,11 @@ from dryfit import api
 from dryfit.cli.app import app
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import VerdictKind
+from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE
 from dryfit.core.rehearsal_process import RehearsalSurroundings
-from dryfit.reporting.data.rehearsal_view import PLAN_KEYS
+from dryfit.core.settings.execution import DeviceSpec
+from dryfit.reporting.plans import plan_json
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 BATCH, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
@@ -67,7 +69,10 @@ def test_quiet_is_the_answer_alone(script: str) -> None:
 def test_json_has_the_keys_of_a_plan(script: str) -> None:
     done = rehearsed("--json", "--quiet", "torchrun", "--nproc-per-node", "8", script, "fits", "4")
     view = json.loads(done.stdout)
-    assert PLAN_KEYS - {"schema_version"} <= view.keys()
+    device = DeviceSpec.model_validate(view["device"], strict=False)
+    assert (
+        plan_json(PlanAnswer(verdict=VerdictKind.UNKNOWN, device=device, torch="", planner_s=0.0)).keys() <= view.keys()
+    )
     assert (view["verdict"], view["ran"], view["ranks"], view["flops_per_step"]) == ("fits", True, 8, 1.5e12)
     assert view["by_line"][0]["line"] == "train.py:88"
     assert view["sent_bytes"] == {"all_reduce": 2**30}

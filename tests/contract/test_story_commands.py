@@ -90,7 +90,7 @@ def test_a_running_study_is_watched_until_it_ends(tmp_path: Path, monkeypatch: p
 
 def test_help_of_watching_is_cheap() -> None:
     """The command line imports nothing of it before it is asked for."""
-    code = "import sys, dryfit.cli.app; print(sorted({'rich', 'optuna', 'dryfit.cli.watch'} & set(sys.modules)))"
+    code = "import sys, dryfit.cli.app; print(sorted({'rich', 'optuna', 'dryfit.cli.live'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "dryfit.cli.watch" not in done.stdout and "optuna" not in done.stdout
+    assert "dryfit.cli.live" not in done.stdout and "optuna" not in done.stdout
     assert "--watch" in run_here("status", "--help").stdout

@@ -17,11 +17,9 @@ from changing import SAMPLERS, AtOnce, Killed, Watch, config, mirrored, own_func
 from dryfit.config.schema import StudyConfig
 from dryfit.core.jobs.train import TrainRequest
 from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.reporting.data.csv_file import csv_text
-from dryfit.reporting.data.summary import summarise
-from dryfit.reporting.html.verdict import verdict_of
-from dryfit.reporting.terminal.generation_text import began_text, generation_text, generations_table
-from dryfit.reporting.terminal.tables import trials_table
+from dryfit.reporting.summary import began_text, generation_text, generations_table, summarise
+from dryfit.reporting.trials import csv_text, trials_table
+from dryfit.reporting.worth import verdict_of
 from dryfit.runtime.children.child_spec import ChildSpec
 from dryfit.search.sampling import suggest as suggesting
 from dryfit.search.space.space import Space

@@ -19,7 +19,7 @@ from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
 from dryfit.core.jobs.child import ChildResult
 from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.observed_memory import plan_lines
+from dryfit.reporting.plans import plan_lines
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.store.events import AttemptEnded
 from dryfit.study.loop.next_step import End

@@ -20,11 +20,10 @@ from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.observed_memory import plan_totals
-from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.data.summary import summarise
-from dryfit.reporting.terminal.story_text import story_lines
-from dryfit.reporting.terminal.tables import trials_table
+from dryfit.reporting.plans import plan_totals
+from dryfit.reporting.story import story_lines, trial_story
+from dryfit.reporting.summary import summarise
+from dryfit.reporting.trials import trials_table
 from dryfit.store.events import AttemptPlaced, Event, TrialFinished, TrialPlanned
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
@@ -405,7 +404,7 @@ def test_real_children_plan_crash_run_out_and_end(tmp_path: Path, monkeypatch: p
 
 
 def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from dryfit.cli.output import print_advice, print_end
+    from dryfit.cli.output import end_document, show
 
     plan_jobs.use_stand_ins(monkeypatch, Job.PLAN, Job.TRAIN, Job.RESOLVE)
     folder = plan_jobs.write_study(
@@ -417,8 +416,7 @@ def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.Monke
     done = dryfit.tune(folder)
     assert (done.end, done.status) == (End.REFUSED, ExitStatus.ANSWER_IS_NO)
     assert done.summary.trials.refused == 1
-    print_end(done)
-    print_advice(done)
+    show(end_document(done))
     said = capsys.readouterr().err
     assert "nothing fits the device" in said and "1 refused" in said
     assert "would fit: max length 4096 -> 8" in said

@@ -20,8 +20,7 @@ from dryfit.core.sharding.argument_ladder import arguments_of
 from dryfit.jobs.own.made_trainer import make_trainer
 from dryfit.jobs.own.objective_trial import Trial
 from dryfit.jobs.own.rehearsed_plan import plan
-from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.terminal.story_text import story_lines
+from dryfit.reporting.story import story_lines, trial_story
 from dryfit.store.layout import StudyLayout
 from dryfit.store.state import TrialState
 from dryfit.study.doctor.finding import Status

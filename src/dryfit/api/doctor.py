@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dryfit.api.files import layout_of, space_of, study_file_of
-from dryfit.api.reports import writing
+from dryfit.api.handle import writing
 from dryfit.config.load import load_study_file
 from dryfit.core.errors import ConfigError, DryfitError
 from dryfit.core.text.shareable import Shareable, shareable
 from dryfit.nodes.launchers.launch import launch_text
-from dryfit.reporting.terminal.findings import BugReport, PartView
+from dryfit.reporting.findings import BugReport, PartView
 from dryfit.store.layout import StudyLayout
 from dryfit.study.doctor.bug_report import gather, write_archive
 from dryfit.study.doctor.examine import CheckedStudy, examine

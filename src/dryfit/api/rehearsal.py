@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import yaml
 
+from dryfit.api.handle import refuse_foreign, writing
 from dryfit.api.objectives import Role, caller_paths, function_name
 from dryfit.api.planning import device_of
-from dryfit.api.reports import refuse_foreign, writing
 from dryfit.core.errors import ConfigError, ObjectiveError
 from dryfit.core.jobs.memory import Effect, VerdictKind
 from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE, PricedArguments, RehearsalAnswer, RehearsalRequest, ScriptEnd
@@ -26,8 +26,8 @@ from dryfit.core.rehearsal_process import (
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
 from dryfit.core.wire import write_text_atomic
-from dryfit.reporting.html.page import render
-from dryfit.reporting.html.rehearsal_page import rehearsal_page
+from dryfit.reporting.page import render
+from dryfit.reporting.rehearsals import rehearsal_page
 from dryfit.runtime.rehearsal.command_line import ScriptCommand, parse_command
 from dryfit.store.layout import shared_traces
 

@@ -1,4 +1,4 @@
-"""Train a study's configurations once more: the best, the top over several seeds, or one under a debugger."""
+"""Train a study's configurations once more: the best, or the top over several seeds, or compared."""
 
 import os
 import re
@@ -6,31 +6,43 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dryfit.api.files import layout_of
 from dryfit.api.models import merge
 from dryfit.api.studies import trial_of
 from dryfit.config.load import load_study_file
-from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, LedgerError
+from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, FileError, LedgerError
 from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import FinalResult
 from dryfit.core.settings.choices import SCRIPT_TASK
 from dryfit.core.settings.task_facts import facts_of, task_word
 from dryfit.core.settings.trial import Outcome, best_first
 from dryfit.core.sharding.device_groups import HERE
-from dryfit.reporting.data.final_results import SeedRun, TopConfiguration, TopTable, TrainedModel, spread
-from dryfit.reporting.data.worth import model_judgement
+from dryfit.core.wire import write_text_atomic
+from dryfit.reporting.comparison import Comparison, Contender, SeedOutcome, comparison_of, validation_rows
+from dryfit.reporting.finals import (
+    SeedRun,
+    TopConfiguration,
+    TopTable,
+    TrainedModel,
+    spread,
+)
+from dryfit.reporting.worth import model_judgement
 from dryfit.runtime.children.child_spec import SupervisorSettings
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.machine.local_devices import local_facts
 from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.search.changes import compare
+from dryfit.scoring.intervals import FEWEST_SEEDS
+from dryfit.scoring.row_files import FACTS_FILE, read_facts
+from dryfit.scoring.scored_row import RowFacts
+from dryfit.search.changes import compare as compare_settings
+from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 from dryfit.store.state import TrialState
 from dryfit.study.loop.final_runs import FinalRun, final_run, in_process_request
-from dryfit.study.loop.final_training import FinalTraining, copy_model, refuse_taken, run_lock, runs_at_once
+from dryfit.study.loop.final_training import FinalTraining, copy_model, finished, refuse_taken, run_lock, runs_at_once
 from dryfit.study.loop.generations import as_it_was
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import read_study
@@ -232,7 +244,7 @@ def _check_own(study: StudySnapshot, trial: TrialState, on_note: Callable[[str],
         ConfigError: It named other code, or judged it by something else.
     """
     then = study.state.generations[trial.generation - 1].comparability
-    change = compare(then, study.state.generation.comparability)
+    change = compare_settings(then, study.state.generation.comparability)
     if not change.comparable:
         raise ConfigError(
             f"training trial {trial.number} once more",
@@ -394,3 +406,126 @@ def _seed_run(run: FinalRun, result: FinalResult | DryfitError, metric: str) -> 
     return SeedRun(
         seed=run.seed, validation=(result.validation or {}).get(metric), test=(result.test or {}).get(metric)
     )
+
+
+_FEWEST_COMPARED = 2
+_MOST_COMPARED = 20
+"""Corrected for more comparisons, an interval would end where no draw of the bootstrap lies."""
+_COMPARING = "comparing the best trials"
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOutcome(FinalOutcome):
+    """How ``compare`` ended; ``comparison`` is None where it stopped before all runs were done."""
+
+    comparison: Comparison | None
+
+    @property
+    def status(self) -> ExitStatus:
+        """The exit status of the command; 1 where no two trials could be compared."""
+        useless = self.comparison is not None and not self.comparison.is_useful
+        return ExitStatus.ANSWER_IS_NO if useless else exit_status(self.end)
+
+
+def compare(
+    folder: Path | str, *, top: int, seeds: int, on_note: Callable[[str], None] = lambda _: None
+) -> CompareOutcome:
+    """Train the best trials of a study with several seeds each, and say which of them really differ.
+
+    The seeds are 0, 1, ..., the same for all. Each is compared with the best of the search, on the rows of validation:
+    test is not read. Runs that are done are not repeated, those of ``train_top`` included; the answer is kept in the
+    study's folder, where the report finds it.
+
+    Args:
+        folder: The study; it may be running.
+        top: How many of the best trials by the study's metric, from 2 to 20; of those with the same settings only the
+            best is taken, and those that collapsed come last.
+        seeds: How many seeds each, at least 2.
+        on_note: Called with a line about each thing that happens.
+
+    Raises:
+        ConfigError: A number is out of range, fewer than two trials are complete, or the study trains no models.
+        StudyBusyError: Another process does one of the runs.
+    """
+    if not _FEWEST_COMPARED <= top <= _MOST_COMPARED:
+        raise ConfigError(_COMPARING, f"the best {top}", f"{_FEWEST_COMPARED} to {_MOST_COMPARED} trials")
+    if seeds < FEWEST_SEEDS:
+        raise ConfigError(
+            _COMPARING, f"seeds: {seeds}", f"at least {FEWEST_SEEDS}", "one does not say how much seeds differ"
+        )
+    study = study_snapshot(folder)
+    trials, notes = _contenders(study, top)
+    runs = {trial.number: [_run(study, trial, seed) for seed in range(seeds)] for trial in trials}
+    end, results = _done(study, [run for of_trial in runs.values() for run in of_trial], on_note)
+    if results is None:
+        return CompareOutcome(end, None)
+    contenders = [
+        Contender(trial, tuple(_outcome(study, run, results[run.name]) for run in runs[trial.number]))
+        for trial in trials
+    ]
+    comparison = comparison_of(study.state, contenders, _facts(study.layout), notes)
+    study.layout.finals.mkdir(exist_ok=True)
+    write_text_atomic(study.layout.comparison, comparison.model_dump_json(by_alias=True) + "\n")
+    return CompareOutcome(End.DONE, comparison)
+
+
+def _contenders(study: StudySnapshot, top: int) -> tuple[list[TrialState], list[str]]:
+    """Return the best trials with different settings, and what is to be said of that.
+
+    Raises:
+        ConfigError: There are not two.
+    """
+    ranked = study.state.ranked
+    if not ranked:
+        raise none_completed(study)
+    chosen = distinct(study, ranked)[:top]
+    if len(chosen) < _FEWEST_COMPARED:
+        found = "all complete trials have the same settings" if len(ranked) > 1 else "only one trial is complete"
+        raise ConfigError(_COMPARING, found, "two that differ at least", "run more of them: `dryfit tune --trials N`")
+    fewer = f"Only {len(chosen)} trials with different settings are complete: these are compared."
+    return chosen, [fewer] if len(chosen) < top else []
+
+
+def _run(study: StudySnapshot, trial: TrialState, seed: int) -> FinalRun:
+    """Return the run of a trial with a seed: one that is done and has its rows, else one that leaves test alone."""
+    own = replace(final_run(trial, seed=seed, with_validation=False, save=False), test=False)
+    others = (replace(own, test=True), replace(own, test=True, save=True))
+    done = (run for run in (own, *others) if validation_rows(study.layout.final(run.name).scored) is not None)
+    return next((run for run in done if finished(study.layout.final(run.name)) is not None), own)
+
+
+def _done(
+    study: StudySnapshot, runs: Sequence[FinalRun], on_note: Callable[[str], None]
+) -> tuple[End, Mapping[str, FinalResult | DryfitError] | None]:
+    """Do the runs that are not done yet; None where some are left, as a stop was asked for.
+
+    One that is done and has no rows is looked at again: nobody may have seen its end, and taken over what it left.
+    """
+    results: dict[str, FinalResult | DryfitError] = {}
+    for run in runs:
+        paths = study.layout.final(run.name)
+        result = finished(paths)
+        if result is not None and validation_rows(paths.scored) is not None:
+            results[run.name] = result
+    left = [run for run in runs if run.name not in results]
+    end = End.DONE
+    if left:
+        end, new = do_runs(study, left, on_note)
+        results |= new
+    return end, results if all(run.name in results for run in runs) else None
+
+
+def _outcome(study: StudySnapshot, run: FinalRun, result: FinalResult | DryfitError) -> SeedOutcome:
+    scored = study.layout.final(run.name).scored
+    if isinstance(result, DryfitError):
+        return SeedOutcome(run.seed, None, str(result), scored)
+    assert isinstance(result, FinalResult)  # of one configuration
+    return SeedOutcome(run.seed, (result.validation or {}).get(study.state.goals[0].name), None, scored)
+
+
+def _facts(layout: StudyLayout) -> dict[str, RowFacts] | None:
+    """Return the groups of rows, which are written with the baselines; None where there are none."""
+    try:
+        return read_facts(layout.baselines / FACTS_FILE)
+    except (FileError, OSError):
+        return None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dryfit.cli import doctor, models, planning, rehearse, reports, studies, training
+from dryfit.cli import doctor, models, planning, studies
 from dryfit.cli import imports as importing
 from dryfit.cli.streams import safe_streams
 from dryfit.core.errors import DryfitError, ExitStatus, MachineError
@@ -48,7 +48,7 @@ for command in (
     importing.import_rows,
     doctor.doctor,
     doctor.bug_report,
-    rehearse.rehearse,
+    planning.rehearse,
     planning.plan,
     planning.calibrate,
     studies.tune,
@@ -57,17 +57,17 @@ for command in (
     studies.show,
     studies.agent,
     studies.nodes,
-    reports.report,
-    reports.export,
+    models.report,
+    models.export,
     studies.stop,
-    training.train,
-    training.compare,
-    training.predict,
+    models.train,
+    models.compare,
+    models.predict,
     models.load,
     models.push,
     studies.schema,
 ):
-    settings = rehearse.CONTEXT if command is rehearse.rehearse else None
+    settings = planning.CONTEXT if command is planning.rehearse else None
     epilog = studies.PRESET_LINES if command is studies.init else None
     app.command("import" if command is importing.import_rows else None, context_settings=settings, epilog=epilog)(
         command

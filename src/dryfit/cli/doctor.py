@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, SetOption, notes
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, answer, notes
 from dryfit.core.errors import ExitStatus
 
 
@@ -39,8 +39,8 @@ def examine(
         quiet: Print only checks that ask for action.
     """
     import dryfit.api as api
-    from dryfit.cli.output import print_finding, print_json, print_verdict
-    from dryfit.reporting.terminal.findings import diagnosis_view
+    from dryfit.cli.output import print_finding
+    from dryfit.reporting.findings import verdict_document
 
     diagnosis = api.doctor(
         study,
@@ -50,7 +50,7 @@ def examine(
         on_note=notes(quiet=quiet),
         on_finding=lambda finding: None if as_json else print_finding(finding, quiet=quiet),
     )
-    print_json(diagnosis_view(diagnosis)) if as_json else print_verdict(diagnosis)
+    answer(diagnosis, as_json=as_json, document=verdict_document(diagnosis))
     raise typer.Exit(ExitStatus.DONE if diagnosis.healthy else ExitStatus.ANSWER_IS_NO)
 
 
@@ -64,13 +64,5 @@ def bug_report(
 ) -> None:
     """Write an archive to attach to a report: versions, checks, settings, last events and logs, without your texts."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.terminal.findings import parts_table
 
-    report = api.bug_report(study, out, on_note=notes(quiet=quiet))
-    if as_json:
-        print_json(report)
-        return
-    print_table(parts_table(report))
-    typer.echo(report.file)
-    typer.echo("read it before you give it away: your own code may write texts that look like messages", err=True)
+    answer(api.bug_report(study, out, on_note=notes(quiet=quiet)), as_json=as_json)

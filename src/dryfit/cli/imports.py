@@ -1,11 +1,12 @@
 """The command ``import``, which turns data sets of other formats into rows."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from dryfit.cli.options import JsonOption, QuietOption, notes, number_or_text
+from dryfit.cli.options import JsonOption, QuietOption, answer, notes, number_or_text
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.importers.options import Format, ImportOptions
 
@@ -61,7 +62,7 @@ def import_rows(
 ) -> None:
     """Make rows of a data set; exit status 1 where something in it does not fit (each has a line that says why)."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json
+    from dryfit.reporting.document import Document
 
     given: dict[str, object] = {
         "columns": _column_of(columns) if columns is not None else None,
@@ -77,7 +78,7 @@ def import_rows(
     # Only the options given: one that a format does not read is an error.
     options = cast("ImportOptions", {name: value for name, value in given.items() if value is not None})
     done = api.import_rows(form, *sources, out=out, force=force, on_note=notes(quiet=quiet), **options)
-    print_json(done) if as_json else _print_summary(done)
+    answer(done, as_json=as_json, document=Document(tuple(_lines(done))))
     raise typer.Exit(ExitStatus.ANSWER_IS_NO if done.rejected and not allow_bad else ExitStatus.DONE)
 
 
@@ -93,11 +94,11 @@ def _column_of(pairs: list[str]) -> dict[str, str]:
     return columns
 
 
-def _print_summary(done: "ImportSummary") -> None:
+def _lines(done: "ImportSummary") -> Iterator[str]:
     for file in done.files:
         labels = ", ".join(f"{count} of label {label}" for label, count in file.labels.items())
-        typer.echo(f"{file.file}: {file.rows} rows in {file.groups} groups; {labels}")
+        yield f"{file.file}: {file.rows} rows in {file.groups} groups; {labels}"
     if done.left_out:
-        typer.echo(f"left out: {done.left_out} rows with label 0 (--negatives)")
+        yield f"left out: {done.left_out} rows with label 0 (--negatives)"
     if done.rejected:
-        typer.echo(f"{done.rejected} do not fit: {done.rejected_file}")
+        yield f"{done.rejected} do not fit: {done.rejected_file}"

@@ -1,4 +1,6 @@
-"""The progress of a running search on stderr: a live panel on a terminal, one line for each event elsewhere."""
+"""The progress of a search, as a live panel on a terminal, as lines elsewhere: of this process on stderr, of another
+on stdout.
+"""
 
 import sys
 import threading
@@ -11,19 +13,27 @@ from rich.live import Live
 from rich.text import Text
 
 from dryfit.api import StudyRun, Turn
-from dryfit.cli.output import console, run_text
+from dryfit.cli.output import console, run_text, show
 from dryfit.core.errors import ExitStatus
 from dryfit.core.failure import Action
 from dryfit.core.jobs.memory import VerdictKind
 from dryfit.core.settings.trial import MetricPoint, Outcome
 from dryfit.core.sharding.device_groups import place_in_words
+from dryfit.core.text.table import number_text
 from dryfit.core.wire import Message, Note, Progress
-from dryfit.reporting.data.observed_memory import choice_text, plan_text
-from dryfit.reporting.data.worth import flaws_of_best, strongest_baseline
-from dryfit.reporting.terminal.generation_text import began_text, revised_text
-from dryfit.reporting.terminal.live import LiveStudy
-from dryfit.reporting.terminal.panel import StudyPanel, study_progress_line, trial_progress_line
-from dryfit.reporting.terminal.tables import number_text, params_text
+from dryfit.reporting.document import document_of, params_text
+from dryfit.reporting.live import LiveStudy
+from dryfit.reporting.plans import choice_text, plan_text
+from dryfit.reporting.summary import began_text, revised_text
+from dryfit.reporting.watch import (
+    StudyFollower,
+    StudyPanel,
+    Watched,
+    study_progress_line,
+    trial_progress_line,
+    watched_lines,
+)
+from dryfit.reporting.worth import flaws_of_best, strongest_baseline
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -260,3 +270,44 @@ def watching(*, quiet: bool) -> Generator[LiveDisplay | None, None, None]:
     display = LiveDisplay(out if out.is_terminal and not out.is_dumb_terminal else None)
     with display.shown():
         yield display
+
+
+_EVERY_S = 1.0
+_LINES_EVERY_S = 30.0
+
+
+def watch(
+    follower: StudyFollower,
+    *,
+    out: Console | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Show a study until no process runs it any more. Ctrl-C ends the watching, not the study.
+
+    Args:
+        follower: Reads the study.
+        out: Where to draw the panel; by default stdout, as lines where that is no terminal.
+        sleep: Waits for a number of seconds.
+        clock: Monotonic time in seconds.
+
+    Raises:
+        LedgerError: The ledger cannot be read.
+    """
+    out = out or console()
+    readings = follower.readings(_EVERY_S, sleep)
+    if out.is_terminal and not out.is_dumb_terminal:
+        with Live(_watched_panel(next(readings)), console=out, auto_refresh=False) as live:
+            for watched in readings:
+                live.update(_watched_panel(watched), refresh=True)
+        return
+    last_s: float | None = None
+    for watched in readings:
+        if last_s is None or not watched.running or clock() - last_s >= _LINES_EVERY_S:
+            last_s = clock()
+            show(document_of(watched))
+            sys.stdout.flush()
+
+
+def _watched_panel(watched: Watched) -> StudyPanel:
+    return StudyPanel(watched.study, footer=watched_lines(watched))

@@ -1,10 +1,14 @@
 """Options and arguments that several commands share."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from dryfit.reporting.document import Document
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the study file.")
@@ -18,6 +22,21 @@ StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY_DIR", help="A stud
 def number_or_text(text: str) -> int | str:
     """Return a whole number that is written in digits as a number, any other text as it is."""
     return int(text) if text.isascii() and text.isdigit() else text
+
+
+def answer(result: object, *, as_json: bool, document: "Document | None" = None) -> None:
+    """Print the answer of a command: as one JSON object, or as a document.
+
+    Args:
+        document: What is shown of it; None: what the module of the answer says.
+    """
+    from dryfit.cli.output import show
+    from dryfit.reporting.document import document_of, json_text
+
+    if as_json:
+        sys.stdout.write(json_text(result) + "\n")
+    else:
+        show(document_of(result) if document is None else document)
 
 
 def notes(*, quiet: bool) -> Callable[[str], None]:

@@ -7,71 +7,20 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
-from pydantic import BaseModel
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dryfit.api import Diagnosis, End, Finding, SpacePlan, Status, StudyRun, TuneAllResult, TuneResult
+from dryfit.api import End, Finding, Status, StudyRun, TuneResult
 from dryfit.cli.streams import RawStream, SafeStream
-from dryfit.core.errors import DryfitError, ExitStatus, InternalError, MachineError
-from dryfit.core.jobs.checkpoint_health import Health
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.plan import CalibrateResult, PlanAnswer
-from dryfit.core.jobs.rehearsal import RehearsalAnswer
+from dryfit.core.errors import DryfitError, InternalError, MachineError
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.secrets import redacted, secrets_of
+from dryfit.core.text.table import Table
 from dryfit.core.text.words import printable
-from dryfit.reporting.comparing.comparison import Comparison, read_comparison
-from dryfit.reporting.comparing.comparison_text import comparison_table
-from dryfit.reporting.data.final_results import (
-    TopTable,
-    TrainedEnsemble,
-    TrainedModel,
-    ensemble_lines,
-    ensemble_table,
-    scores_table,
-    top_table,
-    trained_lines,
-)
-from dryfit.reporting.data.observed_memory import plan_totals, totals_text
-from dryfit.reporting.data.several import several_table
-from dryfit.reporting.data.summary import StudySummary
-from dryfit.reporting.data.troubles import trouble_lines
-from dryfit.reporting.data.worth import collapses_of, judgement, standing_of
-from dryfit.reporting.terminal import rehearsal_tables
-from dryfit.reporting.terminal.analysis_tables import analysis_tables
-from dryfit.reporting.terminal.calibration_text import calibration_lines, calibration_table
-from dryfit.reporting.terminal.findings import finding_lines, verdict_line
-from dryfit.reporting.terminal.follower_lines import follower_lines
-from dryfit.reporting.terminal.generation_text import generation_text
-from dryfit.reporting.terminal.health_table import health_table, health_verdict
-from dryfit.reporting.terminal.plan_tables import (
-    headline,
-    ladder_table,
-    memory_table,
-    peak_text,
-    refusal_lines,
-    requirement_table,
-    space_lines,
-    space_table,
-    trust_text,
-)
-from dryfit.reporting.terminal.shard_tables import shard_lines, shard_table
-from dryfit.reporting.terminal.tables import (
-    Table,
-    duration_text,
-    file_locations,
-    front_table,
-    measured_text,
-    outcomes_table,
-    params_text,
-    trials_table,
-    values_text,
-)
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
+from dryfit.reporting.document import Document, Line, duration_text
+from dryfit.reporting.findings import finding_lines
 
 _HINTS = {
     errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
@@ -86,15 +35,7 @@ _HINTS = {
     errno.ENOENT: "go to a folder that exists",
 }
 
-_OUTCOME_STYLES = {Outcome.COMPLETE: "green", Outcome.PRUNED: "yellow", Outcome.FAILED: "red"}
-
-_VERDICT_STYLES = {
-    VerdictKind.FITS: "green",
-    VerdictKind.FITS_WITH: "green",
-    VerdictKind.REFUSED: "red",
-    VerdictKind.UNKNOWN: "yellow",
-}
-
+_OUTCOME_STYLES = {str(Outcome.COMPLETE): "green", str(Outcome.PRUNED): "yellow", str(Outcome.FAILED): "red"}
 _STATUS_STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 _SENTENCES = {
@@ -131,9 +72,30 @@ def console(*, stderr: bool = False) -> SafeConsole:
     return SafeConsole(stream, no_color=plain or None, force_terminal=False if plain else None, soft_wrap=True)
 
 
-def print_json(model: BaseModel) -> None:
-    """Print one JSON object on stdout."""
-    sys.stdout.write(model.model_dump_json(by_alias=True) + "\n")
+def show(document: Document) -> None:
+    """Print a document on stdout, what is no part of the result on stderr."""
+    for block in document.blocks:
+        if isinstance(block, Table):
+            _show_table(block)
+        else:
+            _show_line(block if isinstance(block, Line) else Line(block))
+
+
+def _show_line(line: Line) -> None:
+    console(stderr=line.aside).print(Text(line.text, style=line.style))
+
+
+def _show_table(table: Table) -> None:
+    """Print a table, aligned on a terminal, tab-separated elsewhere."""
+    out = console()
+    if not out.is_terminal:
+        for row in (table.heads, *table.rows):
+            sys.stdout.write("\t".join(row) + "\n")
+        return
+    rich_table = RichTable(*table.heads, box=None, header_style="bold", pad_edge=False)
+    for row in table.rows:
+        rich_table.add_row(*row, style=_OUTCOME_STYLES.get("".join(row[1:2])))
+    out.print(rich_table)
 
 
 def print_error(error: DryfitError) -> None:
@@ -154,126 +116,6 @@ def print_machine_error(error: OSError) -> None:
     print_error(MachineError("running this command", found, hint=_HINTS.get(error.errno or 0, "")))
 
 
-def _print(*lines: str, style: str = "", stderr: bool = False) -> None:
-    out = console(stderr=stderr)
-    for line in lines:
-        out.print(Text(line, style=style))
-
-
-def print_table(table: Table) -> None:
-    """Print a table on stdout: aligned on a terminal, tab-separated elsewhere."""
-    out = console()
-    if not out.is_terminal:
-        for row in (table.heads, *table.rows):
-            sys.stdout.write("\t".join(row) + "\n")
-        return
-    rich_table = RichTable(*table.heads, box=None, header_style="bold", pad_edge=False)
-    for row in table.rows:
-        style = next((style for outcome, style in _OUTCOME_STYLES.items() if row[1:2] == (str(outcome),)), None)
-        rich_table.add_row(*row, style=style)
-    out.print(rich_table)
-
-
-def print_study(state: StudyState, layout: StudyLayout) -> None:
-    """Print the trials, the outcomes, the best trial, and where the files are."""
-    if state.trials:
-        print_table(trials_table(state))
-        _print("")
-    print_table(outcomes_table(state))
-    _print("")
-    comparison = read_comparison(layout, state)
-    _print(*judgement(standing_of(state, layout), collapses_of(state)))
-    _print(*(comparison.judgement if comparison is not None else ()))
-    if state.front:
-        _print(f"Pareto front: {len(state.front)} trial(s) that no other beats in all goals")
-        print_table(front_table(state))
-    elif state.best is not None and state.created is not None:
-        _print(f"best: trial {state.best.number}, {state.created.metric} {values_text(state.best)}")
-        _print(f"  {params_text(state.best.params)}")
-    else:
-        _print("best: no trial has completed yet")
-    totals = plan_totals(state)
-    if totals is not None:
-        _print(f"plans: {totals_text(totals)}")
-    _print(*(f"  {name}: {path}" for name, path in file_locations(state, layout)))
-
-
-def print_health(health: Health) -> None:
-    """Print what a checkpoint holds, and the verdict as the last line."""
-    print_table(health_table(health))
-    _print(*health.errors)
-    _print(health_verdict(health), style="green" if health.healthy else "red")
-
-
-def print_plan(answer: PlanAnswer) -> None:
-    """Print the verdict of a plan, its memory, and the changes that would lower it."""
-    _print(headline(answer), style=_VERDICT_STYLES[answer.verdict])
-    refused = answer.verdict is VerdictKind.REFUSED
-    if refused:
-        _print(*refusal_lines(answer))
-    memory = answer.memory
-    if memory is not None:
-        if not refused:
-            _print(f"peak at {peak_text(memory)}")
-        for table in (requirement_table(answer.device, memory), memory_table(memory)):
-            _print("")
-            print_table(table)
-    if answer.sharding is not None:
-        _print("")
-        print_table(shard_table(answer.sharding))
-        _print(*shard_lines(answer.sharding))
-    if answer.ladder:
-        _print("")
-        print_table(ladder_table(answer.ladder))
-    if answer.cannot_shard:
-        _print(f"no fallback to several devices: {answer.cannot_shard}")
-    _print(trust_text(answer), style="dim")
-
-
-def print_rehearsal(answer: RehearsalAnswer, *, ladder: bool) -> None:
-    """Print the verdict on a script, where its memory peaks and what holds it, and what would fit."""
-    style = _VERDICT_STYLES[VerdictKind.REFUSED if answer.verdict is VerdictKind.FITS_WITH else answer.verdict]
-    if not answer.ran:
-        _print(rehearsal_tables.headline(answer), style="red", stderr=True)
-        _print(*rehearsal_tables.unknown_lines(answer), stderr=True)
-        return
-    _print(rehearsal_tables.headline(answer), style=style)
-    memory = answer.memory
-    if memory is not None:
-        _print(*rehearsal_tables.peak_lines(memory))
-    _print(*rehearsal_tables.error_lines(answer.out_of_memory))
-    if memory is not None:
-        for table in (
-            requirement_table(answer.device, memory),
-            memory_table(memory),
-            rehearsal_tables.steps_table(memory),
-            rehearsal_tables.lines_table(memory),
-            rehearsal_tables.modules_table(memory),
-        ):
-            if table.rows:
-                _print("")
-                print_table(table)
-        _print("")
-    _print(*rehearsal_tables.fact_lines(answer))
-    if ladder and not answer.fits:
-        if answer.ladder:
-            print_table(rehearsal_tables.ladder_table(answer.ladder))
-        _print(*rehearsal_tables.ladder_lines(answer))
-    _print(rehearsal_tables.trust_text(answer), style="dim")
-
-
-def print_space(plan: SpacePlan) -> None:
-    """Print which part of a search space fits."""
-    print_table(space_table(plan))
-    _print(*space_lines(plan))
-
-
-def print_calibration(result: CalibrateResult) -> None:
-    """Print planned beside measured memory, then the constants that are kept."""
-    print_table(calibration_table(result.comparisons))
-    _print(*calibration_lines(result))
-
-
 def print_finding(finding: Finding, *, quiet: bool) -> None:
     """Print one check; with ``quiet``, only one that asks for action."""
     if quiet and finding.status is Status.PASS:
@@ -285,84 +127,11 @@ def print_finding(finding: Finding, *, quiet: bool) -> None:
         out.print(text)
 
 
-def print_verdict(diagnosis: Diagnosis) -> None:
-    """Print the verdict on all checks."""
-    _print(verdict_line(diagnosis), style="green" if diagnosis.healthy else "red")
-
-
-def print_trained(model: TrainedModel | TrainedEnsemble) -> None:
-    """Print a trained model or ensemble with its scores."""
-    is_single = isinstance(model, TrainedModel)
-    _print(*model.judgement, *(trained_lines(model) if is_single else ensemble_lines(model)))
-    print_table(scores_table(model) if is_single else ensemble_table(model))
-    if model.analysis is None:
-        return
-    _print("", f"on {model.analysis.split}")
-    for caption, table in analysis_tables(model.analysis):
-        _print(*([caption] if caption else []))
-        print_table(table)
-    _print(*model.analysis.notes, stderr=True)
-
-
-def print_top(table: TopTable) -> None:
-    """Print the best configurations over several seeds; failed runs go to stderr."""
-    print_table(top_table(table))
-    for configuration in table.configurations:
-        for run in configuration.runs:
-            if run.error is not None:
-                _print(f"trial {configuration.trial}, seed {run.seed}: {run.error}", stderr=True)
-    if not table.complete:
-        _print("stopped; the same command goes on with the runs that are left", stderr=True)
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """Print whether the best trials really differ, then their values; what limits that goes to stderr."""
-    _print(*comparison.judgement)
-    print_table(comparison_table(comparison))
-    _print(*comparison.notes, stderr=True)
-
-
-def print_status(summary: StudySummary, owner: int | None) -> None:
-    """Print how far a study is; ``owner`` is the process that runs it, None if no process does."""
-    counts = summary.trials
-    state = f"process {owner} runs it" if owner is not None else "nobody runs it"
-    done = counts.complete + counts.pruned + counts.failed
-    goals = ", ".join(goal.metric for goal in summary.goals)
-    _print(
-        f"study {summary.study} ({summary.task}, {goals}): {state}",
-        f"  {done}/{counts.total} trials: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed, "
-        f"{counts.refused} refused, {counts.running} open; {duration_text(summary.wall_s)} of work",
-    )
-    generation = generation_text(summary.generation)
-    if generation:
-        _print(f"  {generation}")
-    _print(*(f"  {line}" for line in summary.judgement))
-    _print(*(f"  {line}" for line in (summary.comparison.judgement if summary.comparison is not None else ())))
-    if summary.best is not None:
-        best = summary.best
-        value = measured_text(best.value, best.spread)
-        _print(f"  best {value}: trial {best.number}  {params_text(best.params)}")
-    if summary.pareto:
-        _print(f"  Pareto front: trials {', '.join(str(trial.number) for trial in summary.pareto)}")
-    if summary.plans is not None:
-        _print(f"  plans: {totals_text(summary.plans)}")
-    if summary.nodes is not None:
-        _print(f"  other machines: {summary.nodes.joined} joined, {summary.nodes.lost} lost (see dryfit nodes)")
-    _print(*(f"  {line}" for line in trouble_lines(summary.troubles)))
-    _print(*(f"  {line}" for line in follower_lines(summary)))
-
-
-def print_advice(result: TuneResult) -> None:
-    """Print what would fit, if nothing did."""
-    if result.advice:
-        _print(result.advice, stderr=True)
-
-
-def print_end(result: TuneResult) -> None:
-    """Print how the session ended, and how to go on if trials are left."""
-    _print(_end_text(result), stderr=True)
-    if not result.end.is_final:
-        _print(f"go on with: dryfit resume {result.folder}", stderr=True)
+def end_document(result: TuneResult, *, advice_alone: bool = False) -> Document:
+    """Return how the session ended, how to go on if trials are left, and what would fit if nothing did."""
+    left = "" if result.end.is_final else f"go on with: dryfit resume {result.folder}"
+    texts = [result.advice] if advice_alone else [_end_text(result), left, result.advice]
+    return Document(tuple(Line(text, aside=True) for text in texts if text))
 
 
 def _end_text(result: TuneResult) -> str:
@@ -380,17 +149,3 @@ def run_text(run: StudyRun) -> str:
         return "not begun"
     first = redacted(str(run.error), secrets_of(os.environ)).splitlines()[0]
     return f"could not run: {first}"
-
-
-def print_several(result: TuneAllResult) -> None:
-    """Print a row for each study; errors, advice and how to go on go to stderr."""
-    print_table(several_table(result.summary))
-    for run in result.studies:
-        if run.error is not None:
-            _print(f"study {run.turn.name} could not run", stderr=True)
-            print_error(run.error)
-        elif run.result is not None and run.result.advice:
-            _print(f"study {run.turn.name}", stderr=True)
-            print_advice(run.result)
-    if result.status in (ExitStatus.STOPPED, ExitStatus.INTERRUPTED):
-        _print("the same command goes on", stderr=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 import typer
 
 from dryfit.cli.doctor import examine
-from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption, notes
+from dryfit.cli.options import JsonOption, QuietOption, SetOption, StudyArgument, TrialsOption, answer, notes
 from dryfit.core.errors import ConfigError, ExitStatus
 from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask
 from dryfit.core.settings.presets import PRESETS
@@ -211,8 +211,8 @@ def status(
 ) -> None:
     """Print how far a study is and what went wrong in it, whether it runs or not."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_status
-    from dryfit.cli.watch import watch as watch_study
+    from dryfit.cli.live import watch as watch_study
+    from dryfit.reporting.summary import owner_text, status_document
 
     if watch and as_json:
         raise ConfigError("looking at a study", "--watch and --json", "one of them: --json prints one object")
@@ -226,26 +226,17 @@ def status(
             watch_study(api.follow(study))
         except KeyboardInterrupt:
             raise typer.Exit(ExitStatus.INTERRUPTED) from None
-    elif as_json:
-        print_json(api.status(study))
     else:
-        print_status(api.status(study), api.owner(study))
+        summary = api.status(study)
+        answer(summary, as_json=as_json, document=status_document(summary, owner_text(api.owner(study))))
 
 
 def _status_all(studies: Sequence[Path], *, as_json: bool) -> NoReturn:
     """Print a row for each study; why one cannot be read goes to stderr."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.data.several import statuses_table
 
     several = api.status_all(studies)
-    if as_json:
-        print_json(several)
-    else:
-        print_table(statuses_table(several))
-        for entry in several.studies:
-            if entry.error is not None:
-                typer.echo(f"error: {entry.error}", err=True)
+    answer(several, as_json=as_json)
     raise typer.Exit(several.status)
 
 
@@ -256,15 +247,11 @@ def show(
 ) -> None:
     """Print the trials of a study, or everything known of one."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_study
-    from dryfit.reporting.terminal.story_text import story_lines
+    from dryfit.cli.output import show as show_document
+    from dryfit.reporting.summary import study_document
 
     if trial is not None:
-        story = api.story(study, trial)
-        if as_json:
-            print_json(story)
-        else:
-            typer.echo("\n".join(story_lines(story)))
+        answer(api.story(study, trial), as_json=as_json)
         return
     if as_json:
         raise ConfigError(
@@ -273,7 +260,7 @@ def show(
             "the number of a trial",
             "`dryfit status --json` sums a study up",
         )
-    print_study(api.open_study(study), api.layout_of(study))
+    show_document(study_document(api.open_study(study), api.layout_of(study)))
 
 
 def stop(
@@ -302,7 +289,6 @@ def _tune_all(
 ) -> NoReturn:
     import dryfit.api as api
     from dryfit.cli.live import watching
-    from dryfit.cli.output import print_json, print_several
 
     with watching(quiet=quiet) as display:
         if display is None:
@@ -316,7 +302,7 @@ def _tune_all(
                 on_turn=display.on_turn,
                 on_end=display.on_end,
             )
-    print_json(result.summary) if as_json else print_several(result)
+    answer(result.summary, as_json=as_json)
     raise typer.Exit(result.status)
 
 
@@ -330,14 +316,15 @@ def _refuse_for_several(options: dict[str, bool]) -> None:
 
 def _finish(result: "TuneResult", *, as_json: bool) -> None:
     import dryfit.api as api
-    from dryfit.cli.output import print_advice, print_end, print_json, print_study
+    from dryfit.cli.output import end_document
+    from dryfit.cli.output import show as show_document
+    from dryfit.reporting.summary import study_document
 
     if as_json:
-        print_json(result.summary)
+        answer(result.summary, as_json=True)
     else:
-        print_study(api.open_study(result.folder), api.layout_of(result.folder))
-        print_end(result)
-    print_advice(result)
+        show_document(study_document(api.open_study(result.folder), api.layout_of(result.folder)))
+    show_document(end_document(result, advice_alone=as_json))
     raise typer.Exit(result.status)
 
 
@@ -370,20 +357,5 @@ def nodes(
 ) -> None:
     """List the machines that joined a study: devices, trials, losses."""
     import dryfit.api as api
-    from dryfit.cli.output import print_json, print_table
-    from dryfit.reporting.data.nodes_view import logs_text, nodes_table
 
-    if logs is not None:
-        said = api.node_logs(study, logs)
-        if as_json:
-            print_json(said)
-        else:
-            typer.echo(logs_text(said))
-        return
-    view = api.nodes(study)
-    if as_json:
-        print_json(view)
-    elif view.nodes:
-        print_table(nodes_table(view))
-    else:
-        typer.echo("no other machine has joined in its last session")
+    answer(api.nodes(study) if logs is None else api.node_logs(study, logs), as_json=as_json)

@@ -12,8 +12,8 @@ import ledgers
 from dryfit.core.errors import ConfigError, LedgerError, MachineError
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.shown import Shown
-from dryfit.reporting.html.notebook import Card
-from dryfit.reporting.terminal.tables import Table
+from dryfit.core.text.table import Table
+from dryfit.reporting.document import Document, Line
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&\"'"
 
@@ -33,8 +33,8 @@ def study(folder: Path, value: str = "mean", trials: int = 3) -> Path:
 
 
 def test_texts_are_escaped_in_html_and_in_print() -> None:
-    card = Card(HOSTILE, (HOSTILE,), ((HOSTILE, Table((HOSTILE,), ((HOSTILE,),))),))
-    html, text = card.html(), str(card)
+    document = Document((HOSTILE, HOSTILE, Line(HOSTILE, "red"), Table((HOSTILE,), ((HOSTILE,),))))
+    html, text = document.html(), str(document)
     assert "<script>" not in html and html.count("&lt;script&gt;") == 5
     for shown in (html, text):
         assert "\x1b" not in shown and "\u202e" not in shown

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import ledgers
-from dryfit.api import several
-from dryfit.api.several import StudyRun, Turn, overall, tune_all
+from dryfit.api import studies
+from dryfit.api.studies import StudyRun, Turn, overall, tune_all
 from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ChildError, ConfigError, DataError, ExitStatus, InternalError
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.several import several_table
+from dryfit.reporting.summary import several_table
 from dryfit.store.layout import StudyLayout
 from dryfit.study.loop.next_step import End
 from dryfit.study.loop.session import SessionResult
@@ -66,7 +66,7 @@ class Sessions:
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> Sessions:
     stand_in = Sessions()
-    monkeypatch.setattr(several, "run_session", stand_in.run)
+    monkeypatch.setattr(studies, "run_session", stand_in.run)
     return stand_in
 
 

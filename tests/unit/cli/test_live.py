@@ -18,8 +18,8 @@ from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import BuiltInTask, Direction
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
 from dryfit.core.wire import Message, Note, Phase, Progress
-from dryfit.reporting.terminal.live import LiveStudy, Vitals, read_vitals
-from dryfit.reporting.terminal.panel import StudyPanel, remaining_text
+from dryfit.reporting.live import LiveStudy, Vitals, read_vitals
+from dryfit.reporting.watch import StudyPanel, remaining_text
 from dryfit.store import events
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dryfit.cli.watch import watch
+from dryfit.cli.live import watch
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.terminal.watch import StudyFollower
+from dryfit.reporting.watch import StudyFollower
 from dryfit.store.events import SessionClosed
 from dryfit.store.layout import StudyLayout
 from ledgers import Script

@@ -10,7 +10,7 @@ from dryfit.config.schema import StudyConfig
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import TrialConfig
-from dryfit.reporting.data.summary import summarise
+from dryfit.reporting.summary import summarise
 from dryfit.search.changes import compare
 from dryfit.search.comparability import comparability_key
 from dryfit.search.space.space import Space

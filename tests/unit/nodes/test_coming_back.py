@@ -36,8 +36,8 @@ from dryfit.nodes.messages import (
 )
 from dryfit.nodes.rendezvous import listening, publish
 from dryfit.nodes.secure_lines import Side, new_token
-from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.terminal.live import LiveStudy, Vitals
+from dryfit.reporting.live import LiveStudy, Vitals
+from dryfit.reporting.story import trial_story
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage
 from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.runtime.machine.local_node import LocalNode

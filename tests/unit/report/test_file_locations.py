@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.reporting.terminal.tables import file_locations
+from dryfit.reporting.trials import file_locations
 from dryfit.store.layout import StudyLayout
 from dryfit.store.replay import StudyState
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from dryfit.core.jobs.analysis import ANALYSIS_FILE, Analysis
-from dryfit.reporting.html.final_sections import final_sections
-from dryfit.reporting.html.sections import Section
+from dryfit.reporting.finals import final_sections
+from dryfit.reporting.page import Section
 from dryfit.scoring.analysis import analyse
 from dryfit.scoring.scored_row import RowFacts, ScoredRow
 from dryfit.store.layout import StudyLayout

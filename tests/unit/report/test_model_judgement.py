@@ -6,7 +6,7 @@ import pytest
 
 from dryfit.core.jobs.baselines import BaselineScore
 from dryfit.core.settings.choices import Direction
-from dryfit.reporting.data import worth
+from dryfit.reporting import worth
 from dryfit.scoring.intervals import Interval
 from dryfit.search.followers.runs import parse_event
 from dryfit.store.layout import StudyLayout

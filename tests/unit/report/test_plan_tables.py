@@ -1,5 +1,6 @@
 """Plans as lines and tables."""
 
+import json
 from collections.abc import Sequence
 
 from dryfit.core.jobs.memory import (
@@ -17,20 +18,22 @@ from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.shard_summary import KeptWhole, Sent, ShardRow, ShardSummary
-from dryfit.reporting.data.observed_memory import choice_text
-from dryfit.reporting.data.plan_view import plan_view, space_view
-from dryfit.reporting.terminal.plan_tables import (
+from dryfit.reporting.document import json_text
+from dryfit.reporting.plans import (
+    choice_text,
     headline,
     ladder_table,
     memory_table,
     peak_text,
+    plan_json,
     refusal_lines,
     requirement_table,
+    shard_lines,
+    shard_table,
     space_lines,
     space_table,
     trust_text,
 )
-from dryfit.reporting.terminal.shard_tables import shard_lines, shard_table
 from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
 from dryfit.study.planning.refusals import refusal_text
 from golden import Golden
@@ -134,7 +137,7 @@ def test_a_cut_model_is_a_table_and_lines(golden: Golden) -> None:
     unknown = shard_lines(CUT.model_copy(update={"sent": None}))
     said = [headline(fits), headline(refused), refusal_text(refused)]
     golden("plan", shard_table(CUT), shard_lines(CUT), unknown, said)
-    assert plan_view(fits).cut == CUT
+    assert plan_json(fits)["cut"] == CUT.model_dump()
 
 
 def test_fallbacks_of_several_devices_say_how_many_and_nothing_of_time(golden: Golden) -> None:
@@ -216,9 +219,9 @@ def test_a_space_says_once_how_each_model_is_cut(golden: Golden) -> None:
 
 
 def test_the_json_is_null_where_nothing_is_known() -> None:
-    known = plan_view(answer(VerdictKind.FITS, plan=memory(), execution=WHOLE))
-    assert known.required_bytes == memory().required_bytes
-    unknown = plan_view(answer(VerdictKind.UNKNOWN)).model_dump(mode="json", by_alias=True)
+    known = json.loads(json_text(answer(VerdictKind.FITS, plan=memory(), execution=WHOLE)))
+    unknown = json.loads(json_text(answer(VerdictKind.UNKNOWN)))
+    assert known["required_bytes"] == memory().required_bytes and known.keys() == unknown.keys()
     nulls = {key for key, value in unknown.items() if value is None}
     assert nulls == {
         "cut",
@@ -227,5 +230,6 @@ def test_the_json_is_null_where_nothing_is_known() -> None:
         "execution",
     }
     assert unknown["schema"] == 1
-    view = space_view(space(cell(128, 8, answer(VerdictKind.UNKNOWN))))
-    assert view.cells[0].params == {"train.max_length": 128, "train.batch_size": 8}
+    view = json.loads(json_text(space(cell(128, 8, answer(VerdictKind.UNKNOWN)))))
+    assert view["cells"][0]["params"] == {"train.max_length": 128, "train.batch_size": 8}
+    assert view["cells"][0]["plan"] == unknown

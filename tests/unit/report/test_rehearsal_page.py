@@ -4,8 +4,8 @@ import json
 import re
 
 from dryfit.core.settings.execution import DeviceSpec
-from dryfit.reporting.html.page import render
-from dryfit.reporting.html.rehearsal_page import rehearsal_page, timeline_figure
+from dryfit.reporting.page import render
+from dryfit.reporting.rehearsals import rehearsal_page, timeline_figure
 from rehearsal_stand_in import GIB, answer_of, memory_of
 
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=24 * GIB)

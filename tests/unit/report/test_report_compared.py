@@ -6,14 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import FoldScore
-from dryfit.reporting.comparing.comparison import BestIs, Comparison, read_comparison
-from dryfit.reporting.comparing.comparison_text import comparison_table, judgement
-from dryfit.reporting.comparing.differences import Contender, SeedOutcome, comparison_of
-from dryfit.reporting.html.compared import with_comparison
-from dryfit.reporting.html.sections import Section
-from dryfit.reporting.html.verdict import KnownOfBest, verdict_of
+from dryfit.reporting.comparison import (
+    BestIs,
+    Comparison,
+    Contender,
+    SeedOutcome,
+    comparison_of,
+    comparison_table,
+    judgement,
+    read_comparison,
+)
+from dryfit.reporting.report import build_page
+from dryfit.reporting.worth import verdict_of
 from dryfit.scoring.row_files import write_rows
 from dryfit.scoring.scored_row import RowFacts, ScoredRow
 from dryfit.store.layout import StudyLayout
@@ -129,11 +136,10 @@ def test_the_report_reads_it_while_the_best_trial_is_the_same(tmp_path: Path, go
     assert back == found and back is not None
     assert read_comparison(layout, study([0.8, 0.7, 0.9])) is None
     assert read_comparison(layout, study([0.8, 0.7], metric="mcc")) is None
-    said = verdict_of(state, defaults_first=True, known=KnownOfBest(comparison=back))
+    said = verdict_of(state, defaults_first=True, comparison=back)
     golden("report", said.certainty)
-    alone = [Section("best", "b"), Section("history", "h")]
-    assert with_comparison(alone, None) == tuple(alone)
-    assert [one.anchor for one in with_comparison(alone, back)] == ["best", "compared", "history"]
+    page = build_page(state, ConfigError("reading it", "none"), layout, running=False, now_s=0.0)
+    assert [section.anchor for section in page.sections][:3] == ["best", "compared", "history"]
     layout.comparison.write_text("{}", encoding="utf-8")
     assert read_comparison(layout, state) is None
 

@@ -2,7 +2,8 @@
 
 import json
 
-from dryfit.reporting.terminal.findings import diagnosis_view, finding_lines, verdict_line
+from dryfit.reporting.document import json_text
+from dryfit.reporting.findings import finding_lines, verdict_document
 from dryfit.study.doctor.finding import Diagnosis, failed, passed, warned
 
 GOOD, ODD, BAD = (
@@ -19,13 +20,13 @@ def test_a_line_for_each_check_and_one_for_each_fix() -> None:
 
 
 def test_the_verdict_counts() -> None:
-    assert verdict_line(Diagnosis((GOOD, ODD))) == "ready: 1 passed, 1 to look at, 0 failed"
-    assert verdict_line(Diagnosis((GOOD, ODD, BAD))) == "not ready: 1 passed, 1 to look at, 1 failed"
+    assert str(verdict_document(Diagnosis((GOOD, ODD)))) == "ready: 1 passed, 1 to look at, 0 failed"
+    assert str(verdict_document(Diagnosis((GOOD, ODD, BAD)))) == "not ready: 1 passed, 1 to look at, 1 failed"
     assert Diagnosis(()).healthy
 
 
 def test_json_has_a_schema_and_everything() -> None:
-    view = json.loads(diagnosis_view(Diagnosis((GOOD, BAD))).model_dump_json(by_alias=True))
+    view = json.loads(json_text(Diagnosis((GOOD, BAD))))
     assert view["schema"] == 1
     assert view["healthy"] is False
     assert view["counts"] == {"pass": 1, "warn": 0, "fail": 1}

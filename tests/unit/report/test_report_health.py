@@ -7,9 +7,8 @@ import pytest
 from dryfit.core.jobs.checkpoint_health import Adapter, Health, Stored, StoredFile, Subject
 from dryfit.core.jobs.load_report import LoadReport
 from dryfit.core.wire import write_model
-from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.terminal.health_table import health_table, health_verdict, size_text
-from dryfit.reporting.terminal.story_text import story_lines
+from dryfit.reporting.findings import health_table, health_verdict, size_text
+from dryfit.reporting.story import story_lines, trial_story
 from dryfit.store.layout import StudyLayout
 from golden import Golden
 from ledgers import Script

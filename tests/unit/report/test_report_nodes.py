@@ -10,8 +10,9 @@ from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.execution import DeviceSpec
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import LOG_FILE
-from dryfit.reporting.data.nodes_view import nodes_ever, nodes_table, nodes_view
-from dryfit.reporting.html.timeline import lanes
+from dryfit.reporting.document import document_of
+from dryfit.reporting.nodes import nodes_ever, nodes_view
+from dryfit.reporting.plots import lanes
 from dryfit.store.events import AttemptEnded, AttemptPlaced, NodeJoined, NodeLost
 from dryfit.store.layout import StudyLayout
 from golden import Golden
@@ -56,7 +57,7 @@ def test_the_report_has_every_machine_that_ever_joined_and_the_list_those_of_the
     assert [row for _, row in lanes(state.attempts)] == ["the CPU of n1", "the CPU of n2", "the CPU of n3"]
     heard = nodes_view(state, {"n1": 2.4, "n2": 9.0}.get)
     assert [(one.node, one.heard_s) for one in heard.nodes] == [("n1", 2.4), ("n3", None)]
-    golden("nodes", table, nodes_table(view), nodes_table(heard))
+    golden("nodes", table, *(document_of(one).blocks[0] for one in (view, heard)))
     alone = Script()
     alone.begin()
     assert nodes_ever(alone.state()) == ()

@@ -13,22 +13,24 @@ from hypothesis import strategies as st
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
-from dryfit.reporting.data.troubles import failures_by_kind
-from dryfit.reporting.html.plots import (
+from dryfit.reporting.plots import (
     MOST_CURVE_POINTS,
     MOST_CURVES,
+    WorkAxis,
     curves_figure,
     evenly,
     front_figure,
     history_figure,
     importance_figure,
+    lanes,
     memory_figure,
     slice_figure,
     text,
+    timeline_figure,
 )
-from dryfit.reporting.html.refused import refusals
-from dryfit.reporting.html.timeline import WorkAxis, lanes, timeline_figure
-from dryfit.reporting.html.verdict import verdict_of
+from dryfit.reporting.report import refusal_cells, refusals
+from dryfit.reporting.troubles import failures_by_kind
+from dryfit.reporting.worth import verdict_of
 from dryfit.search.sampling.importance import Importance, Importances
 from dryfit.store.events import ReportMade
 from dryfit.store.session_state import SessionState
@@ -69,15 +71,14 @@ def test_failures_are_counted_by_kind_with_the_time_of_their_processes() -> None
 
 def test_refusals_with_one_plan_are_one_row_with_what_decides_memory_alone() -> None:
     state = eventful().state()
-    rows = refusals(state)
+    found = refusals(state)
     numbers = [trial.number for trial in state.trials if trial.outcome is Outcome.REFUSED]
-    assert sorted(number for row in rows for number in row.trials) == numbers
-    assert len(rows) < len(numbers)
-    for row in rows:
-        assert {"train.batch_size", "train.max_length"} <= set(row.params)
-        assert "optim.lr" not in row.params
-        assert row.needed_bytes is not None and row.capacity_bytes is not None
-        assert row.needed_bytes > row.capacity_bytes
+    assert sorted(trial.number for trials in found for trial in trials) == numbers
+    assert len(found) < len(numbers)
+    for trials in found:
+        params, count, needed, capacity, _ = refusal_cells(trials)
+        assert "train.batch_size" in params and "train.max_length" in params and "optim.lr" not in params
+        assert int(count) == len(trials) and float(needed.split()[0]) > float(capacity.split()[0])
 
 
 def dominated(one: tuple[float, float], by: tuple[float, float]) -> bool:

@@ -8,9 +8,7 @@ import pytest
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome
 from dryfit.core.wire import MESSAGES_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Phase, Report, Started
-from dryfit.reporting.data.story import FOLLOWED, trial_story
-from dryfit.reporting.data.story_view import MomentKind, TrialStory
-from dryfit.reporting.terminal.story_text import story_lines
+from dryfit.reporting.story import FOLLOWED, MomentKind, TrialStory, story_lines, trial_story
 from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts, ReportMade, TrialAsked
 from dryfit.store.layout import StudyLayout
 from golden import Golden

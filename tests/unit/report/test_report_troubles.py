@@ -2,7 +2,7 @@
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.troubles import trouble_lines, troubles_of
+from dryfit.reporting.troubles import trouble_lines, troubles_of
 from dryfit.store.events import AttemptEnded, DeviceSetAside, ParallelSet
 from golden import Golden
 from ledgers import Script, eventful

@@ -11,7 +11,7 @@ import pytest
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, Message, Phase, Progress
-from dryfit.reporting.terminal.watch import StudyFollower, WatchedMemory, watched_lines
+from dryfit.reporting.watch import StudyFollower, WatchedMemory, watched_lines
 from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, SessionClosed, SessionOpened
 from dryfit.store.layout import StudyLayout
 from dryfit.store.lock import StudyLock

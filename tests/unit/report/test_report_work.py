@@ -4,11 +4,11 @@ import pytest
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.csv_file import csv_text
-from dryfit.reporting.data.summary import summarise
-from dryfit.reporting.data.troubles import failures_by_kind
-from dryfit.reporting.terminal.live import LiveStudy
-from dryfit.reporting.terminal.tables import duration_text, outcomes_table, trials_table
+from dryfit.reporting.document import duration_text
+from dryfit.reporting.live import LiveStudy
+from dryfit.reporting.summary import summarise
+from dryfit.reporting.trials import csv_text, outcomes_table, trials_table
+from dryfit.reporting.troubles import failures_by_kind
 from dryfit.store.events import AttemptEnded, CheckpointMade
 from ledgers import Script
 

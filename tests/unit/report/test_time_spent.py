@@ -9,9 +9,8 @@ from dryfit.core.channel import ChildChannel
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import MESSAGES_FILE, Phase, Progress
-from dryfit.reporting.html.sections import Section
-from dryfit.reporting.html.time_section import spent_table, with_time
-from dryfit.reporting.html.time_spent import WORK, Spent, time_spent
+from dryfit.reporting.page import Section
+from dryfit.reporting.time_spent import WORK, Spent, TimeSpent, spent_table, time_spent, with_time
 from dryfit.runtime.children.result_reading import read_phases
 from dryfit.store.events import AttemptEnded, ParallelSet
 from dryfit.store.state import AttemptState
@@ -118,10 +117,10 @@ def test_a_study_without_trials_and_a_page_without_a_timeline() -> None:
     script.begin()
     spent = time_spent(script.state(), told_to)
     assert spent.seconds[Spent.PREPARING] == pytest.approx(script.state().wall_s)
-    other, line = Section("best", "Best"), Section("timeline", "Timeline", texts=("One bar.",))
-    assert with_time([other], spent) == (other,)
-    same, added = with_time([other, line], spent)
-    assert same == other and len(added.charts) == 1 and added.tables[0][0] == "Where the time went"
+    line = Section("timeline", "Timeline", texts=("One bar.",))
+    assert with_time(line, TimeSpent(dict.fromkeys(Spent, 0.0))) == line
+    added = with_time(line, spent)
+    assert len(added.charts) == 1 and added.tables[0][0] == "Where the time went"
     assert "100.0% of it is neither training nor validating" in added.texts[1]
 
 

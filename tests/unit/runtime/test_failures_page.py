@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.core.failure import PERMITTED, Action, FailureKind, Permission, Stage
-from dryfit.reporting.data.troubles import NO_FAULTS
+from dryfit.reporting.troubles import NO_FAULTS
 from dryfit.runtime.failures.classify import ROWS
 from dryfit.runtime.failures.fault_texts import FATAL_XIDS
 

@@ -14,8 +14,7 @@ from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
 from dryfit.core.settings.execution import DeviceKind, PlanSubject
 from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.data.story import trial_story
-from dryfit.reporting.terminal.story_text import story_lines
+from dryfit.reporting.story import story_lines, trial_story
 from dryfit.runtime.machine.host_memory import HostMemory
 from dryfit.runtime.machine.node import DeviceFacts
 from dryfit.search.followers.runs import user_attributes

@@ -1,6 +1,6 @@
 """The sentences for trials that do not fit: with numbers, and with what would fit.
 
-``dryfit plan`` prints a plan in ``reporting.terminal.plan_tables``, reports in ``reporting.data.observed_memory``.
+``dryfit plan`` prints a plan in ``reporting.plans``, and so do reports.
 """
 
 from collections.abc import Sequence

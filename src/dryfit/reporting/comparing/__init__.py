@@ -1,1 +1,0 @@
-"""Whether the best trials really differ: what ``dryfit compare`` finds out, keeps and says."""

@@ -1,1 +1,0 @@
-"""Studies, trials and plans as data: JSON and CSV."""

@@ -1,1 +1,0 @@
-"""The report: one HTML page with its figures."""

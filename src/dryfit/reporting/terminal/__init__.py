@@ -1,1 +1,0 @@
-"""Studies, trials and plans as text: tables, stories, the live view."""
