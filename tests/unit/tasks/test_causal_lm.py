@@ -19,8 +19,7 @@ from dryfit.core.settings.choices import BaseFormat, Precision
 from dryfit.core.settings.tables import DataSettings, LmSettings, LoraSettings, TrainSettings, TrialSettings
 from dryfit.core.settings.weight_formats import WEIGHT_FORMATS, base_format, check_precision
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
-from dryfit.tasks.lm.packing_check import check_packing
+from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask, check_packing
 from dryfit.tasks.lm.token_loss import over_tokens, whole_token_loss
 from dryfit.tasks.rows.prompts import PromptPart
 from dryfit.tasks.tokens.packs import pack

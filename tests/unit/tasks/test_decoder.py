@@ -12,7 +12,7 @@ from dryfit.core.settings.choices import BaseFormat, Precision
 from dryfit.core.settings.tables import LoraSettings, TrainSettings
 from dryfit.core.settings.weight_formats import base_format
 from dryfit.meta.loading.frozen_weights import DTYPES
-from dryfit.tasks.lm.packing_check import check_packing
+from dryfit.tasks.lm.causal_lm import check_packing
 from dryfit.train.model import enable_checkpointing
 from dryfit.train.optim.step import backward_batch
 from quantised import batch, by_transformers, loaded

@@ -10,7 +10,7 @@ from torch import nn
 from dryfit.core.settings.choices import Weighting
 from dryfit.core.settings.tables import LossSettings, MultitaskSettings
 from dryfit.tasks.base import Batch
-from dryfit.tasks.joint.two_losses import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
+from dryfit.tasks.joint.class_and_span import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.losses import make_loss
 from dryfit.tasks.tokens.token_set import CLASSES
 from dryfit.train.optim.step import backward_batch

@@ -11,8 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.execution import DeviceKind, OptimizerImpl
 from dryfit.core.settings.tables import OptimSettings
-from dryfit.train.optim.optimizer import IMPLEMENTATIONS, OptimizerPlan, cannot_offload, check_optimizer, make_optimizer
-from dryfit.train.optim.paged import paged_adamw
+from dryfit.train.optim.optimizer import (
+    IMPLEMENTATIONS,
+    OptimizerPlan,
+    cannot_offload,
+    check_optimizer,
+    make_optimizer,
+    paged_adamw,
+)
 from dryfit.train.rehearsal.optimizer_stand_ins import ModelledOptimizer, adamw8bit_state, paged_state
 from parts import need_package
 

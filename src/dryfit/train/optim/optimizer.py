@@ -1,9 +1,12 @@
-"""Parameter groups, optimizers and schedules of a trial."""
+"""Parameter groups, optimizers and schedules of a trial.
+
+Of bitsandbytes' paged AdamW, CUDA moves the state between host and device as it is needed, also after a resumption.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, cast
 
 import torch
@@ -20,7 +23,6 @@ from dryfit.core.settings.tables import OptimSettings, SchedSettings, TrialSetti
 from dryfit.tasks.heads import encoder_parts
 from dryfit.train.optim.extras import bitsandbytes, pytorch_optimizer
 from dryfit.train.optim.offload import HostOptimizer
-from dryfit.train.optim.paged import paged_adamw
 from dryfit.train.rehearsal.optimizer_stand_ins import (
     ModelledOptimizer,
     StateOf,
@@ -29,6 +31,40 @@ from dryfit.train.rehearsal.optimizer_stand_ins import (
     no_state,
     paged_state,
 )
+
+_PAGED = ("state1", "state2")
+
+
+@cache
+def paged_adamw(bits: int) -> Any:
+    """Return the class of the optimizer.
+
+    Args:
+        bits: Of a moment, 32 or 8.
+
+    Raises:
+        MachineError: The library is not installed.
+    """
+    library = bitsandbytes().optim
+    parent: Any = library.PagedAdamW8bit if bits == 8 else library.PagedAdamW32bit
+
+    class PagedAdamW(parent):
+        """The library's own, but that its moments are paged again when a checkpoint is read."""
+
+        def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
+            """Take over a state; bitsandbytes 0.50 alone would leave all of it on the device."""
+            super().load_state_dict(state_dict, move_to_device=False)
+            for parameter, state in self.state.items():
+                for name, value in state.items():
+                    if not isinstance(value, torch.Tensor):
+                        continue
+                    if name in _PAGED:
+                        state[name] = self.get_state_buffer(parameter, dtype=value.dtype).copy_(value)
+                    elif move_to_device:
+                        state[name] = value.to(parameter.device)
+
+    return PagedAdamW
+
 
 _TORCH_HAS = (OptimizerImpl.FUSED, OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)
 IMPLEMENTATIONS: dict[str, tuple[OptimizerImpl, ...]] = {
