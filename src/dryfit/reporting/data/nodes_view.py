@@ -9,8 +9,7 @@ from dryfit.core.text.units import gib
 from dryfit.reporting.data.json_view import Answer, View
 from dryfit.reporting.terminal.tables import Table, duration_text
 from dryfit.store.replay import StudyState
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptEnd
+from dryfit.store.state import AttemptEnd, SessionState
 
 
 class NodeView(View):

@@ -8,8 +8,7 @@ from typing import Final
 
 from dryfit.core.wire import Phase
 from dryfit.store.replay import StudyState
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptState
+from dryfit.store.state import AttemptState, SessionState
 
 
 class Spent(StrEnum):

@@ -9,8 +9,7 @@ from dryfit.core.sharding.device_groups import HERE, cpu_of, place_in_words
 from dryfit.reporting.html.plots import BLUE, GREY, ORANGE, RED, Figure, text
 from dryfit.reporting.terminal.tables import duration_text, shortened, time_text
 from dryfit.store.replay import StudyState
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptEnd, AttemptState
+from dryfit.store.state import AttemptEnd, AttemptState, SessionState
 
 _LOOKS = {
     AttemptEnd.RESULT: ("with a result", BLUE),
