@@ -24,7 +24,7 @@ from dryfit.core.failure import FailureKind
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.wire import LOG_FILE, MARKER_VARIABLE, STACKS_FILE
 from dryfit.reporting.story import story_lines
-from dryfit.runtime.children.log_limit import MOST_BYTES
+from dryfit.runtime.children.attempt import MOST_BYTES
 from dryfit.runtime.children.processes import marker_of
 from dryfit.runtime.failures import recovery
 from dryfit.store.events import AttemptEnded, SessionOpened

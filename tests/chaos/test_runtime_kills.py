@@ -13,7 +13,7 @@ from dryfit.config.schema import Isolation
 from dryfit.core.failure import FailureKind
 from dryfit.core.wire import MARKER_VARIABLE, Note, Started
 from dryfit.runtime.children.child_spec import ChildExited, ChildLimits
-from dryfit.runtime.children.orphans import sweep
+from dryfit.runtime.children.processes import sweep
 from dryfit.runtime.failures.classify import classify
 from runtime_jobs import Harness, alive, until_dead
 from thinning import examples
@@ -90,7 +90,7 @@ def test_a_process_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch
         child = start(harness, "held")
         with monkeypatch.context() as patch:
             patch.setattr("dryfit.runtime.children.supervisor.kill_session", lambda *_: None)
-            patch.setattr("dryfit.runtime.children.fresh.FreshChild.kill", lambda _: None)
+            patch.setattr("dryfit.runtime.children.attempt.FreshChild.kill", lambda _: None)
             harness.supervisor.kill("held", "hang")
             event = harness.until_exit("held")
         assert alive(child)

@@ -11,7 +11,7 @@ import objectives
 from dryfit.config.schema import SamplerName
 from dryfit.core.errors import MachineError
 from dryfit.core.settings.choices import Direction
-from dryfit.search.sampling import cma_es
+from dryfit.search.sampling import samplers
 from dryfit.search.sampling.gp_handle import GpProcess, GpQuestion, GpTrial, ask_once
 from dryfit.search.space.params import to_text
 from dryfit.study.loop import study_run
@@ -99,7 +99,7 @@ def test_a_process_that_cannot_work_leaves_the_trial_to_tpe(tmp_path: Path, monk
 
 
 def test_without_its_package_cmaes_is_refused_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cma_es, "find_spec", lambda name: None)
+    monkeypatch.setattr(samplers, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="cmaes is not installed") as caught:
-        cma_es.demand_package(SamplerName.CMAES)
+        samplers.demand_package(SamplerName.CMAES)
     assert caught.value.hint == "pip install 'dryfit[cmaes]'"

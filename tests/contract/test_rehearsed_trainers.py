@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from dryfit.core.jobs.memory import MemoryCategory
-from dryfit.runtime.rehearsal.command_line import parse_command
+from dryfit.runtime.rehearsed_command import parse_command
 from parts import need_package
 from rehearsed import hide, rehearse
 from rehearsed_memory import memory_of, takes_three_steps

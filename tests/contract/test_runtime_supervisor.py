@@ -13,9 +13,9 @@ from dryfit.core.failure import FailureKind
 from dryfit.core.jobs.train import StopReason, TrainResult
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.wire import STACKS_FILE, Note, Report, Started, Verdict
+from dryfit.runtime.children.attempt import HEAD_BYTES, MOST_BYTES, TAIL_BYTES
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.children.child_spec import ChildExited, ChildLimits, ChildMessage
-from dryfit.runtime.children.log_limit import HEAD_BYTES, MOST_BYTES, TAIL_BYTES
 from dryfit.runtime.children.result_reading import read_messages, read_result
 from dryfit.runtime.failures.classify import classify
 from runtime_jobs import PATIENCE_S, Harness, alive, until_dead

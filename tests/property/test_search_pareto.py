@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dryfit.core.pareto import as_losses, dominates
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import Goal, Outcome
-from dryfit.search.sampling.pareto_front import best_spread, non_dominated
+from dryfit.search.sampling.history_view import best_spread, non_dominated
 from dryfit.store.events import StudyCreated, TrialAsked, TrialFinished
 from dryfit.store.replay import StudyState
 from thinning import examples

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.sampling.history_view import Window, is_visible
-from dryfit.search.sampling.pareto_front import best_spread
+from dryfit.search.sampling.history_view import Window, best_spread, is_visible
 from dryfit.search.sampling.pruning import Curves, quantile
 from thinning import examples
 

@@ -14,8 +14,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from dryfit.config.schema import SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.changes import compare
-from dryfit.search.comparability import PossibleTrials, comparability_key
+from dryfit.search.changes import PossibleTrials, comparability_key, compare
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.params import Distribution
 from dryfit.search.space.space import Space

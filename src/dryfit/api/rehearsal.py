@@ -28,7 +28,7 @@ from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, be
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.page import render
 from dryfit.reporting.rehearsals import rehearsal_page
-from dryfit.runtime.rehearsal.command_line import ScriptCommand, parse_command
+from dryfit.runtime.rehearsed_command import ScriptCommand, parse_command
 from dryfit.store.layout import shared_traces
 
 DEFAULT_STEPS = 3
@@ -132,7 +132,7 @@ def read_command(words: Sequence[str]) -> ScriptCommand:
     """Read the command line of a training script; accelerate's config files are read as it would.
 
     Raises:
-        ConfigError: As of :func:`~dryfit.runtime.rehearsal.command_line.parse_command`; a config file is wrong.
+        ConfigError: As of :func:`~dryfit.runtime.rehearsed_command.parse_command`; a config file is wrong.
     """
     return parse_command(words, _accelerate_config)
 

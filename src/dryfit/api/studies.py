@@ -289,7 +289,7 @@ def agent(
         ConfigError: Neither a folder is given, nor an address with a token.
         DryfitError: It may not join, finds nobody to join, or this machine lacks what trials need.
     """
-    from dryfit.nodes.serving import serve
+    from dryfit.nodes.agent import serve
 
     layout = layout_of(folder) if folder is not None else None
     token = Path(token_file) if token_file is not None else None

@@ -9,8 +9,7 @@ from dryfit.core.text.table import Table
 from dryfit.core.text.units import gib
 from dryfit.reporting.document import Answer, Document, View, document_of, duration_text
 from dryfit.store.replay import StudyState
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptEnd
+from dryfit.store.state import AttemptEnd, SessionState
 
 
 class NodeView(View):

@@ -19,8 +19,7 @@ from dryfit.reporting.document import duration_text, shortened, time_text, value
 from dryfit.search.sampling.importance import Importances
 from dryfit.search.space.params import from_text, public_name
 from dryfit.store.replay import StudyState
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptEnd, AttemptState, TrialState
+from dryfit.store.state import AttemptEnd, AttemptState, SessionState, TrialState
 
 Figure: TypeAlias = dict[str, Any]
 """``{"data": [...], "layout": {...}}``, as plotly.js takes it."""

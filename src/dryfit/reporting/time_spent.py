@@ -13,8 +13,7 @@ from dryfit.reporting.document import duration_text
 from dryfit.reporting.page import Section
 from dryfit.reporting.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, axis, bars
 from dryfit.store.replay import StudyState
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptState
+from dryfit.store.state import AttemptState, SessionState
 
 
 class Spent(StrEnum):

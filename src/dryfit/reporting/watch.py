@@ -33,8 +33,7 @@ from dryfit.runtime.children.result_reading import parse_messages
 from dryfit.store.layout import StudyLayout
 from dryfit.store.ledger import LedgerTail
 from dryfit.store.replay import StudyState
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptEnd, AttemptState, TrialState
+from dryfit.store.state import AttemptEnd, AttemptState, SessionState, TrialState
 
 _MOST_ROWS = 12
 _CURVE_CELLS = 10

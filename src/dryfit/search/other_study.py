@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.trial import Scalar
-from dryfit.search.comparability import with_defaults
+from dryfit.search.changes import with_defaults
 from dryfit.search.space.params import public_name
 from dryfit.search.space.space import Space
 from dryfit.store.replay import StudyState

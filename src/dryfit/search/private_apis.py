@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dryfit.core.private_names import PrivateName, PrivateNames
 from dryfit.core.settings.choices import Direction
-from dryfit.search.sampling.pareto_front import Floats
+from dryfit.search.sampling.history_view import Floats
 from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
 
 NAMES: Final = (

@@ -1,13 +1,19 @@
-"""The state of a study, projected from the events of its ledger: the only memory a study has."""
+"""The state of a study, projected from the events of its ledger: the only memory a study has.
+
+An event that refers to what does not exist, or has ended, is refused first.
+"""
 
 import math
+from typing import TypeAlias
 
+from dryfit.core.errors import LedgerError
+from dryfit.core.failure import Action, FailureKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.pareto import ParetoFront, as_losses
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Goal, Outcome, best_first, better
-from dryfit.store.attempt_events import apply_to_attempt
+from dryfit.core.sharding.device_groups import cpu_of
 from dryfit.store.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -19,6 +25,7 @@ from dryfit.store.events import (
     Event,
     FirstStepDone,
     GenerationBegan,
+    LedgerEvent,
     NodeJoined,
     NodeLost,
     ParallelSet,
@@ -34,10 +41,144 @@ from dryfit.store.events import (
     VerdictGiven,
 )
 from dryfit.store.history import History
-from dryfit.store.references import attempt_of, check_order, trial_of, wrong_reference
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptState, GenerationState, PlanState, TrialState, VerdictState
-from dryfit.store.tally import FailureTally
+from dryfit.store.state import (
+    AttemptState,
+    FailureTally,
+    GenerationState,
+    PlanState,
+    SessionState,
+    TrialState,
+    VerdictState,
+)
+
+OfAttempt: TypeAlias = AttemptStarted | FirstStepDone | ReportMade | CheckpointMade | AttemptEnded
+"""Events about an attempt that was placed before."""
+
+
+def check_order(event: Event, *, created: bool, generations: int, sessions: int, trials: int) -> None:
+    """Check an event about the study against what the events before it have made.
+
+    Args:
+        event: The event.
+        created: Whether the study has been created.
+        generations: The number of generations.
+        sessions: The number of sessions.
+        trials: The number of trials.
+
+    Raises:
+        LedgerError: It is out of place.
+    """
+    match event.type:
+        case "study_created" if created:
+            raise wrong_reference(event, "the study is created a second time")
+        case "study_revised" if not generations:
+            raise wrong_reference(event, "no study was created before")
+        case "session_closed" | "device_set_aside" | "parallel_set" | "node_joined" | "node_lost" if not sessions:
+            raise wrong_reference(event, "no session was opened before")
+        case _:
+            pass
+    if isinstance(event, TrialAsked) and event.number != trials:
+        raise wrong_reference(event, f"trial {event.number} comes where trial {trials} belongs")
+    if isinstance(event, GenerationBegan):
+        if not generations or event.generation not in (generations, generations + 1):
+            raise wrong_reference(event, f"generation {event.generation} comes after generation {generations}")
+        missing = next((number for number in event.reused if not 0 <= number < trials), None)
+        if missing is not None:
+            raise wrong_reference(event, f"it goes on from trial {missing}, which was not asked for")
+
+
+def trial_of(
+    event: TrialPlanned | AttemptPlaced | VerdictGiven | TrialFinished | OfAttempt, trials: list[TrialState]
+) -> TrialState:
+    """Return the trial that an event is about.
+
+    Raises:
+        LedgerError: There is none, it has finished, or what the event says of it does not follow what was said before.
+    """
+    if not 0 <= event.number < len(trials):
+        raise wrong_reference(event, f"no trial {event.number} was asked for")
+    trial = trials[event.number]
+    if trial.outcome is not None:
+        raise wrong_reference(event, f"trial {event.number} has finished before")
+    if isinstance(event, AttemptPlaced) and event.attempt != len(trial.attempts) + 1:
+        raise wrong_reference(event, f"attempt {event.attempt} comes where {len(trial.attempts) + 1} belongs")
+    if isinstance(event, ReportMade) and event.point.n <= (last := trial.reports[-1].n if trial.reports else -1):
+        raise wrong_reference(event, f"report {event.point.n} of trial {event.number} comes after report {last}")
+    if isinstance(event, VerdictGiven) and all(point.n != event.n for point in reversed(trial.reports)):
+        raise wrong_reference(event, f"trial {event.number} has no report {event.n}")
+    return trial
+
+
+def attempt_of(event: OfAttempt, trial: TrialState) -> AttemptState:
+    """Return the attempt that an event is about.
+
+    Raises:
+        LedgerError: There is none, or it has ended.
+    """
+    if not 1 <= event.attempt <= len(trial.attempts):
+        raise wrong_reference(event, f"trial {trial.number} has no attempt {event.attempt}")
+    attempt = trial.attempts[event.attempt - 1]
+    if attempt.ended:
+        raise wrong_reference(event, f"attempt {event.attempt} has ended before")
+    return attempt
+
+
+def wrong_reference(event: LedgerEvent, found: str) -> LedgerError:
+    """Return the error of an event that refers to what is not there."""
+    return LedgerError(
+        f"reading the ledger, line {event.seq + 1}",
+        found,
+        hint="restore the file from a backup, or move the folder aside and start a new study",
+    )
+
+
+AttemptEvent = AttemptPlaced | AttemptStarted | FirstStepDone | CheckpointMade | AttemptEnded
+
+
+def apply_to_attempt(event: AttemptEvent, trial: TrialState, session: SessionState | None) -> None:
+    """Change the attempt that an event is about, or add the one that it begins.
+
+    Args:
+        event: The event.
+        trial: Its trial.
+        session: The present one; None: the ledger has none yet.
+
+    Raises:
+        LedgerError: The trial has no such attempt, or it has ended.
+    """
+    if isinstance(event, AttemptPlaced):
+        trial.plan = trial.plans.get(event.plan or "", trial.plan)
+        trial.attempts.append(
+            AttemptState(
+                event.attempt,
+                event.at,
+                event.device or cpu_of(event.node),
+                needs_bytes=event.needs_bytes,
+                terms=event.terms,
+                session=session,
+                trial=trial.number,
+            )
+        )
+        return
+    attempt = attempt_of(event, trial)
+    match event:
+        case AttemptStarted():
+            attempt.pid = event.pid
+            attempt.overhead_ms = event.overhead_ms
+            attempt.session = session
+        case FirstStepDone():
+            attempt.first_step_ms = event.after_ms
+        case CheckpointMade():
+            attempt.checkpoint_step = event.step
+            attempt.checkpoint_at_s = event.at
+        case AttemptEnded():
+            attempt.ended = True
+            attempt.ended_at_s = event.at
+            attempt.failure = event.failure
+            if trial.plan is not None and event.failure is not None:
+                trial.plan.misses += event.failure.kind is FailureKind.OOM_DEVICE
+                if event.failure.action is Action.FALLBACK:
+                    trial.plan.take_fallback(event.failure.phase)
 
 
 class StudyState:

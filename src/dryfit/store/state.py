@@ -1,20 +1,122 @@
 """The states of a study's attempts, plans, trials, generations and sessions, as its ledger has them."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
-from typing import Final
+from typing import Final, TypeAlias
 
-from dryfit.core.failure import PERMITTED, Action, PastFailure
+from dryfit.core.failure import PERMITTED, Action, FailureKind, PastFailure
 from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
 from dryfit.core.jobs.plan import PlanAnswer
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
 from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
 from dryfit.core.sharding.device_groups import HERE, cpu_of, on_cpu
 from dryfit.core.wire import VALIDATING
-from dryfit.store.events import ComparabilityKey, FailureFacts, Observed
-from dryfit.store.session_state import SessionState
+from dryfit.store.events import ComparabilityKey, FailureFacts, NodeJoined, NodeLost, Observed, ParallelSet
+
+
+@dataclass(slots=True)
+class NodeState:
+    """A machine of a study beside that of the control process.
+
+    Attributes:
+        joined: Its agent, and what it has.
+        losses: How many times it was given up.
+        lost: Why it was given up last; empty: it is there, as long as its session lasts.
+    """
+
+    joined: NodeJoined
+    losses: int = 0
+    lost: str = ""
+
+
+@dataclass(slots=True)
+class SessionState:
+    """One session: the work of one control process on the study.
+
+    Attributes:
+        set_aside: Devices that are not used any more, each with the reason.
+        nodes: The machines that have joined in it, by name.
+        side_by_side: How many trials may run at the same time, as determined last; None: as asked for.
+        side_by_side_reason: Why not more.
+        superseded: Whether a later session was opened; if this one was not closed, it was killed.
+    """
+
+    opened_at_s: float
+    last_at_s: float
+    total: int
+    parallel: int = 1
+    host: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
+    closed: str | None = None
+    set_aside: dict[str, str] = field(default_factory=dict[str, str])
+    nodes: dict[str, NodeState] = field(default_factory=dict[str, NodeState])
+    side_by_side: int | None = None
+    side_by_side_reason: str = ""
+    pid: int | None = None
+    superseded: bool = False
+
+    def take(self, event: NodeJoined | NodeLost | ParallelSet) -> None:
+        """Take in what happened to the machines of the session, or to the number of trials side by side."""
+        match event:
+            case NodeJoined():
+                before = self.nodes.get(event.node)
+                self.nodes[event.node] = NodeState(event, before.losses if before is not None else 0)
+            case NodeLost() if event.node in self.nodes:
+                lost = self.nodes[event.node]
+                lost.losses, lost.lost = lost.losses + 1, event.why
+            case NodeLost():
+                pass
+            case ParallelSet():
+                self.side_by_side, self.side_by_side_reason = event.parallel, event.reason
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its control process works on the study, as far as the ledger says."""
+        return self.closed is None and not self.superseded
+
+
+Fingerprint: TypeAlias = tuple[FailureKind, str, str]
+"""Kind, exception class and origin of a failure: trials with one fingerprint failed in the same way."""
+
+_OWN_MESSAGES = frozenset({FailureKind.CONFIG, FailureKind.DATA})
+"""Kinds whose errors dryfit raises: one place in the code raises different ones, so the message counts too."""
+
+
+def fingerprint(facts: FailureFacts) -> Fingerprint:
+    """Return what two equal failures have in common."""
+    place = facts.place or facts.sentence
+    if facts.kind in _OWN_MESSAGES:
+        place = f"{place}: {facts.error.partition(chr(10))[0]}"
+    return facts.kind, facts.error_type, place
+
+
+@dataclass(slots=True)
+class FailureTally:
+    """Failed trials since the last complete or pruned one; those killed from outside are left out.
+
+    Attributes:
+        in_a_row: Their number.
+        alike: Their number by fingerprint.
+    """
+
+    in_a_row: int = 0
+    alike: Counter[Fingerprint] = field(default_factory=Counter[Fingerprint])
+
+    def failed(self, facts: FailureFacts | None) -> None:
+        """Count a failed trial.
+
+        Args:
+            facts: The failure of its last attempt; None if it had none.
+        """
+        if facts is None:
+            self.in_a_row += 1
+        elif PERMITTED[facts.kind].trips:
+            self.in_a_row += 1
+            self.alike[fingerprint(facts)] += 1
 
 
 class AttemptEnd(StrEnum):

@@ -11,8 +11,7 @@ from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.reporting.summary import summarise
-from dryfit.search.changes import compare
-from dryfit.search.comparability import comparability_key
+from dryfit.search.changes import comparability_key, compare
 from dryfit.search.space.space import Space
 from dryfit.store.events import Compatibility, StudyCreated
 from dryfit.store.replay import StudyState

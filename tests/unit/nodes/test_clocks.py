@@ -8,7 +8,7 @@ import pytest
 
 import dryfit.nodes
 from dryfit.core.clock import since_boot_s
-from dryfit.nodes import serving
+from dryfit.nodes import agent
 from dryfit.study.resources import study_nodes
 
 PACKAGE = Path(dryfit.nodes.__file__).parent
@@ -48,7 +48,7 @@ def test_a_module_that_did_would_be_found(source: str) -> None:
 def test_agents_and_control_process_count_on_the_clock_since_the_start_of_their_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert serving.since_boot_s is since_boot_s and study_nodes.since_boot_s is since_boot_s
+    assert agent.since_boot_s is since_boot_s and study_nodes.since_boot_s is since_boot_s
     asked: list[int] = []
 
     def told(which: int) -> float:

@@ -18,8 +18,7 @@ from dryfit.core.wire import Started, Verdict
 from dryfit.nodes.agent_children import AgentChildren
 from dryfit.nodes.connection import Connection
 from dryfit.nodes.installation import installation, own_identity
-from dryfit.nodes.joined_nodes import JoinedNodes, Terms
-from dryfit.nodes.left_running import LeftRunning, left_running
+from dryfit.nodes.joined_nodes import JoinedNodes, LeftRunning, Terms, left_running
 from dryfit.nodes.listener import Listener
 from dryfit.nodes.messages import (
     FROM_CONTROL,

@@ -12,6 +12,7 @@ import pytest
 
 import dryfit.nodes.encryption as encryption
 from dryfit.core.errors import ConfigError, FileError, MachineError
+from dryfit.nodes.agent import serve
 from dryfit.nodes.agent_link import AgentLink, Meeting
 from dryfit.nodes.connection import Connection
 from dryfit.nodes.encryption import PlainBytes, TlsBytes, WireBytes, agent_context, control_context
@@ -19,7 +20,6 @@ from dryfit.nodes.listener import Listener
 from dryfit.nodes.messages import Bye, Left
 from dryfit.nodes.rendezvous import listening, publish, read_address, read_fingerprint
 from dryfit.nodes.secure_lines import LineError, Side, new_token
-from dryfit.nodes.serving import serve
 from dryfit.store.layout import StudyLayout
 
 TOKEN = new_token()

@@ -7,8 +7,16 @@ import pytest
 from pydantic import ValidationError
 
 from dryfit.config.nodes_table import NodesSettings
-from dryfit.nodes.launchers.launch import launch_text, launched, launcher_of, listen_host
-from dryfit.nodes.launchers.slurm import Slurm, script, slurm_environment, submission
+from dryfit.nodes.launchers.launch import (
+    Slurm,
+    launch_text,
+    launched,
+    launcher_of,
+    listen_host,
+    script,
+    slurm_environment,
+    submission,
+)
 from dryfit.store.layout import StudyLayout
 from study_runs import objective_study, run_here
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.core.errors import ConfigError
-from dryfit.runtime.rehearsal.command_line import ScriptCommand, parse_command
+from dryfit.runtime.rehearsed_command import ScriptCommand, parse_command
 
 ARGUMENTS = st.lists(st.text(max_size=12) | st.sampled_from(["--device", "-m", "--", "torchrun", "--steps=3"]))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dryfit.runtime.rehearsal import command_line
+from dryfit.runtime import rehearsed_command
 
 pytestmark = pytest.mark.heavy
 
@@ -35,12 +35,12 @@ def accelerate() -> argparse.ArgumentParser:
 @pytest.mark.parametrize(
     ("parser", "flags", "values", "families"),
     [
-        (torchrun, command_line._TORCHRUN_FLAGS, command_line._TORCHRUN_VALUES, ()),
+        (torchrun, rehearsed_command._TORCHRUN_FLAGS, rehearsed_command._TORCHRUN_VALUES, ()),
         (
             accelerate,
-            command_line._ACCELERATE_FLAGS,
-            command_line._ACCELERATE_VALUES,
-            command_line._ACCELERATE_FAMILIES,
+            rehearsed_command._ACCELERATE_FLAGS,
+            rehearsed_command._ACCELERATE_VALUES,
+            rehearsed_command._ACCELERATE_FAMILIES,
         ),
     ],
     ids=["torchrun", "accelerate"],
@@ -57,7 +57,7 @@ def test_every_option_of_a_launcher_is_known(
 def test_the_options_of_fsdp_and_their_defaults() -> None:
     made = accelerate()
     known = {name for name in options(made, with_value=True) if name.startswith("fsdp_")}
-    assert known == set(command_line._FSDP)
-    for name, (_, default) in command_line._FSDP.items():
+    assert known == set(rehearsed_command._FSDP)
+    for name, (_, default) in rehearsed_command._FSDP.items():
         theirs = made.get_default(name)
         assert default == ("" if theirs is None else str(theirs)), name

@@ -33,8 +33,7 @@ from dryfit.reporting.troubles import failures_by_kind
 from dryfit.reporting.worth import verdict_of
 from dryfit.search.sampling.importance import Importance, Importances
 from dryfit.store.events import ReportMade
-from dryfit.store.session_state import SessionState
-from dryfit.store.state import AttemptEnd
+from dryfit.store.state import AttemptEnd, SessionState
 from golden import Golden
 from ledgers import Script, drawn, eventful
 

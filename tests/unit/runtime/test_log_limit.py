@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.runtime.children import log_limit
-from dryfit.runtime.children.log_limit import HEAD_BYTES, MOST_BYTES, TAIL_BYTES, LogLimit
+from dryfit.runtime.children import attempt
+from dryfit.runtime.children.attempt import HEAD_BYTES, MOST_BYTES, TAIL_BYTES, LogLimit
 
 LINE = b"a line of sixty-four bytes, counted with its end, as all others\n"
 
@@ -23,7 +23,7 @@ def can_free(folder: Path) -> bool:
     probe = folder / "probe"
     probe.write_bytes(b"x" * 2**21)
     try:
-        log_limit._free(probe, 2**20, 2**21)
+        attempt._free(probe, 2**20, 2**21)
     except OSError:
         return False
     return taken(probe) <= 2**20
@@ -83,7 +83,7 @@ def test_where_space_cannot_be_given_back_the_end_is_the_same(tmp_path, monkeypa
     def refused(path: Path, begin: int, end: int) -> None:
         raise OSError("not supported")
 
-    monkeypatch.setattr(log_limit, "_free", refused)
+    monkeypatch.setattr(attempt, "_free", refused)
     log = tmp_path / "log.txt"
     write(log, 2 * MOST_BYTES // len(LINE))
     limit = LogLimit(log)

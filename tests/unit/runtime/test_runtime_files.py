@@ -10,7 +10,7 @@ from dryfit.core.wire import MARKER_VARIABLE, Note, Phase
 from dryfit.runtime.children.environment import child_environment
 from dryfit.runtime.children.protocol import LineBuffer
 from dryfit.runtime.children.result_reading import child_log_tail, clear, read_messages, read_result
-from dryfit.runtime.machine.cgroup import memory_limit_bytes, oom_kills, rose
+from dryfit.runtime.machine.host_memory import memory_limit_bytes, oom_kills, rose
 
 
 def test_an_empty_folder_says_nothing(tmp_path):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from dryfit.config.schema import RuntimeSettings
 from dryfit.core.failure import FailureKind, PastFailure
 from dryfit.core.wire import Phase, Progress, Started
-from dryfit.runtime.children.attempt import Attempt
+from dryfit.runtime.children.attempt import FACTOR, LEAST_GAPS, LEAST_S, Attempt, SilenceLimits, silence_limit_s
 from dryfit.runtime.children.child_spec import ChildLimits, ChildSpec
-from dryfit.runtime.children.silence import FACTOR, LEAST_GAPS, LEAST_S, SilenceLimits, silence_limit_s
 from dryfit.study.trials.child_limits import training_limits
 from runtime_jobs import request
 

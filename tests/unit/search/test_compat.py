@@ -6,8 +6,7 @@ import pytest
 
 from changing import config, own_function, space_of
 from dryfit.config.schema import StudyConfig
-from dryfit.search.changes import compare
-from dryfit.search.comparability import PossibleTrials, comparability_key
+from dryfit.search.changes import PossibleTrials, comparability_key, compare
 from dryfit.search.space.space import Space
 from dryfit.store.events import ComparabilityKey, Compatibility
 

@@ -12,7 +12,7 @@ from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.sampling.pareto_front import best_spread
+from dryfit.search.sampling.history_view import best_spread
 from dryfit.search.sampling.samplers import TpeMemory
 from dryfit.search.sampling.suggest import Suggestion, suggest
 from dryfit.search.space.enqueued import enqueued_points

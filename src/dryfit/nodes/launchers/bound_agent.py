@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dryfit.core.errors import DryfitError, ExitStatus
 from dryfit.core.process import die_with_parent
-from dryfit.nodes.serving import serve
+from dryfit.nodes.agent import serve
 from dryfit.store.layout import StudyLayout
 
 _WAIT_S = 600.0

@@ -1,9 +1,19 @@
-"""The state of one running child: its messages, its signs of life, its limits and the evidence of its end."""
+"""The state of one running child: its messages, its signs of life, its limits, its log and the evidence of its end."""
 
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from dryfit.core.errors import FileError
 from dryfit.core.failure import Evidence
+from dryfit.core.helper import kill_leftovers, python_command, start_helper
 from dryfit.core.jobs.child import ChildResult, training_of
+from dryfit.core.regular_files import open_regular
 from dryfit.core.text.tail import LineTail
 from dryfit.core.wire import (
     BEAT_FILE,
@@ -18,11 +28,169 @@ from dryfit.core.wire import (
 )
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.children.child_spec import ChildSpec
-from dryfit.runtime.children.fresh import FreshChild
-from dryfit.runtime.children.log_limit import LogLimit
+from dryfit.runtime.children.environment import secrets_as_input
 from dryfit.runtime.children.result_reading import child_log_tail, new_messages
-from dryfit.runtime.children.silence import SilenceLimits
-from dryfit.runtime.machine.cgroup import oom_kills, rose
+from dryfit.runtime.machine.host_memory import oom_kills, rose
+
+
+class FreshChild:
+    """A child process in a new interpreter.
+
+    Args:
+        request_path: Its request.
+        entry: ``module:function`` that does the job.
+        environment: Its whole environment.
+        secrets: As for :func:`dryfit.runtime.children.child.run_child`.
+
+    Raises:
+        OSError: The system cannot make another process.
+    """
+
+    def __init__(self, request_path: Path, entry: str, environment: dict[str, str], secrets: Mapping[str, str]) -> None:
+        command = python_command("dryfit.runtime.children.child", str(request_path), entry, str(os.getpid()))
+        with secrets_as_input(secrets) as stdin:
+            self._process = start_helper(
+                command, environment=environment, log=request_path.parent / LOG_FILE, stdin=stdin
+            )
+        self.exit_fd: int | None = None
+        if sys.platform == "linux":
+            with suppress(OSError):  # a kernel before 5.3, or a sandbox without it: it is polled
+                self.exit_fd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit status, or minus the signal, once it has ended; kills what is left of its session first."""
+        if sys.platform == "linux":
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+        elif self._process.poll() is None:
+            return None
+        kill_leftovers(self.pid)
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """Kill it; until it is reaped, no other process can have its process id."""
+        with suppress(ProcessLookupError):  # it was reaped
+            os.kill(self.pid, signal.SIGKILL)  # ``Popen.kill`` would reap it, and :meth:`poll` would find nothing
+
+    def release(self) -> None:
+        """Close ``exit_fd``; call it once the process has ended and the descriptor is watched no more."""
+        if self.exit_fd is not None:
+            os.close(self.exit_fd)
+            self.exit_fd = None
+
+
+MOST_BYTES = 8 * 2**20
+"""Size up to which a log is left alone."""
+
+HEAD_BYTES = 2**20
+TAIL_BYTES = 3 * 2**20
+_BLOCK_BYTES = 2**20
+_PUNCH_HOLE_AND_KEEP_SIZE = 0x02 | 0x01  # linux/falloc.h: FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
+
+
+@dataclass(slots=True)
+class LogLimit:
+    """Keeps the size of one log in bounds.
+
+    The child writes its log itself, so a log outlives the control process and loses no line to a kill. While it is
+    written, nothing may be moved in it: only the disk space of its middle is given back, which no writer notices.
+    """
+
+    path: Path
+    _freed_until: int = HEAD_BYTES
+
+    def trim(self) -> None:
+        """Give back the disk space of the middle while the child runs (Linux, on file systems that can do that)."""
+        size = self._size()
+        if size - self._freed_until <= MOST_BYTES - HEAD_BYTES:
+            return
+        until = (size - TAIL_BYTES) // _BLOCK_BYTES * _BLOCK_BYTES
+        with suppress(OSError, FileError):
+            _free(self.path, self._freed_until, until)
+            self._freed_until = until
+
+    def settle(self) -> None:
+        """Cut the middle out once the child has ended, and say so in its place."""
+        size = self._size()
+        if size <= MOST_BYTES:
+            return
+        # In place, since a full disk may have no room for a copy; the old end goes last, so a kill here loses no line.
+        with suppress(OSError, FileError), os.fdopen(open_regular(self.path, os.O_RDWR), "r+b") as file:
+            file.seek(size - TAIL_BYTES)
+            tail = file.read()
+            file.seek(HEAD_BYTES)
+            cut = size - HEAD_BYTES - len(tail)
+            file.write(b"\n[dryfit: %d bytes of this log are left out here]\n" % cut + tail)
+            file.truncate()
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+
+def _free(path: Path, begin: int, end: int) -> None:
+    """Give back the disk space of a range of a file; its size stays, and the range reads as zeros.
+
+    Raises:
+        OSError: The platform or the file system cannot do that.
+    """
+    if sys.platform != "linux":
+        raise OSError("only Linux has fallocate")
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = open_regular(path, os.O_WRONLY)
+    try:
+        mode = ctypes.c_int(_PUNCH_HOLE_AND_KEEP_SIZE)
+        if libc.fallocate(ctypes.c_int(fd), mode, ctypes.c_int64(begin), ctypes.c_int64(end - begin)) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    finally:
+        os.close(fd)
+
+
+FACTOR = 20.0
+"""A silence this many times longer than the longest so far in the same phase is a hang."""
+
+LEAST_S = 120.0
+"""No shorter silence is a hang: a disk may stall, a kernel may be compiled for a new shape."""
+
+LEAST_GAPS = 10
+"""Silences needed in a phase before a limit is learned: the first steps compile and warm up."""
+
+
+def silence_limit_s(most_s: float, longest_s: float, gaps: int) -> float:
+    """The longest silence that is no hang yet: ``max(LEAST_S, FACTOR * longest_s)``, and never more than ``most_s``.
+
+    Args:
+        most_s: ``runtime.hang_timeout_s``.
+        longest_s: The longest silence so far that ended with a sign of life.
+        gaps: Number of silences so far.
+    """
+    if gaps < LEAST_GAPS:
+        return most_s
+    return min(most_s, max(LEAST_S, FACTOR * longest_s))
+
+
+@dataclass(slots=True)
+class SilenceLimits:
+    """The silences of one process so far, by phase."""
+
+    _longest_s: dict[str, float] = field(default_factory=dict[str, float])
+    _gaps: dict[str, int] = field(default_factory=dict[str, int])
+
+    def note(self, phase: str, gap_s: float) -> None:
+        """Record a silence of ``gap_s`` that ended with a sign of life."""
+        self._longest_s[phase] = max(gap_s, self._longest_s.get(phase, 0.0))
+        self._gaps[phase] = self._gaps.get(phase, 0) + 1
+
+    def limit_s(self, phase: str, most_s: float) -> float:
+        """Return :func:`silence_limit_s` for a phase."""
+        return silence_limit_s(most_s, self._longest_s.get(phase, 0.0), self._gaps.get(phase, 0))
 
 
 @dataclass(slots=True)

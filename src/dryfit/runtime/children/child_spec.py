@@ -64,7 +64,7 @@ class ChildLimits:
         start_s: Until its first line.
         hang_s: Without a heartbeat.
         hang_learned: Whether a shorter limit is learned from the child's own signs of life
-            (:mod:`dryfit.runtime.children.silence`).
+            (:mod:`dryfit.runtime.children.attempt`).
         total_s: From its first line to its end; None: no limit.
         stop_grace_s: To write a checkpoint after a request to stop.
     """
@@ -131,7 +131,7 @@ class SupervisorSettings:
 
     Attributes:
         marker: The study's (:func:`~dryfit.runtime.children.processes.marker_of`); every process carries it in its
-            environment (see :mod:`dryfit.runtime.children.orphans`).
+            environment (see :mod:`dryfit.runtime.children.processes`).
         wakeup_fifo: Path of the FIFO that children write to after each message; None: their files are polled.
         isolation: How children are made.
         server_log: Where the fork server's output goes.

@@ -14,12 +14,10 @@ from dryfit.core.errors import InternalError, MachineError, PoisonedError
 from dryfit.core.jobs.child import ChildRequest, ChildResult
 from dryfit.core.text.secrets import secrets_of
 from dryfit.core.wire import REQUEST_FILE, STACKS_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
-from dryfit.runtime.children.attempt import Attempt
+from dryfit.runtime.children.attempt import Attempt, FreshChild
 from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
 from dryfit.runtime.children.environment import child_environment
-from dryfit.runtime.children.fresh import FreshChild
-from dryfit.runtime.children.orphans import sweep
-from dryfit.runtime.children.processes import kill_session, wait_gone
+from dryfit.runtime.children.processes import kill_session, sweep, wait_gone
 from dryfit.runtime.children.protocol import Exited, Forked, ForkRequest, Ready, Refused, ServerMessage
 from dryfit.runtime.children.result_reading import clear, read_result
 from dryfit.runtime.children.server_link import ServerLink

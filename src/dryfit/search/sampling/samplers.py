@@ -2,28 +2,206 @@
 
 Optuna's samplers keep state in a long-lived study. Here each gets a scratch study with the state that it would have by
 now, worked out from the history alone. :mod:`dryfit.search.sampling.history_view` selects the trials that they see.
+Gaussian processes need torch, and so are asked in a process of their own (:mod:`dryfit.search.sampling.gp_handle`).
 """
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from math import isfinite
+from typing import Any
 
 from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler, NSGAIISampler, QMCSampler, RandomSampler
+from optuna.samplers import BaseSampler, CmaEsSampler, NSGAIISampler, QMCSampler, RandomSampler
 from optuna.trial import TrialState
 
 from dryfit.config.schema import SamplerName
+from dryfit.core.errors import MachineError
 from dryfit.core.private_names import require
 from dryfit.core.seeds import derive_seed
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.trial import Outcome, Scalar, TrialRecord
-from dryfit.search.private_apis import GENERATION, NSGA2, TPE, NumberedTpe
-from dryfit.search.sampling.cma_es import cma_es
-from dryfit.search.sampling.gaussian_process import gaussian_process
+from dryfit.search.private_apis import CMA_GENERATION, CMA_OPTIMIZER, CMAES, GENERATION, NSGA2, TPE, NumberedTpe
+from dryfit.search.sampling.gp_handle import GpQuestion, GpTrial
 from dryfit.search.sampling.history_view import Generations, Window, is_visible
 from dryfit.search.sampling.sampler_input import Draw, FreeParams, SamplerInput
 from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
+from dryfit.search.space.params import to_text
 from dryfit.search.space.space import Space
+
+_GP_BEST = 50
+_GP_LAST = 150
+"""What is read of the ended trials: all up to 200. What a suggestion costs grows with the cube of their number."""
+
+_UNKNOWN_EXCESS = 0.1
+"""Of a trial that ran out of memory, or failed because of its parameters, whatever its plan said."""
+
+
+def gaussian_process(inputs: SamplerInput, otherwise: Draw) -> Draw:
+    """Draw the keys without a condition together, by Optuna's GP sampler; the others, and all at first, otherwise.
+
+    Complete trials and those that run are learned from. One that did not fit is an infeasible point: Optuna models how
+    far trials are beyond the device's memory and multiplies the chance of fitting in. It has no value, so it is given
+    the worst that was seen.
+    """
+    free = inputs.unconditional()
+    trials = _gp_trials(inputs, free)
+    if not free or sum(bool(trial.values) and (trial.excess or 0) <= 0 for trial in trials) < _gp_needed(inputs):
+        return otherwise
+    question = GpQuestion(
+        space={name: to_text(kind) for name, kind in free.items()},
+        directions=inputs.directions,
+        trials=tuple(trials),
+        seed=inputs.trial_seed,
+    )
+    point: Mapping[str, Scalar] | None = None
+
+    def draw(group: FreeParams) -> Mapping[str, Scalar]:
+        nonlocal point
+        if not group or not group.keys() <= free.keys():
+            return otherwise(group)
+        point = inputs.ask_gp(question) if point is None else point
+        return otherwise(group) if point is None else {name: point[name] for name in group}
+
+    return draw
+
+
+def _gp_needed(inputs: SamplerInput) -> int:
+    return max(1, inputs.search.startup_trials)
+
+
+def _gp_trials(inputs: SamplerInput, free: FreeParams) -> list[GpTrial]:
+    """Return the trials to learn from, by number: those that have a value of every key."""
+    directions = inputs.directions
+    seen = inputs.history.projected(("gp", directions), lambda: _GpLearned(directions)).window.records()
+    worst = _worst_values([record.values or () for record in seen if record.outcome is Outcome.COMPLETE], directions)
+    constrained = any(record.outcome is Outcome.REFUSED for record in seen)
+    trials: list[GpTrial] = []
+    for record in sorted([*seen, *inputs.history.running], key=lambda record: record.number):
+        params = inputs.space.read(record.params, record.own)
+        if not free.keys() <= params.keys():
+            continue
+        known = {name: params[name] for name in free}
+        if record.outcome is None:
+            trials.append(GpTrial(params=known))
+        elif record.outcome is Outcome.REFUSED:
+            above = record.excess if record.excess is not None and record.excess > 0 else _UNKNOWN_EXCESS
+            trials.append(GpTrial(params=known, values=worst, excess=above))
+        else:
+            below = min(0.0, record.excess or 0.0) if constrained else None
+            trials.append(GpTrial(params=known, values=record.values or (), excess=below))
+    return trials
+
+
+class _GpLearned:
+    """A projection of the ended trials: those that are learned from, complete ones with finite values and refused ones.
+
+    Args:
+        directions: Whether each goal is maximised or minimised.
+    """
+
+    def __init__(self, directions: tuple[Direction, ...]) -> None:
+        self.window = Window(directions, refused=True, best=_GP_BEST, last=_GP_LAST)
+
+    def apply(self, record: TrialRecord) -> None:
+        """Add one more trial that ended."""
+        finite = record.outcome is Outcome.COMPLETE and all(isfinite(value) for value in record.values or ())
+        if finite or record.outcome is Outcome.REFUSED:
+            self.window.apply(record)
+
+
+def _worst_values(values: Sequence[Sequence[float]], directions: Sequence[Direction]) -> tuple[float, ...]:
+    """Return the worst value of each goal; zeros where there is none, which no sampler is then asked about."""
+    columns = zip(*values, strict=True) if values else [(0.0,)] * len(directions)
+    worse = (min if direction is Direction.MAXIMIZE else max for direction in directions)
+    return tuple(pick(column) for pick, column in zip(worse, columns, strict=True))
+
+
+def demand_package(sampler: SamplerName) -> None:
+    """Refuse to begin where a sampler lacks its package.
+
+    Raises:
+        MachineError: It is not installed.
+    """
+    if sampler is SamplerName.CMAES and find_spec("cmaes") is None:
+        hint = "pip install 'dryfit[cmaes]'"
+        raise MachineError('preparing search.sampler = "cmaes"', "cmaes is not installed", "cmaes >= 0.12", hint)
+
+
+def cma_es(inputs: SamplerInput, otherwise: Draw) -> Draw:
+    """Draw the numbers without a condition together by CMA-ES; choices and conditional keys otherwise.
+
+    As with NSGA-II, a generation is so many complete trials by number, whatever made them. Optuna counts only trials
+    that were drawn from the present distribution, so that of trials side by side many are lost.
+    """
+    free = {
+        name: kind for name, kind in inputs.unconditional().items() if not isinstance(kind, CategoricalDistribution)
+    }
+    if not free:
+        return otherwise
+    demand_package(inputs.search.sampler)
+    require("suggesting values by CMA-ES", CMAES)
+    (direction,) = inputs.directions
+    size = population_size(len(free))
+    step = partial(_cma_asked, free, direction, size)
+
+    def follow(generation: Sequence[TrialRecord], before: _CmaState | None) -> _CmaState:
+        told = [(_cma_values(inputs.space, record), record.value or 0.0) for record in generation]
+        return step(before, told, seed=0)[1]
+
+    def counts(record: TrialRecord) -> bool:
+        has_value = record.outcome is Outcome.COMPLETE and record.value is not None and isfinite(record.value)
+        return has_value and free.keys() <= _cma_values(inputs.space, record).keys()
+
+    key = ("cmaes", id(inputs.space), direction)  # the projection holds the space, so no other gets its id
+    state = inputs.history.projected(key, lambda: Generations(size, counts, follow)).latest()
+    point, _ = step(state, (), seed=inputs.trial_seed)
+
+    def draw(group: FreeParams) -> Mapping[str, Scalar]:
+        rest = {name: kind for name, kind in group.items() if name not in point}
+        return {**{name: point[name] for name in group if name in point}, **otherwise(rest)}
+
+    return draw
+
+
+def population_size(dimensions: int) -> int:
+    """Return the trials of a generation (Hansen, "The CMA Evolution Strategy: A Tutorial", arXiv:1604.00772)."""
+    return 4 + math.floor(3 * math.log(dimensions))
+
+
+_CmaState = tuple[int, dict[str, Any]]
+"""Generations so far, and the attributes in which Optuna keeps the distribution after them."""
+
+
+def _cma_values(space: Space, record: TrialRecord) -> dict[str, Scalar]:
+    return space.read(record.params, record.own)
+
+
+def _cma_asked(
+    free: FreeParams,
+    direction: Direction,
+    size: int,
+    before: _CmaState | None,
+    told: Sequence[tuple[Mapping[str, Scalar], float]],
+    seed: int,
+) -> tuple[Mapping[str, Scalar], _CmaState]:
+    """Tell Optuna's sampler a generation, or nothing, and ask it; return the point, and the state after it."""
+    generations, attrs = before or (0, {})
+    trials: list[ScratchTrial] = [
+        scratch_trial(TrialState.COMPLETE, params=params, values=[value], system_attrs={CMA_GENERATION: generations})
+        for params, value in told
+    ]
+    if attrs:
+        trials.append(scratch_trial(TrialState.COMPLETE, values=[0.0], system_attrs=attrs))
+    sampler = CmaEsSampler(seed=seed, popsize=size, n_startup_trials=0, warn_independent_sampling=False)
+    study = ScratchStudy(trials, scratch_trial(TrialState.RUNNING), directions=[direction], sampler=sampler)
+    point = sampler.sample_relative(study.study, study.trial, dict(free))
+    kept = {key: value for key, value in study.trial.system_attrs.items() if key.startswith(CMA_OPTIMIZER)}
+    return point, (generations + 1, kept)
+
 
 _BEST = 50
 _LAST = 650

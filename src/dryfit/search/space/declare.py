@@ -14,8 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from dryfit.config.schema import Case, Cases
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.trial import Scalar
-from dryfit.search.space.fields import suggestion
-from dryfit.search.space.keys import Keys
+from dryfit.search.space.fields import Keys, suggestion
 from dryfit.search.space.params import Distribution, Param, When, describe_when, is_one_of
 
 _MOST_CHAINED = 64

@@ -14,8 +14,7 @@ from dryfit.core.settings.tables import ModelSettings, TrialSettings
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.wire import canonical_json
 from dryfit.search.space.declare import declare
-from dryfit.search.space.fields import apply_params
-from dryfit.search.space.keys import keys_of
+from dryfit.search.space.fields import apply_params, keys_of
 from dryfit.search.space.params import Param, enumerated, from_text, public_name, to_text, when_from_json
 
 _MOST_PAIRS = 64

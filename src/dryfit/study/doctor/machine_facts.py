@@ -19,7 +19,7 @@ from dryfit.core.errors import ChildError, MachineError
 from dryfit.core.jobs.diagnostics import ProbeRequest, ProbeResult
 from dryfit.core.wall.keeper import wall_here
 from dryfit.core.wall.places import Wall
-from dryfit.runtime.machine.cgroup import memory_limit_bytes
+from dryfit.runtime.machine.host_memory import memory_limit_bytes
 from dryfit.runtime.machine.local_devices import available_cores
 from dryfit.runtime.machine.node import Nodes
 from dryfit.store.layout import shared_traces

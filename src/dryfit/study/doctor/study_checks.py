@@ -14,7 +14,7 @@ from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import gib
-from dryfit.search.comparability import comparability_key
+from dryfit.search.changes import comparability_key
 from dryfit.search.followers.targets import demand_tracker, server_trouble, storage_url
 from dryfit.search.sampling.suggest import suggest
 from dryfit.search.space.fields import apply_params

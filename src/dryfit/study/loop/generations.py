@@ -16,8 +16,15 @@ from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.tables import OwnSettings
 from dryfit.core.settings.task_facts import is_own_key, metric_of
 from dryfit.core.settings.trial import Outcome, Scalar, best_first
-from dryfit.search.changes import Change, comparable, compare, relocated
-from dryfit.search.comparability import PossibleTrials, comparability_key, with_defaults
+from dryfit.search.changes import (
+    Change,
+    PossibleTrials,
+    comparability_key,
+    comparable,
+    compare,
+    relocated,
+    with_defaults,
+)
 from dryfit.search.space.fields import apply_params, searchable_keys
 from dryfit.search.space.space import Space
 from dryfit.store.events import ComparabilityKey, Compatibility, GenerationBegan, StudyRevised

@@ -238,7 +238,7 @@ def tripped(state: StudyState, limits: Limits) -> Trip | None:
     """Return why no more trials are of use, if so many have failed in such a way; None otherwise.
 
     The failed trials of this session since the last that ended well count (see
-    :class:`~dryfit.store.tally.FailureTally`). A trial that runs meanwhile may yet end well, and then nothing has
+    :class:`~dryfit.store.state.FailureTally`). A trial that runs meanwhile may yet end well, and then nothing has
     tripped.
 
     * Nothing in this study has ended well, and one failed because of its data: so will the others.

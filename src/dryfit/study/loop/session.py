@@ -26,18 +26,16 @@ from dryfit.core.version import VERSION
 from dryfit.core.wire import STACKS_FILE, write_text_atomic
 from dryfit.runtime.children.child_spec import SupervisorSettings, preload_of
 from dryfit.runtime.children.environment import demand_secrets
-from dryfit.runtime.children.orphans import sweep
-from dryfit.runtime.children.processes import marker_of
+from dryfit.runtime.children.processes import marker_of, sweep
 from dryfit.runtime.children.supervisor import Supervisor
 from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.machine.local_node import LocalNode
 from dryfit.runtime.machine.nvml_link import NvmlLink
-from dryfit.search.comparability import comparability_key
+from dryfit.search.changes import comparability_key
 from dryfit.search.followers.keeper import followed
 from dryfit.search.followers.targets import demand_trackers, storage_url
 from dryfit.search.other_study import TakenPoints, not_taken, take_points
-from dryfit.search.sampling.cma_es import demand_package
-from dryfit.search.sampling.samplers import drawn_otherwise
+from dryfit.search.sampling.samplers import demand_package, drawn_otherwise
 from dryfit.search.space.space import Space
 from dryfit.store.events import Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.store.layout import StudyLayout

@@ -87,9 +87,8 @@ def study_nodes(session: JoinTerms, supervisor: Supervisor, local: LocalNode) ->
         yield StudyNodes(local, local)
         return
     from dryfit.nodes.encryption import control_context
-    from dryfit.nodes.joined_nodes import JoinedNodes, Terms
+    from dryfit.nodes.joined_nodes import JoinedNodes, Terms, left_running
     from dryfit.nodes.launchers.launch import launched, listen_host
-    from dryfit.nodes.left_running import left_running
     from dryfit.nodes.listener import Listener
     from dryfit.nodes.messages import Welcome
     from dryfit.nodes.rendezvous import listening, publish, token_of
