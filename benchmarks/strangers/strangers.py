@@ -18,15 +18,18 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "strangers.md"
 sys.path.insert(0, str(HERE))
 
-from strangers_list import Row, kind_of, reason, rows_of  # noqa: E402
+from strangers_list import Row, kind_of, raised, reason, rows_of  # noqa: E402
 from strangers_page import render, with_table  # noqa: E402
 
 LIMIT_S = 180
@@ -64,6 +67,17 @@ def commit_of(checkout: Path) -> str:
     return done.stdout.strip()
 
 
+def is_there(package: str) -> bool:
+    """Whether a module can be imported, or a distribution of the versions that a requirement allows is installed."""
+    wanted = Requirement(package)
+    if not wanted.specifier:
+        return importlib.util.find_spec(package) is not None
+    try:
+        return wanted.specifier.contains(version(wanted.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
 class Field:
     """Folders of a run: checkouts as they are, and beside them what rows write."""
 
@@ -89,7 +103,7 @@ class Field:
             return (
                 f"the checkout of {row.repository} is at {commit_of(source)[:8] or 'no commit'}, not {row.commit[:8]}"
             )
-        missing = [name for name in row.packages if importlib.util.find_spec(name) is None]
+        missing = [name for name in row.packages if not is_there(name)]
         return f"no package {', '.join(missing)}" if missing else ""
 
     def lay(self, row: Row) -> Path:
@@ -171,7 +185,8 @@ def kept(answer: Mapping[str, Any]) -> dict[str, Any]:
     for name, most in CAPS.items():
         value = short.get(name)
         short[name] = value[:most] if isinstance(value, list) else None if most == 0 else value
-    short["traceback"] = str(short.get("traceback") or "")[-LONGEST_TEXT:]
+    text = str(short.get("traceback") or "")
+    short["traceback"] = text if len(text) <= LONGEST_TEXT else f"{raised(text)}\n...\n{text[-LONGEST_TEXT:]}"
     return short
 
 

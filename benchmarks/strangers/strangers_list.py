@@ -41,7 +41,7 @@ class Row:
         folder: Where it runs, within the checkout.
         device: Of ``dryfit rehearse``.
         options: Other options of it.
-        packages: Modules that must be importable.
+        packages: Modules that must be importable, or requirements with versions.
         path: Folders within the checkout that are on ``PYTHONPATH``, as after ``pip install -e``.
         makes: Makers of inputs with their arguments, one a text: functions of ``stranger_inputs``.
         by_hand: Arithmetic of :data:`PARTS`, in bytes; other names may stand before them.
@@ -168,11 +168,11 @@ def reason(record: Mapping[str, Any]) -> str:
         last = [line for line in record.get("stderr", "").splitlines() if line.strip()]
         return one_line(record.get("ended", "") or (last[-1] if last else f"exit status {record.get('status')}"))
     reasons = "; ".join(answer.get("reasons") or []) or str(answer.get("ended"))
-    raised = _raised(answer.get("traceback") or "")
-    return one_line(f"{reasons}: {raised}" if raised else reasons)
+    error = raised(answer.get("traceback") or "")
+    return one_line(f"{reasons}: {error}" if error else reasons)
 
 
-def _raised(traceback: str) -> str:
+def raised(traceback: str) -> str:
     """Return the exception of a traceback, or the last line where a script was ended."""
     lines = [line for line in traceback.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
