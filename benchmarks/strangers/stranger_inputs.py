@@ -390,7 +390,15 @@ class Makers:
         path = self.working / "torch" / "hub" / "checkpoints" / file
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(getattr(torchvision.models, name)().state_dict(), path)
+            # The network that compares images by their features has 1008 classes and one head.
+            more = {"num_classes": 1008, "aux_logits": False, "init_weights": False} if "pt_inception" in file else {}
+            torch.save(getattr(torchvision.models, name)(**more).state_dict(), path)
+
+    def hub_repository(self, name):
+        """A repository of torch.hub that a script lists the models of, without any."""
+        folder = self.working / "torch" / "hub" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hubconf.py").touch()
 
 
 def cell(kind, n, chooser):

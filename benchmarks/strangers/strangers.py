@@ -192,9 +192,9 @@ def kept(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 def run(rows: Sequence[Row], field: Field, limit_s: float) -> None:
     """Rehearse the rows that have no result by this dryfit, one after the other."""
-    commit, known = dryfit_commit(), field.records()
+    known = field.records()
     for row in rows:
-        before = known.get(row.name)
+        commit, before = dryfit_commit(), known.get(row.name)
         if before and not before.get("not_run") and (before["dryfit"], before["key"]) == (commit, row.key):
             continue
         now = datetime.now(UTC).isoformat(timespec="seconds")
