@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image, SplitDi
 from datasets.arrow_writer import ArrowWriter
 from datasets.naming import camelcase_to_snakecase
 from PIL import Image as Pictures
-from stranger_inputs import RANDOM, WORDS, sentence
+from stranger_inputs import RANDOM, WORDS, sentence, sparse_weights
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 REVISION = "0" * 39 + "1"
@@ -265,6 +265,8 @@ def model(working, name):
     folder = folder_of(working, name)
     if name in PIPELINES:
         PIPELINES[name](folder)
+        for part in (folder, *folder.iterdir()):
+            _empty_weights(part)
         return folder
     config, kind = MODELS[name]
     if not (folder / "config.json").exists():
@@ -415,6 +417,20 @@ def _clip_tokenizer(folder):
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "CLIPTokenizer", "model_max_length": 77} | ends)
     )
+
+
+def _empty_weights(folder):
+    """Files of weights beside the config of a part of a pipeline, where there is one of diffusers."""
+    path, config = folder / "diffusion_pytorch_model.safetensors", folder / "config.json"
+    if path.exists() or not config.exists() or "_class_name" not in config.read_text():
+        return
+    import diffusers
+    import torch
+
+    values = json.loads(config.read_text())
+    with torch.device("meta"):
+        made = getattr(diffusers, values["_class_name"]).from_config(values)
+    sparse_weights(path, {name: tensor.shape for name, tensor in made.state_dict().items()}, "F32", 4)
 
 
 VAE = {

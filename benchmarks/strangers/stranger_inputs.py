@@ -37,6 +37,19 @@ def picture(path, width, height, mode="RGB"):
     Image.fromarray(coarse).resize((width, height)).convert(mode).save(path)
 
 
+def sparse_weights(path, shapes, kind, each):
+    """A file of weights of the right size, which takes no room: they are zero."""
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = each * int(np.prod(shape))
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        stream.truncate(8 + len(text) + at)
+
+
 def link(source, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -284,6 +297,26 @@ class Makers:
 
         stranger_hub.data(self.working, name, int(count))
 
+    def metric(self, name):
+        """A metric of two columns, as the cache of ``evaluate`` holds one that was loaded before."""
+        lines = [
+            "import datasets",
+            "import evaluate",
+            "class Agreement(evaluate.Metric):",
+            "    def _info(self):",
+            "        kinds = {name: datasets.Value('int64') for name in ('predictions', 'references')}",
+            "        features = datasets.Features(kinds)",
+            "        return evaluate.MetricInfo(description='', citation='', inputs_description='', features=features)",
+            "    def _compute(self, predictions, references):",
+            "        return {'accuracy': sum(a == b for a, b in zip(predictions, references)) / len(references)}",
+        ]
+        metrics = self.working / "hf" / "modules" / "evaluate_modules" / "metrics"
+        folder = metrics / f"evaluate-metric--{name}" / ("0" * 64)
+        folder.mkdir(parents=True, exist_ok=True)
+        for package in (folder, *list(folder.parents)[:3]):
+            (package / "__init__.py").touch()
+        (folder / f"{name}.py").write_text("\n".join(lines) + "\n")
+
     def local(self, name, folder):
         """Config and tokenizer of a model in a folder."""
         import stranger_hub
@@ -327,15 +360,7 @@ class Makers:
                 "post_attention_layernorm": [width],
             }
             shapes |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
-        header, at = {}, 0
-        for name, shape in shapes.items():
-            size = 2 * int(np.prod(shape))
-            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
-            at += size
-        text = json.dumps(header).encode()
-        with (folder / "model.safetensors").open("wb") as stream:
-            stream.write(struct.pack("<Q", len(text)) + text)
-            stream.truncate(8 + len(text) + at)
+        sparse_weights(folder / "model.safetensors", shapes, "BF16", 2)
 
     def lit_checkpoint(self, name, folder):
         """A checkpoint of LitGPT, which makes it itself."""
