@@ -199,6 +199,14 @@ class Makers:
         else:
             path.write_bytes((first.tobytes() if header else b"") + data.tobytes())
 
+    def characters(self, path, count):
+        """The vocabulary of nanoGPT's data of characters."""
+        letters = [chr(32 + n) for n in range(int(count))]
+        places = {letter: n for n, letter in enumerate(letters)}
+        Path(path).write_bytes(
+            pickle.dumps({"vocab_size": int(count), "itos": dict(enumerate(letters)), "stoi": places})
+        )
+
     def alpaca(self, path, count="2000"):
         """Instructions with an input and an answer."""
         path, chooser = Path(path), random.Random(0)

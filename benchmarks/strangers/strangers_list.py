@@ -173,10 +173,10 @@ def reason(record: Mapping[str, Any]) -> str:
 
 
 def raised(traceback: str) -> str:
-    """Return the exception of a traceback, or the last line where a script was ended."""
+    """Return the exception of a traceback, or its only line; empty where a script was ended from outside."""
     lines = [line for line in traceback.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
-    return (errors or lines or [""])[-1].strip()
+    return (errors or (lines if len(lines) == 1 else [""]))[-1].strip()
 
 
 def one_line(text: str, most: int = 200) -> str:
