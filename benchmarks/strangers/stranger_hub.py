@@ -545,6 +545,12 @@ def _turns(chooser, n):
     return [_said(chooser, "user"), _said(chooser, "assistant", 60, 200)] * (1 + n % 3)
 
 
+def _pair(chooser):
+    """Two answers to one question."""
+    question = _said(chooser, "user")
+    return {name: [question, _said(chooser, "assistant", 60, 200)] for name in ("chosen", "rejected")}
+
+
 def _picture(n):
     return Pictures.fromarray(RANDOM.integers(0, 256, (8, 8, 3), dtype="uint8")).resize((512, 512))
 
@@ -568,12 +574,12 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
     "trl-lib/ultrafeedback_binarized": (
         "default",
         {"train": "1", "test": "0.25"},
-        lambda c, n: {"chosen": _turns(c, 0), "rejected": _turns(c, 0), "score_chosen": 8.0, "score_rejected": 4.0},
+        lambda c, n: {**_pair(c), "score_chosen": 8.0, "score_rejected": 4.0},
     ),
     "trl-internal-testing/hh-rlhf-helpful-base-trl-style": (
         "default",
         {"train": "1", "test": "0.25"},
-        lambda c, n: {"prompt": sentence(c), "chosen": _turns(c, 0), "rejected": _turns(c, 0)},
+        lambda c, n: {"prompt": sentence(c), **_pair(c)},
     ),
     "trl-lib/kto-mix-14k": (
         "default",

@@ -182,7 +182,8 @@ class Makers:
         path, chooser = Path(path), random.Random(0)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(sentence(chooser) + "\n" for _ in range(int(lines))))
+            letters = "".join(map(chr, range(32, 127)))  # each of them once: scripts ask for letters that text has
+            path.write_text(letters + "\n" + "".join(sentence(chooser) + "\n" for _ in range(int(lines))))
 
     def tokens(self, path, count, vocabulary, dtype="uint16", header=""):
         """A file of token numbers; ``header`` is the magic number of llm.c."""
