@@ -556,11 +556,6 @@ def _picture(n):
 
 
 ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
-    "glue": (
-        "mrpc",
-        {"train": "1", "validation": "0.25", "test": "0.25"},
-        lambda c, n: {"sentence1": sentence(c), "sentence2": sentence(c), "label": n % 2, "idx": n},
-    ),
     "nyu-mll/glue": (
         "mrpc",
         {"train": "1", "validation": "0.25", "test": "0.25"},
