@@ -2,9 +2,8 @@
 
 Collectives return at once; what rank 0 would send is counted by kind. DistributedDataParallel keeps its buckets and
 hooks, FSDP its shards. Of what a collective brings back small values are known where those of rank 0 are: the others
-have the same. Nothing waits for
-another rank: processes that the script would start for its ranks are one call in this process, and a wait for what
-another rank would say is an error.
+have the same. Nothing waits for another rank: processes that the script would start for its ranks are one call in
+this process, and a wait for what another rank would say is an error.
 """
 
 import os
