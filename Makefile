@@ -23,7 +23,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: attack times engines test-nodes wheel-test versions mutants cards
+.PHONY: strangers attack times engines test-nodes wheel-test versions mutants cards
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -93,6 +93,10 @@ versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each 
 
 cards: $(STAMP) ## plan which model fits which card, and write the table into docs/cards.md; half an hour
 	$(TEST_ENV) $(BIN)/python scripts/card_table.py
+
+strangers: $(STAMP) ## rehearse strangers' scripts that are checked out in DIR, all or ROWS=a,b, and write docs/strangers.md; hours, goes on
+	@test -n '$(DIR)' || { echo 'make strangers DIR=FOLDER: the folder of the checkouts' >&2; exit 2; }
+	$(TEST_ENV) $(BIN)/python benchmarks/strangers/strangers.py '$(DIR)' --rows '$(ROWS)'
 
 mutants: $(STAMP) ## change ten modules a little, 8 times each: what the night's tests notice, the daily ones must
 	$(TEST_ENV) $(BIN)/python scripts/mutants.py

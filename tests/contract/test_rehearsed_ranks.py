@@ -62,6 +62,12 @@ def test_sharded_parameters_are_initialised_without_an_end_in_their_values(tmp_p
     assert [one.line.rpartition(":")[2] for one in answer.unknown] == ["16", "16"]
 
 
+def test_what_is_gathered_of_other_ranks_is_what_this_one_has(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/gathers.py", ranks=2)
+    assert answer.ran and answer.memory is not None, answer.traceback
+    assert len(answer.memory.steps) == 3 and not answer.unknown
+
+
 @pytest.mark.parametrize(("way", "ranks"), [("spawn", 1), ("spawn", 2), ("notebook", 2), ("mesh", 2), ("alone", 1)])
 def test_a_script_may_begin_its_ranks_in_any_way(tmp_path: Path, way: str, ranks: int) -> None:
     answer = rehearse(tmp_path, "starts_ranks.py", way, ranks, ranks=ranks)

@@ -58,12 +58,14 @@ class _Options:
         return int(text)
 
     def target(self) -> ScriptCommand:
-        """Return the script or module after the options."""
+        """Return the script or module after the options; ``--`` right after it is the launcher's."""
         if not self.rest:
             self.refuse("no script follows", _ALLOWED)
+        target, *rest = self.rest
+        arguments = tuple(rest[1:] if rest[:1] == ["--"] else rest)
         if "module" in self.flags:
-            return ScriptCommand(module=self.rest[0], arguments=self.rest[1:])
-        return ScriptCommand(script=self.rest[0], arguments=self.rest[1:])
+            return ScriptCommand(module=target, arguments=arguments)
+        return ScriptCommand(script=target, arguments=arguments)
 
 
 _TORCHRUN_FLAGS = frozenset({"standalone", "module", "no_python", "run_path", "virtual_local_rank"})

@@ -64,6 +64,8 @@ class VirtualFunctions(TorchFunctionMode):
             device = kwargs.pop("device", args[0].device)
             made = torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs})
             return made.to(device)
+        elif func is torch.Tensor.new and isinstance(args[0], FakeTensor) and args[0].is_cuda and _is_data(args[1:]):
+            return torch.tensor(_with_numbers(args[1]), dtype=args[0].dtype).to(args[0].device)
         elif func is torch.Tensor.type and (named := TypedTensor.named((*args[1:], kwargs.get("dtype"))[0])):
             return args[0].to(torch.device("cuda"), named.dtype)
         elif func in recurrent.LAYERS and isinstance(args[0], FakeTensor) and args[0].is_cuda:
@@ -95,6 +97,11 @@ def _with_numbers(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [_with_numbers(one) if isinstance(one, list | tuple) else _number(one) for one in data]
     return data
+
+
+def _is_data(given: tuple[Any, ...]) -> bool:
+    """Whether what is given to ``Tensor.new`` is data, and no size."""
+    return len(given) == 1 and isinstance(given[0], list | tuple | np.ndarray) and not isinstance(given[0], torch.Size)
 
 
 def _number(one: Any) -> Any:

@@ -27,6 +27,7 @@ rows = vmap(grad(loss_of_row), in_dims=(None, 0))(dict(model.named_parameters())
 assert rows["weight"].shape == (4, 2, 8)
 labels = torch.randint(0, 2, (4, 3), device=device)
 assert torch.bincount(labels.flatten(), minlength=2).shape == (2,)
+assert batch.new([2.5]).item() == 2.5 and batch.new(3, 2).shape == (3, 2) and batch.new(labels.shape).shape == (4, 3)
 values, where = torch.unique(labels, return_inverse=True)
 assert values.ndim == 1 and where.shape == labels.shape
 experts = torch.randn(2, 8, 16, device=device, requires_grad=True)

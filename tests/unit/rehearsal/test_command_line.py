@@ -20,10 +20,11 @@ def test_what_follows_the_script_is_never_read(arguments: list[str]) -> None:
     assert parsed(["train.py", *own]) == ScriptCommand("train.py", None, own)
     assert parsed(["-m", "a.b", *own]) == ScriptCommand(None, "a.b", own)
     assert parsed(["python", "train.py", *own]) == ScriptCommand("train.py", None, own)
-    assert parsed(["torchrun", "--nproc-per-node", "8", "train.py", *own]) == ScriptCommand("train.py", None, own, 8)
-    assert parsed(["torchrun", "--nproc_per_node=2", "-m", "a.b", *own]) == ScriptCommand(None, "a.b", own, 2)
     launched = parsed(["accelerate", "launch", "--num_processes", "4", "train.py", *own])
-    assert (launched.script, launched.arguments, launched.ranks) == ("train.py", own, 4)
+    left = own[1:] if own[:1] == ("--",) else own  # a launcher takes it for the end of its own options
+    assert parsed(["torchrun", "--nproc-per-node", "8", "train.py", *own]) == ScriptCommand("train.py", None, left, 8)
+    assert parsed(["torchrun", "--nproc_per_node=2", "-m", "a.b", *own]) == ScriptCommand(None, "a.b", left, 2)
+    assert (launched.script, launched.arguments, launched.ranks) == ("train.py", left, 4)
 
 
 def test_the_options_of_torchrun() -> None:
@@ -31,6 +32,7 @@ def test_the_options_of_torchrun() -> None:
     assert parsed("torchrun --standalone --nnodes=1 --nproc-per-node=gpu train.py --lr 1").ranks is None
     assert parsed("python -m torch.distributed.run --nproc-per-node 8 --master-port 2 t.py").ranks == 8
     assert parsed("torchrun --nproc-per-node 2 -- train.py -x").arguments == ("-x",)
+    assert parsed("torchrun --nproc-per-node 2 -m a.b -- --depth=12 -- x").arguments == ("--depth=12", "--", "x")
     assert parsed("torchrun -t 3 -r 1 --nproc-per-node 2 train.py").script == "train.py"
 
 

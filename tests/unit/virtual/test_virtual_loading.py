@@ -228,6 +228,14 @@ def test_files_of_weights_are_read_as_fakes_and_small_tensors_as_they_are(tmp_pa
         said["old"] = fake(torch.load(folder / "old.pt", map_location="cuda:0")["large"])
         module = torch.load(folder / "module.pt", map_location="cuda", weights_only=False)
         said["module"] = fake(module.weight)
+        from accelerate import init_empty_weights
+        from accelerate.utils import set_module_tensor_to_device
+        with init_empty_weights():
+            module = torch.nn.Linear(10, 512, bias=True)
+        set_module_tensor_to_device(module, "weight", "cpu", value=torch.ones(512, 10))
+        set_module_tensor_to_device(module, "bias", "cuda", value=torch.ones(512))
+        kept = [isinstance(one, torch.nn.Parameter) for one in module.parameters()]
+        said["set"] = [*kept, str(module.bias.device), module.cuda().weight.device.type]
         """,
         tmp_path,
     )
@@ -239,6 +247,7 @@ def test_files_of_weights_are_read_as_fakes_and_small_tensors_as_they_are(tmp_pa
     assert said["load"] == [fake, small.tolist(), 7] and said["tied"] and said["shared"]
     assert said["on cuda"] == [on_cuda, (1 << 20) + 512]
     assert said["old"] == said["module"] == on_cuda
+    assert said["set"] == [True, True, "cuda:0", "cuda"]
 
 
 def test_adapters_need_no_more_than_their_config(tmp_path):

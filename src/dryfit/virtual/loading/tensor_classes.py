@@ -40,9 +40,12 @@ def install(make: Make) -> None:
         return fake.requires_grad_(require_grad)
 
     def like(cls: Any, *args: Any, **state: Any) -> Any:
-        if cls is not FakeTensor or not args or not isinstance(args[0], FakeTensor):
+        is_data = args and (
+            isinstance(args[0], FakeTensor) or (type(args[0]) is torch.Tensor and not state.get("fake_mode"))
+        )
+        if cls is not FakeTensor or not is_data:
             return new(cls, *args, **state)
-        # ``type(parameter)(data, **vars(parameter))``, as accelerate gives one other data
+        # ``type(parameter)(data, **vars(parameter))``, as accelerate gives one other data, small ones with values
         return nn.Parameter(args[0], state.get("requires_grad", False))
 
     new = FakeTensor.__new__

@@ -1,9 +1,9 @@
 """Ranks on virtual GPUs: the script is rank 0 of a process group whose other ranks are not there.
 
 Collectives return at once; what rank 0 would send is counted by kind. DistributedDataParallel keeps its buckets and
-hooks, FSDP its shards. What a collective brings back has no values, as everything on the device. Nothing waits for
-another rank: processes that the script would start for its ranks are one call in this process, and a wait for what
-another rank would say is an error.
+hooks, FSDP its shards. Of what a collective brings back small values are known where those of rank 0 are: the others
+have the same. Nothing waits for another rank: processes that the script would start for its ranks are one call in
+this process, and a wait for what another rank would say is an error.
 """
 
 import os
@@ -29,6 +29,7 @@ from dryfit.meta.private_apis.torch_virtual import (
     stand_in,
 )
 from dryfit.virtual.import_hooks import rebind, when_imported
+from dryfit.virtual.known_values import forget, remember, value_of
 
 _ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "allreduce", "allgather", "broadcast", "all_to_all", "alltoall")
@@ -154,6 +155,7 @@ class AbsentGroup:
             # Outputs come first where there are some: the smaller of both sides is what this rank puts in.
             sizes = [one.nbytes for one in tree_leaves(args) if isinstance(one, FakeTensor)]
             self.sent[_SPELLINGS.get(kind, kind)] += min(sizes, default=0)
+        _gather_own(name, args)
 
     def _replace_ddp(self) -> None:
         make = DistributedDataParallel.__init__
@@ -172,6 +174,25 @@ class AbsentGroup:
         answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         answer.set_result(buffer)
         return answer
+
+
+def _gather_own(name: str, args: Any) -> None:
+    """Let what is gathered of all ranks be what rank 0 has of it, or unknown: never what was there before."""
+    gathered: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    match name:
+        case "c10d::allgather_":
+            pairs = zip(args[0], map(value_of, args[1]), strict=True)
+            gathered = [(one, value) for parts, value in pairs for one in parts]
+        case "c10d::_allgather_base_":
+            own = value_of(args[1])
+            times = args[0].numel() // max(args[1].numel(), 1)
+            gathered = [(args[0], None if own is None else own.flatten().repeat(times).view(args[0].shape))]
+        case _:
+            pass
+    for one, value in gathered:
+        forget(one)
+        if value is not None:
+            remember(one, value)
 
 
 def _replace_processes(note: Note) -> None:

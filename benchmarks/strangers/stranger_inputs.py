@@ -1,0 +1,458 @@
+"""Makers of inputs for strangers' scripts: data of real sizes; of models, config and tokenizer alone.
+
+``python stranger_inputs.py WORKING MAKER ARGUMENTS...`` in the folder of the script. A maker leaves alone what is
+there. Everything is random or counted; nothing is fetched, and no value matters but sizes and formats.
+"""
+
+import base64
+import csv
+import json
+import pickle
+import random
+import shlex
+import shutil
+import struct
+import sys
+import wave
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+RANDOM = np.random.default_rng(0)
+WORDS = [
+    f"{start}{middle}{end}" for start in "bdfglmnprst" for middle in ("a", "e", "i", "o", "ou") for end in "dlmnrst"
+]
+CLASSES = 1000
+
+
+def sentence(chooser, low=6, high=24):
+    return " ".join(chooser.choices(WORDS, k=chooser.randint(low, high))).capitalize() + "."
+
+
+def picture(path, width, height, mode="RGB"):
+    """An image of coarse blocks: random pixels would make large files."""
+    coarse = RANDOM.integers(0, 256, (max(1, height // 16), max(1, width // 16), 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(coarse).resize((width, height)).convert(mode).save(path)
+
+
+def sparse_weights(path, shapes, kind, each):
+    """A file of weights of the right size, which takes no room: they are zero."""
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = each * int(np.prod(shape))
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        stream.truncate(8 + len(text) + at)
+
+
+def link(source, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.hardlink_to(source)
+
+
+class Makers:
+    """One method a maker, with the words that follow its name in the list."""
+
+    def __init__(self, working):
+        self.working = Path(working)
+
+    # Images
+
+    def mnist(self, folder, name="MNIST"):
+        """The four files of MNIST or FashionMNIST, as torchvision lays them."""
+        raw = Path(folder) / name / "raw"
+        raw.mkdir(parents=True, exist_ok=True)
+        for part, count in (("train", 60000), ("t10k", 10000)):
+            images = struct.pack(">IIII", 2051, count, 28, 28) + RANDOM.bytes(count * 784)
+            labels = struct.pack(">II", 2049, count) + (np.arange(count) % 10).astype(np.uint8).tobytes()
+            for kind, data in (("images-idx3", images), ("labels-idx1", labels)):
+                path = raw / f"{part}-{kind}-ubyte"
+                if not path.exists():
+                    path.write_bytes(data)
+                (raw / f"{path.name}.gz").touch()  # old scripts look for it
+
+    def cifar10(self, folder):
+        self._cifar(Path(folder) / "cifar-10-batches-py", [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"])
+
+    def cifar100(self, folder):
+        self._cifar(Path(folder) / "cifar-100-python", ["train", "test"], fine=True)
+
+    def _cifar(self, folder, names, fine=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            count = 50000 if name == "train" else 10000
+            classes = 100 if fine else 10
+            labels = [index % classes for index in range(count)]
+            data = np.frombuffer(RANDOM.bytes(count * 3072), dtype=np.uint8).reshape(count, 3072)
+            label = {"fine_labels": labels, "coarse_labels": labels} if fine else {"labels": labels}
+            (folder / name).write_bytes(
+                pickle.dumps({"data": data, "filenames": [f"{n}.png" for n in range(count)], **label})
+            )
+        named = [f"class{n}" for n in range(100 if fine else 10)]
+        meta = {"fine_label_names": named, "coarse_label_names": named} if fine else {"label_names": named}
+        (folder / ("meta" if fine else "batches.meta")).write_bytes(pickle.dumps(meta))
+
+    def imagenet(self, folder, train="train", val="val", each="3"):
+        """Folders of 1000 classes with photos of 500x375, few of them different."""
+        root = Path(folder)
+        photos = [root / "photos" / f"{n}.JPEG" for n in range(16)]
+        for photo in photos:
+            picture(photo, 500, 375)
+        for part, count in ((train, int(each)), (val, 1)):
+            for index in range(CLASSES):
+                for n in range(count):
+                    name = f"n{index:08d}"
+                    link(photos[(index + n) % 16], root / part / name / f"{name}_{n}.JPEG")
+
+    def classes(self, folder, names, each, width, height):
+        """A folder of images for each name."""
+        for name in names.split(","):
+            self.images(f"{folder}/{name}", each, width, height)
+
+    def images(self, folder, count, width, height, pattern="{:06d}.jpg", mode="RGB"):
+        """A flat folder of images, few of them different."""
+        for n in range(int(count)):
+            path = Path(folder) / pattern.format(n)
+            if path.exists():
+                continue
+            if n < 8:
+                picture(path, int(width), int(height), mode)
+            else:
+                link(Path(folder) / pattern.format(n % 8), path)
+
+    def carvana(self, folder, count, width, height):
+        """Images, and masks of the same names with another ending."""
+        self.images(f"{folder}/imgs", count, width, height)
+        for n in range(int(count)):
+            path = Path(folder) / "masks" / f"{n:06d}_mask.gif"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((RANDOM.random((int(height), int(width))) > 0.5).astype(np.uint8)).save(path)
+
+    def coco(self, folder, count="64", annotations="instances"):
+        """Images of 640x480 with boxes, polygons and captions of COCO 2017."""
+        root = Path(folder)
+        (root / "annotations").mkdir(parents=True, exist_ok=True)
+        categories = [{"id": n, "name": f"class{n}", "supercategory": "thing"} for n in range(1, 91)]
+        for part in ("train2017", "val2017"):
+            self.images(str(root / part), count, "640", "480", "{:012d}.jpg")
+            images, boxes = [], []
+            for n in range(int(count)):
+                images.append({"id": n, "file_name": f"{n:012d}.jpg", "width": 640, "height": 480})
+                for k in range(7):
+                    x, y = 20 + 70 * k, 15 + 50 * k
+                    polygon = [[x, y, x + 90, y, x + 90, y + 80, x, y + 80]]
+                    box = {"id": len(boxes) + 1, "image_id": n, "category_id": 1 + (n + k) % 80, "iscrowd": 0}
+                    boxes.append(box | {"bbox": [x, y, 90, 80], "area": 7200, "segmentation": polygon})
+            text = json.dumps({"images": images, "annotations": boxes, "categories": categories})
+            (root / "annotations" / f"{annotations}_{part}.json").write_text(text)
+
+    def yolo(self, folder, count, width="640", height="480", parts="train2017,val2017"):
+        """Images and labels as YOLO reads them, and lists of them."""
+        root = Path(folder)
+        for part in parts.split(","):
+            self.images(str(root / "images" / part), count, width, height, "{:012d}.jpg")
+            (root / "labels" / part).mkdir(parents=True, exist_ok=True)
+            for n in range(int(count)):
+                lines = [f"{(n + k) % 80} {0.15 + 0.1 * k:.2f} {0.15 + 0.1 * k:.2f} 0.12 0.12" for k in range(7)]
+                (root / "labels" / part / f"{n:012d}.txt").write_text("\n".join(lines))
+            listing = "".join(f"./images/{part}/{n:012d}.jpg\n" for n in range(int(count)))
+            (root / f"{part}.txt").write_text(listing)
+
+    # Text
+
+    def words(self, path, count, kinds="33278"):
+        """Text of so many words, of so many kinds."""
+        path = Path(path)
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn = np.minimum(RANDOM.zipf(1.2, int(count)), int(kinds) - 1)
+        drawn[: int(kinds)] = np.arange(int(kinds))
+        lines = (" ".join(f"w{word}" for word in drawn[at : at + 24]) for at in range(0, int(count), 24))
+        path.write_text("\n".join(lines) + "\n")
+
+    def text(self, path, lines):
+        """Lines of sentences."""
+        path, chooser = Path(path), random.Random(0)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            letters = "".join(map(chr, range(32, 127)))  # each of them once: scripts ask for letters that text has
+            path.write_text(letters + "\n" + "".join(sentence(chooser) + "\n" for _ in range(int(lines))))
+
+    def tokens(self, path, count, vocabulary, dtype="uint16", header=""):
+        """A file of token numbers; ``header`` is the magic number of llm.c."""
+        path = Path(path)
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = RANDOM.integers(0, int(vocabulary), int(count)).astype(dtype)
+        first = np.zeros(256, dtype=np.int32)
+        if header:
+            first[:3] = int(header), 1, int(count)
+        if path.suffix == ".npy":
+            np.save(path, data)
+        else:
+            path.write_bytes((first.tobytes() if header else b"") + data.tobytes())
+
+    def characters(self, path, count):
+        """The vocabulary of nanoGPT's data of characters."""
+        letters = [chr(32 + n) for n in range(int(count))]
+        places = {letter: n for n, letter in enumerate(letters)}
+        Path(path).write_bytes(
+            pickle.dumps({"vocab_size": int(count), "itos": dict(enumerate(letters)), "stoi": places})
+        )
+
+    def alpaca(self, path, count="2000"):
+        """Instructions with an input and an answer."""
+        path, chooser = Path(path), random.Random(0)
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = [
+                {
+                    "instruction": sentence(chooser),
+                    "input": sentence(chooser) if n % 3 else "",
+                    "output": " ".join(sentence(chooser) for _ in range(4)),
+                }
+                for n in range(int(count))
+            ]
+            path.write_text(json.dumps(rows))
+
+    def table(self, path, columns, count="500"):
+        """A CSV file of ``name:kind`` columns: ``text``, ``number`` or a count of classes."""
+        path, chooser = Path(path), random.Random(0)
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pairs = [column.split(":") for column in columns.split(",")]
+        with path.open("w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow([name for name, _ in pairs])
+            writer.writerows([[cell(kind, n, chooser) for _, kind in pairs] for n in range(int(count))])
+
+    def texts(self, path, count):
+        """Lines of JSON with a text each, as C4 has them."""
+        path, chooser = Path(path), random.Random(0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps({"text": " ".join(sentence(chooser) for _ in range(20))}) for _ in range(int(count)))
+        path.write_text("\n".join(lines) + "\n")
+
+    def readme(self, source, target, number):
+        """The script that a README shows as its block of Python of that number, from 0."""
+        blocks = Path(source).read_text("utf-8").split("```python\n")[1:]
+        Path(target).write_text(blocks[int(number)].partition("```")[0])
+
+    # Graphs
+
+    def cora(self, folder):
+        """Papers with 1433 words, a label and citations."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        labels = [f"Topic_{n}" for n in range(7)]
+        with (folder / "cora.content").open("w") as stream:
+            for n in range(2708):
+                has = (RANDOM.random(1433) < 0.0127).astype(int)
+                stream.write("\t".join([str(n), *map(str, has), labels[n % 7]]) + "\n")
+        pairs = RANDOM.integers(0, 2708, (5429, 2))
+        (folder / "cora.cites").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+
+    def planetoid(self, folder, name):
+        """Cora as Planetoid's files have it."""
+        import scipy.sparse
+
+        raw = Path(folder) / name / "raw"
+        raw.mkdir(parents=True, exist_ok=True)
+        parts = {"x": 140, "tx": 1000, "allx": 1708}
+        for part, count in parts.items():
+            matrix = scipy.sparse.random(count, 1433, 0.0127, format="csr", dtype=np.float32, random_state=0)
+            labels = np.eye(7, dtype=np.int32)[np.arange(count) % 7]
+            for key, value in ((part, matrix), (part.replace("x", "y"), labels)):
+                (raw / f"ind.{name.lower()}.{key}").write_bytes(pickle.dumps(value))
+        graph = {n: RANDOM.integers(0, 2708, 2).tolist() for n in range(2708)}
+        (raw / f"ind.{name.lower()}.graph").write_bytes(pickle.dumps(graph))
+        (raw / f"ind.{name.lower()}.test.index").write_text("".join(f"{n}\n" for n in range(1708, 2708)))
+
+    # Sound
+
+    def sounds(self, folder, count, seconds, rate="22050"):
+        """Wave files of noise."""
+        for n in range(int(count)):
+            path = Path(folder) / f"LJ{n // 100:03d}-{n % 100:04d}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                with wave.open(str(path), "wb") as stream:
+                    stream.setnchannels(1)
+                    stream.setsampwidth(2)
+                    stream.setframerate(int(rate))
+                    frames = int(float(seconds) * int(rate))
+                    stream.writeframes(RANDOM.integers(-3000, 3000, frames).astype("<i2").tobytes())
+
+    # Models and data sets of hubs
+
+    def model(self, name):
+        """Config and tokenizer of a model, as the hub's cache holds them."""
+        import stranger_hub
+
+        stranger_hub.model(self.working, name)
+
+    def data(self, name, count="512"):
+        """A data set, as the cache of ``datasets`` holds it."""
+        import stranger_hub
+
+        stranger_hub.data(self.working, name, int(count))
+
+    def metric(self, name):
+        """A metric of two columns, as the cache of ``evaluate`` holds one that was loaded before."""
+        lines = [
+            "import datasets",
+            "import evaluate",
+            "class Agreement(evaluate.Metric):",
+            "    def _info(self):",
+            "        kinds = {name: datasets.Value('int64') for name in ('predictions', 'references')}",
+            "        features = datasets.Features(kinds)",
+            "        return evaluate.MetricInfo(description='', citation='', inputs_description='', features=features)",
+            "    def _compute(self, predictions, references):",
+            "        return {'accuracy': sum(a == b for a, b in zip(predictions, references)) / len(references)}",
+        ]
+        metrics = self.working / "hf" / "modules" / "evaluate_modules" / "metrics"
+        folder = metrics / f"evaluate-metric--{name}" / ("0" * 64)
+        folder.mkdir(parents=True, exist_ok=True)
+        for package in (folder, *list(folder.parents)[:3]):
+            (package / "__init__.py").touch()
+        (folder / f"{name}.py").write_text("\n".join(lines) + "\n")
+
+    def local(self, name, folder):
+        """Config and tokenizer of a model in a folder."""
+        import stranger_hub
+
+        source = stranger_hub.model(self.working, name)
+        if not Path(folder).exists():
+            shutil.copytree(source, folder)
+
+    def llama3_folder(self, folder):
+        """Llama 3.2 1B as it is downloaded: config, tokenizer, and weights in a sparse file that takes no room."""
+        folder = Path(folder)
+        (folder / "original").mkdir(parents=True, exist_ok=True)
+        ranks = [bytes([n]) for n in range(256)] + [f"~{n}".encode() for n in range(128000 - 256)]
+        lines = (f"{base64.b64encode(word).decode()} {n}\n" for n, word in enumerate(ranks))
+        (folder / "original" / "tokenizer.model").write_text("".join(lines))
+        width, inner, groups = 2048, 8192, 512
+        config = {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 128256,
+            "hidden_size": width,
+            "intermediate_size": inner,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "tie_word_embeddings": True,
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+        shapes = {"model.embed_tokens.weight": [128256, width], "model.norm.weight": [width]}
+        for n in range(16):
+            layer = {
+                "self_attn.q_proj": [width, width],
+                "self_attn.k_proj": [groups, width],
+                "self_attn.v_proj": [groups, width],
+                "self_attn.o_proj": [width, width],
+                "mlp.gate_proj": [inner, width],
+                "mlp.up_proj": [inner, width],
+                "mlp.down_proj": [width, inner],
+                "input_layernorm": [width],
+                "post_attention_layernorm": [width],
+            }
+            shapes |= {f"model.layers.{n}.{name}.weight": shape for name, shape in layer.items()}
+        sparse_weights(folder / "model.safetensors", shapes, "BF16", 2)
+
+    def lit_checkpoint(self, name, folder):
+        """A checkpoint of LitGPT, which makes it itself."""
+        import stranger_hub
+        import torch
+        from litgpt import GPT, Config
+        from litgpt.utils import save_config
+
+        folder = Path(folder)
+        if not folder.exists():
+            shutil.copytree(stranger_hub.model(self.working, f"EleutherAI/{name}"), folder)
+            save_config(Config.from_name(name), folder)
+            torch.save(GPT(Config.from_name(name)).state_dict(), folder / "lit_model.pth")
+
+    def nanochat(self):
+        """Shards of text, and a tokenizer of 32 768 tokens."""
+        import pandas
+        import tiktoken
+        import torch
+
+        root = Path.home() / ".cache" / "nanochat"
+        (root / "tokenizer").mkdir(parents=True, exist_ok=True)
+        (root / "base_data_climbmix").mkdir(exist_ok=True)
+        names = [
+            "bos",
+            "user_start",
+            "user_end",
+            "assistant_start",
+            "assistant_end",
+            "python_start",
+            "python_end",
+            "output_start",
+            "output_end",
+        ]
+        ranks = {bytes([n]): n for n in range(256)} | {f"~{n}".encode(): n for n in range(256, 32768 - len(names))}
+        special = {f"<|{name}|>": len(ranks) + n for n, name in enumerate(names)}
+        made = tiktoken.Encoding("made", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens=special)
+        (root / "tokenizer" / "tokenizer.pkl").write_bytes(pickle.dumps(made))
+        torch.save(torch.ones(32768, dtype=torch.int32), root / "tokenizer" / "token_bytes.pt")
+        chooser = random.Random(0)
+        for n in range(2):
+            texts = [" ".join(sentence(chooser) for _ in range(chooser.randint(5, 60))) for _ in range(4000)]
+            pandas.DataFrame({"text": texts}).to_parquet(
+                root / "base_data_climbmix" / f"shard_{n:05d}.parquet", row_group_size=500
+            )
+
+    def pretrained(self, name, file):
+        """Weights of a model of torchvision, where its download would lie."""
+        import torch
+        import torchvision
+
+        path = self.working / "torch" / "hub" / "checkpoints" / file
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The network that compares images by their features has 1008 classes and one head.
+            more = {"num_classes": 1008, "aux_logits": False, "init_weights": False} if "pt_inception" in file else {}
+            torch.save(getattr(torchvision.models, name)(**more).state_dict(), path)
+
+    def hub_repository(self, name):
+        """A repository of torch.hub that a script lists the models of, without any."""
+        folder = self.working / "torch" / "hub" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hubconf.py").touch()
+
+
+def cell(kind, n, chooser):
+    match kind:
+        case "text":
+            return sentence(chooser)
+        case "number":
+            return f"{chooser.random():.3f}"
+        case "id":
+            return n
+        case _:
+            return n % int(kind)
+
+
+def main():
+    working, name, *arguments = sys.argv[1:]
+    getattr(Makers(working), name)(
+        *(part for argument in arguments for part in shlex.split(argument.replace("{W}", working)))
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The table of docs/strangers.md: what came of each row of the list. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from strangers_list import ANSWERED, Kind, Row, bounds, counts, estimate, kind_of, one_line, reason
+
+BEGIN: Final = "<!-- table: written by benchmarks/strangers/strangers.py -->\n"
+END: Final = "<!-- end of table -->\n"
+GIB, MIB = 2**30, 2**20
+
+_HEAD: Final = (
+    (
+        "| row | script of | device | answer | device needs, GiB | peak of tensors, GiB | line | s "
+        "| by hand, MiB: weights / gradients / optimizer | counted at the peak, MiB | by hand: largest activation |"
+    ),
+    "|---|---|---|---|--:|--:|---|--:|--:|--:|--:|",
+)
+
+
+def render(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]], *, working: str) -> str:
+    """Return what stands between the markers.
+
+    Args:
+        found: The newest record of each row that has one.
+        working: The folder that paths are told without.
+    """
+    kinds = [kind_of(found.get(row.name)) for row in rows]
+    lines = [f"**{counts(kinds)}.** {_when(rows, found)}", "", *_HEAD]
+    lines += [_line(row, found.get(row.name), working) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _when(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
+    run = [found[row.name] for row in rows if kind_of(found.get(row.name)) is not Kind.NOT_RUN]
+    if not run:
+        return "Nothing was run."
+    days = sorted({record["when"][:10] for record in run})
+    commits = Counter(record["dryfit"] for record in run)
+    versions = ", ".join(f"{commit} ({number} rows)" for commit, number in commits.most_common())
+    torch = sorted({record["answer"]["torch"] for record in run if record.get("answer")})
+    return f"Run {' to '.join(dict.fromkeys((days[0], days[-1])))} by dryfit {versions}, torch {', '.join(torch)}."
+
+
+def _line(row: Row, record: Mapping[str, Any] | None, working: str) -> str:
+    kind = kind_of(record)
+    place = f"{row.repository}" + (f", `{row.folder}`" if row.folder != "." else "")
+    by_hand = estimate(row.by_hand)
+    states = " / ".join(_mib(by_hand[part]) for part in ("weights", "gradients", "optimizer"))
+    cells = [f"`{row.name}`", place, row.device]
+    if record is None:
+        cells += [str(kind), "", "", "no result yet", ""]
+        return _joined([*cells, states, "", _mib(by_hand["activation"])])
+    seconds = f"{record['seconds']:.0f}" if record.get("seconds") else ""
+    if kind not in ANSWERED:
+        cells += [str(kind), "", "", _without(reason(record), working), seconds]
+        return _joined([*cells, states, "", _mib(by_hand["activation"])])
+    answer = record["answer"]
+    low, high = bounds(answer)
+    needs = f"{low / GIB:.2f} to {high / GIB:.2f}" if kind is Kind.BETWEEN and low and high else _needs(answer)
+    parts = answer.get("by_category") or {}
+    counted = " / ".join(_mib(parts.get(part, 0)) for part in ("weights", "gradients", "optimizer"))
+    line = f"`{_without(answer['peak_line'], working)}`"
+    cells += [str(kind), needs, f"{answer['peak_allocated_bytes'] / GIB:.2f}", line, seconds]
+    return _joined([*cells, states, counted, _mib(by_hand["activation"])])
+
+
+def _needs(answer: Mapping[str, Any]) -> str:
+    needed = (
+        max(answer["required_bytes"], answer["capacity_bytes"] + answer["shortfall_bytes"])
+        if not answer["fits"]
+        else answer["required_bytes"]
+    )
+    return ("at least " if answer.get("at_least") else "") + f"{needed / GIB:.2f}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f}" if size < 10 * MIB else f"{size / MIB:,.0f}"
+
+
+def _without(text: str, working: str) -> str:
+    """Return a text whose paths begin at the checkout, the working folder or the package."""
+    text = text.replace(f"{working}/checkouts/", "").replace(working, "W")
+    return one_line(re.sub(r"[^\s'\"`]*/(?:site-packages|site)/", "", text))
+
+
+def _joined(cells: Sequence[str]) -> str:
+    return re.sub(r"  +", " ", "| " + " | ".join(cells) + " |")
+
+
+def with_table(page: str, table: str) -> str:
+    """Return the page with another table between its markers."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + table + END + after
