@@ -86,8 +86,12 @@ def _verdict(answer: RehearsalAnswer) -> str:
     match answer.verdict:
         case VerdictKind.UNKNOWN:
             reasons = list(answer.reasons) or ["no reason was given"]
-            if not answer.went_through and answer.memory is not None:
-                reasons.append(f"it needs at least {gib(answer.memory.required_bytes)}{each}, {device}")
+            memory = answer.memory
+            if memory is not None and not answer.went_through:
+                known_bytes = memory.required_bytes if memory.least_bytes is None else memory.least_bytes
+                reasons.append(f"it needs at least {gib(known_bytes)}{each}, {device}")
+            elif memory is not None and memory.least_bytes is not None:
+                reasons.append(device)
             return f"rehearsal unknown: {'; '.join(reasons)}    [REHEARSE-UNKNOWN]"
         case VerdictKind.REFUSED | VerdictKind.FITS_WITH:
             best = recommended(answer)
@@ -103,7 +107,10 @@ def _needs(answer: RehearsalAnswer) -> str:
     if memory is None:
         return "the script takes no memory of it" if answer.fits else "the script runs out of memory"
     if answer.verdict is VerdictKind.FITS:
-        return f"the script needs {gib(memory.required_bytes)}"
+        most = "at most " if memory.least_bytes is not None else ""
+        return f"the script needs {most}{gib(memory.required_bytes)}"
+    if memory.least_bytes is not None:
+        return f"the script needs at least {gib(memory.least_bytes)}"
     known_bytes = answer.device.capacity_bytes + answer.shortfall_bytes
     if answer.at_least or known_bytes > memory.required_bytes:
         return f"the script needs at least {gib(max(known_bytes, memory.required_bytes))}"

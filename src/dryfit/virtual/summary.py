@@ -2,8 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import Places
 from dryfit.virtual.script.loaders import KeptOfBatch
 
+Part = TypeVar("Part", bound=str)
 _LINES = 40
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _POINTS = 2_000
@@ -83,11 +85,6 @@ def summarize(
     margin = margin_bytes(DeviceKind.CUDA, cap_bytes)
     if failed_at and enough_bytes is not None:  # it went on with what there was
         margin = min(margin, enough_bytes - cap_bytes)
-    by_category: dict[MemoryCategory, int] = defaultdict(int)
-    by_module: dict[str, int] = defaultdict(int)
-    for label, size in held.items():
-        by_category[label.category] += size
-        by_module[label.module] += size
     peak = labels[run.labels[at], run.blocks[at]] if run.deltas[at] > 0 else run.label_table[run.labels[at]]
     return RehearsalMemory(
         peak_allocated_bytes=int(allocated[at]),
@@ -97,18 +94,26 @@ def summarize(
         margin_bytes=margin,
         required_bytes=cap_bytes + constants.overhead_bytes + margin,
         fragmented_bytes=plain.fragmented_bytes,
-        by_category=dict(sorted(by_category.items(), key=lambda item: -item[1])),
+        by_category=_summed(held, lambda label: label.category),
         by_phase=most_by_phase(run.label_table, np.asarray(run.labels, dtype=np.int64), allocated),
         peak_at=PeakAt(phase=peak.phase, module=peak.module, op=peak.op),
         peak_line=peak.line,
         peak_code=places.code_of(peak.line),
         peak_source=peak.source,
         by_line=_lines(held, places),
-        by_module=dict(sorted(by_module.items(), key=lambda item: -item[1])[:_LINES]),
+        by_module=dict(list(_summed(held, lambda label: label.module).items())[:_LINES]),
         steps=_steps(allocated, steps),
         growth=_growth(run, labels, steps, places),
         timeline=_timeline(run, allocated, steps),
     )
+
+
+def _summed(held: dict[Label, int], part: Callable[[Label], Part]) -> dict[Part, int]:
+    """Sum up what is held by a part of its labels, the largest first."""
+    sums: dict[Part, int] = defaultdict(int)
+    for label, size in held.items():
+        sums[part(label)] += size
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 def least_bytes(run: LiveAllocations, categories: dict[int, MemoryCategory], constants: DeviceConstants) -> int:
