@@ -60,7 +60,13 @@ def test_what_the_tests_import_is_declared_and_what_they_declare_is_used():
     folders = ("tests", "benchmarks", "examples", "scripts")
     own = {path.stem for folder in folders for path in (ROOT / folder).rglob("*.py")} | {"dryfit"}
     own |= {path.name for path in (ROOT / "tests" / "support").iterdir()}
-    users = ("tests/programs/timm", "tests/support/triton_stand_in", "benchmarks/gpu_programs", "benchmarks/strangers")
+    users = (
+        "tests/programs/timm",
+        "tests/programs/odd/lacks_package",
+        "tests/support/triton_stand_in",
+        "benchmarks/gpu_programs",
+        "benchmarks/strangers",
+    )
     found = [item for item in imports_of(*folders) if item.package not in own and not item.only_text]
     found = [item for item in found if not item.place.startswith(users)]  # of packages that users have
     known = declared(PYPROJECT, without=())

@@ -156,7 +156,8 @@ def kind_of(record: Mapping[str, Any] | None) -> Kind:
 
 def bounds(answer: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return the least and the most memory that a device must have, as far as an unknown verdict tells them."""
-    return answer.get("required_bytes"), None if answer.get("at_least") else answer.get("most_bytes")
+    least, needed = answer.get("least_bytes"), answer.get("required_bytes")
+    return (least or needed), (needed if least and not answer.get("at_least") else None)
 
 
 def reason(record: Mapping[str, Any]) -> str:

@@ -90,9 +90,9 @@ def test_an_answer_has_a_verdict_a_peak_with_its_line_and_a_step():
     assert kind_of(record(fits=False)) is Kind.DOES_NOT_FIT
     for lacking in ({"peak_line": ""}, {"peak_allocated_bytes": None}, {"steps": []}, {"fits": None}):
         assert kind_of(record(**lacking)) is Kind.NO_ANSWER
-    assert kind_of(record(fits=None, at_least=True, most_bytes=2**31)) is Kind.NO_ANSWER
-    assert kind_of(record(fits=None, most_bytes=int(2**31 * 1.05))) is Kind.BETWEEN
-    assert kind_of(record(fits=None, most_bytes=2**32)) is Kind.NO_ANSWER
+    assert kind_of(record(fits=None, at_least=True, least_bytes=2**31)) is Kind.NO_ANSWER
+    assert kind_of(record(fits=None, least_bytes=int(2**31 * 0.95))) is Kind.BETWEEN
+    assert kind_of(record(fits=None, least_bytes=2**30)) is Kind.NO_ANSWER
     assert kind_of(None) is Kind.NOT_RUN
     assert kind_of({"not_run": "no checkout"}) is Kind.NOT_RUN
     assert kind_of({"seconds": 210, "ended": "killed"}) is Kind.NO_ANSWER
