@@ -126,6 +126,21 @@ def test_paged_moments_lie_on_the_host(tmp_path: Path, bits: int, on_device: lis
     assert any("paged" in text for text in answer.notes)
 
 
+def test_loops_without_gradients_are_left_out_once_they_repeat(tmp_path: Path) -> None:
+    answers = []
+    for batches in (8, 40):
+        folder = tmp_path / str(batches)
+        folder.mkdir()
+        answers.append(rehearse(folder, "odd/evaluates_by_hand.py", "--batches", batches))
+    few, many = map(memory_of, answers)
+    assert (many.peak_allocated_bytes, many.peak_reserved_bytes) == (few.peak_allocated_bytes, few.peak_reserved_bytes)
+    assert (many.peak_line, many.by_category) == (few.peak_line, few.by_category)
+    assert [any("were left out" in note for note in answer.notes) for answer in answers] == [False, True]
+    assert any(note.startswith("96 calls") for note in answers[1].notes)
+    first, second = (answer.work for answer in answers)
+    assert first is not None and second is not None and second.flops_per_step > first.flops_per_step
+
+
 def test_flash_attention_by_name_has_the_memory_of_torchs_kernel(tmp_path: Path) -> None:
     """Without padding both keep the same; flash attention has a copy of its output in the other order of heads."""
     memories = []

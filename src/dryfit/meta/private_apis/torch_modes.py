@@ -16,7 +16,7 @@ with importing("torch", "seeing what code does to tensors"):
     from torch.utils._device import _device_constructors as device_constructors
     from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
     from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
-    from torch.utils._pytree import tree_iter, tree_leaves, tree_map, tree_map_only
+    from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
     IS_META: Final[Any] = vars(torch._C.TensorBase)["is_meta"].__get__
     """What a function mode sees where code asks for ``tensor.is_meta``."""
@@ -67,6 +67,8 @@ NAMES: Final = (
     PrivateName("torch.utils._pytree.tree_leaves", "the same", _TREES),
     PrivateName("torch.utils._pytree.tree_map", "the same", _TREES),
     PrivateName("torch.utils._pytree.tree_map_only", "the same", _TREES),
+    PrivateName("torch.utils._pytree.tree_flatten", "making a container again with other leaves", _TREES),
+    PrivateName("torch.utils._pytree.tree_unflatten", "the same", _TREES),
 )
 
 LOADS_STATE: Final = "_load_from_state_dict"
@@ -163,6 +165,8 @@ def _schemas_misbehave() -> str:
     mapped = tree_map_only(int, str, tree_map(lambda leaf: 2 if leaf is None else leaf, nested))
     if list(tree_iter(mapped))[1:] != ["1", "2"] or tree_leaves(mapped)[1:] != ["1", "2"]:
         return "torch.utils._pytree does not walk dicts, lists and tuples to their leaves"
+    if tree_unflatten([1, 2, None], tree_flatten(nested)[1]) != {"a": [1, (2, None)]}:
+        return "torch.utils._pytree does not make dicts, lists and tuples again with other leaves"
     if is_traceable_wrapper_subclass(torch.zeros(1)) or is_traceable_wrapper_subclass(nn.Parameter(torch.zeros(1))):
         return "torch.utils._python_dispatch.is_traceable_wrapper_subclass takes plain tensors for wrappers"
     return ""

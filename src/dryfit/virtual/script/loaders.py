@@ -98,7 +98,7 @@ class LoaderWatch:
             self._wrap(known)
         DataLoader.__init_subclass__ = classmethod(subclassed)  # pyright: ignore[reportAttributeAccessIssue]
         when_imported("accelerate.data_loader", self._wrap_adapters)
-        register_module_forward_pre_hook(self._module_called)
+        register_module_forward_pre_hook(self.module_called)
 
     def before_step(self) -> None:
         """Learn which loader feeds training; end the script where enough steps were made and none winds down.
@@ -248,7 +248,8 @@ class LoaderWatch:
         if note:
             self.notes[note] = None
 
-    def _module_called(self, module: nn.Module, _args: object) -> None:
+    def module_called(self, module: nn.Module, _args: object = ()) -> None:
+        """Note that a module is called on the batch that was given last."""
         trains = module.training and torch.is_grad_enabled()
         if self._last is not None:
             self._last.is_used(trains=trains)

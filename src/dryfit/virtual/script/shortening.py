@@ -7,6 +7,7 @@ from dryfit.virtual.script.generated_tokens import LeftOutTokens
 from dryfit.virtual.script.loaders import KeptOfBatch, LoaderWatch, Stock
 from dryfit.virtual.script.micro_batches import RepeatedMicroBatches
 from dryfit.virtual.script.optimizer_steps import OptimizerSteps
+from dryfit.virtual.script.repeated_calls import RepeatedCalls
 from dryfit.virtual.script.trainers import end_trainers
 from dryfit.virtual.work import WorkCounter
 
@@ -44,6 +45,7 @@ class Shortening:
         work = work or WorkCounter()
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
         self._tokens = LeftOutTokens(work)
+        self._calls = RepeatedCalls(work, lambda: self._steps.number, self._loaders.module_called)
 
     def install(self) -> None:
         """Change this process for good, which belongs to the rehearsal: call it before the script begins.
@@ -56,6 +58,7 @@ class Shortening:
         end_trainers(lambda: self._steps.done, self._loaders.goes_past_evaluation)
         self._micro_batches.install()
         self._tokens.install()
+        self._calls.install()
 
     @property
     def done(self) -> bool:
@@ -93,6 +96,10 @@ class Shortening:
             )
         if skipped:
             left_out.append(f"{skipped} tokens of generated sequences were left out: each takes less than their last")
+        if self._calls.left_out:
+            left_out.append(
+                f"{self._calls.left_out} calls without gradients were left out: each has the shapes of some before it"
+            )
         if self._tokens.hindrance:
             left_out.append(f"every token of generated sequences is generated: {self._tokens.hindrance}")
         return (*self._loaders.notes, *left_out)
