@@ -92,7 +92,7 @@ class RepeatedCalls:
         out = original(module, *args, **kwargs)
         seen.times += 1
         if seen.times == RUN_BEFORE:
-            leaves, seen.form = tree_flatten(out)
+            leaves, seen.form = tree_flatten(out, is_leaf=_is_cache)
             seen.cost = self._work.so_far() - before
             if all(isinstance(leaf, _SIMPLE) or _is_on_device(leaf) for leaf in leaves):
                 seen.outputs = [_form_of(leaf) for leaf in leaves]
@@ -111,13 +111,18 @@ class _Form:
 
 def _shapes(given: Any) -> tuple[Any, ...] | None:
     """Return what of a call's arguments decides its memory; None where it takes more than tensors and constants."""
-    leaves, form = tree_flatten(given)
+    leaves, form = tree_flatten(given, is_leaf=_is_cache)
     if not all(
         isinstance(leaf, _SIMPLE) or type(leaf) in (torch.Tensor, nn.Parameter) or _is_on_device(leaf)
         for leaf in leaves
     ):
         return None
     return (*map(_form_of, leaves), form)
+
+
+def _is_cache(one: Any) -> bool:
+    """Whether this is a cache of keys and values, which a call changes, though torch can take it apart."""
+    return hasattr(one, "get_seq_length")
 
 
 def _is_on_device(leaf: Any) -> bool:
