@@ -125,7 +125,7 @@ class Field:
     def environment(self, row: Row) -> dict[str, str]:
         """Return the environment of a row: caches in the working folder, no network."""
         copy = self.working / "checkouts" / row.checkout
-        path = [str(HERE / "site"), *(str(copy / folder) for folder in row.path), os.environ.get("PYTHONPATH", "")]
+        path = [str(HERE / "at_start"), *(str(copy / folder) for folder in row.path), os.environ.get("PYTHONPATH", "")]
         return os.environ | {
             "HOME": str(self.working / "home"),
             "HF_HOME": str(self.working / "hf"),

@@ -6,11 +6,11 @@ machine as it is.
 """
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 
+from dryfit.meta.private_apis.transformers_steps import let_flash_attention
 from dryfit.virtual.import_hooks import when_imported
 
 _NAME = "flash_attention_2"
@@ -33,7 +33,11 @@ def install(note: Callable[[str], None]) -> None:
     Args:
         note: Called with a remark where one does.
     """
-    when_imported("transformers.modeling_utils", lambda module: _change(module, note))
+
+    def on_ask(name: str) -> None:
+        note(_NOTE.format(name))
+
+    when_imported("transformers.modeling_utils", lambda module: let_flash_attention(module, _NAME, _by_torch, on_ask))
 
 
 def lack(error: ImportError) -> str:
@@ -41,22 +45,6 @@ def lack(error: ImportError) -> str:
     package = (error.name or "").partition(".")[0]
     serves = f"; what serves: {_SERVES[package]}" if package in _SERVES else ""
     return f"this machine lacks what the script imports: {str(error).strip().partition(chr(10))[0]}{serves}"
-
-
-def _change(module: Any, note: Callable[[str], None]) -> None:
-    check = module.PreTrainedModel._check_and_adjust_attn_implementation
-
-    @wraps(check)
-    def check_or_stand_in(model: Any, asked: str | None, *args: Any, **kwargs: Any) -> str:
-        name = str(asked).removeprefix("paged|")
-        is_flash = name.startswith("flash_attention") or "flash-attn" in name
-        if not is_flash or not getattr(model, "_supports_flash_attn", True):
-            return check(model, asked, *args, **kwargs)
-        note(_NOTE.format(name))
-        module.ALL_ATTENTION_FUNCTIONS.register(_NAME, _by_torch)
-        return _NAME
-
-    module.PreTrainedModel._check_and_adjust_attn_implementation = check_or_stand_in
 
 
 def _by_torch(

@@ -1,8 +1,9 @@
-"""Private steps of transformers' ``from_pretrained``, and of ``generate``: its loop, and what a model is given next."""
+"""Private steps of transformers: of ``from_pretrained``, of choosing attention, of ``generate``'s loop."""
 
 import inspect
 import sys
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Final
 
 import torch
@@ -35,6 +36,16 @@ NAMES: Final = (
         "transformers.PreTrainedModel._load_pretrained_model",
         "filling a model by its own rules (types, devices, quantisation) with tensors that have no values",
         _UNTIL,
+    ),
+    PrivateName(
+        "transformers.PreTrainedModel._check_and_adjust_attn_implementation",
+        "rehearsing flash attention, whose package a machine without a GPU has not",
+        "a public hook says which kernel serves an implementation of attention",
+    ),
+    PrivateName(
+        "transformers.PreTrainedModel._supports_flash_attn",
+        "knowing models that refuse flash attention",
+        "models say by a public name which implementations of attention they have",
     ),
     PrivateName("transformers.GenerationMixin._sample", _LEAVES_OUT, _CONTINUES),
     PrivateName("transformers.GenerationMixin._prefill", _LEAVES_OUT, _CONTINUES),
@@ -98,6 +109,30 @@ def arguments_after(model: Any, config: Any, arguments: dict[str, Any], length: 
     return model._update_model_kwargs_for_generation(
         {}, dict(arguments), is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=tokens
     )
+
+
+def let_flash_attention(models: Any, name: str, attend: Callable[..., Any], on_ask: Callable[[str], None]) -> None:
+    """Let models that know flash attention have it by one name, whatever is installed.
+
+    Args:
+        models: The module ``transformers.modeling_utils``.
+        name: That they get, whichever of its names they ask for.
+        attend: What attends under that name.
+        on_ask: Called with the name that was asked for.
+    """
+    check = models.PreTrainedModel._check_and_adjust_attn_implementation
+
+    @wraps(check)
+    def check_or_stand_in(model: Any, asked: str | None, *args: Any, **kwargs: Any) -> str:
+        wanted = str(asked).removeprefix("paged|")
+        is_flash = wanted.startswith("flash_attention") or "flash-attn" in wanted
+        if not is_flash or not model._supports_flash_attn:
+            return check(model, asked, *args, **kwargs)
+        on_ask(wanted)
+        models.ALL_ATTENTION_FUNCTIONS.register(name, attend)
+        return name
+
+    models.PreTrainedModel._check_and_adjust_attn_implementation = check_or_stand_in
 
 
 def _misbehaves() -> str:
