@@ -18,6 +18,8 @@ from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.parallel import parallelize
 from dryfit.parallel.layout import parallelize as module
 from dryfit.parallel.planning.planner import plan_shards
+from dryfit.parallel.proof import narrow
+from dryfit.parallel.proof.prove import proof_bytes
 from dryfit.parallel.ranks.apply import slice_tensor
 from dryfit.parallel.ranks.check import shards_of
 from dryfit.parallel.ranks.collectives import ProcessRanks
@@ -143,7 +145,11 @@ def test_without_torchrun_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_a_model_too_wide_for_a_proof_is_proved_on_a_narrower_one(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = whole_model(vocab_size=2048).to("meta")
-    monkeypatch.setattr(module, "MAX_PROOF_BYTES", 0)
+
+    def wide(model: torch.nn.Module, plan: ShardPlan) -> int:
+        return 1 << 50 if model is whole else proof_bytes(model, plan)
+
+    monkeypatch.setattr(narrow, "proof_bytes", wide)
     proof = module._prove(whole, plan_shards(whole, 2))
     assert proof.narrowed["vocab_size"] == (2048, 512)
     assert max(proof.output_error, proof.gradient_error) < 1e-10

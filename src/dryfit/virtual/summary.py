@@ -151,13 +151,15 @@ def _settled(
 
 
 def _live(run: LiveAllocations, at: int, since: int = 0) -> dict[int, tuple[int, int]]:
-    """Return label and rounded bytes of each block that is held after an event, allocated from another one on."""
+    """Return label and bytes of each block that is held after an event, allocated from another one on.
+
+    A block has the bytes that the allocator gave it: rounded, and with a remainder that was too small to be split off.
+    """
     live: dict[int, tuple[int, int]] = {}
-    rounded = run.allocator.settings.round_request
     for index in range(since, at + 1):
-        block, delta = run.blocks[index], run.deltas[index]
-        if delta > 0:
-            live[block] = (run.labels[index], rounded(delta))
+        block, before = run.blocks[index], run.allocated[index - 1] if index else 0
+        if run.deltas[index] > 0:
+            live[block] = (run.labels[index], run.allocated[index] - before)
         else:
             live.pop(block, None)
     return live
