@@ -42,4 +42,5 @@ for (batch,) in loader:
 total = loss.detach().clone()
 dist.all_reduce(total)
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item() / dist.get_world_size():.3f}")
+del loss, model, optimizer  # the reducer has to go before its group: at the interpreter's end its threads may not
 dist.destroy_process_group()
