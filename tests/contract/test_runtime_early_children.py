@@ -18,17 +18,19 @@ import time
 from pathlib import Path
 from runtime_jobs import run_job
 
-Path({folder!r}, "begun").touch()
-while not Path({folder!r}, "go").exists():
+Path({folder!r}, "begun" if {waits_for!r} == "go" else "early").touch()
+while not Path({folder!r}, {waits_for!r}).exists():
     time.sleep(0.01)
 """
 
 
 def harness(folder: Path, entry: str) -> Harness:
-    """A server that imports a module in the end that takes until a file is there."""
-    (folder / "slow_import.py").write_text(SLOW.format(folder=str(folder)), encoding="utf-8")
+    """A server that imports a module before it looks for requests, and one after, that take until a file is there."""
+    for name, waits_for in (("early_import", "asked"), ("slow_import", "go")):
+        text = SLOW.format(folder=str(folder), waits_for=waits_for)
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
     sys.path.append(str(folder))  # where the harness finds what it gives on
-    preload = ("runtime_jobs", SERVE, "slow_import")
+    preload = ("runtime_jobs", "early_import", SERVE, "slow_import")
     return Harness(folder, isolation=Isolation.FORKSERVER, preload=preload, entry=entry)
 
 
@@ -38,6 +40,7 @@ def test_a_child_is_made_and_its_end_heard_before_all_is_imported(
     monkeypatch.setattr(sys, "path", list(sys.path))
     with harness(tmp_path, "runtime_jobs:run_job") as early:
         early.start("first", "noop")
+        (tmp_path / "asked").touch()  # it looks once: by then the request is there
         event = early.until_exit("first")
         assert event.result is not None and event.result.fault is None, event.evidence.log_tail
         assert not (tmp_path / "go").exists()
@@ -53,6 +56,7 @@ def test_a_child_waits_for_the_module_of_its_job(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "path", list(sys.path))
     with harness(tmp_path, "slow_import:run_job") as early:
         early.start("first", "noop")
+        (tmp_path / "asked").touch()
         while not (tmp_path / "begun").exists():
             early.events += early.supervisor.wait(0.05)
         early.events += early.supervisor.wait(0.3)
