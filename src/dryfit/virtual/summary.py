@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import Places
 from dryfit.virtual.script.loaders import KeptOfBatch
 
-Part = TypeVar("Part", bound=str)
+Part = TypeVar("Part", bound=Hashable)
 _LINES = 40
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _POINTS = 2_000
@@ -220,11 +220,9 @@ def _growth(
 
 def _kept_by_place(held: dict[Label, int]) -> dict[tuple[str, str], int]:
     """Sum up by line and source what is neither a gradient nor optimizer state."""
-    kept: dict[tuple[str, str], int] = defaultdict(int)
-    for label, size in held.items():
-        if label.category not in (MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER):
-            kept[label.line, label.source] += size
-    return kept
+    made = (MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)
+    kept = {label: size for label, size in held.items() if label.category not in made}
+    return _summed(kept, lambda label: (label.line, label.source))
 
 
 def evaluation_growth(run: LiveAllocations, kept: KeptOfBatch, places: Places) -> EvaluationGrowth:

@@ -10,7 +10,6 @@ modules that are called between two of its batches are in evaluation mode, or gr
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -77,7 +76,7 @@ class LoaderWatch:
         self._found: WeakKeyDictionary[DataLoader[Any], Found | str] = WeakKeyDictionary()
         self._training: WeakSet[Any] = WeakSet()
         self._feeds: WeakSet[Any] = WeakSet()
-        self._drawn_first: Counter[int] = Counter()
+        self._drawn_first: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._repeats: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         self._evaluated_at = 0
         """Steps before the first evaluation that came after one; 0: none came."""
@@ -191,12 +190,12 @@ class LoaderWatch:
         Of several batches a step, which may be no more than drawn ahead, the second one meets gradients too.
         """
         if self._steps.number == 0:
-            self._drawn_first[id(loader)] += 1
+            self._drawn_first[loader] = self._drawn_first.get(loader, 0) + 1
             return batch
         found = self._found.get(loader) if isinstance(loader, DataLoader) else None
         if not isinstance(found, Found) or loader not in self._feeds:
             return batch
-        left = self._repeats.setdefault(loader, min(self._drawn_first[id(loader)], 2))
+        left = self._repeats.setdefault(loader, min(self._drawn_first.get(loader, 0), 2))
         if not left:
             return batch
         self._repeats[loader] = left - 1
@@ -343,8 +342,7 @@ class _Watched:
         """Return the largest batch if it has one to begin with, then the others in their order."""
         if self._first is not None:
             (batch,), self._first = self._first, None
-            self._watch.once_more(self.loader, batch)
-            return batch
+            return self._watch.once_more(self.loader, batch)
         if self._drawn == self._left_out:
             self._draw()
         batch = self._draw()

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import tree_flatten, tree_unflatten
 from dryfit.virtual.work import WorkCounter
 
@@ -126,8 +127,8 @@ def _is_cache(one: Any) -> bool:
 
 
 def _is_on_device(leaf: Any) -> bool:
-    """Whether a leaf is a tensor on the virtual GPU: what lies on the host may have values that count."""
-    return isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda" and leaf.layout is torch.strided
+    """Whether a leaf is a plain tensor on the virtual GPU: what lies on the host may have values that count."""
+    return isinstance(leaf, FakeTensor) and leaf.device.type == "cuda" and leaf.layout is torch.strided
 
 
 def _form_of(leaf: Any) -> Any:
