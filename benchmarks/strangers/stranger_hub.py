@@ -551,6 +551,12 @@ def _pair(chooser):
     return {name: [question, _said(chooser, "assistant", 60, 200)] for name in ("chosen", "rejected")}
 
 
+def _judged(chooser, n):
+    """A prompt with one completion that is liked or not."""
+    prompt = [_said(chooser, "user")]
+    return {"prompt": prompt, "completion": [_said(chooser, "assistant", 60, 200)], "label": bool(n % 2)}
+
+
 def _picture(n):
     return Pictures.fromarray(RANDOM.integers(0, 256, (8, 8, 3), dtype="uint8")).resize((512, 512))
 
@@ -579,11 +585,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
     "trl-lib/kto-mix-14k": (
         "default",
         {"train": "1", "test": "0.25"},
-        lambda c, n: {
-            "prompt": [_said(c, "user")],
-            "completion": [_said(c, "assistant", 60, 200)],
-            "label": bool(n % 2),
-        },
+        _judged,
     ),
     "trl-lib/tldr": (
         "default",
@@ -598,11 +600,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
     "trl-lib/ultrafeedback-gpt-3.5-turbo-helpfulness": (
         "default",
         {"train": "1", "test": "0.25"},
-        lambda c, n: {
-            "prompt": [_said(c, "user")],
-            "completion": [_said(c, "assistant", 60, 200)],
-            "label": bool(n % 2),
-        },
+        _judged,
     ),
     "trl-lib/prm800k": (
         "default",
