@@ -30,8 +30,8 @@ from dryfit.scoring.analysis_tables import analysis_tables
 from dryfit.store.layout import FinalLayout, StudyLayout
 
 
-class FinalScores(Answer):
-    """The scores of configurations that were trained once more.
+class TrainedModel(Answer):
+    """A trial's configuration, trained once more.
 
     Attributes:
         value: The study's metric on validation now; None if validation was trained on.
@@ -40,6 +40,11 @@ class FinalScores(Answer):
         rows: Number of rows of each split, and of those trained on as ``trained``; empty of the user's own code.
         analysis: What the model does well and badly on test, or on validation where there are no test rows.
         judgement: Whether it beats the strongest baseline of the study, in sentences; empty where none is known.
+        searched: The trial's value in the search; None if it has none.
+        step: The optimizer step of the weights.
+        steps: Optimizer steps done.
+        folder: The saved model, or what the user's own code has left; None if only its scores were asked for, or it has
+            left nothing.
     """
 
     study: str
@@ -51,19 +56,6 @@ class FinalScores(Answer):
     rows: dict[str, int]
     analysis: Analysis | None = None
     judgement: tuple[str, ...] = ()
-
-
-class TrainedModel(FinalScores):
-    """A trial's configuration, trained once more.
-
-    Attributes:
-        searched: The trial's value in the search; None if it has none.
-        step: The optimizer step of the weights.
-        steps: Optimizer steps done.
-        folder: The saved model, or what the user's own code has left; None if only its scores were asked for, or it has
-            left nothing.
-    """
-
     trial: int
     seed: int
     searched: float | None
