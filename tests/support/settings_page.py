@@ -38,7 +38,7 @@ def _metric(row: re.Match[str]) -> str:
 def _table(table: str) -> str:
     if table == OWN_TABLE:
         said = "their names, defaults and types are its own ([own-task.md](own-task.md))"
-        return f"## `[{table}]`\n\n{key_description((table,)).capitalize()}: {said}.\n"
+        return f"## `[{table}]`\n\n{key_description((table,)).capitalize().rstrip('.')}: {said}.\n"
     lines = [f"## `[{table}]`", "", key_description((table,)).capitalize() + _readers(table), ""]
     lines += ["| key | default | takes | what |", "|---|---|---|---|"]
     needs = {one.key: one.condition for one in TRIAL_NEEDS}
