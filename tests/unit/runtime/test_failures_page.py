@@ -16,16 +16,16 @@ DOCS = Path(__file__).parents[3] / "docs"
 INDEX, KINDS = (DOCS / "failures.md").read_text(encoding="utf-8").split("## By kind\n")
 SECTIONS = dict(section.split("\n", 1) for section in KINDS.split("### ")[1:])
 ACTIONS = {
-    Action.RETRY: "tried again",
-    Action.FALLBACK: "tried again with the next fallback of its plan, while there is one",
-    Action.EXCLUSIVE: "tried again with no other trial on its device",
-    Action.ELSEWHERE: "tried again on another device",
-    Action.LIGHTER: "tried again with less of the host (half the loader workers, tensors shared through files)",
-    Action.DIAGNOSE: "run once more with blocking launches, to learn where it fails",
+    Action.RETRY: "retried",
+    Action.FALLBACK: "retried with the next fallback of its plan, while there is one",
+    Action.EXCLUSIVE: "retried alone on its device",
+    Action.ELSEWHERE: "retried on another device",
+    Action.LIGHTER: "retried with half the loader workers and tensors shared through files",
+    Action.DIAGNOSE: "run once more with blocking launches to locate the error",
     Action.UNPLANNED: "its memory stays unknown (`execution.unknown`)",
     Action.GIVE_UP: "the trial ends FAILED",
     Action.PRUNE: "the trial ends PRUNED",
-    Action.PAUSE: "the study stops with exit status 3 or 130; the trial goes on when it is resumed",
+    Action.PAUSE: "the study stops with exit status 3 or 130, resumable",
     Action.STOP_STUDY: "the study ends with exit status 4; the trial stays open",
 }
 TRIES = {Action.RETRY, Action.FALLBACK, Action.EXCLUSIVE, Action.ELSEWHERE, Action.LIGHTER, Action.DIAGNOSE}
@@ -38,16 +38,16 @@ def follows(permission: Permission) -> str:
         parts.append(ACTIONS[permission.then])
     text = "; then ".join(parts)
     if any(stage.action in TRIES for stage in permission.stages):
-        text += "; this counts as a retry" if permission.counts else "; this counts as no retry"
+        text += "; a counted retry" if permission.counts else "; not a counted retry"
     if permission.first_delay_s:
-        text += f"; the first wait is {permission.first_delay_s:g} s, each further one longer"
+        text += f"; pauses grow from {permission.first_delay_s:g} s"
     return text + ("; samplers treat it as a refused point" if permission.blames_point else "")
 
 
 def stage_text(stage: Stage) -> str:
     if stage.times is None or stage.action is Action.DIAGNOSE:
         return ACTIONS[stage.action]
-    return f"{ACTIONS[stage.action]}, {'once' if stage.times == 1 else f'{stage.times} times'} at most"
+    return f"{ACTIONS[stage.action]}, {'once' if stage.times == 1 else f'up to {stage.times} times'}"
 
 
 def words(section: str) -> str:
