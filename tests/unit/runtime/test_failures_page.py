@@ -62,7 +62,7 @@ def message(sentence: str) -> str:
 def test_every_kind_has_a_section_with_what_its_tables_say(kind: FailureKind) -> None:
     text, rows = words(SECTIONS[kind]), [row for row in ROWS if row.kind is kind]
     no_fault = " It counts as no failure in the shares of `status`." if kind in NO_FAULTS else ""
-    assert f"**What follows**: {follows(PERMITTED[kind])}.{no_fault} - **What you can do**: " in text
+    assert f"**Effect**: {follows(PERMITTED[kind])}.{no_fault} - **Remedy**: " in text
     assert f"**Recognised by**: {'; '.join(dict.fromkeys(row.source for row in rows))}." in text
     assert all(f'"{message(row.sentence)}"' in text for row in rows if row.sentence != "{said}")
 
@@ -73,7 +73,7 @@ def test_every_text_of_the_tables_can_be_searched_for_and_names_its_kinds() -> N
         for text in (one.text for row in ROWS if row.kind is kind for one in row.texts):
             kinds.setdefault(text.replace("|", "\\|"), {})[kind] = None
     assert len(kinds) > 50
-    found = dict(re.findall(r"^\| `(.+)` \| (\[.+\)) \| \[test_every_text_has", INDEX, re.MULTILINE))
+    found = dict(re.findall(r"^\| `(.+)` \| (\[[^|]+\)) \|$", INDEX, re.MULTILINE))
     assert {text: " or ".join(f"[{kind}](#{kind})" for kind in known) for text, known in kinds.items()}.items() <= (
         found.items()
     )
@@ -91,5 +91,5 @@ def test_every_kind_has_proofs_and_every_test_that_is_named_exists() -> None:
     link = re.compile(r"\[(test_\w+)\]\((\.\./tests/[\w/]+\.py)\)")
     assert [kind for kind, section in SECTIONS.items() if len(link.findall(section)) < 2] == []
     named = link.findall(INDEX + KINDS)
-    assert len(named) > 100
+    assert len(named) > 60
     assert [name for name, file in named if name not in named_in(DOCS / file)] == []
