@@ -1,4 +1,4 @@
-"""Check a machine and a study without running a trial, and put together what a report on a bug needs."""
+"""Check a machine and a study without running a trial, and write the archive of a bug report."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def doctor(
 
 
 def submitted_text(study_file: Path | str, *, overrides: Sequence[str] = (), folder: Path | str | None = None) -> str:
-    """Return what :func:`dryfit.tune` would submit to have agents started, as a person would type it.
+    """Return the command with which :func:`dryfit.tune` would start agents.
 
     Args:
         study_file: A study file, or its folder.

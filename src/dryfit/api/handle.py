@@ -69,7 +69,7 @@ def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
 
 
 def report_page(layout: StudyLayout) -> Page:
-    """Return what a report of a study, as it is now, shows.
+    """Return the content of a study's current report.
 
     Raises:
         LedgerError: There is no study in the folder.
@@ -207,7 +207,7 @@ class StudyReport(Shown):
 
 
 class Study(Shown):
-    """A study, running or not; every look reads what its folder says now. Nothing is locked or written.
+    """A study, running or not; every access reads its folder again. Nothing is locked or written.
 
     Args:
         folder: Its folder, or its study file.

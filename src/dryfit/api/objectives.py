@@ -1,4 +1,4 @@
-"""Turn a user's own function into a study: its importable name, and the study file that it stands for."""
+"""Turn a user's own function into a study: its importable name and the equivalent study file."""
 
 import inspect
 import os

@@ -79,7 +79,7 @@ def plan_input(
     preset: str | None,
     task: BuiltInTask | None = None,
 ) -> PlanInput:
-    """Read and check what is to be planned; nothing is started.
+    """Read and check the subject of a plan; nothing is started.
 
     Raises:
         ConfigError: As :func:`plan`.

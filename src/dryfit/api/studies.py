@@ -224,7 +224,7 @@ def status(folder: Path | str) -> StudySummary:
 
 
 def nodes(folder: Path | str) -> NodesView:
-    """Return what is known of the machines of a study, running or not.
+    """Return the known state of a study's machines, running or not.
 
     Raises:
         LedgerError: There is no study in the folder.

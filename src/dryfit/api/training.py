@@ -170,7 +170,7 @@ def train(
 def train_top(
     folder: Path | str, *, top: int, seeds: int, on_note: Callable[[str], None] = lambda _: None
 ) -> TopOutcome:
-    """Run the best configurations of a study over several seeds, to see what their values are worth.
+    """Run the best configurations of a study over several seeds, to estimate the spread of their values.
 
     The seeds are 0, 1, ..., not the trial's own, by whose value it was chosen. Nothing is chosen on test: the order is
     the search's. Runs that are done are not repeated. A user's own Trainer or script gets the seed as ``trial.seed`` or
@@ -430,7 +430,7 @@ class CompareOutcome(FinalOutcome):
 def compare(
     folder: Path | str, *, top: int, seeds: int, on_note: Callable[[str], None] = lambda _: None
 ) -> CompareOutcome:
-    """Train the best trials of a study with several seeds each, and say which of them really differ.
+    """Train the best trials of a study with several seeds each, and test which of them really differ.
 
     The seeds are 0, 1, ..., the same for all. Each is compared with the best of the search, on the rows of validation:
     test is not read. Runs that are done are not repeated, those of ``train_top`` included; the answer is kept in the

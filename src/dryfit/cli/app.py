@@ -1,4 +1,4 @@
-"""The command line ``dryfit``. Commands import what they need when they run, so ``dryfit --help`` answers at once."""
+"""The command line ``dryfit``. Commands import their modules when they run, so ``dryfit --help`` is fast."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Standard streams of a command: what cannot be written is left out, and no text controls the terminal."""
+"""Standard streams of a command: escape control and unencodable characters; survive a closed pipe or a full disk."""
 
 import io
 import os

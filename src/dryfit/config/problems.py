@@ -1,4 +1,4 @@
-"""Problems of a study file for error messages: key, value, what is allowed, the nearest key."""
+"""Problems of a study file for error messages: key, value, allowed values, nearest key."""
 
 import difflib
 import json

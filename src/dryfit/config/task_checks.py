@@ -1,4 +1,4 @@
-"""Checks between a study file's task and its other keys: what the task reads, measures and needs."""
+"""Checks of a study file's task against its other keys: tables, metrics and required settings."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -98,7 +98,7 @@ def metric_problems(config: StudyConfig) -> list[Problem]:
 
 
 def regression_problems(config: StudyConfig) -> list[Problem]:
-    """Return what contradicts a label that is a number: names of classes, and keys that only classes have."""
+    """Return settings that contradict regression: class names, and keys that only classes have."""
     task, data = config.study.task, config.data
     if not facts_of(task).numbers:
         found = f"is 1, and data.multi_label is false: a number to each row, which study.task = {task} does not learn"
@@ -123,7 +123,7 @@ def _nearest(metric: str, known: Sequence[str]) -> str:
 
 
 def direction_problems(config: StudyConfig) -> list[Problem]:
-    """Return metrics of a user's own for which the study file must say what is better, and does not."""
+    """Return user-defined metrics whose required direction the study file lacks."""
     study, problems, facts = config.study, list[Problem](), facts_of(config.study.task)
     if not facts.own and config.lm.metric is None and not facts.makes_trainer:
         return []

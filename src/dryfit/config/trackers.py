@@ -1,4 +1,4 @@
-"""What an entry of ``study.track`` means, and what is wrong with one."""
+"""Parse and check the entries of ``study.track``."""
 
 import hashlib
 import re
@@ -66,14 +66,14 @@ _MEANT = {TrackerName.TENSORBOARD: "tensorboard", TrackerName.MLFLOW: "env:MLFLO
 
 
 def tracker_of(entry: str) -> Tracker:
-    """Return what a valid entry means."""
+    """Parse a valid entry."""
     name, _, where = entry.partition(":")
     known = TrackerName(name)
     return Tracker(entry, known, where or _MEANT.get(known, ""))
 
 
 def tracker_problems(entries: tuple[str, ...]) -> list[Problem]:
-    """Return what is wrong with the entries of ``study.track``."""
+    """Return the problems of the entries of ``study.track``."""
     problems: list[Problem] = []
     meant: dict[tuple[str, str], str] = {}
     for index, entry in enumerate(entries):

@@ -38,7 +38,7 @@ _LAST_POLL_S = 0.02
 
 
 class WakeupFifo:
-    """Wakes the control process; silently does nothing where nobody listens."""
+    """Wakes the control process; does nothing without a listener."""
 
     def __init__(self, fifo: str | None) -> None:
         self._fifo = fifo

@@ -228,7 +228,7 @@ PERMITTED: dict[FailureKind, Permission] = {
 
 @dataclass(frozen=True, slots=True)
 class AttemptTerms:
-    """How the next attempt of a trial runs, in addition to its plan; none of it changes what is learned.
+    """How the next attempt of a trial runs, in addition to its plan; does not change what is learned.
 
     Attributes:
         exclusive: No other trial runs on its device.

@@ -92,7 +92,7 @@ def _pids() -> list[int]:
 
 
 class Answering:
-    """A process that answers each line of its standard input, which is a socket, with a line; it starts when asked.
+    """A process that answers each line of its standard input (a socket) with a line; starts on demand.
 
     Args:
         command: What it runs.

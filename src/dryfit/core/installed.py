@@ -1,4 +1,4 @@
-"""What is installed here, from metadata alone: nothing is imported, so it is said where torch cannot be imported."""
+"""Versions of installed packages, read from metadata alone: works where torch cannot be imported."""
 
 import ast
 import platform
@@ -15,7 +15,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def version_lines(driver: Path = _DRIVER) -> list[str]:
-    """Return what belongs into the first lines of a report on a bug: dryfit first, then what it stands on.
+    """Return the versions for a bug report: dryfit first, then its dependencies.
 
     Args:
         driver: The file in which the NVIDIA driver's module tells its version.

@@ -98,7 +98,7 @@ class _EndedBySignal(BaseException):
 
 @contextmanager
 def ended_by_signals() -> Generator[None, None, None]:
-    """Within, what the block has to put away is put away where a signal ends this process; then it is ended by it.
+    """Run the block's cleanup when a signal ends this process, then let the signal end it.
 
     Only signals that would end it anyway are handled, and only in its main thread.
     """
@@ -128,7 +128,7 @@ def ended_by_signals() -> Generator[None, None, None]:
 
 
 def let_signals_through() -> None:
-    """Undo what a careless parent has left to this process: blocked signals, and children that nobody may wait for.
+    """Undo inherited signal settings: blocked signals, and an ignored SIGCHLD.
 
     A mask survives ``exec``. With SIGCHLD blocked, the end of a child is never noticed; with it ignored, the kernel
     keeps no exit status.
@@ -146,7 +146,7 @@ def end_by_signals_alone() -> None:
 
 
 def ask_no_one() -> None:
-    """Let standard input be a terminal of usual size at which nobody is: each read ends at once."""
+    """Replace standard input by an empty terminal of usual size: each read ends at once."""
     _, terminal = pty.openpty()  # the other end stays open: with it the terminal would go
     settings = termios.tcgetattr(terminal)
     settings[3] &= ~(termios.ICANON | termios.ECHO)

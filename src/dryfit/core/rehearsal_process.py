@@ -98,7 +98,7 @@ class RehearsalInterrupted(KeyboardInterrupt):
 def run_rehearsal(
     request: RehearsalRequest, surroundings: RehearsalSurroundings, on_output: OnOutput, folder: Path | None = None
 ) -> RehearsalAnswer:
-    """Run a rehearsal in a process of its own, and return what it says; its files are removed.
+    """Run a rehearsal in a process of its own and return its answer; its files are removed.
 
     A process that ends without an answer, or does not end within twice the time that the first step may take, is an
     answer too: it could not run.

@@ -59,7 +59,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Rows that fit and were not asked for.
+    """Valid rows that were left out on request.
 
     Attributes:
         rows: How many.
@@ -85,7 +85,7 @@ class UnfitError(Exception):
 
 
 def fault_of(row: ImportedRow) -> str | None:
-    """Return what a study would refuse in a row; None where it is fine."""
+    """Return why a study would refuse a row; None if it is valid."""
     texts = {"id": row.id, "group": row.group, "criterion": row.criterion, "text": row.text}
     for name, text in texts.items():
         if text is None:

@@ -36,7 +36,7 @@ def refuse_real_inputs(module: nn.Module) -> nn.Module:
 
 
 def allow_real_inputs(module: nn.Module) -> nn.Module:
-    """Remove what :func:`refuse_real_inputs` added.
+    """Remove the hook of :func:`refuse_real_inputs`.
 
     Returns:
         The same module.

@@ -1,4 +1,4 @@
-"""Notice a process whose torch was left changed: functions replaced, a default type or device that nobody set back.
+"""Detect a process with a changed torch: replaced functions, or a default type or device that was not reset.
 
 Loading a model swaps functions of the whole process for a while: `torch.nn.Module.register_parameter`, the default
 dtype, `PreTrainedModel.tie_weights`, `torch.linspace`, `torch.nn.init`. Where two loads overlap, or one is interrupted,

@@ -1,4 +1,4 @@
-"""The agent: runs the children that the control process of a study asks for, on its own machine; decides nothing.
+"""The agent: runs the children that a study's control process requests, on its own machine; decides nothing.
 
 Children run under a lease: it begins when the agent *sends* a beat, counts on this machine's own clock, and holds once
 control has acknowledged that beat. Without another in time the agent ends its children, and comes back with a new

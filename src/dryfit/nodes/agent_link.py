@@ -1,4 +1,4 @@
-"""An agent's side of the line to the control process: dials, and says again what a broken connection has lost."""
+"""An agent's connection to the control process: connects, and sends lost messages again after a break."""
 
 import socket
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _SHAKE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the control process listens, and what to prove and to demand there.
+    """Address of the control process, with the shared secret and the expected certificate.
 
     Attributes:
         token: The shared secret.

@@ -55,7 +55,7 @@ class LeftRunning:
 
 
 def left_running(state: StudyState, layout: StudyLayout) -> Mapping[str, LeftRunning]:
-    """Return what may still run on nodes, by the node's name: every attempt that no session has ended.
+    """Return the attempts that may still run on nodes, by node: those that no session has ended.
 
     A session that left in order has told its agents to end what they ran, so only those count that were killed since
     the last that did. Where no agent comes back with an attempt, it is lost.

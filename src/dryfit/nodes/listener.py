@@ -1,4 +1,4 @@
-"""Accepts agents, and hears all of them, without ever waiting: its descriptor is readable when there is something."""
+"""Accept agents and read their messages without blocking; the descriptor is readable when there are any."""
 
 import selectors
 import socket

@@ -1,4 +1,4 @@
-"""What an agent and the control process say to each other: one JSON object a line, beneath the MAC of each.
+"""Messages between an agent and the control process: one JSON object a line, each with a MAC.
 
 Those with a ``number`` are kept by who says them until they are acknowledged (:mod:`dryfit.nodes.outbox`), so that they
 survive a broken connection; the others are only of use while the connection lasts.

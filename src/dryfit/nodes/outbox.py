@@ -1,4 +1,4 @@
-"""What one side has said and the other may not have heard yet: kept, in order, until it is acknowledged. Pure."""
+"""Sent messages that the other side has not acknowledged yet, in order. Pure."""
 
 from collections import deque
 from collections.abc import Iterator

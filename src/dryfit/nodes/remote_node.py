@@ -1,4 +1,4 @@
-"""A machine with an agent, as the control process sees it: what is asked of it, and what is known of it."""
+"""A machine with an agent, from the control process's side: its requests and its known state."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

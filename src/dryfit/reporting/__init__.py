@@ -1,1 +1,1 @@
-"""What people and programs are told of a study."""
+"""Output about a study for people and programs."""

@@ -1,4 +1,4 @@
-"""Whether the best trials really differ: the answer of ``dryfit compare``, how it is found, and what it means."""
+"""Whether the best trials really differ: the result of ``dryfit compare``, its statistics and its wording."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ _SAID = {
 
 
 def judgement(comparison: Comparison) -> tuple[str, ...]:
-    """Return in sentences what a comparison means: of several pairs the whole first, then each, then what else is."""
+    """Return a comparison in sentences: first all pairs together, then each, then notes."""
     seeds = counted(len(comparison.seeds), "seed")
     whole = f"Trained again with {seeds} each, {findings(comparison)}."
     return (

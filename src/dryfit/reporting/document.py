@@ -104,7 +104,7 @@ Block: TypeAlias = str | Line | Table
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An answer as lines and tables, in the order of a terminal; the first line says what it is.
+    """An answer as lines and tables, in the order of a terminal; the first line names it.
 
     Attributes:
         blocks: An empty line sets parts apart.
@@ -144,13 +144,13 @@ class Document:
 
 @singledispatch
 def document_of(answer: object) -> Document:
-    """Return what a terminal and a notebook show of an answer; the module of each answer registers how."""
+    """Return an answer's document for terminal and notebook, by the renderer that its module registered."""
     raise TypeError(f"nobody has said how a {type(answer).__name__} is shown")
 
 
 @singledispatch
 def json_of(answer: object) -> object:
-    """Return what ``--json`` prints of an answer: itself, where no module registers anything else."""
+    """Return an answer's ``--json`` object: the answer itself, unless its module registered another."""
     return answer
 
 
@@ -176,7 +176,7 @@ def _aligned(table: Table) -> list[str]:
 
 
 def templates() -> Environment:
-    """Return what loads the templates of this package; it escapes every text."""
+    """Return the environment of this package's templates; it escapes every text."""
     return Environment(autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(asset))
 
 
@@ -186,7 +186,7 @@ def asset(name: str) -> str:
 
 
 def look(cell: str) -> str:
-    """Return the class of a table cell by what it says."""
+    """Return the class of a table cell by its text."""
     if _MEASURED.fullmatch(cell):
         return "number"
     return "long" if len(cell) > _LONG_CELL else ""

@@ -1,4 +1,4 @@
-"""What ``dryfit train`` answers, and what a trained model does well and badly."""
+"""Output of ``dryfit train``, and the analysis of a trained model."""
 
 import math
 import statistics
@@ -248,7 +248,7 @@ _MOST_BYTES: Final = 4 << 20
 
 
 def final_sections(layout: StudyLayout) -> list[Section]:
-    """Return a section for each of the models that were trained last; one that cannot be read says so."""
+    """Return a section for each of the last trained models; an unreadable one has a note."""
     files = [FinalLayout(folder).model / ANALYSIS_FILE for folder in sorted(layout.finals.glob("*"))]
     known = sorted(((time_ns, path) for path in files if (time_ns := _written_ns(path)) is not None), reverse=True)
     return [_section(path, number) for number, (_, path) in enumerate(known[:_MOST_MODELS], start=1)]

@@ -1,4 +1,4 @@
-"""The machines of a study, as its ledger has them: what they have, what runs there, how often they were lost."""
+"""The machines of a study from its ledger: hardware, running trials, number of losses."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class LogEnd(View):
 
 
 class NodeLogs(Answer):
-    """What a machine says: its agent, the process that makes its children, and the trials that run there."""
+    """Log ends of a machine: its agent, its fork server, and the trials that run there."""
 
     node: str
     logs: tuple[LogEnd, ...]

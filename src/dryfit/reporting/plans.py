@@ -1,4 +1,4 @@
-"""Memory plans, of a trial, a search space or a study, and what was measured beside them: lines, tables, JSON."""
+"""Memory plans of a trial, a search space or a study, and measured memory: lines, tables, JSON."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final

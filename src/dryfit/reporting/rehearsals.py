@@ -151,7 +151,7 @@ def error_lines(errors: Sequence[OutOfMemory]) -> list[str]:
 
 
 def lines_table(memory: RehearsalMemory) -> Table:
-    """Return what is held at the peak by line, largest first: the script's line, and its code or the library's line."""
+    """Return the memory at the peak by line, largest first: the script's line, and its code or the library's line."""
     rows = [
         (
             gib(held.bytes),
@@ -303,7 +303,7 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
 
 
 def unknown_lines(answer: RehearsalAnswer) -> list[str]:
-    """Return what could not be known, with the line that asked for it: a script may have gone another way there."""
+    """Return unknown values with the lines that read them, where a script may take another branch."""
     places = [place_text(one.line, one.code, "") for one in answer.unknown]
     return [
         f"unknown       {one.what}" + (f" at {place}" if place else "")

@@ -1,4 +1,4 @@
-"""How far a study is, or several: what ``status`` and ``tune`` answer."""
+"""Progress of one study or several: the output of ``status`` and ``tune``."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -253,7 +253,7 @@ def _trackers(layout: StudyLayout) -> Iterator[TrackerView]:
 
 @document_of.register
 def status_document(summary: StudySummary, now: str = "") -> Document:
-    """Return how far a study is; ``now`` says who runs it, where that is known."""
+    """Return a study's progress; ``now`` is the process that runs it, where known."""
     counts, best = summary.trials, summary.best
     done = counts.complete + counts.pruned + counts.failed
     told = f"{counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed, {counts.refused} refused"
@@ -278,7 +278,7 @@ def status_document(summary: StudySummary, now: str = "") -> Document:
 
 
 def owner_text(owner: int | None) -> str:
-    """Return who runs a study: the process with this number, or nobody."""
+    """Return the owner of a study as text: the process with this number, or none."""
     return f"process {owner} runs it" if owner is not None else "nobody runs it"
 
 

@@ -1,4 +1,4 @@
-"""Where a study's time went: each slot's time in each session, from the ledger and the phases that trials told."""
+"""Where a study's time went: time per slot and session, from the ledger and the phases in trials' messages."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

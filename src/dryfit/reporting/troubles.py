@@ -1,4 +1,4 @@
-"""What went wrong in a study: failures by kind, why trials did not complete, and what limits parallel trials."""
+"""Troubles of a study: failures by kind, reasons of incomplete trials, and limits of parallel trials."""
 
 import re
 from collections import Counter
@@ -99,7 +99,7 @@ class Troubles(View):
 
 
 def troubles_of(state: StudyState) -> Troubles:
-    """Return what went wrong in a study so far.
+    """Return a study's troubles so far.
 
     Args:
         state: The study's state, after ``study_created``.

@@ -56,7 +56,7 @@ def remaining_text(seconds: float) -> str:
 
 
 def trial_progress_line(trial: TrialView, goals: Sequence[str]) -> str:
-    """Return how far a trial is in one line; what is not known is left out."""
+    """Return a trial's progress in one line; unknown parts are left out."""
     parts = [trial.phase]
     if trial.node != HERE:
         parts.append(f"on {trial.node}")
@@ -75,7 +75,7 @@ def trial_progress_line(trial: TrialView, goals: Sequence[str]) -> str:
 
 
 def study_progress_line(view: LiveView, position: str = "") -> str:
-    """Return how far a study is in one line; ``position`` says which of several it is (``2 of 3``)."""
+    """Return a study's progress in one line; ``position`` is its place among several (``2 of 3``)."""
     return f"study{position and ' '}{position}: {', '.join(_study_parts(view))}"
 
 

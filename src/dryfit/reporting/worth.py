@@ -1,4 +1,4 @@
-"""Whether a study's best trial is worth anything: against the metric without a model, and against other trials."""
+"""Whether a study's best trial beats the baselines, differs from other trials, or has collapsed."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -83,7 +83,7 @@ def strongest_baseline(state: StudyState) -> BaselineScore | None:
 
 
 def flaws_of_best(state: StudyState) -> tuple[str, ...]:
-    """Return in clauses why the best trial so far is worth nothing; empty where that is not known."""
+    """Return in clauses why the best trial so far shows no learning; empty without a known flaw."""
     best, baseline = state.best, strongest_baseline(state)
     if best is None or best.value is None:
         return ()
@@ -251,7 +251,7 @@ def _text(value: Scalar) -> str:
 
 
 def judgement(standing: Standing | None, collapses: Collapses) -> tuple[str, ...]:
-    """Return in sentences whether a study's best trial is worth anything; empty where nothing can be said."""
+    """Return in sentences whether a study's best trial beats the baselines; empty where unknown."""
     return (*((standing.sentence,) if standing is not None else ()), *collapses.sentences)
 
 
@@ -275,7 +275,7 @@ class StudyVerdict:
 def verdict_of(
     state: StudyState, *, defaults_first: bool, standing: Standing | None = None, comparison: Comparison | None = None
 ) -> StudyVerdict:
-    """Return the verdict on a study: first what is wrong with its best trial, if anything is.
+    """Return the verdict on a study: first the flaws of its best trial, if any.
 
     Args:
         state: The study.

@@ -1,1 +1,1 @@
-"""A model's answers row by row: in files, their metrics, intervals, and what is wrong with them. Both planes use it."""
+"""A model's answers row by row: files, metrics, intervals and analysis. Both planes use it."""

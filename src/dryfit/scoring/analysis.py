@@ -40,7 +40,7 @@ def analyse(
     thresholds: Sequence[float] = (),
     labels: Sequence[str] = (),
 ) -> Analysis | None:
-    """Return what a model does well and badly; None where there are no rows.
+    """Return the analysis of a model's answers; None without rows.
 
     Args:
         rows: With the model's answers.

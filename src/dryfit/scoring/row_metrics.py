@@ -1,4 +1,4 @@
-"""Metrics computed from scored rows, each row counted as often as asked: what intervals and comparisons are made from.
+"""Metrics of scored rows with a weight for each row, for intervals and comparisons.
 
 They equal those of :mod:`dryfit.tasks.metrics` and :mod:`dryfit.tasks.spans.span_metrics` where every row counts once;
 a test compares them. Dimension suffixes: ``R`` rows, ``C`` classes, ``S`` sums, ``B`` weightings of the rows.
@@ -43,7 +43,7 @@ class RowMetric:
 
 
 def row_metric(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
-    """Return a metric of scored rows; None where rows do not say what it needs, as of a metric of the user's own."""
+    """Return a metric of scored rows; None where the rows lack its inputs, as for a metric of the user's own."""
     if not rows:
         return None
     if name == Metric.COMBINED:

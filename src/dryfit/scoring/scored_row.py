@@ -1,4 +1,4 @@
-"""One row of a split as a model answered it, beside what would have been right."""
+"""One row of a split with a model's answer and the correct one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def joined(row: ScoredRow, other: ScoredRow) -> ScoredRow:
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """What a data set says of a row beside its answer.
+    """A row's facts beside its answer: group and criterion.
 
     Attributes:
         group: Rows of one group depend on one another: they are drawn together.

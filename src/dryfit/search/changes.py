@@ -1,4 +1,4 @@
-"""What trials of a study rest on; and two study files compared: do earlier trials still count, and what has changed?
+"""Compare two study files: which settings changed, and whether earlier trials still count.
 
 The files are compared by the trials that they allow, not by how they are written. A key that is not searched has one
 value, the file's own. So a key is widened if it becomes searched and its old value can be drawn, and narrowed if it is
@@ -53,7 +53,7 @@ class Fixed:
 
 
 def comparability_key(config: StudyConfig, space: Space, *, data: str, folder: Path) -> ComparabilityKey:
-    """Return what all trials of a study file have in common.
+    """Return the settings that all trials of a study file share.
 
     Args:
         config: The study file.

@@ -1,4 +1,4 @@
-"""What the columns of a table of rows hold: the facts by which ``dryfit init --data`` tells texts from classes."""
+"""Facts about the columns of a table, by which ``dryfit init --data`` tells texts from classes."""
 
 import csv
 import re
@@ -145,7 +145,7 @@ def value_name(value: Any) -> str:
 
 
 def columns_of(rows: Iterable[tuple[str, Mapping[str, Any]]], *, of_csv: bool) -> dict[str, Column]:
-    """Return what the columns of some rows hold, in order; those without a name are left out.
+    """Return the facts about the columns of some rows, in order; columns without a name are left out.
 
     Args:
         rows: The place and the values of each.

@@ -1,4 +1,4 @@
-"""A study of the user's own rows: its ``[data]`` table, made of what their columns hold, and what was found."""
+"""A study of the user's own rows: its ``[data]`` table from the columns' content, and the findings."""
 
 import json
 import math
@@ -40,7 +40,7 @@ Keys = dict[str, Written]
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """What a study of some rows says of them.
+    """Findings about the rows of a new study.
 
     Attributes:
         data: Keys of ``[data]``.
@@ -123,12 +123,12 @@ def own_rows(
 
 
 def is_regression(data: Mapping[str, object]) -> bool:
-    """Return whether the keys of ``[data]`` say that labels are numbers."""
+    """Return whether the keys of ``[data]`` make labels numbers."""
     return data.get("num_labels") == 1 and not data.get("multi_label")
 
 
 def reference(source: str, folder: Path) -> str:
-    """Return what a study file in a folder calls a source: a path from there if that is short, or an absolute one."""
+    """Return a source's path in a study file: relative to its folder if that is short, else absolute."""
     if source.startswith(HUB_PREFIX):
         return source
     path = os.path.relpath(source, folder.absolute())

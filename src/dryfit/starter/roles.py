@@ -1,4 +1,4 @@
-"""Which column of a table is the text, which the class: by their names, and by what they hold."""
+"""Find the text and class columns of a table by their names and content."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -88,7 +88,7 @@ def find_roles(
     *,
     needs: frozenset[str] = frozenset({"label"}),
 ) -> Roles:
-    """Return which column is what.
+    """Return the role of each column.
 
     Args:
         columns: What they hold.

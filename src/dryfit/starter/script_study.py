@@ -116,7 +116,7 @@ def _goal(makes_trainer: bool) -> list[str]:
 
 
 def searched_argument(argument: ScriptArgument) -> SearchedArgument | None:
-    """Return how an argument is searched; None: nobody would.
+    """Return the search range of an argument; None if it is not usually searched.
 
     A range lies around the value that the command line gives, or else the default.
     """

@@ -1,4 +1,4 @@
-"""Write what ``dryfit init`` makes: a commented study file, and a small synthetic data set beside it."""
+"""Write the files of ``dryfit init``: a commented study file and a small synthetic data set."""
 
 import textwrap
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def attempt_key(trial: int, attempt: int) -> str:
-    """Return what the process of an attempt is called among all of a study."""
+    """Return the name of an attempt's process, unique in its study."""
     return f"trial-{trial}-{attempt}"
 
 

@@ -46,7 +46,7 @@ class RecentLines:
 
 
 def lost_ledger(path: Path, fd: int, folder_fd: int, size_bytes: int, recent: RecentLines) -> LedgerError:
-    """Keep what only this process knows of a study in a file beside, and return the error that says so.
+    """Save this process's events of a study in a file beside the ledger, and return the error about it.
 
     Args:
         path: Where the ledger should be.

@@ -124,7 +124,7 @@ def attempt_of(event: OfAttempt, trial: TrialState) -> AttemptState:
 
 
 def wrong_reference(event: LedgerEvent, found: str) -> LedgerError:
-    """Return the error of an event that refers to what is not there."""
+    """Return the error of an event that refers to a missing trial or attempt."""
     return LedgerError(
         f"reading the ledger, line {event.seq + 1}",
         found,

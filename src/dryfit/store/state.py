@@ -87,7 +87,7 @@ _OWN_MESSAGES = frozenset({FailureKind.CONFIG, FailureKind.DATA})
 
 
 def fingerprint(facts: FailureFacts) -> Fingerprint:
-    """Return what two equal failures have in common."""
+    """Return the key that equal failures share."""
     place = facts.place or facts.sentence
     if facts.kind in _OWN_MESSAGES:
         place = f"{place}: {facts.error.partition(chr(10))[0]}"

@@ -1,1 +1,1 @@
-"""One study: what comes next, doing it, its plans, its devices, and the doctor."""
+"""One study: next steps, their execution, plans, devices, and the doctor."""

@@ -318,7 +318,7 @@ class Task(Loss, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Metrics that needed more than one pass over the rows, and what they were computed from.
+    """Metrics that needed more than one pass over the rows, with their inputs.
 
     Attributes:
         metrics: By name.
@@ -331,7 +331,7 @@ class Measured:
 
 @runtime_checkable
 class TellsRows(Protocol):
-    """A task that says of each row how it was answered, and what would have been right."""
+    """A task that returns, for each row, its answer and the correct one."""
 
     def scored_rows(self, kept: torch.Tensor, tokens: TokenSet, fitted: Mapping[str, float]) -> Iterable[ScoredRow]:
         """Yield each row of a labelled split, in order; arguments as of :meth:`Task.metrics`."""

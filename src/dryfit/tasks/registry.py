@@ -1,4 +1,4 @@
-"""The class of each task, imported when it is asked for."""
+"""The class of each task, imported on demand."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a model does well and badly, in numbers: what FINAL answers, model folders keep and reports show.
+"""Analysis of a model's answers in numbers: returned by FINAL, stored in model folders, shown in reports.
 
 Numbers that are not finite, or not defined for these rows, are None. Of a row there is its id, never its text.
 """

@@ -1,4 +1,4 @@
-"""Request and result of the job that finds out what a study's metric is worth without a model."""
+"""Request and result of the job BASELINES: values of a study's metric without a model."""
 
 import math
 from typing import Literal

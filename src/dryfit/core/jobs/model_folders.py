@@ -1,4 +1,4 @@
-"""Folders of saved models: which there are in a study's folder, and what is said of a folder that is none."""
+"""Folders of saved models: find them in a study's folder, and explain why another folder is no model."""
 
 from pathlib import Path
 from typing import Final

@@ -89,7 +89,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def driver_name(name: str) -> str:
-    """Return what the driver calls a device; one that it does not know keeps its name."""
+    """Return the driver's name of a device; an unknown device keeps its name."""
     return _GPUS[name][2] if name in _GPUS else name
 
 

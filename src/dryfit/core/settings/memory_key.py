@@ -124,5 +124,5 @@ StepKey: TypeAlias = tuple[ModelSettings, str]
 
 
 def step_key(subject: PlanSubject) -> StepKey:
-    """Return what subjects have in common that differ in batch size and length alone."""
+    """Return the key that subjects share which differ only in batch size and length."""
     return subject.settings.model, memory_key(any_shape(subject))

@@ -92,7 +92,7 @@ def metrics_of_text(data: DataSettings) -> tuple[Metric, ...]:
 
 
 def metrics_of_trainer(data: DataSettings) -> tuple[MetricName, ...]:
-    """Return the metric that is known of any Trainer; what else it computes, only its code says."""
+    """Return the metric that every Trainer has; its other metrics are known only to its code."""
     del data
     return (TRAINER_METRIC,)
 

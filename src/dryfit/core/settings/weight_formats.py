@@ -1,4 +1,4 @@
-"""Formats of frozen weights, a row each: how many bits, what layers compute in, what each needs and allows."""
+"""Formats of frozen weights, a row each: bits, compute format, requirements."""
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -64,7 +64,7 @@ PRECISIONS_WITH: Final = MappingProxyType(
 
 
 def base_format(lora: LoraSettings, train: TrainSettings) -> WeightFormat:
-    """Return the format of the weights under adapters; unset, it and what layers compute in follow the training."""
+    """Return the format of the weights under adapters; unset, it and the compute format follow the training's."""
     row = WEIGHT_FORMATS[lora.base or BaseFormat(train.precision.stored)]
     if not row.quantised:
         return row

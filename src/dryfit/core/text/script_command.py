@@ -1,4 +1,4 @@
-"""The command of a study's script: its words, the placeholders in them, and what a trial puts in their places."""
+"""The command of a study's script: its words, their placeholders, and the values that a trial inserts."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Texts that strangers may see: without secrets, without places of a home folder, without what a user wrote.
+"""Texts that may be published: without secrets, home folders and user texts.
 
 What a log or a value has is known by its shape. Whatever has no known shape is the user's own, and only its length is
 told: nobody can list all the ways in which a text of a data set comes into a log.
@@ -184,7 +184,7 @@ class Shareable:
 def shareable(
     environment: Mapping[str, str], home: Path, host: str, *, folder: Path | None = None, own_code: bool = False
 ) -> Shareable:
-    """Return what makes the texts of this machine shareable.
+    """Return the filter that removes private parts from this machine's texts.
 
     Args:
         environment: The process's. Values that look like keys of services count as secrets, whatever they are called.

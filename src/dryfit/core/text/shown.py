@@ -1,4 +1,4 @@
-"""Objects that say what they are in a notebook and in print: how, the package registers that knows it."""
+"""Objects with a readable form in notebooks and in print; the package that knows the form registers it."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -54,5 +54,5 @@ class Shown:
 
 
 def shown_by(kind: type[ShownT], make: Callable[[ShownT], Looks]) -> None:
-    """Register what the objects of a class look like."""
+    """Register the displayed form of a class's objects."""
     _MAKERS[kind] = make

@@ -1,4 +1,4 @@
-"""Folders of a rehearsal: what is written lies there, and nothing of them is left."""
+"""Temporary folders of a rehearsal: they receive all writes and are removed at the end."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Build models without memory: what a constructor computes is real, what it only allocates is not.
+"""Build models without memory: computed tensors are real, uninitialised ones are on the meta device.
 
 Inside :func:`on_meta` an uninitialised allocation (``torch.empty`` and its kin: the weights of every layer) gives a
 tensor on the meta device, whatever device the constructor names. Everything else runs as usual: rotary tables,

@@ -90,7 +90,7 @@ def open_file(path: Path, doing: str) -> tuple[int, FileStamp]:
 
 
 def is_lfs_pointer(descriptor: int) -> bool:
-    """Whether a file is what git-lfs puts in the place of one that was not fetched."""
+    """Whether a file is a git-lfs pointer to a file that was not fetched."""
     return os.pread(descriptor, len(_LFS_POINTER), 0) == _LFS_POINTER
 
 

@@ -130,7 +130,7 @@ def weights_folder(source: ModelSource) -> Path:
 
 
 def model_identity(source: ModelSource) -> str:
-    """Return what identifies a model: the hub commit, or a hash of the folder's content.
+    """Return a model's identity: the hub commit, or a hash of the folder's content.
 
     The hash covers every small file whole, and of weights the size, the head and evenly spread blocks: reading
     gigabytes to identify a model would cost too much.

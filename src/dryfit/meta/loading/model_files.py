@@ -1,4 +1,4 @@
-"""Checks of a model's JSON files before a library reads them: what they ask for, and sizes that a model can have."""
+"""Checks of a model's JSON files before a library reads them: requested code, and plausible sizes."""
 
 import json
 import re

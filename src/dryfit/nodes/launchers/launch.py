@@ -1,4 +1,4 @@
-"""What starts the agents of a session, as ``nodes.launch`` says: somebody by hand, Slurm, or Ray."""
+"""Launchers of a session's agents, by ``nodes.launch``: by hand, Slurm, or Ray."""
 
 import os
 import select
@@ -281,7 +281,7 @@ _ELSEWHERE = ("192.0.2.1", 9)
 
 
 class Launcher(Protocol):
-    """Starts agents, and ends what has not become one."""
+    """Starts agents, and ends launched processes that have not joined."""
 
     def start(self) -> str:
         """Begin; return what was done, in words."""
@@ -309,7 +309,7 @@ class Launcher(Protocol):
 
 
 def launcher_of(wish: NodesSettings, layout: StudyLayout) -> Launcher | None:
-    """Return what starts the agents of a study; None: somebody does by hand."""
+    """Return the launcher of a study's agents; None: they are started by hand."""
     kind, _, rest = wish.launch.partition(":")
     match kind:
         case "slurm":
@@ -321,7 +321,7 @@ def launcher_of(wish: NodesSettings, layout: StudyLayout) -> Launcher | None:
 
 
 def launch_text(wish: NodesSettings, layout: StudyLayout) -> str:
-    """Return what is done to start the agents of a study, as a person would type it; empty: nothing is."""
+    """Return the command that starts a study's agents, as typed in a shell; empty without one."""
     launcher = launcher_of(wish, layout)
     return launcher.text() if launcher is not None else ""
 

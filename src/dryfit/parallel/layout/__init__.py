@@ -1,1 +1,1 @@
-"""What training asks of several ranks: one interface, and its forms for one process, tensor parallelism and FSDP."""
+"""The interface between training and ranks, for one process, tensor parallelism and FSDP."""

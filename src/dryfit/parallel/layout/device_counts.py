@@ -24,7 +24,7 @@ RankSegments = Callable[[int], SegmentSource]
 def with_rank_counts(
     answer: PlanAnswer, trial: PlannedTrial, body: PlanRequest, device: Device, rank_segments: RankSegments
 ) -> PlanAnswer:
-    """Add to an answer's ladder what each of several devices would need, and to a refusal how many would do.
+    """Add to an answer's ladder the need of each of several devices, and to a refusal how many suffice.
 
     Unless every fallback is asked for, this is done for refusals alone, and for each degree only the smallest choice
     that was tried is traced. The first that fits ends the search.
@@ -144,7 +144,7 @@ def answer_on_ranks(
 
 
 def with_tried_ranks(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_bytes: int | None) -> PlanAnswer:
-    """Add to a refusal what the trial takes on numbers of ranks that do not suffice either.
+    """Add to a refusal the trial's need on numbers of ranks that do not suffice.
 
     Args:
         one: The refusal on one device.

@@ -106,7 +106,7 @@ ResultT = TypeVar("ResultT")
 
 
 def run_in_process_group(plan: ExecutionPlan, channel: ChildChannel, job: Callable[[ProcessGroup], ResultT]) -> ResultT:
-    """Run a job on as many processes as the plan says, and return the result of this one, rank 0.
+    """Run a job on the plan's number of processes, and return the result of this one, rank 0.
 
     Args:
         plan: How the trial is run.

@@ -1,4 +1,4 @@
-"""Build a rank's shard of a trial's model: by tensor parallelism or FSDP, as the execution plan says."""
+"""Build a rank's shard of a trial's model by tensor parallelism or FSDP, according to the execution plan."""
 
 from pathlib import Path
 

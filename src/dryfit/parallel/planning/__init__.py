@@ -1,1 +1,1 @@
-"""From a traced model and a number of ranks to a plan of what is sharded how."""
+"""Make a sharding plan from a traced model and a number of ranks."""

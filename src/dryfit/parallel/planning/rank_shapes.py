@@ -1,4 +1,4 @@
-"""Check by a second trace that a rank's shard of a model has the shapes that the plan says.
+"""Check by a second trace that a rank's shard of a model has the shapes of the plan.
 
 A size that the code has as a number does not shrink with the weights. Where it is an attribute of the module
 (``num_heads``), the rank's module gets its own value; where it is not, the module would compute something else or fail,
@@ -34,7 +34,7 @@ Attributes = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class ShapeMismatch:
-    """A place where a rank's module does not do what the plan says.
+    """A place where a rank's module differs from the plan.
 
     Attributes:
         axes: The axes sharded there.
@@ -111,7 +111,7 @@ def shape_mismatches(
     other: Graph,
     plan: ShardPlan,
 ) -> list[ShapeMismatch]:
-    """Return the first place where a rank's shard has other shapes than the plan says; empty if there is none.
+    """Return the first place where a rank's shard has other shapes than the plan; empty if there is none.
 
     Args:
         module: The whole module.

@@ -1,1 +1,1 @@
-"""A sharded model at work: its module on a rank, what ranks send, the loss over them."""
+"""Running a sharded model: its module on a rank, collectives, and the loss over ranks."""

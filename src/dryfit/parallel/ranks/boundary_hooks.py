@@ -81,7 +81,7 @@ def connect_module(
     stream: RegionStream,
     scores: ShardedScores | None = None,
 ) -> None:
-    """Make one module do what its row of the plan says.
+    """Apply a row of the plan to its module.
 
     Args:
         part: The module.

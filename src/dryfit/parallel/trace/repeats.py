@@ -70,7 +70,7 @@ def _split(layers: nn.ModuleList) -> tuple[list[str], dict[str, str]]:
 
 
 def kind_of(layer: nn.Module) -> tuple[object, ...]:
-    """Return what layers of one kind have in common."""
+    """Return the key that layers of one kind share."""
     return tuple(
         (
             path,

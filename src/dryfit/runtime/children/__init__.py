@@ -1,1 +1,1 @@
-"""Child processes: started, heard, limited and ended."""
+"""Child processes: start, messages, limits and end."""

@@ -148,7 +148,7 @@ def secrets_as_input(secrets: Mapping[str, str]) -> Generator[int, None, None]:
 
 
 def secrets_from_input() -> dict[str, str]:
-    """Return the secrets that this process was started with, and let nobody after it read them."""
+    """Return the secrets that this process received on standard input, and make them unreadable afterwards."""
     with open(0, "rb", closefd=False) as file:
         data = file.read()
     null = os.open(os.devnull, os.O_RDONLY)

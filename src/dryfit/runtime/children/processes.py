@@ -16,7 +16,7 @@ _GONE_POLL_S = 0.01
 
 
 def reap_any() -> tuple[int, int] | None:
-    """Reap one child that ended; what is left of its session is killed first. Linux only.
+    """Reap one ended child; the rest of its session is killed first. Linux only.
 
     Returns:
         Its process id and wait status, or None where no child has ended.
@@ -32,7 +32,7 @@ def reap_any() -> tuple[int, int] | None:
 
 
 def marker_of(study: str, folder: Path) -> str:
-    """Return what marks the processes of a study in this folder.
+    """Return the marker in the environment of a study's processes.
 
     Of a folder its file system's number for it, which a new name does not change: a copy of a study has the study's id,
     and both may run at once.

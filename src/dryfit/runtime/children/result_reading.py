@@ -34,7 +34,7 @@ _FILES_OF_ONE_START = (MESSAGES_FILE, VERDICT_FILE, STOP_FILE, BEAT_FILE, RESULT
 
 
 def parse_messages(lines: list[bytes]) -> list[Message]:
-    """Parse messages; a line that is none (a full disk can tear one) becomes a note that says so."""
+    """Parse messages; a torn line (of a full disk) becomes a note."""
     messages: list[Message] = []
     secrets = secrets_of(os.environ)
     for line in lines:
@@ -96,7 +96,7 @@ def child_log_tail(folder: Path) -> str:
 
 
 def stacks_tail(folder: Path) -> str:
-    """Return the end of what an attempt's fault handler wrote."""
+    """Return the end of an attempt's fault handler output."""
     return log_tail(folder / STACKS_FILE)
 
 

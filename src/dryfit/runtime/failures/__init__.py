@@ -1,1 +1,1 @@
-"""Failures: the evidence, what kind it shows, and what may follow."""
+"""Failures: evidence, classification into a kind, and recovery."""

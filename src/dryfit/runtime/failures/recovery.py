@@ -1,4 +1,4 @@
-"""Decides what follows a failure, from the earlier failures of its trial and :data:`dryfit.core.failure.PERMITTED`."""
+"""Decide the recovery from a failure by the trial's earlier failures and :data:`dryfit.core.failure.PERMITTED`."""
 
 from dryfit.core.failure import (
     PERMITTED,
@@ -51,7 +51,7 @@ def decide_recovery(
     fallbacks_left: int = 0,
     diagnosable: bool = False,
 ) -> RecoveryAction:
-    """Decide what follows a failure.
+    """Decide the recovery from a failure.
 
     Two limits hold: the stages of the kind, over the failures since the trial last made progress; and ``retries``, over
     all failures of the trial that count. An attempt that reached a new checkpoint counts for neither. A diagnostic

@@ -31,7 +31,7 @@ def visible_here() -> str | None:
 
 
 def local_facts(resolved: ResolveResult | None = None) -> NodeFacts:
-    """Return what this machine has for children.
+    """Return this machine's resources for children.
 
     Args:
         resolved: What a child has found of its devices. None: none has looked, and the driver's own tool is asked;

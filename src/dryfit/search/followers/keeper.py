@@ -40,7 +40,7 @@ def pause_after(failures: int) -> float:
 
 
 class FollowerProcess:
-    """A process that writes what a study's ledger says to somewhere else.
+    """A process that copies a study's ledger to a target.
 
     Args:
         ledger: The study's ledger.

@@ -62,7 +62,7 @@ class _Known:
 
 
 class MlflowRuns:
-    """Writes runs to a tracking server, or into what else an MLflow URI names.
+    """Writes runs to a tracking server or another MLflow URI.
 
     Args:
         uri: The tracking URI.

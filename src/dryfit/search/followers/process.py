@@ -1,4 +1,4 @@
-"""The process of one follower: it writes the study's runs to its target, tries for ever, and ends when it is told.
+"""The process of one follower: writes the study's runs to its target and retries until it is stopped.
 
     python -m dryfit.search.followers.process --ledger PATH --status PATH [--position PATH] [--parent PID]
 
@@ -57,7 +57,7 @@ class Follower(Protocol):
 
 
 def error_line(error: BaseException) -> str:
-    """Return what an error and its causes say, on one line: Optuna's own errors do not say what the driver's did."""
+    """Return an error and its causes on one line: Optuna's own errors omit the driver's."""
     links: list[str] = []
     link: BaseException | None = error
     while link is not None and len(links) < _CAUSES_MAX:
@@ -67,7 +67,7 @@ def error_line(error: BaseException) -> str:
 
 
 class FollowerStatus:
-    """The file that says how far a follower is, and since when its target cannot be written.
+    """The file with a follower's progress and the time since its target fails.
 
     Args:
         file: Where it is.
@@ -106,7 +106,7 @@ class FollowerStatus:
 
 
 class PositionFile:
-    """The file that says how much of a ledger a tracker has.
+    """The file with a tracker's position in the ledger.
 
     Args:
         file: Where it is; made with the first position.
@@ -215,7 +215,7 @@ class LedgerFollower:
 
 
 def writer_of(target: Mirror | Tracker, study: Path, first_line: bytes, status: FollowerStatus) -> RunWriter:
-    """Return what writes to a target.
+    """Return the writer of a target.
 
     Args:
         target: Which one.

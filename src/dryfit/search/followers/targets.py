@@ -1,4 +1,4 @@
-"""What a follower's process is told of its target, and what a tracker needs of the machine: package, variables, URL."""
+"""Targets of followers, and a tracker's requirements: package, variables, URL."""
 
 import os
 import socket
@@ -56,7 +56,7 @@ class Mirror:
 
 
 def target_of(entry: str) -> Mirror | Tracker:
-    """Return what a follower's process was told."""
+    """Return the target of a follower's process."""
     return Mirror(entry.removeprefix(_MIRROR_PREFIX)) if entry.startswith(_MIRROR_PREFIX) else tracker_of(entry)
 
 
@@ -89,7 +89,7 @@ def target_environment(target: Mirror | Tracker, environment: Mapping[str, str])
 
 
 def resolved(tracker: Tracker, study: Path, environment: Mapping[str, str]) -> str:
-    """Return where a tracker writes: the URL in its variable, a folder; else what the entry says.
+    """Return a tracker's target: the URL in its variable, a folder, or the entry itself.
 
     Raises:
         MachineError: There is no such variable.

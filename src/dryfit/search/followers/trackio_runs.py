@@ -1,4 +1,4 @@
-"""Trackio: a run for each trial, with ids of its own for the run and for each row, so what is sent twice is kept once.
+"""Trackio: a run per trial, with fixed ids for the run and each row, so repeated rows are stored once.
 
 ``trackio.init`` finds runs by name, gives each row a random id and keeps quiet about rows that it could not write. So
 rows go to what lies below it: the storage on this machine, or the same call of a Trackio server, which reports failure.

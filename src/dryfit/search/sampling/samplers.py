@@ -1,4 +1,4 @@
-"""Samplers: what each reads of the history, and how it draws the parameters of one trial.
+"""Samplers: the trials that each reads, and how each draws the parameters of a trial.
 
 Optuna's samplers keep state in a long-lived study. Here each gets a scratch study with the state that it would have by
 now, worked out from the history alone. :mod:`dryfit.search.sampling.history_view` selects the trials that they see.

@@ -1,4 +1,4 @@
-"""Scratch Optuna studies in memory: filled with what one suggestion reads, asked once, thrown away."""
+"""Temporary Optuna studies in memory, each filled with the trials that one suggestion reads."""
 
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -128,7 +128,7 @@ def scratch_trial(
 
 
 class ScratchStudy:
-    """A study, its storage, and the one trial that is asked about.
+    """A study, its storage, and the trial to suggest.
 
     Args:
         trials: The trials to fill it with, in order: Optuna numbers them from 0.

@@ -65,7 +65,7 @@ def number_type(key: str) -> type[int] | type[float] | None:
 
 
 def legal_range(key: str) -> str:
-    """Describe what a field accepts."""
+    """Describe the accepted values of a field."""
     if is_own_key(key):
         return "a number, text, true or false"
     return " or ".join(_words(node) for node in _alternatives(key))

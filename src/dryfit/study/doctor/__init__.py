@@ -1,1 +1,1 @@
-"""``dryfit doctor``: facts are gathered, children asked, and both judged by pure functions."""
+"""``dryfit doctor``: gathers facts, runs children, and judges both by pure functions."""

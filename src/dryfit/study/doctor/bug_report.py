@@ -78,7 +78,7 @@ class Part:
 def gather(
     layout: StudyLayout | None, share: Shareable, environment: Mapping[str, str], checks: Callable[[], object]
 ) -> Iterator[Part]:
-    """Yield the parts of a report; what cannot be read is said in its part.
+    """Yield the parts of a report; an unreadable part contains its error.
 
     Args:
         layout: The study; None: the machine alone.

@@ -1,4 +1,4 @@
-"""Runs the checks of `dryfit doctor` in order: gathers facts, asks children, and has both judged."""
+"""Run the checks of `dryfit doctor` in order: gather facts, run children, judge both."""
 
 import os
 import shutil

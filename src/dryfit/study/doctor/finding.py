@@ -1,4 +1,4 @@
-"""The finding of a check: passed, a warning, or a failure, with what to do about it."""
+"""The result of a check: passed, a warning, or a failure, with its fix."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def failed(about: str, check: str, found: str, fix: str) -> Finding:
 
 
 def failed_by(about: str, check: str, error: DryfitError | ErrorParts) -> Finding:
-    """Return a failure with what an error says."""
+    """Return a failed check with an error's message."""
     allowed = f"allowed: {error.allowed}" if error.allowed else ""
     advice = "; ".join(part for part in (error.hint, allowed) if part)
     return failed(about, check, f"{error.doing}: {error.found}", advice or "put that right, and look again")

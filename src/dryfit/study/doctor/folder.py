@@ -42,7 +42,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def look_at_folder(path: Path) -> FolderFacts:
-    """Try what dryfit needs of a folder: writing, locks, and durable renames."""
+    """Try a folder's writes, locks and durable renames."""
     folder = nearest_folder(path)
     free_bytes, kind = shutil.disk_usage(folder).free, _file_system(folder)
     try:

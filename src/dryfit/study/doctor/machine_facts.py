@@ -218,7 +218,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
 
 
 def fork_round_trip(nodes: Nodes, folder: Path) -> RoundTrip:
-    """Ask two forked children what torch can use: the first waits for the server, the second for a fork alone.
+    """Get torch's devices from two forked children: the first waits for the server, the second for a fork alone.
 
     Args:
         nodes: The first of them only forks.
@@ -238,7 +238,7 @@ def fork_round_trip(nodes: Nodes, folder: Path) -> RoundTrip:
 
 
 def fresh_round_trip() -> RoundTrip:
-    """Ask a fresh interpreter what torch can use."""
+    """Get torch's devices from a fresh interpreter."""
     began_s = time.monotonic()
     try:
         probe = run_alone("asking a fresh interpreter", ProbeRequest())

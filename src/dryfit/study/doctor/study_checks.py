@@ -89,7 +89,7 @@ def lock_finding(layout: StudyLayout) -> Finding:
 
 
 def record_findings(config: StudyConfig, space: Space, layout: StudyLayout) -> tuple[list[Finding], StudyState]:
-    """Check the ledger, and what this file means for the study in it."""
+    """Check the ledger, and the effect of this file on its study."""
     state, events = StudyState(), 0
     try:
         for event in each_event(layout.ledger):
@@ -129,7 +129,7 @@ def _going_on(config: StudyConfig, space: Space, layout: StudyLayout, state: Stu
 
 
 def repeat_findings(config: StudyConfig) -> Iterator[Finding]:
-    """Say what a study gives up by what it leaves to a measurement, or to chance; nothing of a study that repeats."""
+    """Report why a study is not repeatable: measured or random settings; nothing for a repeatable one."""
     found: list[str] = []
     if config.runtime.parallel == AUTO:
         found.append('runtime.parallel = "auto": another run need not have the same trials; with 1 it has')

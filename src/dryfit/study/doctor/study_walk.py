@@ -1,4 +1,4 @@
-"""Checks of a study's devices, rows, batches and models: the requests to children, and what their answers mean."""
+"""Checks of a study's devices, rows, batches and models: requests to children and the judgement of their answers."""
 
 import math
 from collections.abc import Iterator, Sequence

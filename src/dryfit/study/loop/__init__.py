@@ -1,1 +1,1 @@
-"""The session of a study: the loop, what it decides by, and what it does with messages and ends."""
+"""The session of a study: the loop, its deciders, and the handling of messages and ended attempts."""

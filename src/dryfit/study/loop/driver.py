@@ -1,4 +1,4 @@
-"""The one loop that acts: it starts children, waits for news of them, and hands it to whoever decides what follows."""
+"""The one loop that acts: starts children, waits for their messages, and passes these to a decider."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ C = TypeVar("C")
 
 
 class Decider(Protocol[C]):
-    """Work done by children: which of them start, and what follows from their messages and ends."""
+    """Work done by children: which start, and the reaction to their messages and ends."""
 
     @property
     def running(self) -> Mapping[str, C]:
@@ -45,7 +45,7 @@ class Decider(Protocol[C]):
 def drive(
     decider: Decider[C], nodes: Nodes, stops: StopRequests | None = None, going_on: Mapping[str, str] | None = None
 ) -> None:
-    """Do what a decider decides until its work is done.
+    """Carry out a decider's decisions until its work is done.
 
     Requests to stop are looked for before each decision. One for an immediate end kills every running child.
 

@@ -1,4 +1,4 @@
-"""The ends of attempts and trials: results are recorded, failures classified, and what follows from them is done."""
+"""Ends of attempts and trials: record results, classify failures, carry out the recovery."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace

@@ -120,7 +120,7 @@ def basis_now(config: StudyConfig, space: Space, layout: StudyLayout, resolved: 
 
 
 def recorded(state: StudyState, layout: StudyLayout) -> StudyRevised | None:
-    """Return what an older dryfit did not record, from the file that it wrote beside the ledger; None if all is known.
+    """Return values that an older dryfit did not record, from its file beside the ledger; None if all is known.
 
     It must be called before a session replaces that file.
     """

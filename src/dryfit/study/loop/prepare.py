@@ -102,7 +102,7 @@ def find_baselines(
     stops: StopRequests,
     tell: Callable[[str], None],
 ) -> BaselinesComputed | None:
-    """Find out what the metric is worth without a model.
+    """Compute the baselines of the metric.
 
     Args:
         config: With the thresholds of :func:`with_fitted_thresholds`.

@@ -1,4 +1,4 @@
-"""The trials of a study, step by step: what the pure deciders decide is written to the ledger first, then done."""
+"""The trials of a study, step by step: each decision is written to the ledger before it is carried out."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

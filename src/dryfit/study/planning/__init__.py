@@ -1,1 +1,1 @@
-"""Memory plans as a study asks for them, and what follows from the answers."""
+"""Memory plans of a study: requests, and the use of the answers."""

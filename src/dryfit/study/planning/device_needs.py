@@ -17,7 +17,7 @@ def trial_need(
     host_bytes: int | None = None,
     device_count: int | None = None,
 ) -> Need:
-    """Return what a trial asks of a device.
+    """Return a trial's need of a device.
 
     The need of a trial that has run out of memory although its plan fits is unknown: it runs alone, like one without
     a plan.
@@ -52,7 +52,7 @@ def trial_need(
 
 
 def process_count(plan: PlanState | None, execution: ExecutionSettings) -> int:
-    """Return the number of processes of a trial's next attempt: as its plan says, else as the study file says."""
+    """Return the number of processes of a trial's next attempt, by its plan, else by the study file."""
     choice = plan.execution if plan is not None else None
     return execution.processes if choice is None or choice.tp is None else choice.tp
 
@@ -81,7 +81,7 @@ def fence(need: Need, plan: PlanState | None, capacity_bytes: int | None) -> flo
 
 
 def alone_first(answer: RecoveryAction, failure: Failure, trial: TrialState, *, shared: bool) -> RecoveryAction:
-    """Return what follows a failure: a trial that would be given up for memory gets a device for itself first.
+    """Return the recovery from a failure: a trial that would fail for memory first gets a device for itself.
 
     Args:
         answer: The action that was decided.

@@ -1,4 +1,4 @@
-"""Measure how trials run fastest on this machine, where the study file leaves it to a measurement; keep what was found.
+"""Measure the fastest threads, parallel trials and number format on this machine for ``auto``; cache the results.
 
 A few optimizer steps of one trial are timed in PACE children, with each division of the cores, and in bf16. What was
 measured is kept for all studies of a user, by machine, model and shape.
@@ -108,7 +108,7 @@ def decide(
     stops: StopRequests,
     recorded: Precision | None,
 ) -> Decided:
-    """Replace what the study file leaves to a measurement: threads of trials on the CPU, and the number format.
+    """Replace ``auto`` settings by measured ones: threads of trials on the CPU, and the number format.
 
     A measurement that fails decides nothing: cores are then divided as where nothing can be measured, and the format
     is fp32. So it is of language models, of a user's own function, and of trials of several processes.

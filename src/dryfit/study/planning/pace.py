@@ -91,7 +91,7 @@ def faster_format(fp32: MeasuredWay, bf16: MeasuredWay | None) -> MeasuredWay:
 
 
 def in_words(way: Way, precision: Precision, measured: Iterable[MeasuredWay]) -> str:
-    """Return how trials run, and what was measured, in words.
+    """Return the measurements and the chosen settings as text.
 
     Args:
         way: What was chosen.

@@ -1,4 +1,4 @@
-"""Plans of a study file, or of its search space, on request: asks PLAN children and collects their answers."""
+"""Plan a study file or its search space on request, by PLAN children."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

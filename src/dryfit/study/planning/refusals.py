@@ -1,4 +1,4 @@
-"""The sentences for trials that do not fit: with numbers, and with what would fit.
+"""Messages for trials that do not fit: the numbers, and settings that would fit.
 
 ``dryfit plan`` prints a plan in ``reporting.plans``, and so do reports.
 """

@@ -73,7 +73,7 @@ def plan_key(request: PlanRequest, torch: str) -> str:
 
 
 def rehearsal_key(request: RehearsedPlanRequest, version: int, torch: str) -> str:
-    """Return a hash of all that decides the answer to the request to rehearse what a user's own function makes.
+    """Return a hash of everything that decides the answer to a rehearsal of a user's own function.
 
     Every parameter counts: what it does to memory, the function alone knows.
 

@@ -1,1 +1,1 @@
-"""What trials get of the machine: devices, cores, disk, and what stays of their files."""
+"""Resources of trials: devices, cores, disk, and retention of their files."""

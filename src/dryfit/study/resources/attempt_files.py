@@ -1,4 +1,4 @@
-"""What ended attempts left: the control process takes it over by renames, so that no process writes what another reads.
+"""Files of ended attempts: the control process takes them over by renames, so no process writes what another reads.
 
 A process that was stopped, or lost sight of, may go on long after its trial has: nothing in its own folder is the
 trial's any more, and what it writes there counts for nothing. Everything here can be repeated after a kill at any
@@ -18,7 +18,7 @@ _KEPT = 2
 
 
 def take_over(trial: TrialLayout, attempt: int, job: Job) -> None:
-    """Make what an ended attempt left the trial's own: newest checkpoints, best weights, a model that it saved.
+    """Move an ended attempt's newest checkpoints, best weights and saved model to the trial.
 
     It is on disk when this returns, so that whatever is recorded of the end afterwards holds. Nothing happens where the
     attempt left nothing, or where this is done already.
@@ -46,7 +46,7 @@ def take_over(trial: TrialLayout, attempt: int, job: Job) -> None:
 
 
 def drop_superseded(trial: TrialLayout, attempt: int) -> None:
-    """Remove the trial's checkpoints that nobody needs any more, as an attempt after them has written its own.
+    """Remove the trial's checkpoints that a later attempt has superseded.
 
     Two stay, those of the attempt included. One of a later step than the attempt's first could not be read by it.
     """
@@ -61,7 +61,7 @@ def drop_superseded(trial: TrialLayout, attempt: int) -> None:
 
 
 def discard(own: AttemptLayout) -> None:
-    """Remove what is left of checkpoints, weights and models in an attempt's folder, half written ones included."""
+    """Remove checkpoints, weights and models from an attempt's folder, partial ones included."""
     for folder in (own.checkpoints, own.best, own.scored, own.model, *own.folder.glob(".*.tmp")):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -65,7 +65,7 @@ class DiskNeed:
 def disk_need(
     weights_bytes: Sequence[int], optimizers: Sequence[str], *, keep: str, trials: int, parallel: int
 ) -> DiskNeed:
-    """Return what a study takes at most.
+    """Return an upper bound of a study's disk space.
 
     Args:
         weights_bytes: Of each encoder that a trial may train; none known: 0 is needed.
@@ -86,7 +86,7 @@ def disk_need(
 
 
 def study_need(study: StudyContext) -> DiskNeed:
-    """Return what a study takes at most, over all models and optimizers that its space can draw."""
+    """Return an upper bound of a study's disk space over all models and optimizers of its space."""
     config = study.config
     return disk_need(
         list(study.resolved.weights_bytes.values()),
@@ -141,7 +141,7 @@ def check_disk(need: DiskNeed, *, free_bytes: int, taken_bytes: int, place: Path
 
 
 def taken_bytes(layout: StudyLayout) -> int:
-    """Return what weights and checkpoints of trials take now; files that vanish meanwhile do not count."""
+    """Return the bytes of trials' weights and checkpoints; files that vanish meanwhile do not count."""
     total_bytes = 0
     for pattern in ("*/best/*", "*/checkpoints/*/*", "*/attempt-*/best/*", "*/attempt-*/checkpoints/*/*"):
         for path in layout.trials.glob(pattern):

@@ -1,4 +1,4 @@
-"""Where the trials of one session run: describes devices and needs to packing, and follows what happens on devices."""
+"""Placement of a session's trials: describes devices and needs to packing, and tracks the state of devices."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

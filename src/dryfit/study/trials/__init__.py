@@ -1,1 +1,1 @@
-"""The trials of one study: their configurations, what their children are asked, and how long these may take."""
+"""The trials of one study: configurations, requests to children, and time limits."""

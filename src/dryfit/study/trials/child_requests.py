@@ -1,4 +1,4 @@
-"""What children of a study are asked: RESOLVE, TRAIN and the user's own code, by its settings and where they run."""
+"""Requests to a study's children: RESOLVE, TRAIN and the user's own code, by settings and placement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -102,7 +102,7 @@ def with_names(config: StudyConfig, resolved: ResolveResult) -> StudyConfig:
 
 
 def plan_subject(config: StudyConfig, settings: TrialSettings, source: str = "") -> PlanSubject:
-    """Return what is planned of a trial.
+    """Return the subject of a trial's memory plan.
 
     Args:
         config: The study file.
@@ -246,7 +246,7 @@ def _trainer_request(
 def rehearsed_plan_request(
     study: StudyContext, own: CalledCode, trial: TrialState, device: DeviceSpec, calibration_dir: Path
 ) -> RehearsedPlanRequest:
-    """Return the request to plan what a user's own code trains for a trial.
+    """Return the request to plan a trial of the user's own code.
 
     Args:
         study: The study.

@@ -1,4 +1,4 @@
-"""A configuration of a user's own Trainer or script, trained once more: what is asked, and what became of it."""
+"""Final training of a user's own Trainer or script: its request and its result."""
 
 import hashlib
 import shlex
@@ -70,7 +70,7 @@ def edited_since(study: AnyStudy) -> Path | None:
 
 
 def own_final_result(study: AnyStudy, ended: TrainResult, paths: FinalLayout, *, save: bool) -> FinalResult:
-    """Return the result of a run that has come to its end; what it has left becomes its model by one rename.
+    """Return the result of a finished run; its output becomes its model by one rename.
 
     Nothing changes where that was done before.
 

@@ -1,1 +1,1 @@
-"""What a metric is worth without a model: one answer for all rows, chance, and linear models of words."""
+"""Baselines without a model: one answer for all rows, chance, and linear models of words."""

@@ -38,7 +38,7 @@ class Baseline:
 
 @runtime_checkable
 class HasBaselines(Protocol):
-    """A task that knows what its metrics are worth without a model."""
+    """A task with baselines of its own."""
 
     def baselines(self, splits: Splits, tokens: Callable[[], Tokens]) -> Iterator[Baseline]:
         """Yield the baselines of the validation split; each sees no more of it than a model would.
@@ -56,7 +56,7 @@ class TimeIsUpError(Exception):
 
 @contextmanager
 def at_most(seconds: float) -> Generator[None, None, None]:
-    """Interrupt what takes longer; in the main thread of a process whose SIGALRM nobody else uses.
+    """Interrupt the block after a time limit; only in the main thread of a process that does not use SIGALRM.
 
     Raises:
         TimeIsUpError: It took longer.

@@ -1,4 +1,4 @@
-"""Child job BASELINES: what the study's metric is worth without a model, before any is trained."""
+"""Child job BASELINES: values of the study's metric without a model, before any training."""
 
 import math
 import shutil

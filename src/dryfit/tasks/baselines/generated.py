@@ -1,4 +1,4 @@
-"""Baselines of generated text: how often each token stands in answers, and answers that no model generated.
+"""Baselines of generated text: token frequencies of the answers, and answers without a model.
 
 Answers are measured as those of models are: the same rows, by the same functions.
 """

@@ -39,7 +39,7 @@ def chunk_tokens(words: int) -> int:
 
 @runtime_checkable
 class LossesInChunks(Protocol):
-    """A model that computes losses in chunks of tokens, and can be told how those of a chunk are computed."""
+    """A model that computes losses in chunks of tokens by a replaceable function."""
 
     chunk_losses: ChunkLosses
 

@@ -98,7 +98,7 @@ def questions(row: UnlabelledRow, lm: LmSettings) -> tuple[Exchange, ...]:
 
 
 def parts_of(lm: LmSettings) -> tuple[PromptPart, ...]:
-    """Return the parts that each row is asked for."""
+    """Return the parts of each row's prompts."""
     match lm.format:
         case "text" | "instruction":
             return (PromptPart.WHOLE,)

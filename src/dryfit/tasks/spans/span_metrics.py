@@ -1,4 +1,4 @@
-"""Metrics of spans over the rows of a split. docs/tasks.md defines each.
+"""Metrics of spans over the rows of a split. docs/settings.md defines each.
 
 Dimension suffixes: ``R`` rows, ``N`` gold spans or words of all rows, ``2`` start and end.
 """

@@ -1,4 +1,4 @@
-"""Rules of operators: functions that say which dimensions of an operator's tensors are the same."""
+"""Rules of operators: functions that return which dimensions of an operator's tensors correspond."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
