@@ -64,7 +64,7 @@ def _text(text: str) -> str:
 
 
 def toml_value(value: object) -> str:
-    """Return a value as TOML writes it."""
+    """Format a value as TOML."""
     match value:
         case bool():
             return "true" if value else "false"

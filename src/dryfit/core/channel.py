@@ -60,7 +60,7 @@ class WakeupFifo:
 
 
 class Peers(Protocol):
-    """The processes that do one job together, as seen by one of them. All make the same calls in the same order."""
+    """The processes of one job, from the side of one of them. All make the same calls in the same order."""
 
     @property
     def rank(self) -> int:

@@ -80,13 +80,13 @@ class DataError(DryfitError):
 
 
 class FileError(DryfitError):
-    """A file is not what belongs in its place: a link, a FIFO, a device or a folder, or larger than it may be."""
+    """A file of the wrong kind or size: a link, a FIFO, a device or a folder, or a file over the limit."""
 
     code = "FILE"
 
 
 class MachineError(DryfitError):
-    """This machine cannot do what was asked (platform, device, missing extra)."""
+    """This machine does not support the request (platform, device, missing extra)."""
 
     code = "MACHINE"
 

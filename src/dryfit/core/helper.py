@@ -56,7 +56,7 @@ def start_helper(
 
 
 def end_helper(process: subprocess.Popen[bytes], grace_s: float = 0.0) -> None:
-    """Wait for the end of a process; after ``grace_s`` kill it, and what it has started in its session."""
+    """Wait for the end of a process; after ``grace_s`` kill it and its session."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(grace_s)
         return

@@ -51,7 +51,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 @final
 class CopiesEndHere:
-    """A block of code whose copies of this process (``os.fork``) end where they would leave it.
+    """A block of code at whose end forked copies of this process (``os.fork``) exit.
 
     They end as Python would end them, with their status and their traceback: what follows the block is this process's
     own to do.

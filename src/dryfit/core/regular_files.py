@@ -1,4 +1,4 @@
-"""Opening of files that anybody may have replaced: only a regular file is opened, and nothing is waited for."""
+"""Open files that anybody may have replaced: regular files only, without blocking."""
 
 import errno
 import os
@@ -67,7 +67,7 @@ def reading(path: Path, *, links: bool = False) -> Generator[BinaryIO, None, Non
 
 
 def read_bounded(path: Path, most_bytes: int, *, links: bool = False) -> bytes:
-    """Return what a file holds.
+    """Return a file's content.
 
     Raises:
         FileError: It is no regular file, or larger than ``most_bytes``.
@@ -97,7 +97,7 @@ def whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def contents(path: Path, most_bytes: int = 1 << 28) -> bytes | None:
-    """Return what a file of a study's folder holds; None where it is no regular file, too large, or cannot be read."""
+    """Return the content of a file of a study's folder; None if it is no regular file, too large, or unreadable."""
     try:
         return read_bounded(path, most_bytes)
     except (OSError, FileError):

@@ -1,1 +1,1 @@
-"""Several machines: an agent on each dials home, and is one node of the study (docs/nodes.md)."""
+"""Several machines: an agent on each connects to the study and is one of its nodes (docs/nodes.md)."""

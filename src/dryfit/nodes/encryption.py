@@ -1,4 +1,4 @@
-"""What the bytes of a connection are made of: as they are, or TLS with a certificate of the study's own.
+"""The transport of a connection: plain bytes, or TLS with the study's own certificate.
 
 The control process makes that certificate once. Agents know it by its fingerprint, from the study's folder or from
 their user, and take no other: no authority has signed it, and the name and the dates in it say nothing. Token and MACs

@@ -1,4 +1,4 @@
-"""What an installation is made of, and which machine and process this is: compared when an agent joins."""
+"""Versions and code hash of an installation, and the identity of machine and process; compared when an agent joins."""
 
 import functools
 import hashlib

@@ -13,7 +13,7 @@ from dryfit.store.replay import StudyState
 
 @dataclass(frozen=True, slots=True)
 class TakenPoints:
-    """What a study takes from another one.
+    """Points that a study takes from another study.
 
     Attributes:
         points: Values by public dotted name, the best first, each point once.
@@ -67,7 +67,7 @@ def take_points(other: StudyState, count: int, source: str, space: Space) -> Tak
 
 
 def not_taken(source: str, before: str) -> tuple[str, ...]:
-    """Return what to say of a study that exists already where it began with other points, or with none."""
+    """Return the note for an existing study that began with other points, or with none."""
     if source == before:
         return ()
     began = f"with {before}" if before else "without it"

@@ -1,4 +1,4 @@
-"""What observers of a study are given, as ``dryfit.events``: events, messages of running trials, states, the layout."""
+"""The types for observers of a study, as ``dryfit.events``: events, messages, states, the layout."""
 
 from dryfit.core.failure import Action, FailureKind
 from dryfit.core.settings.trial import MetricPoint, Outcome

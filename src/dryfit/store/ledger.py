@@ -26,7 +26,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class RecentLines:
-    """The last lines that a process has written to the ledger, at most a mebibyte of them."""
+    """The last lines that a process has written to the ledger, up to 1 MiB."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque()

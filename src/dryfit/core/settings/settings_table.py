@@ -1,4 +1,4 @@
-"""What every table of settings rests on, and the one table whose keys a user's own task declares."""
+"""The base class of all tables of settings, and the table ``[own]`` of a user's own task."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the rest of dryfit knows of each task: one row a built-in task, and one for all tasks of the user's own.
+"""Facts about tasks for the rest of dryfit: a row per built-in task, and one for all user-defined tasks.
 
 A task is its name in :class:`~dryfit.core.settings.choices.BuiltInTask`, its row here, and its class in ``tasks/``.
 """
@@ -104,7 +104,7 @@ def _unknown_metrics(data: DataSettings) -> tuple[Metric, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFacts:
-    """What the rest of dryfit asks of a task; all else is said by its class.
+    """Facts about a task that the rest of dryfit needs; its class has the rest.
 
     Attributes:
         implementation: Its class, ``module:Class``; empty for a user's own class or function.

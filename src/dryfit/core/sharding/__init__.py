@@ -1,1 +1,1 @@
-"""What makes a training fit, as both planes know it: models over ranks, groups of devices, changes of arguments."""
+"""Ways to make a training fit, for both planes: sharded models, groups of devices, changed arguments."""

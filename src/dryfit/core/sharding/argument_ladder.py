@@ -50,7 +50,7 @@ class ArgumentChange:
 
 @dataclass(frozen=True, slots=True)
 class TriedChange:
-    """A change that was rehearsed, whether the script fits with it, and what it needs then; None: not known."""
+    """A rehearsed change, whether the script fits with it, and its memory; None: unknown."""
 
     change: ArgumentChange
     fits: bool

@@ -6,7 +6,7 @@ from dryfit.core.settings.tables import Settings
 
 
 class ShardProof(Settings):
-    """A sharded model computed what the whole one does, in double precision on simulated ranks.
+    """Proof that a sharded model computes the same as the whole one, in double precision on simulated ranks.
 
     Attributes:
         degree: Number of ranks.

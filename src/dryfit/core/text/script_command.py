@@ -119,7 +119,7 @@ class CommandTemplate:
 
 
 def shown(value: Value) -> str:
-    """Return a value as a command line has it."""
+    """Format a value for a command line."""
     return repr(value) if isinstance(value, float) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Tables of text, and how numbers are written in them."""
+"""Tables of text, and the format of their numbers."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""The wall around a rehearsal: whatever the script does, the user's files stay as they are. Standard library alone."""
+"""The sandbox of a rehearsal: the script cannot change the user's files. Standard library alone."""

@@ -1,4 +1,4 @@
-"""The process that keeps a rehearsal: it chooses the wall, waits inside of none, and leaves no process behind."""
+"""The process that supervises a rehearsal: chooses the sandbox, stays outside of it, and leaves no process behind."""
 
 import os
 import resource
@@ -45,7 +45,7 @@ def run_walled(places: Places, inside: Inside, kept: Sequence[Path] = (), strong
 
 
 def wall_here() -> Wall:
-    """Return the strongest wall that this machine allows, found by a process behind it."""
+    """Return the strongest sandbox that this machine allows, tested by a process inside it."""
     walls = list(Wall)
     with claimed_folder() as folder:
         child = os.fork()

@@ -1,4 +1,4 @@
-"""A fence around a process that the kernel guards: it, and all that it starts, can write in named folders alone.
+"""Restrict a process and its children by Landlock: they can write in named folders alone.
 
 Landlock (Linux 5.13 and newer) needs no privileges and refuses every way of creating, changing and removing files
 elsewhere, of C code and other programs too. It knows nothing of owners, modes, times and extended attributes: a seccomp
@@ -59,7 +59,7 @@ def version() -> int:
 
 
 def restrict(folders: Iterable[Path], rights: Mapping[str, int]) -> None:
-    """Fence this process in for good; it must have one thread.
+    """Restrict this process permanently; it must have one thread.
 
     Args:
         folders: Where everything is allowed.

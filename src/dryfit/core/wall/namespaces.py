@@ -1,4 +1,4 @@
-"""A copy-on-write view of all file systems, for a process, all that it starts and all that they load.
+"""A copy-on-write view (overlayfs in namespaces) of all file systems, for a process and its children.
 
 A user, mount, process and IPC namespace of its own, with overlayfs over every folder: reads come from what is there,
 writes go to the rehearsal's folder. No privileges are needed where the kernel lets users make namespaces (Linux 5.13
@@ -34,7 +34,7 @@ _READY: Final = b"ready"
 
 
 class WallError(Exception):
-    """This kernel, or who runs it, does not allow such a view."""
+    """This kernel, or its administrator, does not allow such a view."""
 
 
 def run_in_view(places: Places, inside: Callable[[], NoReturn], kept: Sequence[Path] = ()) -> int:

@@ -122,7 +122,7 @@ class Places:
 
 @contextmanager
 def claimed_folder() -> Generator[Path, None, None]:
-    """Within, there is a temporary folder of this process's own; those of processes that were killed are removed."""
+    """Provide a temporary folder of this process; folders of killed processes are removed."""
     _remove_left()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

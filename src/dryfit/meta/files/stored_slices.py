@@ -1,4 +1,4 @@
-"""Slices of stored tensors: their bytes in the file, and the slices of its sources that a conversion needs."""
+"""Slices of stored tensors: their bytes in the file, and the source slices of a conversion."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

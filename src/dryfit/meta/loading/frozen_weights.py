@@ -1,4 +1,4 @@
-"""Load pretrained models whose weights stay frozen, in any format; quantised layers are made as their library does."""
+"""Load pretrained models with frozen weights in any format; quantised layers equal those of their library."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

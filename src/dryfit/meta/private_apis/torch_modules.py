@@ -37,7 +37,7 @@ COMPILED: Final = "_orig_mod"
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The module's own table of its own parameters: what is written into it, the module has."""
+    """The module's own table of parameters; entries written into it become parameters of the module."""
     return module._parameters
 
 

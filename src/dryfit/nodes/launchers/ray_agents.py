@@ -1,4 +1,4 @@
-"""The process that has Ray run an agent on each node of its cluster: those that are there, and those that come.
+"""The process that runs an agent on each present and future node of a Ray cluster.
 
 ``python -m dryfit.nodes.launchers.ray_agents FOLDER ADDRESS PARENT``. The control process itself never imports Ray. The
 study hears of an agent from the agent; here it only matters whether its node needs another one.

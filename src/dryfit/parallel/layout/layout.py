@@ -1,4 +1,4 @@
-"""The interface between training and how a model lies on its processes: whole, tensor-parallel or FSDP."""
+"""The interface between training and a model's layout on its processes: whole, tensor-parallel or FSDP."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

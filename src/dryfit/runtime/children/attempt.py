@@ -1,4 +1,4 @@
-"""The state of one running child: its messages, its signs of life, its limits, its log and the evidence of its end."""
+"""The state of one running child: messages, heartbeats, limits, log and the evidence of its end."""
 
 import ctypes
 import os

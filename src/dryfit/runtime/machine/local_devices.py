@@ -1,4 +1,4 @@
-"""What this machine has: the cores it lets us use, and its GPUs as the driver's own tool knows them."""
+"""This machine's resources: the usable cores, and its GPUs by ``nvidia-smi``."""
 
 import os
 import platform

@@ -1,1 +1,1 @@
-"""What follows the ledger beside a study, each in a process of its own: the Optuna storage, and trackers."""
+"""Followers of the ledger, each in a process of its own: the Optuna storage, and trackers."""

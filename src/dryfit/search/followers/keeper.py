@@ -1,4 +1,4 @@
-"""Run the followers of the ledger beside a study that is worked on; they cannot delay or fail a trial.
+"""Run the followers of the ledger beside a running study; they cannot delay or fail a trial.
 
 Nothing here raises, or waits for a follower without a limit.
 """

@@ -211,7 +211,7 @@ Left = TypeVar("Left")
 
 
 class Generations(Generic[Left]):
-    """A projection of the ended trials: what the full generations of those that count have left, one after another.
+    """A projection of the ended trials: the parents that the full generations of counted trials have left.
 
     Args:
         size: Trials of a generation.

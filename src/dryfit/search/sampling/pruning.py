@@ -50,7 +50,7 @@ class PruneVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a verdict depends on, beside the history.
+    """The settings that a verdict depends on, beside the history.
 
     Attributes:
         search: Which pruner, and its settings.

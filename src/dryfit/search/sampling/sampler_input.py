@@ -36,7 +36,7 @@ again and again. The others read no history, or only complete trials, and asking
 
 @dataclass(frozen=True, slots=True)
 class SamplerInput:
-    """What a sampler may read to draw the parameters of one trial.
+    """The input of a sampler that draws the parameters of one trial.
 
     Attributes:
         space: What may be drawn.

@@ -36,7 +36,7 @@ class CheckRunner:
 
 @contextmanager
 def open_check_runner(folder: Path, isolation: Isolation, *, fresh: bool) -> Generator[CheckRunner, None, None]:
-    """Try how children start, and yield one that can start them.
+    """Test how children can start, and yield a runner that starts them so.
 
     Args:
         folder: The children's folder.

@@ -140,7 +140,7 @@ def repeat_findings(config: StudyConfig) -> Iterator[Finding]:
 
 
 def mirror_finding(target: str, layout: StudyLayout, environment: Mapping[str, str]) -> Finding:
-    """Check whether the Optuna mirror can be written; a study runs without it, and is refused without its variable.
+    """Check whether the Optuna mirror can be written; only its missing variable refuses the study.
 
     Args:
         target: ``search.mirror``; a URL may hold a password, and is not printed.

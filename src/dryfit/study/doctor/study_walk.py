@@ -68,7 +68,7 @@ class CheckScope:
 
 
 def device_findings(config: StudyConfig, precisions: Sequence[str], probe: ProbeResult) -> Iterator[Finding]:
-    """Check that the device and the number formats that a study asks for are there."""
+    """Check that the requested device and number formats of a study are available."""
     wish, there = config.execution.device, bool(probe.devices)
     if wish == "cuda" and not there:
         found = f'execution.device = "cuda", and torch {probe.torch} can use no CUDA device'

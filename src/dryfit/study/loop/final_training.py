@@ -115,7 +115,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class FinalTraining:
-    """Does runs, several at once, until all are done or a stop is asked for.
+    """Runs final trainings, several at once, until all are done or a stop is requested.
 
     Attributes:
         study: The study whose configurations they are.
@@ -271,7 +271,7 @@ def _error(attempt: _Attempt, result: ChildResult | None, sentence: str) -> Dryf
 
 
 def copy_model(model: Path, out: Path) -> None:
-    """Copy a saved model to where it is wanted, by one rename.
+    """Copy a saved model to its target by one rename.
 
     Raises:
         ConfigError: Something is there already.

@@ -19,7 +19,7 @@ _FINAL: Final = {str(end): end for end in End if end.is_final}
 
 
 def finished(config: StudyConfig, layout: StudyLayout) -> SessionResult | None:
-    """Return a study that is done, as it is; None where there may be something to do.
+    """Return a finished study unchanged; None where there may be work left.
 
     Its last session must have reached the study's own end with the configuration of now, its rows must not have been
     touched since that session began, and its mirror and trackers must have all of the ledger. Rows on the hub may have

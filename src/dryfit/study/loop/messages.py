@@ -34,7 +34,7 @@ class RunningAttempt:
 
 
 class MessageHandler:
-    """Takes in the messages of one session's trials.
+    """Handles the messages of one session's trials.
 
     Args:
         study: The study.

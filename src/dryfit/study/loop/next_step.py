@@ -223,7 +223,7 @@ def next_step(state: StudyState, limits: Limits, live: Live) -> Step:
 
 
 def has_all_trials(state: StudyState, total: int) -> bool:
-    """Whether every trial that was asked for has ended, so that no machine is needed for more."""
+    """Whether every requested trial has ended, so that no further machine is needed."""
     return not state.open_trials and state.counted >= total
 
 

@@ -39,7 +39,7 @@ _REPORT_S: Final = 1.0
 
 
 class Observer(Protocol):
-    """Something that watches running studies. Subclass it, and write the methods that do something.
+    """An observer of running studies. Subclass it and override the methods that you need.
 
     Its methods are called one after another, in the order of what happened, in a thread of their own. What they raise,
     and how long they take, changes nothing in the study: an observer that raises, that has fallen 10,000 calls behind

@@ -28,7 +28,7 @@ _REASONS = {
 
 
 class StopSignals:
-    """Handles signals that ask to stop, while it is entered, and passes them on to the study that runs.
+    """Context that turns stop signals into stop requests for the running study.
 
     It may span several studies that run one after another: a signal between two of them is not lost, and a Ctrl-C
     after it ends the process. Handlers are only installed in the main thread, because Python allows it nowhere

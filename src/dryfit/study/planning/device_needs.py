@@ -64,7 +64,7 @@ def _required_bytes(plan: PlanState, first_bytes: int) -> int:
 
 
 def fence(need: Need, plan: PlanState | None, capacity_bytes: int | None) -> float | None:
-    """Return the share of a device that the allocator of a trial may take beside others; None: all.
+    """Return the share of a device that a trial's allocator may use beside others; None: all.
 
     The context is left out, as torch leaves it out: where it is larger than planned, the trial must not pay for it.
 

@@ -69,7 +69,7 @@ class _Kept(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What "auto" stands for in this session.
+    """The values of "auto" in this session.
 
     Attributes:
         config: The configuration with it.

@@ -40,7 +40,7 @@ class Way(Wire):
 
 
 class MeasuredWay(Wire):
-    """How fast one way was: the slowest of the trials side by side."""
+    """The measured speed of one way: the slowest of the concurrent trials."""
 
     way: Way
     step_s: float = Field(gt=0)

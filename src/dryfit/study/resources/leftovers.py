@@ -35,7 +35,7 @@ class Leftover:
 
 @dataclass(slots=True)
 class DeviceRecord:
-    """What the session knows of one device.
+    """The session's record of one device.
 
     Attributes:
         look: The last look at it; None: nothing is known.

@@ -49,7 +49,7 @@ _CONTEXT_MOST_BYTES: Final = 1 << 30
 
 @dataclass(slots=True)
 class Placements:
-    """Keeps account of which trial runs where, in one session.
+    """Records which trial runs where, in one session.
 
     Attributes:
         study: The study.

@@ -38,7 +38,7 @@ _LIGHTEST = 3
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and how one attempt of a trial is run; nothing of it changes what is learned.
+    """Where and how one attempt of a trial runs; does not change what is learned.
 
     Attributes:
         attempt: Its number, from 1.

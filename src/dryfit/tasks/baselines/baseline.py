@@ -1,4 +1,4 @@
-"""What a baseline is, and how a task names its own."""
+"""The type of a baseline, and the interface by which a task declares its own."""
 
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a causal language model computes after its decoder stack, by the model's own code: head, softcap, scale.
+"""The computation of a causal language model after its decoder stack, by its own code: head, softcap, scale.
 
 The model's forward pass is run with its stack replaced by one that gives known features. So nothing is known here of
 any architecture: whatever lies between the stack and the scores is computed as the model does it.
