@@ -69,8 +69,10 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert marked_processes(folder) == []
 
 
-@pytest.mark.chaos_long
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(0, marks=[pytest.mark.slow, pytest.mark.nightly]), pytest.param(1, marks=pytest.mark.chaos_long)],
+)
 def test_kill_9_of_the_control_process_again_and_again(undisturbed: Path, tmp_path: Path, seed: int) -> None:
     folder = copy_of(undisturbed, tmp_path / "study")
     draw = random.Random(seed)

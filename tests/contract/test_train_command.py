@@ -181,7 +181,7 @@ def test_a_study_that_its_disk_has_no_room_for_is_refused_before_its_first_trial
 def test_what_ends_it_in_between_changes_nothing(tmp_path: Path, number: int) -> None:
     study = tmp_path / "study"
     file = write_study(study, trials=1)
-    assert run("tune", file, "--set", "train.epochs=30", "--quiet").returncode == 0
+    assert run("tune", file, "--set", "train.epochs=8", "--quiet").returncode == 0
     value = fold(study).trials[0].value
     process = start("train", study, "--json")
     (paths,) = [study / "final" / f"trial-0000-seed-{fold(study).trials[0].seed}"]
