@@ -98,10 +98,6 @@ def test_the_best_over_seeds_are_a_table_and_done_runs_are_not_repeated(study: P
     assert all(len(list(folder.glob("attempt-*"))) == 1 for folder in folders)
 
 
-def best_trials(study: Path) -> list[int]:
-    return [trial.number for trial in sorted(fold(study).trials, key=lambda trial: -(trial.value or 0))]
-
-
 @pytest.mark.slow
 def test_a_breakpoint_works_in_process(study: Path) -> None:
     trial = fold(study).trials[0]
