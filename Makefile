@@ -48,11 +48,11 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 check: $(STAMP) ## the tests that need no torch, one to two minutes on two cores
 	$(PYTEST) --light -m '$(QUICK) and not heavy'
 
-test: $(STAMP) ## unit, property, contract and chaos tests, about nine minutes on two cores
+test: $(STAMP) ## unit, property, contract and chaos tests, about eight minutes on two cores
 	$(PYTEST) -m '$(QUICK)'
 
-proof: $(STAMP) ## the tests that take longer, about half an hour on two cores
-	$(PYTEST) -m 'slow and not nightly and $(NEVER)'
+proof: $(STAMP) ## the tests that take longer, about eleven minutes on two cores
+	$(PYTEST) --long -m 'slow and not nightly and $(NEVER)'
 
 test-nodes: $(STAMP) ## studies on real engines, several nodes on this machine, some of which die: a few minutes
 	$(TEST_ENV) $(BIN)/python -m pytest tests/nodes -m nodes

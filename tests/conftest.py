@@ -59,13 +59,16 @@ def own_signals() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make check` ask for the tests that need no torch, and somebody rewrite golden texts."""
+    """Let `make check` and `make proof` ask for their files, and somebody rewrite golden texts."""
     parser.addoption("--light", action="store_true", help="only files that import no heavy library; such imports fail")
+    parser.addoption("--long", action="store_true", help="only files that name the mark of long tests")
     parser.addoption("--rewrite-golden", action="store_true", help="write the texts of tests/golden anew: without -n")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Pass over files that need heavy libraries, without importing them."""
+    """Pass over files that need heavy libraries, or have no long test, without importing them."""
+    if config.getoption("--long") and collection_path.name.startswith("test_"):
+        return True if "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
     if not config.getoption("--light") or collection_path == reach.TESTS:
         return None
     code = collection_path / "conftest.py" if collection_path.is_dir() else collection_path

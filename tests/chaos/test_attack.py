@@ -7,7 +7,7 @@ import pytest
 from attack import Kind, Range, prepare
 from attacker import ATTACKS, attack_once
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,6 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Range:
     return prepare(tmp_path_factory.mktemp("grounds"))
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ATTACKS, ids=lambda kind: kind.__name__)
 def test_a_random_attack_breaks_no_promise(kind: Kind, seed: int, grounds: Range, tmp_path: Path) -> None:

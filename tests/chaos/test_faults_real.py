@@ -3,12 +3,10 @@
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +34,10 @@ from runtime_jobs import alive
 from study_runs import (
     DEADLINE_S,
     command,
-    ends,
     events_of,
     fold,
     marked_processes,
     run,
-    start,
     summary_of,
     write_study,
 )
@@ -200,34 +196,6 @@ def test_a_process_that_prints_without_end_does_not_fill_the_disk(
     assert text.endswith(b"the last line\n")
 
 
-@pytest.mark.slow
-def test_an_encoder_killed_in_the_middle_of_a_checkpoint_loses_only_that_one(tmp_path: Path) -> None:
-    folders = [tmp_path / "undisturbed", tmp_path / "study"]
-    for folder in folders:
-        write_study(folder, trials=2, search='sampler = "random"')
-    undisturbed, folder = folders
-    assert run("tune", undisturbed, "--quiet").returncode == 0
-    process, caught = start("tune", folder, "--quiet"), 0
-    while process.poll() is None:
-        half = None
-        with suppress(FileNotFoundError):  # a folder that was looked into is removed with its trial's end
-            half = next(folder.glob("trials/*/attempt-*/checkpoints/.step-*.tmp"), None)
-        pid = int(half.name.split(".")[-2]) if half is not None and caught < 2 else None
-        if half is None or pid is None:
-            continue
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-            if half.exists():  # stopped in the middle: it was not renamed meanwhile
-                os.kill(pid, signal.SIGKILL)
-                caught += 1
-            os.kill(pid, signal.SIGCONT)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert caught > 0
-    assert ends(folder) == ends(undisturbed)
-    assert {kind for trial in assert_ended(folder, 2) for kind, _ in followed(trial)} == {KILLED}
-
-
 # ---- memory and disks that end, each in a fence of its own
 
 
@@ -305,6 +273,7 @@ def test_shared_memory_that_is_full_is_told_and_tried_again_with_less(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_loader_workers_without_shared_memory_become_fewer(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     write_study(folder, trials=1, search='sampler = "random"', execution="loader_workers = 2")

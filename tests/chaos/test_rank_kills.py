@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 import dryfit
 from dryfit.core.failure import FailureKind
 from dryfit.core.settings.trial import Outcome
-from dryfit.store.events import AttemptEnded, AttemptStarted
+from dryfit.store.events import AttemptEnded, AttemptStarted, FailureFacts
 from study_runs import (
-    DEADLINE_S,
     ends,
     events_of,
     fold,
@@ -57,43 +55,36 @@ def other_rank(folder: Path) -> int | None:
     return children[0].pid if children else None
 
 
-def kill_rank(folder: Path) -> None:
-    """Kill rank 1 of a trial that has written a checkpoint."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline_s:
-        pid = other_rank(folder)
+def kill_other_rank(folder: Path) -> bool:
+    """Whether rank 1 was there to be killed: its trial may have ended meanwhile, and the next one is as good."""
+    pid = other_rank(folder)
+    with suppress(ProcessLookupError):
         if pid is not None:
-            with suppress(ProcessLookupError):  # its trial has ended meanwhile: the next one is as good
-                os.kill(pid, signal.SIGKILL)
-                return
-        time.sleep(0.01)
-    raise AssertionError("no rank was seen")
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
 
 
-def test_a_killed_rank_is_one_failure_and_the_trial_goes_on(tmp_path: Path, undisturbed: Path) -> None:
+def failures(folder: Path) -> list[FailureFacts]:
+    """Of the attempts that have ended so far."""
+    return [event.failure for event in events_of(folder) if isinstance(event, AttemptEnded) and event.failure]
+
+
+def test_a_killed_rank_is_one_failure_and_a_killed_study_leaves_no_rank_behind(
+    tmp_path: Path, undisturbed: Path
+) -> None:
     folder = tmp_path / "study"
     write_study(folder, trials=2, execution=SHARDED)
     command = start("tune", folder)
-    kill_rank(folder)
-    command.communicate(timeout=DEADLINE_S)
-    assert command.returncode == 0
-    failures = [event.failure for event in events_of(folder) if isinstance(event, AttemptEnded) and event.failure]
-    assert [failure.kind for failure in failures] == [FailureKind.COMM]
-    assert "rank 1 was killed by SIGKILL" in failures[0].sentence
-    assert ends(folder) == ends(undisturbed)
-    assert not marked_processes(folder)
-
-
-def test_a_killed_study_leaves_no_rank_behind_and_goes_on(tmp_path: Path, undisturbed: Path) -> None:
-    folder = tmp_path / "study"
-    write_study(folder, trials=2, execution=SHARDED)
-    command = start("tune", folder)
-    deadline_s = time.monotonic() + DEADLINE_S
-    while other_rank(folder) is None and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    assert wait_for(lambda: kill_other_rank(folder), command)
+    assert wait_for(lambda: failures(folder), command)
+    assert wait_for(lambda: other_rank(folder), command)
     kill_now(command)
     wait_for(lambda: not marked_processes(folder))
     resume_to_end(folder)
+    killed, *others = failures(folder)
+    assert killed.kind is FailureKind.COMM and "rank 1" in killed.sentence
+    assert {one.kind for one in others} <= {FailureKind.LOST}
     assert ends(folder) == ends(undisturbed)
     assert all(trial.outcome in (Outcome.COMPLETE, Outcome.PRUNED) for trial in fold(folder).trials)
 

@@ -38,8 +38,8 @@ if libc.capset(header, (ctypes.c_uint32 * 6)(4, 4, 4, 0, 0, 0)):  # CAP_DAC_READ
 if libc.prctl(47, 2, 2, 0, 0):  # PR_CAP_AMBIENT, which a new program keeps
     sys.exit(77)
 """
-READERS = (("status",), ("status", "--json"), ("show",), ("show", "0"), ("show", "0", "--json"), ("status", "--watch"))
-WRITERS = (("tune",), ("resume",), ("report",), ("export", "--to", "csv"), ("export", "--to", "optuna"))
+READERS = (("status",), ("show", "0", "--json"), ("status", "--watch"))
+WRITERS = (("tune",), ("report",), ("export", "--to", "csv"))
 KINDS = ["without permission to write", "of another user", "on a read-only mount"]
 
 
@@ -94,7 +94,7 @@ def test_a_study_that_cannot_be_written_to_can_be_read(words: tuple[str, ...], k
 @pytest.mark.every(3)
 def test_a_report_and_an_export_of_it_can_be_written_elsewhere(kind: str, study: Path, tmp_path: Path) -> None:
     before = looks(study)
-    for words in (("report",), ("export", "--to", "csv"), ("export", "--to", "optuna")):
+    for words in WRITERS[1:]:
         target = tmp_path / words[-1]
         done = run(kind, study, *words, "-o", str(target))
         assert done.returncode == 0, done.stderr
@@ -104,7 +104,9 @@ def test_a_report_and_an_export_of_it_can_be_written_elsewhere(kind: str, study:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("words", [WRITERS[2], *(pytest.param(words, marks=pytest.mark.slow) for words in WRITERS)])
+@pytest.mark.parametrize(
+    "words", [WRITERS[1], *(pytest.param(words, marks=pytest.mark.slow) for words in WRITERS[::2])]
+)
 def test_what_must_write_to_it_says_so(words: tuple[str, ...], kind: str, study: Path) -> None:
     before = looks(study)
     done = run(kind, study, *words)
@@ -131,7 +133,7 @@ def test_another_user_can_watch_a_study_that_runs_and_change_nothing(
     process = start("tune", study, "--quiet")
     assert wait_for(lambda: (study / "ledger.jsonl").exists() and fold(study).open_trials, process)
     found = {"status": (0, f"process {process.pid} runs it"), "show": (0, "open"), "show 0": (0, "attempt 1")}
-    found |= dict.fromkeys(("stop", "tune", "resume", "report"), (2, "Permission denied"))
+    found |= dict.fromkeys(("stop", "resume"), (2, "Permission denied"))
     for words, (status, said) in found.items():
         command, *options = words.split()
         argv = command_after(ANOTHER_USER, command, study, *options)

@@ -1,6 +1,5 @@
 """A study survives any kill: exactly the trials asked for, the same values, nothing left running."""
 
-import errno
 import json
 import os
 import random
@@ -11,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import dryfit
-from dryfit.core.errors import ExitStatus
-from dryfit.store.events import AttemptEnded, AttemptEvent, AttemptStarted, Event, TrialFinished
-from dryfit.store.ledger import Ledger, LedgerTail
+from dryfit.store.events import AttemptEvent, AttemptStarted, TrialFinished
+from dryfit.store.ledger import LedgerTail
 from dryfit.store.replay import StudyState
-from dryfit.study.loop.next_step import End
 from study_runs import (
     ends,
     events_of,
@@ -74,7 +70,8 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.chaos_long)]
+    "seed",
+    [pytest.param(0, marks=[pytest.mark.slow, pytest.mark.nightly]), pytest.param(1, marks=pytest.mark.chaos_long)],
 )
 def test_kill_9_of_the_control_process_again_and_again(undisturbed: Path, tmp_path: Path, seed: int) -> None:
     folder = copy_of(undisturbed, tmp_path / "study")
@@ -173,43 +170,6 @@ def _kill(pid: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 3)])
-def test_a_signal_checkpoints_and_the_study_goes_on(
-    undisturbed: Path, tmp_path: Path, number: signal.Signals, status: int
-) -> None:
-    folder = copy_of(undisturbed, tmp_path / "study")
-    process = start("tune", folder, "--quiet")
-    assert wait_for(lambda: any(isinstance(event, AttemptStarted) for event in events_of(folder)), process)
-    time.sleep(0.3)
-    process.send_signal(number)
-    _, errors = process.communicate()
-    assert process.returncode == status, errors
-    assert "dryfit resume" in errors
-    assert marked_processes(folder) == []
-    resume_to_end(folder)
-    assert_same(folder, undisturbed)
-    assert all(event.failure is None or event.failure.kind == "interrupted" for event in _attempt_ends(folder))
-
-
-def _attempt_ends(folder: Path) -> list[AttemptEnded]:
-    return [event for event in events_of(folder) if isinstance(event, AttemptEnded)]
-
-
-@pytest.mark.slow
-def test_ctrl_c_twice_ends_at_once(undisturbed: Path, tmp_path: Path) -> None:
-    folder = copy_of(undisturbed, tmp_path / "study")
-    process = start("tune", folder, "--quiet")
-    assert wait_for(lambda: any(isinstance(event, AttemptStarted) for event in events_of(folder)), process)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-    assert process.returncode == 130
-    assert marked_processes(folder) == []
-    resume_to_end(folder)
-    assert_same(folder, undisturbed)
-
-
-@pytest.mark.slow
 def test_more_trials_extend_the_study_and_change_nothing_before(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     shutil.copytree(undisturbed, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
@@ -252,6 +212,7 @@ def test_changed_data_begins_a_generation_and_earlier_trials_can_still_be_used(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_random_search_gives_the_same_values_at_any_parallelism(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder, parallel in zip(folders, (1, 2), strict=True):
@@ -264,25 +225,3 @@ def test_random_search_gives_the_same_values_at_any_parallelism(tmp_path: Path) 
         _, errors = process.communicate()
         assert process.returncode == 0, errors
     assert ends(folders[0]) == ends(folders[1])
-
-
-@pytest.mark.slow
-def test_a_full_disk_pauses_the_study(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = copy_of(undisturbed, tmp_path / "study")
-    append, written = Ledger.append, 0
-
-    def full_after_a_while(self: Ledger, event: Event) -> Event:
-        nonlocal written
-        written += 1
-        if written > 12:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return append(self, event)
-
-    monkeypatch.setattr(Ledger, "append", full_after_a_while)
-    result = dryfit.tune(folder)
-    assert (result.end, result.status) == (End.PAUSED, ExitStatus.STOPPED)
-    assert marked_processes(folder) == []
-    assert len(events_of(folder)) == 12
-    monkeypatch.undo()
-    resume_to_end(folder)
-    assert_same(folder, undisturbed)

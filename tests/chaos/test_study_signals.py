@@ -77,8 +77,7 @@ def goes_on_as_undisturbed(folder: Path, undisturbed: Path, monkeypatch: pytest.
     ("number", "status"),
     [
         (signal.SIGUSR2, 3),
-        pytest.param(signal.SIGTERM, 3, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 3, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 3, marks=pytest.mark.nightly),
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )
@@ -92,7 +91,7 @@ def test_a_signal_makes_trials_checkpoint(
     goes_on_as_undisturbed(study, undisturbed, monkeypatch)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.nightly)])
 def test_a_batch_system_may_signal_every_process(
     study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
@@ -110,7 +109,9 @@ def test_a_batch_system_may_signal_every_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "status"), [(signal.SIGTERM, 3), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("first", "status"), [(signal.SIGTERM, 3), pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly)]
+)
 def test_ctrl_c_after_a_request_ends_everything_at_once(
     study: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, first: signal.Signals, status: int
 ) -> None:

@@ -74,6 +74,7 @@ def check_mlflow(folder: Path, url: str, packages: Path) -> None:
         assert {key: one["metrics"][key][0][1] for key in ours.numbers} == ours.numbers
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_frozen_and_then_gone_loses_nothing_and_slows_no_trial(
     tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_event_files_that_were_torn_or_deleted_are_written_again(
     }
 
 
+@pytest.mark.nightly
 def test_runs_of_wandb_are_whole_after_a_kill_and_a_resume(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +200,7 @@ def test_runs_of_wandb_are_whole_after_a_kill_and_a_resume(
     ]
 
 
+@pytest.mark.nightly
 def test_rows_of_trackio_are_there_once_after_kills_and_a_replay(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

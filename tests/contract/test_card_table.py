@@ -46,10 +46,8 @@ def test_the_way_that_needs_most_is_told() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "card"),
-    [("qlora-7b-12gb", "rtx3060"), pytest.param("qlora-7b-24gb", "rtx4090", marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "card"), [("qlora-7b-12gb", "rtx3060"), ("qlora-7b-24gb", "rtx4090")])
 def test_a_preset_in_four_bits_fits_its_card_as_it_is_told(name: str, card: str) -> None:
     answer = dryfit.plan(preset=name, device=card)
     assert answer.verdict is VerdictKind.FITS and answer.memory is not None
@@ -58,6 +56,7 @@ def test_a_preset_in_four_bits_fits_its_card_as_it_is_told(name: str, card: str)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["QLoRA", "full"])
 def test_a_plan_made_now_says_what_the_table_says(way: str) -> None:
     model = "meta-llama/Llama-3.2-1B"

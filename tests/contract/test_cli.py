@@ -171,19 +171,6 @@ def test_rows_past_a_bound_are_told_by_their_line(name: str, words: tuple[str, .
 
 
 @pytest.mark.slow
-def test_a_study_in_which_every_trial_fails_ends_with_1(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study", trials=2)
-    done = run("tune", study, "--set", "regularization.freeze_layers=99", "--json")
-    assert done.returncode == 1, done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["trials"]["failed"] == 2
-    assert summary["best"] is None
-    told = run_here("show", study, "1")
-    assert "config" in told.stdout
-    assert "log.txt" in told.stdout
-
-
-@pytest.mark.slow
 def test_status_show_and_the_story_of_a_trial(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study", trials=2)
     done = run("tune", study)

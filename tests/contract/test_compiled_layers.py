@@ -42,13 +42,12 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def gradients(folder: Path, *, compiled: bool, recomputed: bool) -> tuple[torch.Tensor, list[str]]:
-    """Of three batches, each of another width, in fp64."""
+def gradients(folder: Path, *, compiled: bool) -> tuple[torch.Tensor, list[str]]:
+    """Of three batches, each of another width, in fp64, with layers that are recomputed."""
     encoder, _ = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
     torch.manual_seed(0)
     model = EncoderWithHead(encoder, HeadSpec(HeadSettings(dropout=0.1), 3)).double().train()
-    if recomputed:
-        enable_checkpointing(encoder, reentrant=False)
+    enable_checkpointing(encoder, reentrant=False)
     notes: list[str] = []
     layers = CompiledLayers(model, layers_of(model) if compiled else [], notes.append)
     task, found = tasks.criteria(num_labels=3, train_counts={0: 7, 1: 2, 2: 1}, pad_id=0), []
@@ -73,11 +72,11 @@ def parameters(model: nn.Module) -> Sequence[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("recomputed", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_gradients_are_those_of_plain_layers(tmp_path: Path, kept: Path, recomputed: bool) -> None:
+@pytest.mark.nightly
+def test_gradients_are_those_of_plain_layers(tmp_path: Path, kept: Path) -> None:
     model = tiny.model(tmp_path / "m")
-    plain, _ = gradients(model, compiled=False, recomputed=recomputed)
-    compiled, notes = trials.apart(lambda: gradients(model, compiled=True, recomputed=recomputed))
+    plain, _ = gradients(model, compiled=False)
+    compiled, notes = trials.apart(lambda: gradients(model, compiled=True))
     assert notes == []
     assert list(kept.rglob("*.so"))
     assert float((compiled - plain).norm() / plain.norm()) < 1e-12
@@ -111,7 +110,8 @@ def test_without_a_compiler_a_trial_is_the_plain_one(tmp_path: Path, monkeypatch
 def run(folder: Path, model: Path, task: str, *, compiled: bool) -> dict[str, Any]:
     """What a trial of a process of its own came to."""
     folder.mkdir()
-    trial = trials.small(folder, encoder=model, study={"task": task}, execution={"compiled": compiled}, **TABLES[task])
+    execution = {"compiled": compiled, "checkpointing": task == "criteria"}
+    trial = trials.small(folder, encoder=model, study={"task": task}, execution=execution, **TABLES[task])
 
     def attempt() -> tuple[dict[str, Any], list[Any]]:
         _, channel = trial.run()

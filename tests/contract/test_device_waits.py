@@ -17,7 +17,7 @@ import device_waits
     [
         ({"train": {"precision": "fp16"}, "execution": {"micro_batch": 3}}, 1),
         *[
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.nightly])
             for case in (
                 ({"regularization": {"max_grad_norm": 0.0}, "loss": {"name": "focal", "class_balance": "weighted"}}, 1),
                 (

@@ -58,7 +58,7 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
         text=True,
         timeout=DEADLINE_S,
         check=False,
-        env=os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("tmp")), "HF_HOME": str(folder / "hub")},
+        env=os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("tmp"))},
     )
     assert done.returncode == 1, done.stderr
     assert contents(folder / "study") == before
@@ -162,7 +162,7 @@ def test_a_dry_run_names_the_bad_row_and_runs_no_trial(tmp_path: Path) -> None:
 def test_a_process_that_died_has_left_its_log(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study")
     words = ("--set", f"model.name={sick.aborting(tmp_path / 'aborting')}", "--set", "model.trust_remote_code=true")
-    environment = os.environ | {"TMPDIR": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
     asked = command("doctor", study, "--json", *words)
     done = subprocess.run(asked, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
     assert done.returncode == 1, done.stderr

@@ -42,7 +42,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
     ("key", "tables", "value"),
     [
         *((key, *case) for key, case in {**WINDOWS, **HEAD}.items()),
-        *(pytest.param(key, *case, marks=pytest.mark.slow) for key, case in COMMON.items()),
+        *(pytest.param(key, *case, marks=pytest.mark.nightly) for key, case in COMMON.items()),
     ],
 )
 def test_the_key_changes_training(pairs: Pairs, key: str, tables: Tables, value: Any) -> None:

@@ -16,6 +16,8 @@ from dryfit.core.settings.splits import fold_groups
 from dryfit.core.settings.trial import FoldScore, Outcome
 from study_runs import ends, fold, kill_now, run, run_here, start, summary_of, wait_for, write_study
 
+pytestmark = pytest.mark.slow
+
 TASK = """
 from {module} import ScoreTask
 
@@ -99,7 +101,6 @@ def scores(folds: dict[int, list[str]], numbers: tuple[int, ...] = (1, 2, 3)) ->
     return tuple(FoldScore(size / 8, (), 2, 4, 4) for size in sizes)
 
 
-@pytest.mark.slow
 def test_a_trial_is_worth_the_mean_of_its_folds(study: tuple[Path, dict[int, list[str]]]) -> None:
     folder, folds = study
     assert sorted(map(len, folds.values())) == [7, 7, 8]
@@ -155,7 +156,6 @@ def test_the_mirror_has_folds_too(study: tuple[Path, dict[int, list[str]]]) -> N
     assert mirrored[2].last_step == 2
 
 
-@pytest.mark.slow
 def test_doctor_knows_folds(study: tuple[Path, dict[int, list[str]]]) -> None:
     folder, _ = study
     found = {(one.about, one.check): one.found for one in dryfit.doctor(folder / "study.toml", machine=False).findings}
@@ -164,7 +164,6 @@ def test_doctor_knows_folds(study: tuple[Path, dict[int, list[str]]]) -> None:
     assert "(88 rows)" in time  # 22 rows, each in two folds, in two epochs
 
 
-@pytest.mark.slow
 def test_one_model_comes_of_them(study: tuple[Path, dict[int, list[str]]], tmp_path: Path) -> None:
     folder, _ = study
     assert not list(folder.glob("trials/*/best")) and not list(folder.glob("trials/*/checkpoints/*"))
@@ -178,7 +177,7 @@ def test_one_model_comes_of_them(study: tuple[Path, dict[int, list[str]]], tmp_p
     assert "on average the best of the trial's folds" in card
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fold_that_stops_early_leaves_out_numbers_of_reports(
     study: tuple[Path, dict[int, list[str]]], tmp_path: Path
 ) -> None:
@@ -193,7 +192,6 @@ def test_a_fold_that_stops_early_leaves_out_numbers_of_reports(
         assert trial.outcome is Outcome.COMPLETE
 
 
-@pytest.mark.slow
 def test_other_folds_begin_a_new_generation(study: tuple[Path, dict[int, list[str]]]) -> None:
     folder, _ = study
     said = run_here("tune", folder, "--dry-run", "--set", "data.folds=2")
@@ -201,8 +199,7 @@ def test_other_folds_begin_a_new_generation(study: tuple[Path, dict[int, list[st
     assert "forks" in said.stdout + said.stderr and "data.folds was 3, is now 2" in said.stdout + said.stderr
 
 
-@pytest.mark.every(2)
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_killed_study_ends_as_if_it_had_not_been(tmp_path: Path, number: int) -> None:
     """SIGKILL of all of it once the first trial is in one of its folds."""

@@ -81,6 +81,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_name_a_row_and_a_class_are_a_task(source: Path, tmp_path: Path) -> None:
     study = tmp_path / "study"
 

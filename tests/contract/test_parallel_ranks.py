@@ -15,7 +15,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return rank_processes.run(2, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.slow
 def test_slices_from_a_folder_train_as_the_whole_and_are_saved_whole(two: Found):
     found = [rank["equality"] for rank in two]
     for rank in found:

@@ -107,7 +107,7 @@ def difference(
     return traced / measured - 1
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("architecture", "precision"),
     [
@@ -138,7 +138,7 @@ def test_deberta_in_bf16(tmp_path: Path) -> None:
     assert abs(difference(encoder(tmp_path, "deberta-v3", "bf16"))) <= 0.01
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @UNTRACKED
 @pytest.mark.parametrize(
     "optimizer",
@@ -205,9 +205,9 @@ def test_checkpointed_adapters_take_what_the_trace_says(tmp_path: Path, reentran
     ("architecture", "precision", "rank"),
     [
         ("gemma2", "bf16", 0),
-        pytest.param("qwen2", "bf16", 8, marks=SLOW),
+        pytest.param("qwen2", "bf16", 8, marks=[SLOW, pytest.mark.nightly]),
         pytest.param("qwen2", "fp16", 8, marks=SLOW),
-        pytest.param("llama", "fp32", 0, marks=SLOW),
+        pytest.param("llama", "fp32", 0, marks=[SLOW, pytest.mark.nightly]),
     ],
 )
 def test_a_loss_in_chunks_takes_what_the_trace_says(

@@ -111,9 +111,9 @@ def test_every_encoder_can_be_planned(tmp_path: Path, names: list[str]) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(SMALLEST_DECODERS[::6], id="some"),
+        pytest.param(SMALLEST_DECODERS[::12], id="some"),
         pytest.param(
-            [name for name in SMALLEST_DECODERS if name not in SMALLEST_DECODERS[::6]],
+            [name for name in SMALLEST_DECODERS if name not in SMALLEST_DECODERS[::12]],
             id="the smallest of each other kind",
             marks=pytest.mark.nightly,
         ),
@@ -121,7 +121,7 @@ def test_every_encoder_can_be_planned(tmp_path: Path, names: list[str]) -> None:
     ],
 )
 def test_decoders_of_every_kind_can_be_planned_with_adapters(tmp_path: Path, names: list[str]) -> None:
-    assert len(DECODERS) >= 25 and len(names) >= 3
+    assert len(DECODERS) >= 25 and len(names) >= 2
     found = answers(names, BuiltInTask.CAUSAL_LM, tmp_path)
     assert wrong(found, FP16_BYTES) == {}
     for answer in found.values():
@@ -142,6 +142,7 @@ def test_such_a_model_is_no_unknown_verdict_but_an_error(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's business
 def test_a_step_of_a_7b_model_takes_less_than_half_without_all_scores() -> None:
     """2 x 2048 tokens in fp16 with adapters of rank 128 and checkpointing, beside the weights."""

@@ -79,7 +79,7 @@ def test_inputs_of_layers_leave_the_device_and_are_counted_on_the_host(fact: Fac
     [
         ("bf16", "yes", "adafactor"),
         *[
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=pytest.mark.nightly)
             for case in (("fp32", "no", "sgd"), ("bf16", "no", "adamw"), ("fp16", "yes", "adamw"))
         ],
     ],
@@ -131,13 +131,12 @@ def test_the_matrix_of_each_product_with_a_quantised_base_is_counted(fact: Fact,
     assert sorted(integers) == sorted(4 * tokens * one.out_features for one in layers.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rows", "length", "expected_mib"),
     # Traced once by an independent study of the same operators, with its own recorder.
     [
-        ("bert-base-uncased", 16, 512, 4756 - 63),
-        ("bert-large-uncased", 16, 512, 12873),
+        pytest.param("bert-base-uncased", 16, 512, 4756 - 63, marks=pytest.mark.nightly),
+        pytest.param("bert-large-uncased", 16, 512, 12873, marks=pytest.mark.nightly),
         ("microsoft/deberta-v3-large", 16, 512, 33075),
     ],
 )
@@ -147,7 +146,7 @@ def test_known_peaks(fact: Fact, model: str, rows: int, length: int, expected_mi
     assert found["rss_bytes"] < 500e6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_seven_billion_weights_are_traced_in_less_than_half_a_gigabyte(fact: Fact) -> None:
     found = fact("large", "Qwen/Qwen2.5-7B", "1", "512", "bf16", "lora")
     assert found["peak_bytes"] > 20e9

@@ -123,16 +123,15 @@ def test_a_trial_is_planned_with_its_answers_and_fewer_at_once_take_less(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("architecture", "lora", "new"),
     [
-        ("qwen2", True, NEW),
-        ("llama", False, 200),
         ("llama", True, 1),
-        ("mistral", True, NEW),
-        ("gpt2", False, 200),
         ("gemma2", True, NEW),
+        *(
+            pytest.param(*one, marks=pytest.mark.nightly)
+            for one in (("qwen2", True, NEW), ("llama", False, 200), ("mistral", True, NEW), ("gpt2", False, 200))
+        ),
     ],
 )
 def test_answers_take_what_the_plan_says(tmp_path: Path, architecture: str, lora: bool, new: int) -> None:

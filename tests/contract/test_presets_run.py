@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dryfit.core.settings.presets import PRESETS
 from dryfit.starter.preset import TASKS
 from study_runs import run, run_here
 
+EACH_DAY = (("criteria", "max"), ("joint", "supermax"))
 SMALL = {
     "study.trials": 1,
     "train.epochs": 1,
@@ -53,9 +55,13 @@ def test_the_studies_of_all_tasks_are_tuned_in_a_row(first: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.each_value
-@pytest.mark.parametrize("preset", ["max", "supermax"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "preset"),
+    [
+        pytest.param(task, preset, marks=[] if (task, preset) in EACH_DAY else pytest.mark.nightly)
+        for task, preset in product(TASKS, ("max", "supermax"))
+    ],
+)
 def test_a_preset_of_every_task_passes_its_checks(preset: str, task: BuiltInTask, first: Path, tmp_path: Path) -> None:
     assert run_here("init", tmp_path / "new", "--preset", preset, "--task", task).returncode == 0
     model = first / task / "model" if task == "causal-lm" else first / "encoder"

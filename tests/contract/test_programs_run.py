@@ -27,6 +27,7 @@ NAMES = sorted({str(path.relative_to(PROGRAMS)) for path in PROGRAMS.rglob("*.py
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("program", NAMES)
 def test_it_ends_as_its_first_line_says(tmp_path: Path, program: str) -> None:
     for package in NEEDS.get(program, ()):

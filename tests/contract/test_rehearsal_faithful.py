@@ -13,9 +13,10 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parents[1] / "support"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", list(CASES)[1::2])
 def test_a_program_and_a_plan_of_one_step_agree(tmp_path: Path, name: str) -> None:
-    """Of the other cases, a real Trainer is held against the plan each day: test_trainer_against_plan.py."""
+    """Of the cases between them a real Trainer is held against the plan each day: test_trainer_against_plan.py."""
     case = tmp_path / "case.json"
     case.write_text(case_of(tmp_path / "model", CASES[name]).model_dump_json(), encoding="utf-8")
     plan = planned(tmp_path, case)

@@ -7,7 +7,7 @@ import pytest
 
 from study_runs import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "parsed_arguments.py"
 

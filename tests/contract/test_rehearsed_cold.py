@@ -9,6 +9,7 @@ import dryfit
 import warm
 from dryfit.core.jobs.rehearsal import RehearsalAnswer
 from rehearsed import PROGRAMS, rehearse
+from rehearsed_memory import memory_of
 
 pytestmark = pytest.mark.slow
 OF_THE_PROCESS = {
@@ -38,3 +39,4 @@ def test_it_answers_as_one_that_was_forked_from_a_warm_process(
     monkeypatch.delenv(warm.COLD_VARIABLE)
     forked = rehearse(tmp_path, program, *arguments, device=started.device)
     assert facts_of(started) == facts_of(forked)
+    assert [step.number for step in memory_of(forked).steps] == [1, 2, 3]

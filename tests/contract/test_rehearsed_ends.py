@@ -42,8 +42,11 @@ def ran(folder: Path, code: str, timeout_s: float = 600) -> RehearsalAnswer:
 
 @pytest.mark.parametrize(
     "first",
-    ["signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))", "signal.alarm(0)", "time.sleep = lambda _: 1"],
-    ids=["blocks signals", "takes back alarms", "replaces sleep"],
+    [
+        pytest.param("signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))", id="blocks signals"),
+        pytest.param("signal.alarm(0)", id="takes back alarms"),
+        pytest.param("time.sleep = lambda _: 1", id="replaces sleep", marks=pytest.mark.nightly),
+    ],
 )
 def test_without_a_step_it_is_ended_in_time_and_says_where_it_was(tmp_path: Path, first: str) -> None:
     answer = ran(tmp_path, f"{first}\n{WAIT}", timeout_s=4)
@@ -70,9 +73,7 @@ def test_one_that_waits_after_its_steps_is_ended_with_what_was_seen(
     assert any(f"ended after 30 s, with {steps} of 3 steps" in text for text in (*answer.notes, *answer.reasons))
 
 
-@pytest.mark.parametrize(
-    "ends", ["sys.exit(5)", "raise ValueError", "pass\nelse:\n    os.waitpid(child, 0)\n    step()"]
-)
+@pytest.mark.parametrize("ends", ["raise ValueError", "pass\nelse:\n    os.waitpid(child, 0)\n    step()"])
 def test_a_process_that_it_forks_ends_as_ever(tmp_path: Path, ends: str) -> None:
     code = f"child = os.fork()\nif child == 0:\n    {ends}\n"
     after = "os.waitpid(child, 0)\nstep()\n" if "else" not in ends else ""
@@ -121,6 +122,7 @@ def test_one_that_asks_whether_a_kernel_is_there_goes_on_without_it(tmp_path: Pa
 ENDS = {"fails": "raise RuntimeError('mine')", "exits": "sys.exit(3)", "is interrupted": "raise KeyboardInterrupt"}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("steps", [0, 1])
 def test_what_was_seen_of_one_that_fails_is_told(tmp_path: Path, ends: str, steps: int) -> None:
@@ -144,7 +146,9 @@ def test_one_that_changes_its_parameters_by_hand_has_trained(tmp_path: Path) -> 
     assert (answer.end, answer.verdict, answer.fits) == (ScriptEnd.FINISHED, VerdictKind.FITS, True)
 
 
-@pytest.mark.parametrize(("steps", "end"), [(0, ScriptEnd.NO_STEP), (2, ScriptEnd.STOPPED)])
+@pytest.mark.parametrize(
+    ("steps", "end"), [pytest.param(0, ScriptEnd.NO_STEP, marks=pytest.mark.nightly), (2, ScriptEnd.STOPPED)]
+)
 def test_ctrl_c_at_the_terminal_tells_what_was_seen(tmp_path: Path, steps: int, end: ScriptEnd) -> None:
     (tmp_path / "script.py").write_text(f"{LOOP}for _ in range({steps}):\n    step()\nprint('ready')\n{WAIT}")
     command = [sys.executable, "-m", "dryfit.cli.app", "rehearse", "--device", "16GiB", "--json", "script.py"]

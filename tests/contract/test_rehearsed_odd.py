@@ -62,20 +62,22 @@ STRANGE = {
     "guards.py": 3,
     "reads_checkpoint.py": 3,
 }
+AT_NIGHT = ("asks_terminal.py", "copies_model.py", "prints_memory.py", "reads_checkpoint.py", "item_branches.py")
+SAID = {"compiles.py": "torch.compile", "rare_calls.py": "CUDA graph"}
 
 
-@pytest.mark.parametrize("program", STRANGE)
+@pytest.mark.parametrize(
+    "program",
+    [one if one not in AT_NIGHT else pytest.param(one, marks=pytest.mark.nightly) for one in STRANGE],
+)
 def test_strange_scripts_are_followed(tmp_path: Path, program: str) -> None:
     answer = rehearse(tmp_path, f"odd/{program}")
     memory = memory_of(answer)
     check_sums(memory, f"odd/{program}")
     assert len(memory.steps) == STRANGE[program]
     assert memory.by_category[MemoryCategory.WEIGHTS] >= held_bytes((2, 8), (2,))
-
-
-def test_what_a_graph_keeps_is_said_to_be_unknown(tmp_path: Path) -> None:
-    answer = rehearse(tmp_path, "odd/rare_calls.py")
-    assert any("CUDA graph" in one.what for one in answer.unknown)
+    said = (*answer.notes, *(one.what for one in answer.unknown))
+    assert any(SAID.get(program, "") in text for text in said) or program not in SAID
 
 
 def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path) -> None:
@@ -89,17 +91,11 @@ def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path
     assert replicas.reasons == ("it copies the model to 2 devices at each step",)
 
 
-def test_compiled_models_are_said_to_run_eagerly(tmp_path: Path) -> None:
-    answer = rehearse(tmp_path, "odd/compiles.py")
-    assert any("torch.compile" in text for text in (*answer.notes, *(one.what for one in answer.unknown)))
-    assert answer.fits
-
-
 @pytest.mark.parametrize(
     ("device", "verdict", "end"),
     [
-        ("2GiB", VerdictKind.FITS, ScriptEnd.FINISHED),
-        ("1500MiB", VerdictKind.UNKNOWN, ScriptEnd.FINISHED),  # room for all but the margin
+        pytest.param("2GiB", VerdictKind.FITS, ScriptEnd.FINISHED, marks=pytest.mark.nightly),
+        pytest.param("1500MiB", VerdictKind.UNKNOWN, ScriptEnd.FINISHED, marks=pytest.mark.nightly),  # but the margin
         ("1GiB", VerdictKind.UNKNOWN, ScriptEnd.OUT_OF_MEMORY),
         ("600MiB", VerdictKind.REFUSED, ScriptEnd.OUT_OF_MEMORY),
     ],
@@ -116,7 +112,10 @@ def test_a_compiled_script_needs_something_between_two_bounds(
     assert verdict is VerdictKind.FITS or "between" in answer.reasons[0]
 
 
-@pytest.mark.parametrize(("bits", "on_device"), [(32, []), (8, 2 * [(1024 * 1024 // 256,)] + 2 * [(256,)])])
+@pytest.mark.parametrize(
+    ("bits", "on_device"),
+    [pytest.param(32, [], marks=pytest.mark.nightly), (8, 2 * [(1024 * 1024 // 256,)] + 2 * [(256,)])],
+)
 def test_paged_moments_lie_on_the_host(tmp_path: Path, bits: int, on_device: list[tuple[int, ...]]) -> None:
     """On the device stay what 8 bits need besides: a scale for each 256 numbers, and two maps of codes."""
     answer = rehearse(tmp_path, "odd/paged_optimizer.py", "--bits", bits)
@@ -141,6 +140,7 @@ def test_loops_without_gradients_are_left_out_once_they_repeat(tmp_path: Path) -
     assert first is not None and second is not None and second.flops_per_step > first.flops_per_step
 
 
+@pytest.mark.nightly
 def test_flash_attention_by_name_has_the_memory_of_torchs_kernel(tmp_path: Path) -> None:
     """Without padding both keep the same; flash attention has a copy of its output in the other order of heads."""
     memories = []

@@ -46,6 +46,7 @@ def test_a_backward_pass_without_room_is_an_error_that_can_be_caught(tmp_path: P
     assert memory.required_bytes <= 3 * GIB
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
@@ -53,10 +54,9 @@ def test_a_backward_pass_without_room_is_an_error_that_can_be_caught(tmp_path: P
             "auto_batch_size.py",
             ["--output_dir", "out", "--width", 256, "--layers", 4, "--length", 256, "--batch", 256, "--rows", 512],
         ),
-        pytest.param(
+        (
             "accelerate_loop.py",
             ["--width", 256, "--layers", 4, "--vocabulary", 1000, "--length", 256, "--batch", 256, "--rows", 512],
-            marks=pytest.mark.nightly,  # the Trainer calls the same function of accelerate
         ),
     ],
 )

@@ -19,17 +19,18 @@ from rehearsed_memory import memory_of, takes_three_steps
 pytestmark = pytest.mark.slow
 SFT = "trl.scripts.sft"
 RUNS: dict[str, tuple[str, list[Any]]] = {
-    "glue": ("glue_trainer.py", ["--output_dir", "out", "--precision", "fp16"]),
     "causal": ("causal_lm_trainer.py", ["--output_dir", "out"]),
-    "causal reentrant": ("causal_lm_trainer.py", ["--output_dir", "out", "--reentrant"]),
     "sft": ("sft_lora.py", ["--output_dir", "out"]),
     "dpo in 8 bits": ("dpo_lora.py", ["--output_dir", "out", "--optim", "adamw_8bit"]),
     "grpo": ("grpo.py", ["--output_dir", "out"]),
 }
 NEED_TRL = ("sft", "dpo in 8 bits", "grpo")
+AT_NIGHT = ("sft", "grpo")
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=pytest.mark.nightly) if run in AT_NIGHT else run for run in RUNS]
+)
 def test_unmodified_trainers_run_to_the_third_step(tmp_path: Path, run: str) -> None:
     if run in NEED_TRL:
         need_package("trl")
@@ -42,7 +43,10 @@ SHARDED = (
 )
 
 
-@pytest.mark.parametrize("launcher", [[], SHARDED.split()], ids=["alone", "sharded"])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param([], marks=pytest.mark.nightly, id="alone"), pytest.param(SHARDED.split(), id="sharded")],
+)
 def test_the_script_that_trl_ships_runs_as_a_module(tmp_path: Path, launcher: list[str]) -> None:
     need_package("trl")
     model, rows = tmp_path / "model", tmp_path / "rows"
@@ -73,6 +77,7 @@ def test_the_script_that_trl_ships_runs_as_a_module(tmp_path: Path, launcher: li
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.nightly
 def test_preferences_without_bitsandbytes(tmp_path: Path) -> None:
     need_package("trl")
     arguments = ("--output_dir", tmp_path / "out")

@@ -81,9 +81,6 @@ def test_evaluations_of_its_trainer_are_reports(undisturbed: TrialState) -> None
 
 KILLS = [
     [("step", 1)],
-    [("half", 4)],
-    [("evaluate", 6)],
-    [("evaluate", 12)],
     [("end", 12)],
     [("save", 8), ("half", 10), ("step", 11)],
     [("stop at step", 3), ("stop at evaluate", 6), ("stop at step", 7)],

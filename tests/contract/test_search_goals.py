@@ -102,6 +102,7 @@ def test_optuna_reads_the_same_study(tuned: Tuned) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_other_goals_begin_a_generation(tuned: Tuned, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     shutil.copytree(tuned.folder, folder)

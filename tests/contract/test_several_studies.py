@@ -131,7 +131,9 @@ def test_what_makes_no_sense_for_several_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 3)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 3, marks=pytest.mark.nightly)]
+)
 def test_a_signal_stops_the_one_that_runs_and_begins_no_further_one(
     tmp_path: Path, number: signal.Signals, status: int
 ) -> None:

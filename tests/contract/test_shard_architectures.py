@@ -4,6 +4,7 @@ The proof's own ranks are threads of this process; others here are processes, wh
 """
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def checked_plan(name: str, degree: int, *, words: bool) -> ShardPlan:
     return plan
 
 
-@pytest.mark.each_value
+@pytest.mark.every(4)
 @pytest.mark.parametrize("words", [False, True], ids=["layers", "words too"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_planned_and_proved_on_two_ranks(name: str, words: bool) -> None:
@@ -65,6 +66,8 @@ def test_layers_are_sharded_as_transformers_own_plan_does(name: str) -> None:
 
 # --- on real processes, from files -----------------------------------------------------------------------------------
 
+EACH_DAY = (("bert", 2), ("llama", 4), ("mixtral", 2))
+"""An encoder, heads that share keys, and experts; of each architecture the plan is proved above."""
 WITHOUT_A_SUM = "bert, one sum left out"
 
 
@@ -97,9 +100,13 @@ def found(
     return done
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("degree", DEGREES)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "degree"),
+    [
+        pytest.param(name, degree, marks=[] if (name, degree) in EACH_DAY else pytest.mark.nightly)
+        for name, degree in product(ARCHITECTURES, DEGREES)
+    ],
+)
 def test_processes_that_load_slices_train_as_the_whole(
     found: dict[int, dict[str, list[Facts]]], name: str, degree: int
 ) -> None:
@@ -118,7 +125,7 @@ def test_processes_that_load_slices_train_as_the_whole(
         assert facts["slices"] <= facts["read"] <= 1.01 * facts["slices"], f"rank {rank}"
 
 
-@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("degree", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_processes_see_a_sum_that_is_left_out(found: dict[int, dict[str, list[Facts]]], degree: int) -> None:
     for facts in found[degree][WITHOUT_A_SUM]:
         assert facts["logits"] > 1e-3 and facts["gradients"][1] > 1e-3 and facts["trained"][1] > 1e-3

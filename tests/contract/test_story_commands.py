@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import objectives
 from dryfit.cli.app import app
 from dryfit.core.errors import ConfigError, LedgerError
 from ledgers import eventful
 from study_runs import command, events_of, run_here, start, wait_for, write_stepwise
 
-SUPPORT = Path(objectives.__file__).parent
 CRASHED = 7
 """A trial of the eventful study that crashed once."""
 

@@ -60,6 +60,7 @@ tp = {tp}
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(available_cores() < 2, reason="each rank needs a core of its own")
 def test_the_large_model_is_cut_and_learns_what_one_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

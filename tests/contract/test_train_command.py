@@ -98,10 +98,6 @@ def test_the_best_over_seeds_are_a_table_and_done_runs_are_not_repeated(study: P
     assert all(len(list(folder.glob("attempt-*"))) == 1 for folder in folders)
 
 
-def best_trials(study: Path) -> list[int]:
-    return [trial.number for trial in sorted(fold(study).trials, key=lambda trial: -(trial.value or 0))]
-
-
 @pytest.mark.slow
 def test_a_breakpoint_works_in_process(study: Path) -> None:
     trial = fold(study).trials[0]
@@ -181,7 +177,7 @@ def test_a_study_that_its_disk_has_no_room_for_is_refused_before_its_first_trial
 def test_what_ends_it_in_between_changes_nothing(tmp_path: Path, number: int) -> None:
     study = tmp_path / "study"
     file = write_study(study, trials=1)
-    assert run("tune", file, "--set", "train.epochs=30", "--quiet").returncode == 0
+    assert run("tune", file, "--set", "train.epochs=8", "--quiet").returncode == 0
     value = fold(study).trials[0].value
     process = start("train", study, "--json")
     (paths,) = [study / "final" / f"trial-0000-seed-{fold(study).trials[0].seed}"]

@@ -158,16 +158,15 @@ def of_task(name: str, folder: Path, model: Path) -> trials.Trial:
             return trial
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "name",
     [
-        "several labels",
+        "causal-lm",  # its training rows share sequences, and its validation rows do not
         *(
-            # Training rows of causal-lm share sequences, and its validation rows do not.
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("evidence", "share", "joint", "causal-lm", "a task of one's own")
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("several labels", "evidence", "share", "joint", "a task of one's own")
         ),
     ],
 )
@@ -183,8 +182,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path):
     return result, channel.points
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("step", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 9, 11, 14, 20, 21, 28))])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [10, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 14, 21))])
 def test_stopped_it_goes_on_in_its_fold(tmp_path: Path, model: Path, undisturbed, step: int) -> None:
     """Within each fold, and between two of them: the loop asks nine times in a fold and once behind it."""
     result, points = undisturbed
@@ -236,8 +235,8 @@ def killed(trial: trials.Trial, when: Callable[[MetricPoint], bool], *, checkpoi
 @pytest.mark.parametrize(
     ("n", "every_s", "from_step", "heard"),
     [
-        (6, 1e-9, 15, 6),  # within the second fold, behind a checkpoint of its own
-        (6, 1e9, 10, 4),  # with none: it begins anew, and the first one is kept
+        (6, 1e9, 10, 4),  # within the second fold, with no checkpoint: it begins anew, and the first one is kept
+        pytest.param(6, 1e-9, 15, 6, marks=pytest.mark.nightly),  # behind a checkpoint of its own
     ],
 )
 def test_killed_in_its_second_fold(
@@ -268,6 +267,7 @@ def test_a_damaged_checkpoint_leads_back_into_the_fold_before(tmp_path: Path, mo
     assert second == result
 
 
+@pytest.mark.slow
 def test_a_verdict_ends_it_in_its_fold(tmp_path: Path, model: Path, undisturbed) -> None:
     result, points = undisturbed
     found, channel = in_folds(tmp_path, model).run(verdict=lambda point: point.n < 5)
@@ -303,6 +303,7 @@ def test_each_fold_stops_early_by_itself(tmp_path: Path, model: Path) -> None:
     assert totals[-1] == result.steps + result.folds[2].schedule_steps - result.folds[2].steps
 
 
+@pytest.mark.slow
 def test_folds_are_numbered_as_the_study_asks(tmp_path: Path, model: Path) -> None:
     """Other trials of the study have more epochs: the same number is the same fold."""
     trial = in_folds(tmp_path, model, folds=2)
@@ -311,6 +312,7 @@ def test_folds_are_numbered_as_the_study_asks(tmp_path: Path, model: Path) -> No
     assert [point.n for point in channel.points] == [0, 1, 2, 9, 10, 11, 12, 19]
 
 
+@pytest.mark.slow
 def test_a_fold_without_a_number_is_the_end(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean can be none any more."""
     real, calls = steward.evaluate, []

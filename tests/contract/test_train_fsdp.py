@@ -80,7 +80,7 @@ def test_outputs_gradients_and_steps_are_the_whole_models(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "size"), [("criteria", 2), ("adapters", 2), ("criteria", 3)])
+@pytest.mark.parametrize(("task", "size"), [("adapters", 2), ("criteria", 3)])
 def test_a_process_holds_what_is_planned(tmp_path: Path, model: Path, task: str, size: int) -> None:
     trial = MAKERS[task](tmp_path / "trial", model, execution={"dp": size})
     found = fsdp_sides.on_ranks(trial, fsdp_sides.held, steps=1)
@@ -104,7 +104,7 @@ TRIALS = {
     "a batch smaller than the processes": ("criteria", {"dp": 3}, {"train": {"batch_size": 2, "epochs": 1}}),
 }
 QUICK = ("criteria",)
-NIGHTLY = ("packing", "adapters", "micro-batches", "evidence", "joint, layers shared", "reentrant")
+NIGHTLY = ("packing", "adapters", "micro-batches", "evidence", "joint, layers shared", "reentrant", "frozen")
 AT_NIGHT = {name: [pytest.mark.nightly] for name in NIGHTLY}
 
 
@@ -146,8 +146,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
-@pytest.mark.parametrize("step", [4, 1, 5, 9])
+@pytest.mark.parametrize("step", [4, pytest.param(9, marks=pytest.mark.nightly)])
 def test_it_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
 ) -> None:
@@ -155,16 +154,20 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("task", "before", "after"),
     [
-        ("criteria", {"dp": 2}, {"tp": 2}),
-        ("criteria", {"dp": 1}, {"dp": 2}),
         ("criteria", {"tp": 2}, {"dp": 2}),
-        ("criteria", {"dp": 2}, {"dp": 3}),
-        ("adapters", {"dp": 2}, {"dp": 1}),
-        ("adapters", {"dp": 1}, {"dp": 2}),
+        *(
+            pytest.param(*moved, marks=pytest.mark.nightly)
+            for moved in (
+                ("criteria", {"dp": 2}, {"tp": 2}),
+                ("criteria", {"dp": 1}, {"dp": 2}),
+                ("criteria", {"dp": 2}, {"dp": 3}),
+                ("adapters", {"dp": 2}, {"dp": 1}),
+                ("adapters", {"dp": 1}, {"dp": 2}),
+            )
+        ),
     ],
 )
 def test_others_go_on_from_its_checkpoint(
@@ -194,6 +197,7 @@ def weights_of_trained(trial: Trial) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +256,7 @@ def test_processes_drop_different_elements_of_their_rows(tmp_path: Path, model: 
     assert common == theirs
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "optim",
@@ -296,6 +300,7 @@ def test_what_cannot_be_sharded_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_bf16_differs_by_its_rounding(tmp_path: Path, model: Path) -> None:
     tables = {"train": {"precision": "bf16"}, **SGD}
     found = [criteria(tmp_path / str(dp), model, **tables, execution={"dp": dp}) for dp in (1, 2)]

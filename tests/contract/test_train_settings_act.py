@@ -1,6 +1,5 @@
 """Every key that says what is learned changes what is learned, or is refused."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ from settings_act import (
     ELSEWHERE,
     FOCAL,
     Case,
-    Learned,
     Pairs,
     Tables,
-    some_steps,
     whole_training,
 )
 
@@ -97,18 +94,16 @@ def test_every_key_that_can_be_searched_has_a_case() -> None:
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("key", "tables", "value"),
-    [(key, *case) for key, case in CASES.items()] + MORE,
+    [(key, *case) for key, case in CASES.items()] + [pytest.param(*case, marks=pytest.mark.nightly) for case in MORE],
     ids=[*CASES, *[f"{key}-{value}-{'-'.join(tables)}" for key, tables, value in MORE]],
 )
 def test_the_key_changes_training(pairs: Pairs, key: str, tables: Tables, value: Any) -> None:
     pairs.assert_acts(key, tables, value)
 
 
-@pytest.mark.parametrize("train", [some_steps, whole_training])
-def test_the_same_settings_give_the_same_outcome(
-    tmp_path: Path, model: Path, train: Callable[[trials.Trial], Learned]
-) -> None:
+def test_the_same_settings_give_the_same_outcome(tmp_path: Path, model: Path) -> None:
     """What the test above would mistake for an effect."""
+    train = whole_training
     assert train(trial_of(model, tmp_path / "a", {})) == train(trial_of(model, tmp_path / "b", {}))
 
 
@@ -152,7 +147,7 @@ EIGHT_BITS = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore")  # importing the library warns of what it does itself
 @pytest.mark.parametrize(("key", "tables", "value"), EIGHT_BITS, ids=[key for key, _, _ in EIGHT_BITS])
 def test_eight_bit_keys_change_training(tmp_path: Path, key: str, tables: Tables, value: Any) -> None:

@@ -76,7 +76,8 @@ MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     ),
 }
 QUICK = ("criteria",)
-AT_NIGHT = {name: [pytest.mark.nightly] for name in ("joint", "adapters", "words, recomputed", "words")}
+EACH_DAY = (*QUICK, "words, adapters", "checkpointed")
+AT_NIGHT = {name: [pytest.mark.nightly] for name in MAKERS if name not in EACH_DAY}
 
 
 @pytest.fixture(scope="module")
@@ -120,16 +121,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Undist
     )
 
 
-@pytest.mark.every(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [4, 1, 5, 9])
+@pytest.mark.parametrize("step", [1, pytest.param(9, marks=pytest.mark.nightly)])
 def test_it_goes_on_as_if_it_had_not_been_stopped(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, step: int
 ) -> None:
     trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=dict(SHARDED)), undisturbed, step)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("task", ["criteria", "words, adapters"])
@@ -245,6 +245,7 @@ def test_what_cannot_be_sharded_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_folds_are_trained_one_after_another_on_the_same_processes(tmp_path: Path, model: Path) -> None:
     found = []
     for name, how in (("1", {}), ("2", SHARDED)):

@@ -62,6 +62,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrialStat
     return found
 
 
+@pytest.mark.slow
 def test_the_value_is_the_best_evaluation(undisturbed: dict[str, TrialState]) -> None:
     trial = undisturbed["make"]
     assert [step for step, _, _ in curve(trial)] == list(range(2, trainers.STEPS + 1, 2))
@@ -73,17 +74,11 @@ def test_the_value_is_the_best_evaluation(undisturbed: dict[str, TrialState]) ->
 
 KILLS = [
     ("make", [("step", 1)]),
-    ("make", [("half", 4)]),
-    ("make", [("evaluate", 6)]),
-    ("make", [("evaluate", 12)]),
     ("make", [("end", 12)]),
     ("make", [("save", 8), ("half", 10), ("step", 11)]),
     ("make", [("stop at step", 3), ("stop at evaluate", 6), ("stop at step", 7)]),
-    ("by_epoch", [("evaluate", 6)]),
     ("by_epoch", [("save", 6), ("evaluate", 12)]),
-    ("by_epoch", [("stop at step", 4), ("stop at step", 6)]),
     ("stops_early", [("save", 4), ("step", 7)]),
-    ("initialised", [("step", 5)]),
     ("initialised", [("stop at step", 5), ("evaluate", 8)]),
     ("draws", [("save", 4), ("step", 7), ("stop at step", 9)]),
     ("weights_only", [("step", 5)]),

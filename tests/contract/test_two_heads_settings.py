@@ -61,7 +61,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pairs]:
     [
         *(("share", key, *case) for key, case in OF_BOTH.items()),
         *(("joint", key, *case) for key, case in OF_JOINT.items()),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in LONG),
     ],
 )
 def test_the_key_changes_training(pairs: dict[str, Pairs], task: str, key: str, tables: Tables, value: Any) -> None:

@@ -90,6 +90,7 @@ def test_doctor_finds_it_in_order(undisturbed: tuple[str, Path], tmp_path: Path)
     assert "with evidence" in done.stdout
 
 
+@pytest.mark.nightly
 def test_it_can_be_planned(undisturbed: tuple[str, Path], tmp_path: Path) -> None:
     task, _ = undisturbed
     done = run("plan", tmp_path / "study", "--device", "8GiB", "--json", *study_in(tmp_path / "study", task))

@@ -19,7 +19,6 @@ from dryfit.importers.files import Record, csv_records, read_json
 from dryfit.tasks.rows.checked_rows import load_splits
 from dryfit.tasks.rows.sources import BadRow, RawRow, read_rows, stream_rows
 
-_TEXTS = {"criterion": "Is it?", "text": "It is."}
 _HALF = pyarrow.array([b"good", b"\xed\xa0\x80"]).cast(pyarrow.string(), safe=False)
 """A text, and half a surrogate pair, which is no text."""
 

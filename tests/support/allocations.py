@@ -48,17 +48,3 @@ def allocator_settings_values(draw: st.DrawFn) -> AllocatorSettings:
         large_segment_bytes=large,
         max_non_split_rounding_bytes=draw(st.sampled_from([large, 2 * large])),
     )
-
-
-def allocator_settings_texts() -> st.SearchStrategy[str]:
-    """Texts of settings under which cached memory is only given back where a device is full."""
-    options = st.sampled_from(
-        [
-            "",
-            "max_split_size_mb:64",
-            "roundup_power2_divisions:8",
-            "expandable_segments:True",
-            "large_segment_size_mb:32",
-        ]
-    )
-    return st.lists(options, max_size=3, unique=True).map(",".join)

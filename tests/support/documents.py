@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 RUN = "run by the long tests"
-"""What stands before a fenced block that is run: the README's by `make proof`, the others' by `make nightly`."""
+"""What stands before a fenced block that is run: by `make nightly`."""
 ROWS = {"train": 32, "validation": 8, "test": 8}
 """What the tours leave of the rows that ``dryfit init`` makes: how well a study learns is proved elsewhere."""
 _BEFORE = {"nohup", "do"}

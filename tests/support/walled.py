@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import thinning
 from dryfit.core.jobs.rehearsal import Muted
 from dryfit.core.wall import landlock
 from dryfit.core.wall.keeper import wall_here
@@ -25,6 +26,8 @@ def is_here(wall: Wall) -> bool:
 
 WALLS = tuple(filter(is_here, (Wall.NAMESPACES, Wall.LANDLOCK)))
 """Those of this machine that keep every promise."""
+DAILY = WALLS if thinning.FULL_VARIABLE in os.environ else WALLS[-1:]
+"""Where what is tested has little to do with the wall."""
 Told = dict[tuple[Wall, str], list[Muted]]
 """What is told of each case behind each wall."""
 

@@ -46,6 +46,7 @@ def test_a_model_has_the_published_number_of_parameters(name):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_tells_what_there_is():
     page = PAGE.read_text("utf-8")
     assert page == render(page, {name: counted(name) for name in catalogue_entries()})

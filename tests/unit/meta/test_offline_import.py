@@ -67,7 +67,13 @@ assert torch.cuda.get_device_capability is original
 """
 
 
-@pytest.mark.parametrize("how", ['import_offline("bitsandbytes")', "import dryfit.jobs\nimport peft.tuners.lora"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param('import_offline("bitsandbytes")', marks=pytest.mark.nightly),
+        "import dryfit.jobs\nimport peft.tuners.lora",
+    ],
+)
 def test_the_device_is_not_touched(how: str) -> None:
     """On a machine with GPUs: a process that is forked later must not have initialised CUDA."""
     need_package("bitsandbytes")

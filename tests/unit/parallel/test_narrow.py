@@ -129,7 +129,7 @@ def test_the_first_step_that_fits_is_taken():
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_plan_of_a_wide_model_is_refused_by_name(mutant: str):
     change, named = MUTANTS[mutant]
@@ -216,6 +216,7 @@ OTHERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_model_that_differs_in_more_than_its_sizes_proves_nothing(other: str):
     change, named = OTHERS[other]

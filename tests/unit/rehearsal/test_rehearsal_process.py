@@ -112,6 +112,7 @@ def test_workers_that_are_left_are_ended(wall: Wall, sleeps: str) -> None:
 ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("wall", Wall)
 @pytest.mark.parametrize("number", ENDS)
 def test_a_signal_to_the_command_leaves_nothing(

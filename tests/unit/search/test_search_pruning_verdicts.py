@@ -44,31 +44,6 @@ def test_nothing_reported_goes_on_and_an_unknown_trial_is_our_bug() -> None:
         judge(GOOD, 9, rules(settings(pruner="asha")))
 
 
-@pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
-def test_the_first_reports_prune_nothing(pruner: str) -> None:
-    rungs = {"completed_rung_0": 0.6}
-    others = [record(one.number, [0.5, 0.6, 0.7], Outcome.COMPLETE, rungs) for one in GOOD]
-    for warmup in (0, 1, 2):
-        search = settings(pruner=pruner, warmup_reports=warmup)
-        proceeds = [verdict([*others, record(5, [0.0] * n)], search).proceed for n in range(1, warmup + 2)]
-        assert proceeds == [True] * warmup + [False]
-
-
-def test_a_patient_pruner_asks_only_when_a_trial_falls_behind_itself() -> None:
-    search = settings(pruner="patient", patience_reports=1, warmup_reports=0, min_delta=0.05)
-    flat, fallen, slightly = [0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.0, 0.0], [0.1, 0.1, 0.07, 0.07]
-    poor = [record(n, [0.5] * 4, Outcome.COMPLETE) for n in range(5)]
-    assert [verdict([*poor, record(5, values)], search).proceed for values in (flat, fallen, slightly)] == [
-        True,
-        False,
-        True,
-    ]
-    assert verdict([*poor, record(5, fallen[:3])], search).proceed  # one validation without a better one is allowed
-    good = [record(n, [0.0] * 4, Outcome.COMPLETE) for n in range(5)]
-    assert verdict([*good, record(5, fallen)], search).proceed  # and the median decides
-    assert verdict([*poor, record(5, [nan, nan, 0.0, 0.0])], search).proceed
-
-
 def test_most_reports_is_of_the_longest_trial_in_the_space() -> None:
     def most(space: dict[str, object]) -> int:
         config = StudyConfig.model_validate_json(json.dumps({"space": space, "train": {"epochs": 2}}))
@@ -78,34 +53,6 @@ def test_most_reports_is_of_the_longest_trial_in_the_space() -> None:
     assert most({"train.epochs": [1, 6, 3], "train.evals_per_epoch": {"low": 1, "high": 4}}) == 24
     some = {"model.name": ["a", "b"], "train.epochs": {"choices": [1], "when": {"model.name": "a"}}}
     assert most(some) == 2
-
-
-def test_median_counts_complete_trials_only() -> None:
-    poor = record(5, [0.0, 0.0])
-    search = settings(pruner="median", pruner_startup_trials=5)
-    assert not verdict([*GOOD, poor], search).proceed
-    pruned = [record(n, [0.5, 0.6], Outcome.PRUNED) for n in range(5)]
-    assert verdict([*pruned, poor], search).proceed
-
-
-def test_nan_reports_are_pruned_where_a_decision_falls() -> None:
-    for pruner in ("median", "asha"):
-        search = settings(pruner=pruner, warmup_reports=1)
-        assert verdict([*GOOD, record(5, [nan])], search).proceed
-        stop = verdict([*GOOD, record(5, [nan, nan])], search)
-        assert not stop.proceed
-        assert "NaN" in stop.reason
-        assert stop.system_attrs == {}
-
-
-def test_asha_returns_new_rungs_only() -> None:
-    search = settings(pruner="asha", warmup_reports=0, reduction=2)
-    first = verdict([record(0, [0.1])], search)
-    assert first.system_attrs == {"completed_rung_0": 0.1}
-    second = verdict([record(0, [0.1, 0.4], rungs=first.system_attrs)], search)
-    assert second.system_attrs == {"completed_rung_1": 0.4}
-    third = verdict([record(0, [0.1, 0.4, 0.5], rungs=first.system_attrs | second.system_attrs)], search)
-    assert third == PruneVerdict(True, {}, "report 2 decides no rung")
 
 
 @pytest.mark.parametrize("pruner", ["median", "percentile", "asha", "hyperband", "patient"])

@@ -322,6 +322,7 @@ print(most[0] - before, own_bytes() - before)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_host_memory_holds_one_whole_matrix_beyond_the_quantised_model(tmp_path: Path) -> None:
     small = tiny_lms.causal_lm(tmp_path / "small")
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "num_key_value_heads": 4}

@@ -51,7 +51,7 @@ def trial_of(folder: Path, name: str, precision: Precision = Precision.FP32) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_too_wide_a_model_is_proved_on_a_narrower_one(name: str, tmp_path: Path):
     parts = trial_of(tmp_path / "model", name)
@@ -69,6 +69,7 @@ def test_too_wide_a_model_is_proved_on_a_narrower_one(name: str, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_base_in_half_precision_is_proved_on_a_narrower_one_with_the_same_casts(tmp_path: Path):
     parts = trial_of(tmp_path / "model", "qwen2", Precision.BF16)
     assert parts.model.pretrained()[""].dtype is torch.bfloat16

@@ -1,9 +1,11 @@
 """Hub and trackers are muted and listed; a Trainer's run leaves its output folder and all others as they were."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+import thinning
 import walled
 from dryfit.core.wall.places import Wall
 
@@ -167,9 +169,9 @@ def test_services_are_muted_and_nothing_real_is_changed(project: Path, tmp_path:
     head = f"import io, sys\nsys.path.append({str(stubs)!r})\n"
     caches = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_TOKEN": ""}
     told = walled.run_each(head, CASES, tmp_path / "scratch", project, walls=[Wall.NAMESPACES], **caches)
-    walled.run_each(
-        head, {"datasets": CASES["datasets"]}, tmp_path / "scratch", project, walls=[Wall.LANDLOCK], **caches
-    )
+    if thinning.FULL_VARIABLE in os.environ:
+        datasets = {"datasets": CASES["datasets"]}
+        walled.run_each(head, datasets, tmp_path / "scratch", project, walls=[Wall.LANDLOCK], **caches)
     walled.run_each(head, PROGRAMS, tmp_path / "scratch", project, walls=[Wall.REDIRECT], **caches)
     saved = {muted.where for (_, name), of_case in told.items() if name == "trainer" for muted in of_case}
     assert not told or str(project / "final") in saved

@@ -37,7 +37,7 @@ def test_sizes_are_those_of_real_files(tmp_path: Path) -> None:
     )
     project = tmp_path / "project"
     project.mkdir()
-    for muted in walled.run_each("", {"saved": code}, tmp_path / "s", project).values():
+    for muted in walled.run_each("", {"saved": code}, tmp_path / "s", project, walls=walled.DAILY).values():
         said, checkpoint = muted
         told = json.loads(said.where)
         assert (checkpoint.what, checkpoint.where, checkpoint.bytes) == ("checkpoint", str(project), sum(told.values()))
@@ -165,9 +165,9 @@ def test_what_was_saved_is_read_back_and_told(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     head = "import copy, io, os, pickle, shutil\nimport safetensors, safetensors.torch, torch.distributed.checkpoint\n"
-    told = walled.run_each(head + FAKE, READS, tmp_path / "scratch", project)
+    told = walled.run_each(head + FAKE, READS, tmp_path / "scratch", project, walls=walled.DAILY)
     assert not list(project.iterdir())
-    for wall in walled.WALLS:
+    for wall in walled.DAILY:
         (buffer,) = told[wall, "buffer written"]  # one of its files was removed again
         assert (buffer.what, buffer.where) == ("checkpoint", str(project))
         assert (buffer.bytes or 0) > 500_000
