@@ -49,8 +49,8 @@ class MutedHub:
         self._say = say
         self._size_of = size_of
 
-    def mute(self) -> None:
-        """Replace the methods, and the functions that are bound ones."""
+    def mute(self) -> dict[Any, Any]:
+        """Replace the methods; return what takes the place of the functions that are bound ones."""
         api = self._module.HfApi
         replaced: dict[Any, Any] = {}
         for name, method in list(vars(api).items()):
@@ -59,7 +59,7 @@ class MutedHub:
                 function = vars(self._module).get(name)
                 if inspect.ismethod(function) and function.__func__ is method:
                     replaced[function] = getattr(function.__self__, name)
-        replace_everywhere(replaced)
+        return replaced
 
     def _muted(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(method)
@@ -135,10 +135,11 @@ def install(say: Callable[[str, str, int | None], None], size_of: Callable[[Any]
         say("hub: logout", "", None)
 
     def hub(module: ModuleType) -> None:
-        MutedHub(module, say, size_of).mute()
+        replaced = MutedHub(module, say, size_of).mute()
         face = importlib.import_module("huggingface_hub")
         names = {"login": sign_in, "interpreter_login": sign_in, "notebook_login": sign_in, "logout": sign_out}
-        replace_everywhere({getattr(face, name): muted for name, muted in names.items() if hasattr(face, name)})
+        signed = {getattr(face, name): muted for name, muted in names.items() if hasattr(face, name)}
+        replace_everywhere(replaced | signed)
 
     def data(module: ModuleType) -> None:
         def push_to_hub(self: Any, repo_id: str, *args: Any, **kwargs: Any) -> Any:

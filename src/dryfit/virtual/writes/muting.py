@@ -96,12 +96,9 @@ def install(
     muting = Muting(own, wall, view)
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    replace_everywhere(
-        {**unwritten_tensors.install(muting.saved, make), **SafetensorsFiles(muting.saved, make).functions()}
-    )
-    if view is None:
-        renaming.install()
-    else:
+    replaced = {**unwritten_tensors.install(muting.saved, make), **SafetensorsFiles(muting.saved, make).functions()}
+    replace_everywhere(replaced if view is not None else replaced | renaming.copying())  # one pass over all objects
+    if view is not None:
         redirect.install(view, muting.refused)
     muted_trackers.install(own, muting.say)
     muted_hub.install(muting.say, lambda path: muting.saved.size_of(os.fspath(path)))
