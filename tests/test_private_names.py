@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from dryfit.core.private_names import TESTED, PrivateName
+from dryfit.core.private_names import TESTED
 from private_access import DOCUMENTED, class_names, is_private, private_accesses, private_parts
 
 pytestmark = pytest.mark.heavy
@@ -60,7 +60,7 @@ def apis() -> frozenset[str]:
     return frozenset(name for name in trees() if name == SEARCH or name.startswith(f"{PACKAGE}."))
 
 
-def declared() -> dict[str, tuple[PrivateName, ...]]:
+def declared() -> dict[str, tuple[str, ...]]:
     return {name: importlib.import_module(name).NAMES for name in apis()}
 
 
@@ -199,7 +199,7 @@ def test_an_override_is_seen(monkeypatch):
     assert list(overridden()) == [f"{loop}.TrialTrainer._save_scaler"]
 
 
-def test_every_name_of_the_package_is_declared_with_reasons():
+def test_every_name_of_the_package_is_declared():
     for module, names in declared().items():
         used = {
             part
@@ -207,15 +207,14 @@ def test_every_name_of_the_package_is_declared_with_reasons():
             for part in private_parts(access.name)
             if not part.startswith("_ZN")  # a symbol of a library in C++
         }
-        rows = {part for name in names for part in private_parts(name.path)}
+        rows = {part for name in names for part in private_parts(name)}
         assert used - UNDECLARED.keys() <= rows, module
-        assert len(names) == len({name.path for name in names}), module
-        assert all(name.needed and name.until for name in names), module
+        assert len(names) == len(set(names)), module
         text = (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").read_text("utf-8")
         for name in names:  # a row that nothing uses any more is to be removed
-            last = re.findall(r"\w+", name.path.removesuffix(".default"))[-1]
-            stated = len(re.findall(rf'PrivateName\(\s*"{re.escape(name.path)}"', text))  # 0: made of what is used
-            assert len(re.findall(rf"\b{last}\b", text)) > stated, f"{module}: {name.path}"
+            last = re.findall(r"\w+", name.removesuffix(".default"))[-1]
+            stated = f'"{name}"' in text  # else it is made of what is used
+            assert len(re.findall(rf"\b{last}\b", text)) > stated, f"{module}: {name}"
 
 
 def requirements() -> dict[str, Requirement]:
@@ -230,7 +229,7 @@ def test_libraries_have_an_upper_bound_that_the_errors_name():
     for library, tested in TESTED.items():
         assert required[library].specifier == SpecifierSet(tested)
         assert any(one.operator == "<" for one in required[library].specifier), library
-    libraries = {name.path.partition(".")[0] for names in declared().values() for name in names}
+    libraries = {name.partition(".")[0] for names in declared().values() for name in names}
     assert libraries == TESTED.keys()
 
 

@@ -10,9 +10,9 @@ import settings_act
 import spans
 import tiny
 import trials
+from dryfit.config.schema_json import SEARCHABLE
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
-from dryfit.search.space.fields import searchable_keys
 from dryfit.tasks.spans.evidence import EvidenceTask
 from settings_act import COMMON, DECODING, ELSEWHERE, HEAD, WINDOWS, Pairs, Tables
 
@@ -21,7 +21,7 @@ decoded = partial(settings_act.decoded, EvidenceTask, of_classes=False)
 
 
 def test_every_key_that_the_task_reads_has_a_case() -> None:
-    read = {key for key in searchable_keys() if reads(BuiltInTask.EVIDENCE, key)}
+    read = {key for key in SEARCHABLE if reads(BuiltInTask.EVIDENCE, key)}
     assert read == WINDOWS.keys() | HEAD.keys() | COMMON.keys() | DECODING.keys() | ELSEWHERE
 
 

@@ -8,10 +8,10 @@ import pytest
 
 import tiny
 import trials
+from dryfit.config.schema_json import SEARCHABLE
 from dryfit.core.errors import ConfigError, DryfitError, LoadError
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
-from dryfit.search.space.fields import searchable_keys
 from parts import need_package
 from settings_act import (
     CLASS_HEAD,
@@ -87,7 +87,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Pairs:
 
 
 def test_every_key_that_can_be_searched_has_a_case() -> None:
-    keys = {key for key in searchable_keys() if reads(BuiltInTask.CRITERIA, key)}
+    keys = {key for key in SEARCHABLE if reads(BuiltInTask.CRITERIA, key)}
     assert keys == CASES.keys() | ELSEWHERE | DECIDES
 
 

@@ -10,9 +10,9 @@ import settings_act
 import spans
 import tiny
 import trials
+from dryfit.config.schema_json import SEARCHABLE
 from dryfit.core.settings.choices import BuiltInTask
 from dryfit.core.settings.task_facts import reads
-from dryfit.search.space.fields import searchable_keys
 from dryfit.tasks.joint.share import ShareTask
 from settings_act import CLASS_HEAD, COMMON, DECIDES, DECODING, ELSEWHERE, OTHER, WINDOWS, Case, Pairs, Tables
 
@@ -39,8 +39,8 @@ LONG = [
 
 def test_every_key_that_the_tasks_read_has_a_case() -> None:
     of_both = OF_BOTH.keys() | OF_PARTS.keys() | DECODING.keys() | ELSEWHERE | DECIDES
-    assert {key for key in searchable_keys() if reads(BuiltInTask.SHARE, key)} == of_both
-    assert {key for key in searchable_keys() if reads(BuiltInTask.JOINT, key)} == of_both | OF_JOINT.keys()
+    assert {key for key in SEARCHABLE if reads(BuiltInTask.SHARE, key)} == of_both
+    assert {key for key in SEARCHABLE if reads(BuiltInTask.JOINT, key)} == of_both | OF_JOINT.keys()
 
 
 @pytest.fixture(scope="module")

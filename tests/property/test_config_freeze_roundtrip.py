@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from dryfit.config.checks import cross_problems
 from dryfit.config.freeze import dump_toml
 from dryfit.config.load import load_study_file
-from dryfit.config.problems import SEARCHABLE
 from dryfit.config.schema import StudyConfig
+from dryfit.config.schema_json import SEARCHABLE
 
 # A study file has no NUL character: it is refused where it is read.
 texts = st.text(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from dryfit.api.files import layout_of, space_of, study_file_of
 from dryfit.api.handle import Study, trial_of
@@ -485,14 +485,8 @@ class TuneAllResult:
         return self.summary.status
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A study that was read and checked, and has not begun."""
-
-    turn: Turn
-    config: StudyConfig
-    space: Space
-    layout: StudyLayout
+_Ready: TypeAlias = tuple[Turn, StudyConfig, Space, StudyLayout]
+"""A study that was read and checked."""
 
 
 def tune_all(
@@ -530,9 +524,9 @@ def tune_all(
         for ready in rows:
             stopped = signals.why
             if stopped is not None or any(run.status is ExitStatus.BUG for run in runs):
-                runs.append(StudyRun(ready.turn, worked_on=False))
+                runs.append(StudyRun(ready[0], worked_on=False))
                 continue
-            on_turn(ready.turn)
+            on_turn(ready[0])
             run = _run(ready, threads, signals)
             runs.append(run)
             on_end(run)
@@ -568,14 +562,14 @@ def overall(statuses: Sequence[ExitStatus]) -> ExitStatus:
 
 
 def _run(ready: _Ready, observers: Sequence[Observer], signals: StopSignals) -> StudyRun:
+    turn, config, space, layout = ready
     try:
-        before = finished(ready.config, ready.layout)
+        before = finished(config, layout)
         if before is not None:
-            return StudyRun(ready.turn, result_of(before), worked_on=False)
-        session = run_session(ready.config, ready.space, ready.layout, observers, signals)
-        return StudyRun(ready.turn, result_of(session))
+            return StudyRun(turn, result_of(before), worked_on=False)
+        return StudyRun(turn, result_of(run_session(config, space, layout, observers, signals)))
     except DryfitError as error:
-        return StudyRun(ready.turn, error=error)
+        return StudyRun(turn, error=error)
 
 
 def _checked(studies: Sequence[Path | str], overrides: Sequence[str]) -> list[_Ready]:
@@ -600,7 +594,7 @@ def _checked(studies: Sequence[Path | str], overrides: Sequence[str]) -> list[_R
             storage_url(loaded.config.search.mirror, os.environ)
             demand_secrets(loaded.config.function, os.environ, table=loaded.config.function_table)
             turn = Turn(number, len(studies), loaded.config.study.name, layout.folder)
-            rows.append(_Ready(turn, loaded.config, space_of(loaded), layout))
+            rows.append((turn, loaded.config, space_of(loaded), layout))
         except DryfitError as error:
             problems.append(_naming(study, error))
     if problems:
@@ -636,7 +630,7 @@ def _summary(rows: Sequence[_Ready], runs: Sequence[StudyRun], stopped: End | No
     statuses = [run.status for run in runs if run.status is not None]
     if stopped is not None:
         statuses.append(ExitStatus.INTERRUPTED if stopped is End.INTERRUPTED else ExitStatus.STOPPED)
-    entries = tuple(_entry(ready.layout, run) for ready, run in zip(rows, runs, strict=True))
+    entries = tuple(_entry(layout, run) for (*_, layout), run in zip(rows, runs, strict=True))
     return SeveralSummary(status=overall(statuses), studies=entries)
 
 
@@ -650,13 +644,5 @@ def _entry(layout: StudyLayout, run: StudyRun) -> StudyEntry:
         worked_on=run.worked_on,
         error=None if error is None else redacted(str(error), secrets_of(os.environ)),
         advice="" if result is None else result.advice,
-        summary=_so_far(layout) if result is None else result.summary,
+        summary=_status_of(layout).summary if result is None else result.summary,
     )
-
-
-def _so_far(layout: StudyLayout) -> StudySummary | None:
-    """Return the summary of earlier runs; None where there was none, or the ledger cannot be read."""
-    try:
-        return summarise(read_study(layout), layout)
-    except (DryfitError, OSError):
-        return None

@@ -202,8 +202,9 @@ def train_top(
     ]
     end, results = do_runs(study, runs, on_note)
     metric = study.config.study.metric
+    done = [(run.trial, _seed_run(run, results[run.name], metric)) for run in runs if run.name in results]
     rows = tuple(
-        _configuration(rank, trial, [run for run in runs if run.trial is trial], results, metric)
+        _configuration(rank, trial, [run for of, run in done if of is trial])
         for rank, trial in enumerate(ranked, start=1)
     )
     table = TopTable(
@@ -380,23 +381,16 @@ def _trained(study: StudySnapshot, run: FinalRun, result: FinalResult, folder: P
     )
 
 
-def _configuration(
-    rank: int,
-    trial: TrialState,
-    runs: Sequence[FinalRun],
-    results: Mapping[str, FinalResult | DryfitError],
-    metric: str,
-) -> TopConfiguration:
-    seed_runs = tuple(_seed_run(run, results[run.name], metric) for run in runs if run.name in results)
+def _configuration(rank: int, trial: TrialState, runs: Sequence[SeedRun]) -> TopConfiguration:
     assert trial.value is not None  # only complete trials are ranked
-    return TopConfiguration(
+    return TopConfiguration.of(
+        trial,
         rank=rank,
         trial=trial.number,
-        params=trial.params,
         searched=trial.value,
-        validation=spread([run.validation for run in seed_runs]),
-        test=spread([run.test for run in seed_runs]),
-        runs=seed_runs,
+        validation=spread([run.validation for run in runs]),
+        test=spread([run.test for run in runs]),
+        runs=tuple(runs),
     )
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
@@ -219,7 +219,9 @@ def status(
     if len(studies) > 1:
         if watch:
             raise ConfigError("looking at several studies", "--watch beside them", "--watch with one study")
-        _status_all(studies, as_json=as_json)
+        several = api.status_all(studies)
+        answer(several, as_json=as_json)
+        raise typer.Exit(several.status)
     (study,) = studies
     if watch:
         try:
@@ -229,15 +231,6 @@ def status(
     else:
         summary = api.status(study)
         answer(summary, as_json=as_json, document=status_document(summary, owner_text(api.owner(study))))
-
-
-def _status_all(studies: Sequence[Path], *, as_json: bool) -> NoReturn:
-    """Print a row for each study; why one cannot be read goes to stderr."""
-    import dryfit.api as api
-
-    several = api.status_all(studies)
-    answer(several, as_json=as_json)
-    raise typer.Exit(several.status)
 
 
 def show(
@@ -291,17 +284,10 @@ def _tune_all(
     from dryfit.cli.live import watching
 
     with watching(quiet=quiet) as display:
-        if display is None:
-            result = api.tune_all(studies, overrides=overrides, trials=trials)
-        else:
-            result = api.tune_all(
-                studies,
-                overrides=overrides,
-                trials=trials,
-                observers=[display],
-                on_turn=display.on_turn,
-                on_end=display.on_end,
-            )
+        hooks: dict[str, Any] = {}
+        if display is not None:
+            hooks = {"observers": [display], "on_turn": display.on_turn, "on_end": display.on_end}
+        result = api.tune_all(studies, overrides=overrides, trials=trials, **hooks)
     answer(result.summary, as_json=as_json)
     raise typer.Exit(result.status)
 

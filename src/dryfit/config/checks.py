@@ -102,14 +102,12 @@ def _data(config: StudyConfig, use: Use) -> list[Problem]:
         Problem(("data", name), "stands beside data.file", "train and validation, or file", "remove one of the two")
         for name in named
     ]
+    place, total = ("data", "validation_fraction"), data.validation_fraction + data.test_fraction
     if data.validation_fraction == 0:
-        problems.append(
-            Problem(("data", "validation_fraction"), "is 0", "above 0: every trial is scored on these rows")
-        )
-    total = data.validation_fraction + data.test_fraction
+        problems.append(Problem(place, "is 0", "above 0: every trial is scored on these rows"))
     if total >= 1:
         found = f"and data.test_fraction add up to {total:g}"
-        problems.append(Problem(("data", "validation_fraction"), found, "a sum below 1: the rest is train"))
+        problems.append(Problem(place, found, "a sum below 1: the rest is train"))
     return problems
 
 

@@ -10,15 +10,10 @@ from typing import Any, Final, cast
 from pydantic import ValidationError
 
 from dryfit.config.locate import KeyPath
-from dryfit.config.schema_json import CASE_KEYS, TABLES, legal_values
+from dryfit.config.schema_json import CASE_KEYS, SEARCHABLE, TABLES, legal_values
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import is_own_key
-
-SEARCHABLE: Final[tuple[str, ...]] = tuple(
-    f"{table}.{key}" for table in TrialSettings.model_fields for key in TABLES[table]
-)
-"""Every dotted name that is allowed in ``[space]``."""
 
 _ALL_KEYS: Final = tuple(f"{table}.{key}" for table, keys in TABLES.items() for key in keys)
 _SHOWN_CHARS: Final = 60

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from dryfit.config.schema import StudyConfig
+from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import OWN_TABLE
 
 Node = dict[str, Any]
@@ -71,6 +72,11 @@ TABLES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Every table of a study file except ``[space]``, with its keys."""
 
+SEARCHABLE: Final[tuple[str, ...]] = tuple(
+    f"{table}.{key}" for table in TrialSettings.model_fields for key in TABLES[table]
+)
+"""Every dotted name that is allowed in ``[space]``."""
+
 CASE_KEYS: Final[tuple[str, ...]] = tuple(_SCHEMA["$defs"]["Case"]["properties"])
 """Keys of one case of a searched key."""
 
@@ -111,6 +117,13 @@ _CASE_WORDS: Final = {
     "step": "a number above 0",
     "when": "a table of searched keys, each with a value or a list of values",
 }
+
+
+def number_type(path: Sequence[str]) -> type[int] | type[float] | None:
+    """Return which numbers a key such as ``("train", "epochs")`` holds; None: none."""
+    node = _resolve(_SCHEMA, _resolve(_SCHEMA, _SCHEMA["properties"][path[0]])["properties"][path[1]])
+    kinds = {_resolve(_SCHEMA, option).get("type") for option in node.get("anyOf", [node])}
+    return float if "number" in kinds else int if "integer" in kinds else None
 
 
 def _words(node: Node) -> str:

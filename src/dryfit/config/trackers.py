@@ -3,10 +3,10 @@
 import hashlib
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 
 from dryfit.config.problems import Problem, shown
+from dryfit.core.text.words import did_you_mean
 
 _VARIABLE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 _PROJECT = re.compile(r"([A-Za-z0-9._-]{1,128}/)?[A-Za-z0-9._-]{1,128}")
@@ -92,8 +92,7 @@ def tracker_problems(entries: tuple[str, ...]) -> list[Problem]:
 def _entry_problem(entry: str) -> tuple[str, str, str] | None:
     name, colon, where = entry.partition(":")
     if name not in list(TrackerName):
-        near = get_close_matches(name.lower(), list(TrackerName), n=1)
-        return f"is {shown(entry)}", ", ".join(TrackerName), f"did you mean {near[0]}?" if near else ""
+        return f"is {shown(entry)}", ", ".join(TrackerName), did_you_mean(name.lower(), TrackerName)
     if _LIKE_A_KEY.search(where):
         hint = "keep it in the variable that the tracker reads, such as WANDB_API_KEY"
         return "has what looks like a key in it", _AFTER_COLON[TrackerName(name)], hint

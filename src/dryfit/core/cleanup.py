@@ -1,6 +1,7 @@
 """Clean-up that never hides the error it runs after."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeAlias
 
@@ -8,27 +9,19 @@ Exit: TypeAlias = Callable[[type[BaseException] | None, BaseException | None, Tr
 """An exit callback of an exit stack."""
 
 
-class first_error_wins:  # noqa: N801  # read as a statement: with first_error_wins(error)
+@contextmanager
+def first_error_wins(error: BaseException | None) -> Generator[None, None, None]:
     """Clean up after ``error``: a failure in here is added to it as a note; without an error it is raised as usual.
 
     Args:
         error: The error being raised; None: none.
     """
-
-    def __init__(self, error: BaseException | None) -> None:
-        self._error = error
-
-    def __enter__(self) -> None:
-        """Begin to clean up."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, trouble: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        """Keep a failure from replacing the error; a Ctrl-C is not a failure."""
-        if self._error is None or not isinstance(trouble, Exception):
-            return False
-        self._error.add_note(f"cleaning up failed as well: {type(trouble).__name__}: {trouble}")
-        return True
+    try:
+        yield
+    except Exception as trouble:  # whatever it is, the first error is raised
+        if error is None:
+            raise
+        error.add_note(f"cleaning up failed as well: {type(trouble).__name__}: {trouble}")
 
 
 def closing(close: Callable[[], object]) -> Exit:

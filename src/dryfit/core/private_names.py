@@ -27,33 +27,18 @@ TESTED: Final = {
 """The versions that dryfit was tested with; a test keeps pyproject.toml equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrivateName:
-    """A name that another library may change without notice.
-
-    Attributes:
-        path: Dotted name, from the library's package; ``f(x=)`` for the keyword ``x`` of a function.
-        needed: What dryfit does with it.
-        until: The condition for its removal: the public name that would replace it, or a change of the library.
-    """
-
-    path: str
-    needed: str
-    until: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PrivateNames:
     """Private names of one library that are used together.
 
     Attributes:
         library: Name of the library's distribution.
-        names: The names.
+        names: Their dotted names, from the library's package; ``f(x=)`` for the keyword ``x`` of a function.
         misbehaves: Uses the names as dryfit does, within milliseconds, and returns what is wrong; empty: nothing.
     """
 
     library: str
-    names: tuple[PrivateName, ...]
+    names: tuple[str, ...]
     misbehaves: Callable[[], str] = str
 
 
@@ -104,9 +89,9 @@ def library_error(library: str, doing: str, found: str) -> LibraryError:
 @cache
 def _problem(group: PrivateNames) -> str:
     """Return what is wrong with a group; empty: nothing."""
-    missing = [name for name in group.names if not _exists(name.path)]
+    missing = [name for name in group.names if not _exists(name)]
     if missing:
-        return "; ".join(f"{name.path} is missing, which dryfit needs for {name.needed}" for name in missing)
+        return "; ".join(f"{name} is missing" for name in missing)
     said: list[str] = []
     # In its own thread: torch's modes, grad mode and autocast are per thread, and the caller's must not apply.
     thread = threading.Thread(target=lambda: said.append(_behaviour(group)), name="dryfit-private-names")
@@ -119,8 +104,7 @@ def _behaviour(group: PrivateNames) -> str:
     try:
         return group.misbehaves()
     except Exception as error:  # noqa: BLE001  # whatever a changed library raises is what is wrong with it
-        names = ", ".join(name.path for name in group.names)
-        return f"one of {names} raised {type(error).__name__}: {error}"
+        return f"one of {', '.join(group.names)} raised {type(error).__name__}: {error}"
 
 
 def _exists(path: str) -> bool:

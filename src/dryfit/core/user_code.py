@@ -1,7 +1,6 @@
 """Import of a user's own functions and classes by name."""
 
 import ast
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -14,6 +13,7 @@ from types import ModuleType
 from dryfit.core.errors import ChangedError, ConfigError, DryfitError
 from dryfit.core.settings.functions import FunctionName
 from dryfit.core.text.script_command import CommandTemplate
+from dryfit.core.text.words import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ class Search:
         value: object = module
         for part in qualname.split("."):
             if not hasattr(value, part):
-                near = difflib.get_close_matches(part, dir(value), n=1)
-                hint = f"did you mean {near[0]}?" if near else "define it outside of functions and `if` blocks"
+                hint = did_you_mean(part, dir(value), "define it outside of functions and `if` blocks")
                 raise self.error(self.doing, f"{place} has no {qualname}", "a name defined there", hint)
             value = getattr(value, part)
         return value

@@ -4,6 +4,7 @@ A child process does one job. In its folder the control process writes ``request
 and the child ``messages.jsonl``, ``beat``, ``log.txt`` and, last of all, ``result.json``.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -158,6 +159,11 @@ WireT = TypeVar("WireT", bound=BaseModel)
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and no spaces: equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(value: Any, chars: int = 16) -> str:
+    """Return a hash of what can be written as JSON: equal values have equal ones."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:chars]
 
 
 def sync_path(path: Path) -> None:

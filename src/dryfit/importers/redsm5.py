@@ -102,13 +102,11 @@ def redsm5_rows(
     Raises:
         DataError: The posts have neither text nor sentences.
     """
-    found: dict[str, _Post] = {}
-    yield from _rejected(posts, lambda record: _add_post(record, found))
-    noted: dict[tuple[str, str], _SymptomNotes] = {}
-    seen: dict[tuple[str, str, str], Record] = {}
-    yield from _rejected(annotations, lambda record: _add_annotation(record, found, criteria, noted, seen))
-    for post_id, post in found.items():
-        yield from _post_rows(post_id, post, criteria, noted, negatives)
+    reading = _Reading(criteria)
+    yield from _rejected(posts, reading.add_post)
+    yield from _rejected(annotations, reading.add_annotation)
+    for post_id in reading.posts:
+        yield from reading.rows(post_id, negatives)
 
 
 def _rejected(records: Iterable[Record | Rejected], add: Callable[[Record], None]) -> Iterator[Rejected]:
@@ -124,64 +122,98 @@ def _rejected(records: Iterable[Record | Rejected], add: Callable[[Record], None
             yield Rejected(record.place, str(unfit))
 
 
-def _add_post(record: Record, found: dict[str, _Post]) -> None:
-    post_id = record.values["post_id"]
-    if not post_id.strip():
-        raise UnfitError("post_id is empty")
-    post = found.get(post_id)
-    if "text" in record.values:
-        if post is not None:
-            raise UnfitError(f"post {post_id} is there already: {post.place}")
-        found[post_id] = _Post(record.values["text"], record.place)
-        return
-    if not {"sentence_id", "sentence_text"} <= record.values.keys():
-        raise DataError(
-            f"reading {record.place}",
-            f"the columns are {few(record.values)}",
-            "post_id and text, or post_id, sentence_id and sentence_text",
-        )
-    sentence_id, sentence = record.values["sentence_id"], record.values["sentence_text"].strip()
-    if not sentence_id.strip() or not sentence:
-        raise UnfitError("sentence_id or sentence_text is empty")
-    post = post or found.setdefault(post_id, _Post("", record.place, {}))
-    assert post.sentences is not None  # all rows of a file have the same columns
-    if sentence_id in post.sentences:
-        raise UnfitError(f"sentence {sentence_id} of post {post_id} is there already")
-    post.add(sentence_id, sentence)
+@dataclass(slots=True)
+class _Reading:
+    """What was read so far.
 
+    Attributes:
+        criteria: Description of each symptom by its name.
+        posts: By their ids.
+        noted: By post and symptom.
+        seen: The first annotation of a sentence and a symptom.
+    """
 
-def _add_annotation(
-    record: Record,
-    posts: dict[str, _Post],
-    criteria: dict[str, str],
-    noted: dict[tuple[str, str], _SymptomNotes],
-    seen: dict[tuple[str, str, str], Record],
-) -> None:
-    values = record.values
-    post_id, symptom, status = values["post_id"], values["DSM5_symptom"].strip(), values["status"].strip()
-    post = posts.get(post_id)
-    if post is None:
-        raise UnfitError(f"there is no post {post_id!r}")
-    if symptom not in criteria:
-        raise UnfitError(f"the criteria have no symptom {symptom!r}: {few(criteria, most=12)}")
-    pair = noted.setdefault((post_id, symptom), _SymptomNotes())
-    key = (post_id, values["sentence_id"], symptom)
-    first = seen.setdefault(key, record)
-    if first is not record:
-        reason = f"sentence {key[1]} and {symptom} are there already: {first.place}"
-        if first.values["status"].strip() == status:
-            raise UnfitError(reason)
-        pair.doubtful = True
-        raise UnfitError(f"{reason}, with another status; {_no_row(post_id, symptom)}")
-    span = _located(values["sentence_id"], values["sentence_text"], post)
-    if status == _PRESENT and isinstance(span, tuple):
-        pair.present.append(span)
-    elif status == _ABSENT:
-        pair.absent = True  # where it stands does not matter: a row with label 0 has no evidence
-    else:
-        pair.doubtful = True
-        reason = span if isinstance(span, str) else f"status is {status!r}, not 0 or 1"
-        raise UnfitError(f"{reason}; {_no_row(post_id, symptom)}")
+    criteria: dict[str, str]
+    posts: dict[str, _Post] = field(default_factory=dict[str, _Post])
+    noted: dict[tuple[str, str], _SymptomNotes] = field(default_factory=dict[tuple[str, str], _SymptomNotes])
+    seen: dict[tuple[str, str, str], Record] = field(default_factory=dict[tuple[str, str, str], Record])
+
+    def add_post(self, record: Record) -> None:
+        """Take in a post, or the next sentence of one."""
+        post_id = record.values["post_id"]
+        if not post_id.strip():
+            raise UnfitError("post_id is empty")
+        post = self.posts.get(post_id)
+        if "text" in record.values:
+            if post is not None:
+                raise UnfitError(f"post {post_id} is there already: {post.place}")
+            self.posts[post_id] = _Post(record.values["text"], record.place)
+            return
+        if not {"sentence_id", "sentence_text"} <= record.values.keys():
+            raise DataError(
+                f"reading {record.place}",
+                f"the columns are {few(record.values)}",
+                "post_id and text, or post_id, sentence_id and sentence_text",
+            )
+        sentence_id, sentence = record.values["sentence_id"], record.values["sentence_text"].strip()
+        if not sentence_id.strip() or not sentence:
+            raise UnfitError("sentence_id or sentence_text is empty")
+        post = post or self.posts.setdefault(post_id, _Post("", record.place, {}))
+        assert post.sentences is not None  # all rows of a file have the same columns
+        if sentence_id in post.sentences:
+            raise UnfitError(f"sentence {sentence_id} of post {post_id} is there already")
+        post.add(sentence_id, sentence)
+
+    def add_annotation(self, record: Record) -> None:
+        """Take in an annotation."""
+        values = record.values
+        post_id, symptom, status = values["post_id"], values["DSM5_symptom"].strip(), values["status"].strip()
+        post = self.posts.get(post_id)
+        if post is None:
+            raise UnfitError(f"there is no post {post_id!r}")
+        if symptom not in self.criteria:
+            raise UnfitError(f"the criteria have no symptom {symptom!r}: {few(self.criteria, most=12)}")
+        pair = self.noted.setdefault((post_id, symptom), _SymptomNotes())
+        key = (post_id, values["sentence_id"], symptom)
+        first = self.seen.setdefault(key, record)
+        if first is not record:
+            reason = f"sentence {key[1]} and {symptom} are there already: {first.place}"
+            if first.values["status"].strip() == status:
+                raise UnfitError(reason)
+            pair.doubtful = True
+            raise UnfitError(f"{reason}, with another status; {_no_row(post_id, symptom)}")
+        span = _located(values["sentence_id"], values["sentence_text"], post)
+        if status == _PRESENT and isinstance(span, tuple):
+            pair.present.append(span)
+        elif status == _ABSENT:
+            pair.absent = True  # where it stands does not matter: a row with label 0 has no evidence
+        else:
+            pair.doubtful = True
+            reason = span if isinstance(span, str) else f"status is {status!r}, not 0 or 1"
+            raise UnfitError(f"{reason}; {_no_row(post_id, symptom)}")
+
+    def rows(self, post_id: str, negatives: int | None) -> Iterator[ImportedRow | LeftOut]:
+        """Yield the rows of a post."""
+        post = self.posts[post_id]
+        pairs = {symptom: self.noted.get((post_id, symptom), _SymptomNotes()) for symptom in self.criteria}
+        pairs = {symptom: pair for symptom, pair in pairs.items() if not pair.doubtful}
+        unnoted = [symptom for symptom, pair in pairs.items() if not pair.present and not pair.absent]
+        present = sum(bool(pair.present) for pair in pairs.values())
+        count = None if negatives is None else negatives * max(1, present)
+        chosen = set(drawn(unnoted, count, lambda symptom: (post_id, symptom)))
+        for symptom, pair in pairs.items():
+            if pair.present or pair.absent or symptom in chosen:
+                yield ImportedRow(
+                    id=f"{post_id}:{symptom}",
+                    group=post_id,
+                    criterion=self.criteria[symptom],
+                    text=post.text,
+                    label=int(bool(pair.present)),
+                    evidence=joined(post.text, pair.present),
+                    place=f"{post.place}, {symptom}",
+                )
+        if len(unnoted) > len(chosen):
+            yield LeftOut(len(unnoted) - len(chosen))
 
 
 def _no_row(post_id: str, symptom: str) -> str:
@@ -205,31 +237,3 @@ def _located(sentence_id: str, sentence: str, post: _Post) -> Span | str:
     pattern = r"\s+".join(map(re.escape, words))
     found = re.search(rf"(?<!\w){pattern}(?!\w)", post.text) or re.search(pattern, post.text)
     return found.span() if found is not None else f"sentence {sentence_id} does not stand in the text of its post"
-
-
-def _post_rows(
-    post_id: str,
-    post: _Post,
-    criteria: dict[str, str],
-    noted: dict[tuple[str, str], _SymptomNotes],
-    negatives: int | None,
-) -> Iterator[ImportedRow | LeftOut]:
-    pairs = {symptom: noted.get((post_id, symptom), _SymptomNotes()) for symptom in criteria}
-    pairs = {symptom: pair for symptom, pair in pairs.items() if not pair.doubtful}
-    unnoted = [symptom for symptom, pair in pairs.items() if not pair.present and not pair.absent]
-    present = sum(bool(pair.present) for pair in pairs.values())
-    count = None if negatives is None else negatives * max(1, present)
-    chosen = set(drawn(unnoted, count, lambda symptom: (post_id, symptom)))
-    for symptom, pair in pairs.items():
-        if pair.present or pair.absent or symptom in chosen:
-            yield ImportedRow(
-                id=f"{post_id}:{symptom}",
-                group=post_id,
-                criterion=criteria[symptom],
-                text=post.text,
-                label=int(bool(pair.present)),
-                evidence=joined(post.text, pair.present),
-                place=f"{post.place}, {symptom}",
-            )
-    if len(unnoted) > len(chosen):
-        yield LeftOut(len(unnoted) - len(chosen))

@@ -1,7 +1,6 @@
 """Child job TRAIN: train one trial, from its request to its result."""
 
-# Imported before the fork, so that a trial need not do it: what metrics are computed by, and what most studies train.
-import sklearn.metrics  # noqa: F401
+# Imported before the fork, so that a trial need not do it: what most studies train.
 import transformers.models.bert.modeling_bert
 import transformers.models.distilbert.modeling_distilbert
 import transformers.models.electra.modeling_electra

@@ -14,8 +14,7 @@ from dryfit.nodes.secure_lines import (
     Handshake,
     LineCutter,
     LineError,
-    Opener,
-    Sealer,
+    SealedLines,
     Side,
     new_token,
 )
@@ -54,8 +53,8 @@ class Connection:
         self._lines = LineCutter(MOST_GREETING_BYTES)
         self._unproved_bytes = self._unproved_lines = 0
         self._unsent = bytearray()
-        self._sealer: Sealer | None = None
-        self._opener: Opener | None = None
+        self._sealer: SealedLines | None = None
+        self._opener: SealedLines | None = None
         self.broken = ""
         self.is_refused = False
         connected.setblocking(False)
@@ -185,8 +184,8 @@ class Connection:
             handshake = self._handshake
             _demand(handshake, Side.CONTROL, _read(ControlProof, line).proof)
         self._lines.most_bytes = MOST_LINE_BYTES
-        self._sealer = Sealer(handshake.key(self._role))
-        self._opener = Opener(handshake.key(self._role.other))
+        self._sealer = SealedLines(handshake.key(self._role))
+        self._opener = SealedLines(handshake.key(self._role.other))
 
 
 def _demand(handshake: Handshake, role: Side, proof: str) -> None:

@@ -12,7 +12,7 @@ import ssl
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from dryfit.core.errors import FileError, MachineError
 from dryfit.nodes.secure_lines import LineError
@@ -27,26 +27,6 @@ _OTHER_CERTIFICATE: Final = b"other certificate"
 _CERTIFICATE: Final = "-----BEGIN CERTIFICATE-----"
 
 
-class WireBytes(Protocol):
-    """What lies between the lines of a connection and its socket."""
-
-    def put(self, data: bytes) -> None:
-        """Take what is to be said."""
-        ...
-
-    def to_send(self) -> bytes:
-        """Return what the socket is to be given now."""
-        ...
-
-    def heard(self, data: bytes) -> bytes:
-        """Return what was said by bytes of the socket.
-
-        Raises:
-            LineError: They are none of this kind.
-        """
-        ...
-
-
 class PlainBytes:
     """Bytes as they are.
 
@@ -59,17 +39,21 @@ class PlainBytes:
         self._seen = False
 
     def put(self, data: bytes) -> None:
-        """See :class:`WireBytes`."""
+        """Take what is to be said."""
         self._unsent += data
 
     def to_send(self) -> bytes:
-        """See :class:`WireBytes`."""
+        """Return what the socket is to be given now."""
         data = bytes(self._unsent)
         self._unsent.clear()
         return data
 
     def heard(self, data: bytes) -> bytes:
-        """See :class:`WireBytes`."""
+        """Return what was said by bytes of the socket.
+
+        Raises:
+            LineError: They are none of this kind.
+        """
         if data and not self._seen and data[0] in _TLS_RECORDS:
             raise LineError(
                 "the other side speaks TLS, this one does not (nodes.tls of the study, --fingerprint of agents)"
@@ -95,18 +79,22 @@ class TlsBytes:
         self._shake()
 
     def put(self, data: bytes) -> None:
-        """See :class:`WireBytes`."""
+        """Take what is to be said."""
         if self._shaken:
             self._tls.write(data)
         else:
             self._waiting += data
 
     def to_send(self) -> bytes:
-        """See :class:`WireBytes`."""
+        """Return what the socket is to be given now."""
         return self._out.read()
 
     def heard(self, data: bytes) -> bytes:
-        """See :class:`WireBytes`."""
+        """Return what was said by bytes of the socket.
+
+        Raises:
+            LineError: They are none of this kind.
+        """
         if data and not self._seen and data[0] not in _TLS_RECORDS:
             if self._fingerprint is None:
                 self._out.write(_ALERT)
@@ -147,6 +135,10 @@ class TlsBytes:
         if self._waiting:
             self._tls.write(self._waiting)
             self._waiting.clear()
+
+
+WireBytes: TypeAlias = PlainBytes | TlsBytes
+"""What lies between the lines of a connection and its socket."""
 
 
 def fingerprint_of(certificate: bytes) -> str:

@@ -74,8 +74,8 @@ class Handshake:
         return hmac.new(self.token.encode(errors="replace"), b"\n".join((_LABEL, purpose, said)), hashlib.sha256)
 
 
-class Sealer:
-    """Makes the lines of one direction.
+class SealedLines:
+    """Makes or reads the lines of one direction.
 
     Args:
         key: Of that direction.
@@ -96,18 +96,6 @@ class Sealer:
         line = _mac(self._key, self._count, payload) + b" " + payload + b"\n"
         self._count += 1
         return line
-
-
-class Opener:
-    """Reads the lines of one direction.
-
-    Args:
-        key: Of that direction.
-    """
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._count = 0
 
     def open(self, line: bytes) -> bytes:
         """Return what the next line says.

@@ -5,13 +5,12 @@ launch``). A launcher starts one process a rank; a rehearsal is the one of rank 
 the launcher's options counts: the number of ranks, and the environment that ``accelerate launch`` makes.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, cast
 
 from dryfit.core.errors import ConfigError
-from dryfit.core.text.words import few
+from dryfit.core.text.words import did_you_mean, few
 
 _DOING: Final = "reading the command line to rehearse"
 _ALLOWED: Final = "SCRIPT ARGS..., or -m MODULE ARGS...; torchrun [...] or accelerate launch [...] may precede it"
@@ -190,8 +189,7 @@ def _read(launcher: str, words: Sequence[str], flags: Iterable[str], has_value: 
                 value = left.pop(0)
             values[name] = value
         else:
-            near = difflib.get_close_matches(name, known_flags | {"nproc_per_node", "num_processes"}, n=1)
-            hint = f"did you mean --{near[0]}?" if near else ""
+            hint = did_you_mean(name, known_flags | {"nproc_per_node", "num_processes"}, written="--{}")
             raise ConfigError(_DOING, f"{launcher} has no option {written} that is known", "its long options", hint)
     return _Options(launcher, values, frozenset(given), tuple(left))
 

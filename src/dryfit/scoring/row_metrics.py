@@ -1,12 +1,12 @@
-"""Metrics of scored rows with a weight for each row, for intervals and comparisons.
+"""Metrics of scored rows with a weight for each row: a trial's scores, where every row counts once, and intervals.
 
-They equal those of :mod:`dryfit.tasks.metrics` and :mod:`dryfit.tasks.spans.span_metrics` where every row counts once;
-a test compares them. Dimension suffixes: ``R`` rows, ``C`` classes, ``S`` sums, ``B`` weightings of the rows.
+Dimension suffixes: ``R`` rows, ``C`` classes, ``S`` sums, ``B`` weightings of the rows.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -80,13 +80,21 @@ def _loss(rows: Sequence[ScoredRow]) -> RowMetric | None:
 
 
 def _of_numbers(name: str, rows: Sequence[ScoredRow]) -> RowMetric:
-    """Return a correlation; NaN where one of the two sides has the same number in all rows."""
     right_R, said_R = (np.array([part[NUMBER] for part in parts], np.float64) for parts in both_parts(rows))
-    if not np.isfinite(said_R).all():
-        return RowMetric(len(rows), lambda w: np.full(len(w), math.nan))
+    return correlation(name, right_R, said_R)
+
+
+def correlation(name: str, right_R: Floats, said_R: Floats) -> RowMetric:
+    """Return a correlation of numbers; NaN where one of the two sides has the same number in all rows.
+
+    Pearson's is that of the numbers, Spearman's that of their ranks, of equal ones the mean rank.
+    """
+    rows = len(right_R)
+    if not np.isfinite(said_R).all() or not np.ptp(said_R) or not np.ptp(right_R):
+        return RowMetric(rows, lambda w: np.full(len(w), math.nan))
     if name == Metric.PEARSON:
-        return RowMetric(len(rows), lambda w: _correlation(w, right_R[None], said_R[None]))
-    return RowMetric(len(rows), lambda w: _correlation(w, _ranks(w, right_R), _ranks(w, said_R)))
+        return RowMetric(rows, lambda w: _correlation(w, right_R[None], said_R[None]))
+    return RowMetric(rows, lambda w: _correlation(w, _ranks(w, right_R), _ranks(w, said_R)))
 
 
 def _correlation(weights_BR: Floats, one_BR: Floats, other_BR: Floats) -> Floats:
@@ -97,7 +105,7 @@ def _correlation(weights_BR: Floats, one_BR: Floats, other_BR: Floats) -> Floats
         for side_BR in (one_BR, other_BR)
     )
     spread_B = (weights_BR * one_BR**2).sum(axis=1) * (weights_BR * other_BR**2).sum(axis=1)
-    return _quotient((weights_BR * one_BR * other_BR).sum(axis=1), np.sqrt(spread_B))
+    return np.clip(_quotient((weights_BR * one_BR * other_BR).sum(axis=1), np.sqrt(spread_B)), -1, 1)
 
 
 def _ranks(weights_BR: Floats, values_R: Floats) -> Floats:
@@ -150,29 +158,44 @@ class _Counts:
 def _of_classes(name: str, rows: Sequence[ScoredRow]) -> RowMetric | None:
     classes, several = len(rows[0].p), isinstance(rows[0].truth[CLASS], list)
     has_RC, said_RC = (one_hot([part[CLASS] for part in parts], classes) for parts in both_parts(rows))
+    return class_metric(name, has_RC, said_RC, np.array([row.p for row in rows], dtype=np.float64), several=several)
+
+
+def class_metric(name: str, has_RC: Floats, said_RC: Floats, p_RC: Floats, *, several: bool) -> RowMetric | None:
+    """Return a metric of classes; None where it is no metric of these.
+
+    Args:
+        name: The metric.
+        has_RC: 1 where a row has a class.
+        said_RC: 1 where a class is a row's answer.
+        p_RC: Probability of each class; where one is no number, what rests on them is none.
+        several: A row may have several classes.
+    """
+    rows, classes = has_RC.shape
     both_RC = has_RC * said_RC
-    right_R = (has_RC == said_RC).all(axis=1).astype(np.float64)
-    p_RC = np.array([row.p for row in rows], dtype=np.float64)
 
     def counts(weights_BR: Floats) -> _Counts:
         return _Counts(weights_BR @ has_RC, weights_BR @ said_RC, weights_BR @ both_RC)
 
     match name:
         case Metric.ACCURACY:
-            return _mean(right_R.tolist())
+            return _mean((has_RC == said_RC).all(axis=1).tolist())
         case Metric.F1_MACRO:
-            return RowMetric(len(rows), lambda w: counts(w).f1.mean(axis=1))
-        case Metric.F1 if classes == 2:
-            return RowMetric(len(rows), lambda w: counts(w).f1[:, 1])
+            return RowMetric(rows, lambda w: counts(w).f1.mean(axis=1))
+        case Metric.F1 if classes == 2 and not several:
+            return RowMetric(rows, lambda w: counts(w).f1[:, 1])
         case Metric.BALANCED_ACCURACY if not several:
-            return RowMetric(len(rows), lambda w: _balanced_accuracy(counts(w)))
+            return RowMetric(rows, lambda w: _balanced_accuracy(counts(w)))
         case Metric.MCC if not several:
-            return RowMetric(len(rows), lambda w: _matthews(counts(w)))
+            return RowMetric(rows, lambda w: _matthews(counts(w)))
+        case Metric.ECE | Metric.AUROC if not np.isfinite(p_RC).all():
+            return RowMetric(rows, lambda w: np.full(len(w), math.nan))
         case Metric.ECE:
             return _calibration(p_RC, has_RC, several=several)
         case Metric.AUROC:
+            # Of two classes one says all: the other's ranking is the same, turned round.
             asked = range(1, 2) if classes == 2 and not several else range(classes)
-            return RowMetric(len(rows), lambda w: _auroc(w, p_RC, has_RC, asked))
+            return RowMetric(rows, partial(_auroc, p_RC=p_RC, has_RC=has_RC, asked=asked))
         case _:
             return None
 

@@ -15,11 +15,12 @@ from typing import Final
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from dryfit.config.schema import StudyConfig
+from dryfit.config.schema_json import SEARCHABLE
 from dryfit.core.settings.switches import TRIAL_NEEDS
 from dryfit.core.settings.tables import DataSettings, TrialSettings
 from dryfit.core.settings.task_facts import OWN_TABLE, TaskName, facts_of, reads, task_word
 from dryfit.core.settings.trial import Scalar
-from dryfit.search.space.fields import searchable_keys, setting
+from dryfit.search.space.fields import setting
 from dryfit.search.space.params import (
     Distribution,
     Param,
@@ -75,7 +76,7 @@ def comparability_key(config: StudyConfig, space: Space, *, data: str, folder: P
 
 
 def _own(settings: TrialSettings, data: DataSettings) -> dict[str, Scalar]:
-    keys = (*searchable_keys(), *(f"{OWN_TABLE}.{name}" for name in settings.own.knobs))
+    keys = (*SEARCHABLE, *(f"{OWN_TABLE}.{name}" for name in settings.own.knobs))
     searchable = {key: setting(settings, key) for key in keys if key not in _ONLY_ALLOWS}
     # With a split from `file` the seed is in the fingerprint of the rows; with folds it is not.
     seed = data.split_seed if data.folds > 1 else 0

@@ -8,32 +8,23 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import CmaEsSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from dryfit.core.private_names import PrivateName, PrivateNames
+from dryfit.core.private_names import PrivateNames
 from dryfit.core.settings.choices import Direction
 from dryfit.search.sampling.history_view import Floats
 from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
 
 NAMES: Final = (
-    PrivateName(
-        "optuna.samplers.TPESampler._get_internal_repr",
-        "working out the numbers of a trial's values once, and not in each suggestion",
-        "Optuna keeps them from one suggestion to the next",
-    ),
-    PrivateName(
-        "optuna.samplers.NSGAIISampler._get_generation_key",
-        "giving trials of a scratch study their generation",
-        "NSGAIISampler takes the parents that it shall choose from",
-    ),
-    PrivateName(
-        "optuna.samplers.CmaEsSampler._attr_key_generation",
-        "giving trials of a scratch study their generation",
-        "CmaEsSampler takes the generation that it shall learn from",
-    ),
-    PrivateName(
-        "optuna.samplers.CmaEsSampler._attr_key_optimizer",
-        "keeping the distribution that a generation has left",
-        "CmaEsSampler gives its state, and takes it",
-    ),
+    # working out the numbers of a trial's values once, and not in each suggestion; until: Optuna keeps them
+    # from one suggestion to the next
+    "optuna.samplers.TPESampler._get_internal_repr",
+    # giving trials of a scratch study their generation; until: NSGAIISampler takes the parents that it shall
+    # choose from
+    "optuna.samplers.NSGAIISampler._get_generation_key",
+    # giving trials of a scratch study their generation; until: CmaEsSampler takes the generation that it shall
+    # learn from
+    "optuna.samplers.CmaEsSampler._attr_key_generation",
+    # keeping the distribution that a generation has left; until: CmaEsSampler gives its state, and takes it
+    "optuna.samplers.CmaEsSampler._attr_key_optimizer",
 )
 
 GENERATION: Final = "NSGAIISampler:generation"

@@ -5,7 +5,6 @@ the keys that the task reads, and ``NAME.decoder.toml`` for those that write. An
 that this file names.
 """
 
-import difflib
 import json
 import re
 import tomllib
@@ -20,6 +19,7 @@ from dryfit.core.settings.choices import DEFAULT_TASK, BuiltInTask, Metric
 from dryfit.core.settings.presets import PRESETS
 from dryfit.core.settings.tables import LossSettings
 from dryfit.core.settings.task_facts import facts_of, reads
+from dryfit.core.text.words import did_you_mean
 from dryfit.starter.own_rows import is_regression
 
 TASKS: Final = tuple(task for task in BuiltInTask if not facts_of(task).calls_function)
@@ -41,9 +41,8 @@ def preset_tasks(name: str) -> tuple[BuiltInTask, ...]:
         ConfigError: There is no such preset.
     """
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else ""
-        raise ConfigError("looking for a preset", f"there is no preset {name!r}", ", ".join(PRESETS), hint)
+        found, hint = f"there is no preset {name!r}", did_you_mean(name, PRESETS)
+        raise ConfigError("looking for a preset", found, ", ".join(PRESETS), hint)
     if _file(name, decoder=True).is_file():
         return (DEFAULT_TASK, *(task for task in TASKS if task is not DEFAULT_TASK))
     return (BuiltInTask(tomllib.loads(_file(name).read_text(encoding="utf-8"))["study"]["task"]),)

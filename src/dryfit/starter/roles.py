@@ -1,12 +1,11 @@
 """Find the text and class columns of a table by their names and content."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.text.words import brief, few
+from dryfit.core.text.words import brief, did_you_mean, few
 from dryfit.starter.columns import Column
 
 MOST_CLASSES: Final = 100
@@ -190,8 +189,7 @@ def _check_given(columns: Mapping[str, Column], given: Mapping[str, str], doing:
     roles: dict[str, str] = {}
     for role, name in given.items():
         if name not in columns:
-            near = difflib.get_close_matches(name, columns, n=1)
-            hint = f"did you mean --{role} {near[0]}?" if near else ""
+            hint = did_you_mean(name, columns, written=f"--{role} {{}}")
             raise ConfigError(doing, f"there is no column {name!r}", f"its columns: {few(columns, most=20)}", hint)
         if name in roles:
             found = f"column {name!r} is given as --{roles[name]} and --{role}"

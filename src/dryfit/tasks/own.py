@@ -1,6 +1,5 @@
 """Tasks of the user's own: a class is imported by name, checked, and made with the keys that it declares."""
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ from dryfit.core.settings.settings_table import Knob, OwnSettings
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import OWN_TABLE, TASK_TABLES
 from dryfit.core.settings.trial import Scalar
+from dryfit.core.text.words import did_you_mean
 from dryfit.core.user_code import imported, source_file, source_hash
 from dryfit.tasks.base import Loss, Task, TaskContext
 from dryfit.tasks.encoder import EncoderTask
@@ -128,8 +128,7 @@ def _declared(made: Any, values: Mapping[str, Scalar]) -> dict[str, Knob]:
     for name, value in values.items():
         if name not in made.knobs:
             allowed = f"what {made.__name__}.knobs declares: {', '.join(made.knobs) or 'nothing'}"
-            near = difflib.get_close_matches(name, made.knobs, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"add it to {made.__name__}.knobs, with its default"
+            hint = did_you_mean(name, made.knobs, f"add it to {made.__name__}.knobs, with its default")
             raise ConfigError(doing, f"there is no key {OWN_TABLE}.{name}", allowed, hint)
         default = made.knobs[name]
         taken = float(value) if isinstance(default, float) and type(value) is int else value

@@ -7,7 +7,7 @@ expanded tensor is what it holds, a gather reads what it gives. Copies over the 
 they touch on the device alone.
 
 The least time is the roofline: by operator, the longer of arithmetic and traffic at the device's published peaks
-(``core/settings/device_rates.py``), as if each kernel found its inputs in the device's memory and not in its cache. Of
+(``core/settings/known_devices.py``), as if each kernel found its inputs in the device's memory and not in its cache. Of
 causal attention, whose FLOPs are counted whole as everywhere, only the part below the diagonal takes time.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from dryfit.core.jobs.rehearsal import StepWork
-from dryfit.core.settings.device_rates import DeviceRates, ProductPrecision, device_rates
 from dryfit.core.settings.execution import DeviceSpec
+from dryfit.core.settings.known_devices import KnownGpu, ProductPrecision, device_rates
 from dryfit.meta.private_apis.torch_modes import schema_of
 from dryfit.virtual.flops import flops_of, timed_flops
 from dryfit.virtual.traffic import Traffic, moves_nothing, tensors_in
@@ -41,7 +41,7 @@ class _Cost:
     bytes: int
     precision: ProductPrecision
 
-    def least_s(self, rates: DeviceRates, capability: tuple[int, int]) -> float:
+    def least_s(self, rates: KnownGpu, capability: tuple[int, int]) -> float:
         arithmetic_s = self.timed_flops / rates.flops_per_s(self.precision, capability)
         return max(arithmetic_s, self.bytes / rates.bytes_per_s)
 
@@ -142,7 +142,7 @@ def _allows_tf32(func: Any) -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
-def _told(rates: DeviceRates, precisions: set[ProductPrecision], capability: tuple[int, int]) -> str:
+def _told(rates: KnownGpu, precisions: set[ProductPrecision], capability: tuple[int, int]) -> str:
     used = ", ".join(
         f"{rates.flops_per_s(precision, capability) / 1e12:g} TFLOP/s in {precision}"
         for precision in sorted(precisions)

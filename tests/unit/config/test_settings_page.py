@@ -1,7 +1,7 @@
 """The page of settings says what the types say."""
 
+from dryfit.config.schema_json import SEARCHABLE
 from dryfit.core.settings.choices import Metric
-from dryfit.search.space.fields import searchable_keys
 from settings_page import PAGE, render
 
 
@@ -12,7 +12,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_every_key_and_metric_stands_there_with_a_sentence() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for key in searchable_keys():
+    for key in SEARCHABLE:
         table, _, name = key.partition(".")
         section = page.split(f"## `[{table}]`")[1].split("\n## ")[0]
         (row,) = [line for line in section.splitlines() if line.startswith(f"| `{name}` |")]

@@ -2,9 +2,8 @@
 
 import pytest
 
-from dryfit.core.settings.device_rates import ProductPrecision, device_rates
 from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.settings.known_devices import device_names, parse_device
+from dryfit.core.settings.known_devices import ProductPrecision, device_names, device_rates, parse_device
 
 
 @pytest.mark.parametrize("name", device_names())

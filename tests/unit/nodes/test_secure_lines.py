@@ -16,8 +16,7 @@ from dryfit.nodes.secure_lines import (
     Handshake,
     LineCutter,
     LineError,
-    Opener,
-    Sealer,
+    SealedLines,
     Side,
     new_token,
 )
@@ -28,13 +27,13 @@ PAYLOADS = st.lists(st.binary(max_size=50).filter(lambda one: b"\n" not in one),
 
 
 def sealed(payloads: list[bytes], key: bytes = SHAKEN.key(Side.AGENT)) -> list[bytes]:
-    sealer = Sealer(key)
+    sealer = SealedLines(key)
     return [sealer.seal(payload).removesuffix(b"\n") for payload in payloads]
 
 
 @given(PAYLOADS)
 def test_what_was_sealed_is_opened(payloads: list[bytes]) -> None:
-    opener = Opener(SHAKEN.key(Side.AGENT))
+    opener = SealedLines(SHAKEN.key(Side.AGENT))
     assert [opener.open(line) for line in sealed(payloads)] == payloads
 
 
@@ -45,7 +44,7 @@ def test_no_other_line_is_opened(payloads: list[bytes], data: st.DataObject) -> 
     line = bytearray(lines[at])
     where = data.draw(st.integers(0, len(line) - 1))
     line[where] ^= data.draw(st.integers(1, 255))
-    opener = Opener(SHAKEN.key(Side.AGENT))
+    opener = SealedLines(SHAKEN.key(Side.AGENT))
     for before in lines[:at]:
         opener.open(before)
     with pytest.raises(LineError):
@@ -67,7 +66,7 @@ def test_ten_thousand_mutated_lines_are_refused() -> None:
                 line.insert(at, draw.randrange(256))
         if bytes(line) != good:
             with pytest.raises(LineError):
-                Opener(SHAKEN.key(Side.AGENT)).open(bytes(line))
+                SealedLines(SHAKEN.key(Side.AGENT)).open(bytes(line))
 
 
 def test_a_line_counts_once_in_its_place_and_in_its_direction() -> None:
@@ -79,8 +78,8 @@ def test_a_line_counts_once_in_its_place_and_in_its_direction() -> None:
         (other.key(Side.AGENT), first),  # taken from another connection
     ):
         with pytest.raises(LineError):
-            Opener(key).open(line)
-    opener = Opener(SHAKEN.key(Side.AGENT))
+            SealedLines(key).open(line)
+    opener = SealedLines(SHAKEN.key(Side.AGENT))
     opener.open(first)
     with pytest.raises(LineError):
         opener.open(first)
@@ -106,9 +105,9 @@ def test_a_line_is_bounded_before_and_after_its_end() -> None:
         with pytest.raises(LineError):
             cutter.next_line()
     with pytest.raises(LineError):
-        Sealer(b"key").seal(b"x" * MOST_LINE_BYTES)
+        SealedLines(b"key").seal(b"x" * MOST_LINE_BYTES)
     with pytest.raises(LineError):
-        Sealer(b"key").seal(b"two\nlines")
+        SealedLines(b"key").seal(b"two\nlines")
 
 
 @given(st.lists(st.binary(max_size=8), max_size=8))

@@ -59,7 +59,7 @@ def test_every_row_s_sentence_can_be_made_of_whatever_is_said(text):
             assert sentence.strip() and sentence.isprintable() and len(sentence) < 1_000
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}-{row.source[:20]}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}-{row.sentence[:20]}")
 def test_no_sentence_has_an_empty_place(row):
     for evidence in (Evidence(), Evidence(signal=77), Evidence(exit_code=0), *ends_with(""), *ends_with(" \n\t")):
         assert not EMPTY.search(render(row, evidence, None))

@@ -12,7 +12,7 @@ from dryfit.core.wire import MARKER_VARIABLE
 from dryfit.runtime.children.processes import carries_marker, lives
 from dryfit.runtime.failures.evidence import EvidenceCollector
 from dryfit.runtime.failures.fault_case import lost_devices
-from dryfit.runtime.machine.gpus import FALLEN_OFF, GpuProcess, GpuState, NoGpuMonitor, NvmlMonitor, ProcessOwner
+from dryfit.runtime.machine.gpus import FALLEN_OFF, GpuMonitor, GpuProcess, GpuState, NvmlMonitor, ProcessOwner
 from nvml import GIB, Board, FakeNvml, ScriptedDevices
 
 OURS, OTHER = 11, 12
@@ -135,7 +135,7 @@ def test_no_driver_is_no_error() -> None:
     assert (found.look("0"), found.xids("0")) == (None, ())
     found.close()
     assert nvml.shutdowns == 0
-    assert (NoGpuMonitor().look("0"), NoGpuMonitor().xids("0")) == (None, ())
+    assert (GpuMonitor().look("0"), GpuMonitor().xids("0")) == (None, ())
 
 
 def test_nvml_is_loaded_at_the_first_look_and_let_go() -> None:
@@ -216,8 +216,8 @@ def test_the_surroundings_of_a_child_with_several_devices(tmp_path: Path) -> Non
     assert around.probe("two", Evidence()).device == "1"
 
 
-@pytest.mark.parametrize("seen", [NoGpuMonitor(), ScriptedDevices()])
-def test_where_nothing_is_known_nothing_is_said(tmp_path: Path, seen: NoGpuMonitor | ScriptedDevices) -> None:
+@pytest.mark.parametrize("seen", [GpuMonitor(), ScriptedDevices()])
+def test_where_nothing_is_known_nothing_is_said(tmp_path: Path, seen: GpuMonitor | ScriptedDevices) -> None:
     around = EvidenceCollector(seen, tmp_path)
     around.placed("one", "0", None)
     found = around.probe("one", Evidence())

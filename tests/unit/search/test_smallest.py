@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.config.schema import StudyConfig
+from dryfit.config.schema_json import SEARCHABLE
 from dryfit.core.settings.choices import Direction
 from dryfit.core.settings.memory_key import FEWER_IS_LESS, IRRELEVANT, MORE_IS_LESS, NEUTRAL, SET_OR_UNSET
 from dryfit.core.settings.tables import LoraSettings
 from dryfit.search.sampling.sampler_input import SamplerInput
 from dryfit.search.sampling.suggest import suggest, suggest_at
-from dryfit.search.space.fields import searchable_keys
 from dryfit.search.space.smallest import SmallestPoints
 from dryfit.search.space.space import Space
 from dryfit.store.history import History
@@ -39,7 +39,7 @@ def smallest(table: dict[str, Any]) -> SmallestPoints:
 
 def test_every_known_order_is_of_a_key_that_decides_memory() -> None:
     adapters = {f"lora.{name}" for name in LoraSettings.model_fields}
-    assert FEWER_IS_LESS | MORE_IS_LESS <= {*searchable_keys(), *adapters}
+    assert FEWER_IS_LESS | MORE_IS_LESS <= {*SEARCHABLE, *adapters}
     assert not (FEWER_IS_LESS | MORE_IS_LESS) & (IRRELEVANT | NEUTRAL.keys() | SET_OR_UNSET)
     assert not FEWER_IS_LESS & MORE_IS_LESS
 

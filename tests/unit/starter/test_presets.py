@@ -8,8 +8,8 @@ import pytest
 
 from dryfit.config.checks import Use
 from dryfit.config.load import LoadedStudy, load_study_file, load_study_text
-from dryfit.config.problems import SEARCHABLE
 from dryfit.config.schema import SamplerName, SearchSettings
+from dryfit.config.schema_json import SEARCHABLE
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Direction
 from dryfit.core.settings.presets import PRESETS

@@ -9,7 +9,7 @@ import tasks
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import DataSettings
 from dryfit.core.settings.task_facts import metrics_of_classes
-from dryfit.tasks.metrics import calibration_error as ece
+from dryfit.scoring.row_metrics import class_metric
 from dryfit.tasks.metrics import check_metrics, multi_label_metrics, one_class_metrics
 from dryfit.tasks.tokens.token_set import TokenSet
 
@@ -74,7 +74,9 @@ def test_the_calibration_error_is_that_of_torchmetrics() -> None:
     """Values of torchmetrics 1.9.0 (15 bins, l1), by which trials of earlier versions were compared."""
     p = [0.02, 0.07, 0.11, 0.2, 0.31, 1 / 3, 0.48, 0.6, 0.66, 0.7, 0.93, 0.94, 1.0, 1.0]
     true = [0, 0, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0]
-    assert ece(np.array(p), np.array(true)) == pytest.approx(0.30523809523809525, abs=1e-15)
+    p_R1, true_R1 = np.array(p)[:, None], np.array(true, dtype=float)[:, None]
+    ece = class_metric("ece", true_R1, true_R1, p_R1, several=True)
+    assert ece is not None and ece.value == pytest.approx(0.30523809523809525, abs=1e-15)
     sure, equal = [30, 0, 0], [0, 0, 0]  # one that is sure is right, another wrong
     logits = [[4, 0, -2], [0.5, 0.4, 0.3], sure, sure, equal, [0, 2, 1], [-1, 3, 2.9], [0.2, 0.1, 1.7]]
     logits = torch.tensor([*logits, [0, 2.9, 0], [2.6, 0, 0]])

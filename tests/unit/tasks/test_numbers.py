@@ -66,10 +66,10 @@ def test_metrics_are_those_of_the_libraries(ties: bool) -> None:
     said, right = drawn(70, ties=ties)
     found = number_metrics(said, right)
     assert tuple(found) == NAMES
-    assert found["mse"] == found["loss"] == mean_squared_error(right, said)
-    assert found["mae"] == mean_absolute_error(right, said)
-    assert found["pearson"] == stats.pearsonr(right, said).statistic
-    assert found["spearman"] == stats.spearmanr(right, said).statistic
+    assert found["mse"] == found["loss"] == pytest.approx(mean_squared_error(right, said), rel=1e-12)
+    assert found["mae"] == pytest.approx(mean_absolute_error(right, said), rel=1e-12)
+    assert found["pearson"] == pytest.approx(stats.pearsonr(right, said).statistic, rel=1e-12)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(right, said).statistic, rel=1e-12)
 
 
 def test_what_cannot_be_said() -> None:

@@ -1,6 +1,6 @@
 """Requests and results of the jobs that examine checkpoints, the machine, models and scripts before training."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -221,9 +221,6 @@ class ScriptArgumentsRequest(JobRequest[ScriptArgumentsResult]):
     """
 
     job: Literal[Job.SCRIPT_ARGUMENTS] = Job.SCRIPT_ARGUMENTS
+    needs: ClassVar = ProcessNeeds(hides_devices=True, of_the_user=True)
     command: str
     folder: str
-
-    def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process."""
-        return ProcessNeeds(hides_devices=True, of_the_user=True)

@@ -1,7 +1,7 @@
 """The jobs that child processes do, and the base of their requests."""
 
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from dryfit.core.wire import Wire
 
@@ -57,14 +57,17 @@ class JobRequest(Wire, Generic[R]):
 
     Attributes:
         job: The job; each request has its own ``Literal``, by which it is recognised in a file.
+        needs: What the job needs of its process, whichever request it is.
     """
 
     job: Any
+    needs: ClassVar[ProcessNeeds] = ProcessNeeds()
 
     def __class_getitem__(cls, _result: Any) -> type[Self]:
         # For type checkers only: pydantic would make a class of its own for each result, a millisecond each.
         return cls
 
     def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process; by default nothing."""
-        return ProcessNeeds()
+        """Return what the job needs of its process: the device and the diagnosis are asked for by the request."""
+        asked = {name: getattr(self, name) for name in ("visible_device", "diagnostic") if hasattr(self, name)}
+        return self.needs._replace(**asked)

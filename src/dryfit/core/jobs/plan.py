@@ -1,6 +1,6 @@
 """Requests and results of the jobs that plan the memory of training and measure it."""
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -85,6 +85,7 @@ class PlanRequest(JobRequest[PlanResult]):
     """Plan the memory of several subjects for a device, without allocating anything on it."""
 
     job: Literal[Job.PLAN] = Job.PLAN
+    needs: ClassVar = ProcessNeeds(hides_devices=True)  # it must not make a context on a device that trains
     subjects: tuple[PlanSubject, ...]
     device: DeviceSpec
     execution: ExecutionSettings = Field(validation_alias="wishes", serialization_alias="wishes")
@@ -99,10 +100,6 @@ class PlanRequest(JobRequest[PlanResult]):
     several: bool = Field(default=True, description="consider several devices too")
     degrees: tuple[int, ...] = Field(default=(), description='ranks over 1 that execution.tp = "auto" may take')
     host_bytes: int | None = Field(default=None, description="host memory for all ranks of a trial; None: unlimited")
-
-    def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process."""
-        return ProcessNeeds(hides_devices=True)  # a plan must not make a context on a device that trains
 
 
 class RehearsedPlanRequest(JobRequest[PlanResult]):
@@ -119,6 +116,7 @@ class RehearsedPlanRequest(JobRequest[PlanResult]):
     """
 
     job: Literal[Job.REHEARSE] = Job.REHEARSE
+    needs: ClassVar = ProcessNeeds(hides_devices=True, of_the_user=True)
     calling: ObjectiveRequest
     is_script: bool = False
     device: DeviceSpec
@@ -126,10 +124,6 @@ class RehearsedPlanRequest(JobRequest[PlanResult]):
     steps: int = Field(default=3, ge=1)
     calibration_dir: str
     timeout_s: float = Field(default=900.0, gt=0)
-
-    def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process."""
-        return ProcessNeeds(hides_devices=True, of_the_user=True)
 
 
 class CalibrateResult(Wire):
@@ -151,11 +145,8 @@ class CalibrateRequest(JobRequest[CalibrateResult]):
     """
 
     job: Literal[Job.CALIBRATE] = Job.CALIBRATE
+    needs: ClassVar = ProcessNeeds(hides_devices=True)
     case: MemoryCase | None
     folder: str
     calibration_dir: str | None = None
     visible_device: str | None = None
-
-    def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process."""
-        return ProcessNeeds(hides_devices=True, visible_device=self.visible_device)

@@ -1,7 +1,7 @@
 """Requests and results of the jobs that prepare data, train and use models, or call a user's own function."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -114,6 +114,7 @@ class TrainRequest(JobRequest[TrainResult]):
     """Train one trial, from its newest valid checkpoint if there is one."""
 
     job: Literal[Job.TRAIN] = Job.TRAIN
+    needs: ClassVar = ProcessNeeds(hides_devices=True)
     config: TrialConfig
     fingerprint: str = Field(description="the trial's recorded fingerprint, which its checkpoints must have")
     plan: ExecutionPlan
@@ -141,10 +142,6 @@ class TrainRequest(JobRequest[TrainResult]):
     )
     own_file: str = Field(default="", description="file of the user's own task")
     own_hash: str = Field(default="", description="its hash since the session began")
-
-    def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process."""
-        return ProcessNeeds(hides_devices=True, visible_device=self.visible_device, diagnostic=self.diagnostic)
 
 
 class FinalResult(Wire):
@@ -304,12 +301,9 @@ class ImportRequest(JobRequest[ImportResult]):
     """Check that a user's own function can be imported; it is not called."""
 
     job: Literal[Job.IMPORT] = Job.IMPORT
+    needs: ClassVar = ProcessNeeds(hides_devices=True, of_the_user=True)
     objective: CalledCode
     table: str = Field(default="objective", description="the table of the study file that names it")
-
-    def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process."""
-        return ProcessNeeds(hides_devices=True, of_the_user=True)
 
 
 class ObjectiveRequest(JobRequest[TrainResult]):
@@ -327,6 +321,7 @@ class ObjectiveRequest(JobRequest[TrainResult]):
     """
 
     job: Literal[Job.OBJECTIVE] = Job.OBJECTIVE
+    needs: ClassVar = ProcessNeeds(hides_devices=True, of_the_user=True)
     objective: CalledCode
     number: int = Field(ge=0)
     fingerprint: str
@@ -343,12 +338,6 @@ class ObjectiveRequest(JobRequest[TrainResult]):
     own_hash: str = ""
     visible_device: str | None = Field(default=None, description="value of CUDA_VISIBLE_DEVICES; None: no device")
     diagnostic: bool = Field(default=False, description="as in `TrainRequest`")
-
-    def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process."""
-        return ProcessNeeds(
-            hides_devices=True, visible_device=self.visible_device, diagnostic=self.diagnostic, of_the_user=True
-        )
 
 
 class TrainerRequest(JobRequest[TrainResult]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -282,23 +282,18 @@ def plan_execution(
     """
     tp = execution.ranks if ranks is None else ranks
     micro_batch = min(execution.micro_batch or effective_batch, effective_batch)
-    return ExecutionPlan(
-        device=device,
-        effective_batch=effective_batch,
-        micro_batch=micro_batch,
-        accumulation=-(-effective_batch // micro_batch),
-        eval_batch=execution.eval_batch,
-        checkpointing=execution.recomputes,
-        chunked_loss=execution.chunked_loss,
-        offload_activations=bool(execution.offload_activations),
-        reentrant=execution.reentrant,
-        optimizer_impl=execution.optimizer_impl,
-        offload_optimizer=bool(execution.offload_optimizer),
-        allocator=execution.allocator,
-        memory_limit_bytes=parse_bytes(execution.memory_limit) if execution.memory_limit else None,
-        tp=tp,
-        dp=execution.dp,
-        threads=execution.threads or max(1, cores // (parallel * tp * execution.dp)),
-        loader_workers=execution.loader_workers,
-        compiled=execution.compile == "auto" and device is DeviceKind.CUDA and tp * execution.dp == 1,
-    )
+    as_set = execution.model_dump(include=set(ExecutionPlan.model_fields))
+    derived: dict[str, Any] = {
+        "device": device,
+        "effective_batch": effective_batch,
+        "micro_batch": micro_batch,
+        "accumulation": -(-effective_batch // micro_batch),
+        "checkpointing": execution.recomputes,
+        "offload_activations": bool(execution.offload_activations),
+        "offload_optimizer": bool(execution.offload_optimizer),
+        "memory_limit_bytes": parse_bytes(execution.memory_limit) if execution.memory_limit else None,
+        "tp": tp,
+        "threads": execution.threads or max(1, cores // (parallel * tp * execution.dp)),
+        "compiled": execution.compile == "auto" and device is DeviceKind.CUDA and tp * execution.dp == 1,
+    }
+    return ExecutionPlan(**{**as_set, **derived})

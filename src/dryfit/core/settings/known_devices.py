@@ -1,4 +1,4 @@
-"""Known GPUs by name, with memory and compute capability, to plan for without having the device.
+"""Known GPUs by name, with memory, compute capability and published rates, to plan for without having the device.
 
 Memory is what PyTorch calls ``total_memory``: what the driver leaves to programs, and what its out-of-memory errors
 print ("GPU 0 has a total capacity of 23.52 GiB"). The figures come from such messages in public reports, from Linux
@@ -6,10 +6,18 @@ machines with ECC in its default state; the lowest common one was taken, so that
 machines with that GPU. They have two decimals of a GiB. Drivers differ by up to 0.2 GiB: newer ones keep more.
 ``nvidia-smi`` shows 0.3 to 1.1 GiB more than is usable: 24 564 MiB for an RTX 4090 (usable 24 084), 143 771 MiB for an
 H200 (143 073). On a machine that has the device, the driver's number is used, not this table.
+
+Rates are what NVIDIA publishes, not what was measured: dense (without sparsity) and at boost clock, which no long run
+keeps, so a time that is computed from them is one that the device cannot beat. A rate of half-precision products is the
+one with accumulation in fp32, which is PyTorch's default; on GeForce it is half of the one with accumulation in fp16.
+Where a name stands for several forms (SXM and PCIe), the figures are the fastest form's. A device that is only an
+amount of memory has no rates.
 """
 
 import difflib
 import re
+from dataclasses import dataclass
+from enum import StrEnum
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
@@ -26,41 +34,125 @@ TF32_CAPABILITY = (8, 0)
 AMOUNT_CAPABILITY = (8, 0)
 """Compute capability of a device that is only an amount: bf16 and flash attention, small cuBLAS workspaces."""
 
-# Usable GiB, compute capability from NVIDIA's list of CUDA GPUs, and the driver's name of the commonest form.
-_GPUS: dict[str, tuple[float, tuple[int, int], str]] = {
-    "p100": (15.89, (6, 0), "Tesla P100-PCIE-16GB"),
-    "v100-16": (15.77, (7, 0), "Tesla V100-SXM2-16GB"),
-    "v100-32": (31.73, (7, 0), "Tesla V100-SXM2-32GB"),
-    "t4": (14.56, (7, 5), "Tesla T4"),
-    "rtx2080ti": (10.57, (7, 5), "NVIDIA GeForce RTX 2080 Ti"),
-    "titan-rtx": (23.65, (7, 5), "NVIDIA TITAN RTX"),
-    "quadro-rtx6000": (22.16, (7, 5), "Quadro RTX 6000"),  # with ECC, as in servers; without it 23.65
-    "quadro-rtx8000": (44.48, (7, 5), "Quadro RTX 8000"),  # with ECC, as in servers
-    "rtx3060": (11.63, (8, 6), "NVIDIA GeForce RTX 3060"),
-    "rtx3080": (9.64, (8, 6), "NVIDIA GeForce RTX 3080"),
-    "rtx3090": (23.56, (8, 6), "NVIDIA GeForce RTX 3090"),
-    "rtx4060ti-16": (15.57, (8, 9), "NVIDIA GeForce RTX 4060 Ti"),
-    "rtx4070": (11.62, (8, 9), "NVIDIA GeForce RTX 4070"),
-    "rtx4080": (15.57, (8, 9), "NVIDIA GeForce RTX 4080"),
-    "rtx4090": (23.52, (8, 9), "NVIDIA GeForce RTX 4090"),
-    "rtx5090": (31.36, (12, 0), "NVIDIA GeForce RTX 5090"),
-    "a10": (22.05, (8, 6), "NVIDIA A10"),
-    "a10g": (22.05, (8, 6), "NVIDIA A10G"),
-    "a30": (23.50, (8, 0), "NVIDIA A30"),
-    "a40": (44.34, (8, 6), "NVIDIA A40"),
-    "a5000": (23.56, (8, 6), "NVIDIA RTX A5000"),
-    "a6000": (47.40, (8, 6), "NVIDIA RTX A6000"),
-    "rtx6000ada": (47.40, (8, 9), "NVIDIA RTX 6000 Ada Generation"),
-    "l4": (22.03, (8, 9), "NVIDIA L4"),
-    "l40": (44.39, (8, 9), "NVIDIA L40"),
-    "l40s": (44.39, (8, 9), "NVIDIA L40S"),
-    "a100-40": (39.38, (8, 0), "NVIDIA A100-SXM4-40GB"),
-    "a100-80": (79.14, (8, 0), "NVIDIA A100-SXM4-80GB"),
-    "h100-80": (79.10, (9, 0), "NVIDIA H100 80GB HBM3"),
-    "h100-nvl": (93.01, (9, 0), "NVIDIA H100 NVL"),
-    "h200": (139.72, (9, 0), "NVIDIA H200"),
-    "gh200": (94.50, (9, 0), "NVIDIA GH200 480GB"),
-    "b200": (178.34, (10, 0), "NVIDIA B200"),
+EIGHT_BIT_SPEEDUP = 4.0
+"""Most by which 8-bit products are faster than half-precision ones: GeForce; data centre GPUs have 2."""
+
+BF16_CAPABILITY = (8, 0)
+"""First compute capability whose tensor cores take bfloat16; older devices compute it in fp32."""
+
+
+class ProductPrecision(StrEnum):
+    """What a product of matrices is computed in."""
+
+    FP32 = "fp32"
+    """And fp64, of which no device has a higher rate."""
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    EIGHT_BIT = "8-bit"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGpu:
+    """A GPU by name, with its published peaks.
+
+    Attributes:
+        gib: Usable memory.
+        capability: Compute capability, of NVIDIA's list of CUDA GPUs.
+        name: The driver's name of its commonest form.
+        fp32_tflops: Outside of tensor cores.
+        tf32_tflops: Of tensor cores; None where they do not take it.
+        half_tflops: Of tensor cores in fp16, and in bf16 from compute capability 8.0; None where there are none.
+        bandwidth_gb_s: Of its memory, in 1e9 bytes a second.
+        source: Where the figures are published.
+    """
+
+    gib: float
+    capability: tuple[int, int]
+    name: str
+    fp32_tflops: float
+    tf32_tflops: float | None
+    half_tflops: float | None
+    bandwidth_gb_s: float
+    source: str
+
+    def flops_per_s(self, precision: ProductPrecision, capability: tuple[int, int]) -> float:
+        """Return the peak rate of products in a precision; that of fp32 where no tensor core takes it."""
+        half = self.half_tflops or self.fp32_tflops
+        match precision:
+            case ProductPrecision.FP32:
+                tflops = self.fp32_tflops
+            case ProductPrecision.TF32:
+                tflops = self.tf32_tflops or self.fp32_tflops
+            case ProductPrecision.FP16:
+                tflops = half
+            case ProductPrecision.BF16:
+                tflops = half if capability >= BF16_CAPABILITY else self.fp32_tflops
+            case ProductPrecision.EIGHT_BIT:
+                tflops = EIGHT_BIT_SPEEDUP * half
+        return tflops * 1e12
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Peak bandwidth of its memory."""
+        return self.bandwidth_gb_s * 1e9
+
+
+_PASCAL = "NVIDIA Tesla P100 white paper (SXM2)"
+_VOLTA = "NVIDIA V100 data sheet (SXM2)"
+_TURING = "NVIDIA Turing architecture white paper (reference clocks)"
+_GA10X = "NVIDIA Ampere GA102 architecture white paper"
+_ADA = "NVIDIA Ada architecture white paper"
+_H100 = "NVIDIA H100 data sheet (SXM5), H100 architecture white paper"
+
+_RTX2080TI = "NVIDIA Turing architecture white paper (Founders Edition)"
+_RTX3060 = f"{_GA10X} (per SM), NVIDIA's RTX 3060 page (SMs, clock)"
+_RTX4060TI_16 = f"{_ADA} (per SM), NVIDIA's RTX 4060 Ti page (SMs, clock)"
+_RTX4070 = f"{_ADA} (per SM), NVIDIA's RTX 4070 page (SMs, clock)"
+_RTX5090 = "NVIDIA RTX Blackwell architecture white paper"
+_RTX6000ADA = "NVIDIA RTX 6000 Ada data sheet"
+_A100_80 = "NVIDIA A100 data sheet (SXM4)"
+_H100_NVL = "NVIDIA H100 NVL product brief and data sheet"
+_B200 = "NVIDIA Blackwell architecture brief (HGX B200)"
+
+# Rates: fp32, TF32, fp16/bf16 TFLOP/s, GB/s. Where a data sheet gives only figures with sparsity, they are halved.
+_GPUS: dict[str, KnownGpu] = {
+    "p100": KnownGpu(15.89, (6, 0), "Tesla P100-PCIE-16GB", 10.6, None, None, 732, _PASCAL),
+    "v100-16": KnownGpu(15.77, (7, 0), "Tesla V100-SXM2-16GB", 15.7, None, 125.0, 900, _VOLTA),
+    "v100-32": KnownGpu(31.73, (7, 0), "Tesla V100-SXM2-32GB", 15.7, None, 125.0, 900, _VOLTA),
+    "t4": KnownGpu(14.56, (7, 5), "Tesla T4", 8.1, None, 65.0, 320, "NVIDIA T4 data sheet"),
+    "rtx2080ti": KnownGpu(10.57, (7, 5), "NVIDIA GeForce RTX 2080 Ti", 14.2, None, 56.9, 616, _RTX2080TI),
+    "titan-rtx": KnownGpu(23.65, (7, 5), "NVIDIA TITAN RTX", 16.3, None, 130.5, 672, "NVIDIA TITAN RTX page"),
+    # with ECC, as in servers; without it 23.65
+    "quadro-rtx6000": KnownGpu(22.16, (7, 5), "Quadro RTX 6000", 16.3, None, 130.5, 672, _TURING),
+    # with ECC, as in servers
+    "quadro-rtx8000": KnownGpu(44.48, (7, 5), "Quadro RTX 8000", 16.3, None, 130.5, 672, _TURING),
+    # 28 SMs at 1.777 GHz: a GeForce GA10x SM does 256 fp32 and 512 half-precision operations a cycle.
+    "rtx3060": KnownGpu(11.63, (8, 6), "NVIDIA GeForce RTX 3060", 12.7, 12.7, 25.5, 360, _RTX3060),
+    "rtx3080": KnownGpu(9.64, (8, 6), "NVIDIA GeForce RTX 3080", 29.8, 29.8, 59.5, 760, _GA10X),
+    "rtx3090": KnownGpu(23.56, (8, 6), "NVIDIA GeForce RTX 3090", 35.6, 35.6, 71.0, 936, _GA10X),
+    "rtx4060ti-16": KnownGpu(15.57, (8, 9), "NVIDIA GeForce RTX 4060 Ti", 22.1, 22.1, 44.1, 288, _RTX4060TI_16),
+    "rtx4070": KnownGpu(11.62, (8, 9), "NVIDIA GeForce RTX 4070", 29.1, 29.1, 58.3, 504, _RTX4070),
+    "rtx4080": KnownGpu(15.57, (8, 9), "NVIDIA GeForce RTX 4080", 48.7, 48.7, 97.5, 716.8, _ADA),
+    "rtx4090": KnownGpu(23.52, (8, 9), "NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, 1008, _ADA),
+    "rtx5090": KnownGpu(31.36, (12, 0), "NVIDIA GeForce RTX 5090", 104.8, 104.8, 209.5, 1792, _RTX5090),
+    "a10": KnownGpu(22.05, (8, 6), "NVIDIA A10", 31.2, 62.5, 125.0, 600, "NVIDIA A10 data sheet"),
+    "a10g": KnownGpu(22.05, (8, 6), "NVIDIA A10G", 35.0, 35.0, 70.0, 600, "NVIDIA A10G data sheet"),
+    "a30": KnownGpu(23.50, (8, 0), "NVIDIA A30", 10.3, 82.0, 165.0, 933, "NVIDIA A30 data sheet"),
+    "a40": KnownGpu(44.34, (8, 6), "NVIDIA A40", 37.4, 74.8, 149.7, 696, "NVIDIA A40 data sheet"),
+    "a5000": KnownGpu(23.56, (8, 6), "NVIDIA RTX A5000", 27.8, 55.6, 111.1, 768, "NVIDIA RTX A5000 data sheet"),
+    "a6000": KnownGpu(47.40, (8, 6), "NVIDIA RTX A6000", 38.7, 77.4, 154.8, 768, _GA10X),
+    "rtx6000ada": KnownGpu(47.40, (8, 9), "NVIDIA RTX 6000 Ada Generation", 91.1, 182.1, 364.2, 960, _RTX6000ADA),
+    "l4": KnownGpu(22.03, (8, 9), "NVIDIA L4", 30.3, 60.0, 121.0, 300, "NVIDIA L4 data sheet"),
+    "l40": KnownGpu(44.39, (8, 9), "NVIDIA L40", 90.5, 90.5, 181.0, 864, "NVIDIA L40 data sheet"),
+    "l40s": KnownGpu(44.39, (8, 9), "NVIDIA L40S", 91.6, 183.0, 362.0, 864, "NVIDIA L40S data sheet"),
+    "a100-40": KnownGpu(39.38, (8, 0), "NVIDIA A100-SXM4-40GB", 19.5, 156.0, 312.0, 1555, "NVIDIA A100 data sheet"),
+    "a100-80": KnownGpu(79.14, (8, 0), "NVIDIA A100-SXM4-80GB", 19.5, 156.0, 312.0, 2039, _A100_80),
+    "h100-80": KnownGpu(79.10, (9, 0), "NVIDIA H100 80GB HBM3", 66.9, 494.7, 989.4, 3352, _H100),
+    "h100-nvl": KnownGpu(93.01, (9, 0), "NVIDIA H100 NVL", 60.0, 417.5, 835.5, 3938, _H100_NVL),
+    "h200": KnownGpu(139.72, (9, 0), "NVIDIA H200", 66.9, 494.7, 989.4, 4800, "NVIDIA H200 data sheet (SXM)"),
+    "gh200": KnownGpu(94.50, (9, 0), "NVIDIA GH200 480GB", 66.9, 494.7, 989.4, 4000, "NVIDIA GH200 data sheet (96 GB)"),
+    "b200": KnownGpu(178.34, (10, 0), "NVIDIA B200", 80.0, 1100.0, 2250.0, 8000, _B200),
 }
 _ALIASES = {
     "h100": "h100-80",
@@ -90,7 +182,7 @@ def device_names() -> tuple[str, ...]:
 
 def driver_name(name: str) -> str:
     """Return the driver's name of a device; an unknown device keeps its name."""
-    return _GPUS[name][2] if name in _GPUS else name
+    return _GPUS[name].name if name in _GPUS else name
 
 
 def parse_device(text: str) -> DeviceSpec:
@@ -121,8 +213,8 @@ def parse_device(text: str) -> DeviceSpec:
         )
     known = _spellings().get(spelling)
     if known is not None and not _AMOUNT.match(text):
-        size_gib, capability, _ = _GPUS[known]
-        return DeviceSpec(name=known, capacity_bytes=round(size_gib * 2**30), capability=capability)
+        gpu = _GPUS[known]
+        return DeviceSpec(name=known, capacity_bytes=round(gpu.gib * 2**30), capability=gpu.capability)
     amount, at, capability = text.partition("@")
     if re.match(r"[-+.\d]", text) is None or (at and _plain(amount) in _spellings()):
         raise _unknown(text, amount)
@@ -187,3 +279,13 @@ def _unknown(text: str, name: str) -> ConfigError:
     )
     hint = f"did you mean {' or '.join(suggested)}?" if suggested else "known: " + ", ".join(_GPUS)
     return ConfigError(_doing(text), "no device of that name is known", _ALLOWED, hint)
+
+
+def device_rates(device: DeviceSpec) -> KnownGpu | None:
+    """Return a GPU's published peaks; None for an amount of memory, the host, and a name that is not known."""
+    if device.kind is not DeviceKind.CUDA:
+        return None
+    try:
+        return _GPUS.get(parse_device(device.name).name)
+    except ConfigError:
+        return None

@@ -1,13 +1,13 @@
 """Users' text files: finding them, and reading their lines and cells, bounded in length, as UTF-8."""
 
 import csv
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from dryfit.core.errors import DataError
+from dryfit.core.text.words import did_you_mean
 
 _MARK = "\ufeff"
 MOST_LINE_BYTES: Final = 2**26
@@ -31,13 +31,12 @@ def existing_file(source: str, *, allowed: str) -> Path:
     path = Path(source).expanduser()
     if path.is_file():
         return path
-    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1)
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() and not path.is_dir() else []
     raise DataError(
         f"reading {source}",
         "it is a folder" if path.is_dir() else "there is no such file",
         allowed=allowed,
-        hint=f"did you mean {path.parent / near[0]}?" if near and not path.is_dir() else "check the path",
+        hint=did_you_mean(path.name, names, "check the path", str(path.parent / "{}")),
     )
 
 

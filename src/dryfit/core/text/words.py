@@ -1,5 +1,6 @@
 """Text for messages: short lists of names, and text that UTF-8 can encode."""
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -7,6 +8,19 @@ def few(names: Iterable[str], most: int = 5) -> str:
     """Return the first names and a count of the rest; unprintable names are escaped."""
     every = [name if name.isprintable() else ascii(name) for name in names]
     return ", ".join(every[:most]) + (f", and {len(every) - most} more" if len(every) > most else "")
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", written: str = "{}") -> str:
+    """Return ``did you mean KNOWN?`` of the name that is nearest.
+
+    Args:
+        name: What was given.
+        known: What there is.
+        otherwise: The hint where none is near.
+        written: How the name is written in the hint.
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {written.replace('{}', near[0], 1)}?" if near else otherwise
 
 
 def first_line(error: BaseException) -> str:

@@ -4,23 +4,19 @@ from typing import Final
 
 import torch
 
-from dryfit.core.private_names import PrivateName, PrivateNames, importing
+from dryfit.core.private_names import PrivateNames, importing
 
 with importing("torch", "following a module's forward pass"):
     from torch._dynamo.exc import TorchDynamoException
     from torch._ops import HigherOrderOperator
 
 NAMES: Final = (
-    PrivateName(
-        "torch._dynamo.exc.TorchDynamoException",
-        "telling that torch cannot follow a model's code from a fault of ours",
-        "torch.export documents what it raises",
-    ),
-    PrivateName(
-        "torch._ops.HigherOrderOperator",
-        "finding the graphs within a graph: code with gradients or autocast switched",
-        "torch.export documents the members of a graph",
-    ),
+    # telling that torch cannot follow a model's code from a fault of ours; until: torch.export documents what
+    # it raises
+    "torch._dynamo.exc.TorchDynamoException",
+    # finding the graphs within a graph: code with gradients or autocast switched; until: torch.export documents
+    # the members of a graph
+    "torch._ops.HigherOrderOperator",
 )
 
 

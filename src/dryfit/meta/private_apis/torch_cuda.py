@@ -8,47 +8,39 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateName, PrivateNames
-
-_PLAIN: Final = "torch can fake a device that is absent (pytorch issues 113441 and 122081 ask for parts of it)"
-_HISTORY: Final = "torch.cuda.memory has it without an underscore; its documentation describes it as it is"
+from dryfit.core.private_names import PrivateNames
 
 FAKED: Final = (
-    PrivateName("torch._C._ensureCUDADeviceGuardSet", "a device guard for CUDA on a build without it", _PLAIN),
+    # a device guard for CUDA on a build without it; until: torch can fake a device that is absent (pytorch
+    # issues 113441 and 122081 ask for parts of it)
+    "torch._C._ensureCUDADeviceGuardSet",
 )
 UNFUSED: Final = (
-    PrivateName(
-        "torch._C._jit_override_can_fuse_on_gpu",
-        "running TorchScript without compiling kernels for a device that is absent",
-        "TorchScript is gone, or fuses nothing on CUDA devices that are not there",
-    ),
+    # running TorchScript without compiling kernels for a device that is absent; until: TorchScript is gone, or
+    # fuses nothing on CUDA devices that are not there
+    "torch._C._jit_override_can_fuse_on_gpu",
 )
 SET: Final = (
-    PrivateName(
-        "torch._C._accelerator_setAllocatorSettings",
-        "choosing the allocator's segments after torch was imported",
-        "torch.accelerator.memory sets them",
-    ),
+    # choosing the allocator's segments after torch was imported; until: torch.accelerator.memory sets them
+    "torch._C._accelerator_setAllocatorSettings",
 )
 READ: Final = (
-    PrivateName("torch.cuda.memory._record_memory_history", "the allocator's history, as a reference", _HISTORY),
-    PrivateName("torch.cuda.memory._dump_snapshot", "the same", _HISTORY),
-    PrivateName("torch.cuda.memory._set_memory_metadata", "marking a history with the phases of a step", _HISTORY),
-    PrivateName(
-        "torch.cuda._parse_visible_devices",
-        "asking nvidia-smi for the device that torch calls the first",
-        "torch.cuda gives a device's identity without making a context",
-    ),
-    PrivateName(
-        "torch.cuda._get_nvml_device_index",
-        "asking the driver for a device as torch numbers them",
-        "torch.cuda tells a device's capability without making a context",
-    ),
-    PrivateName(
-        "torch._C._cuda_clearCublasWorkspaces",
-        "measuring what the first matrix product takes",
-        "torch.cuda can empty them; builds for the CPU do not have it",
-    ),
+    # the allocator's history, as a reference; until: torch.cuda.memory has it without an underscore; its
+    # documentation describes it as it is
+    "torch.cuda.memory._record_memory_history",
+    "torch.cuda.memory._dump_snapshot",
+    # marking a history with the phases of a step; until: torch.cuda.memory has it without an underscore; its
+    # documentation describes it as it is
+    "torch.cuda.memory._set_memory_metadata",
+    # asking nvidia-smi for the device that torch calls the first; until: torch.cuda gives a device's identity
+    # without making a context
+    "torch.cuda._parse_visible_devices",
+    # asking the driver for a device as torch numbers them; until: torch.cuda tells a device's capability
+    # without making a context
+    "torch.cuda._get_nvml_device_index",
+    # measuring what the first matrix product takes; until: torch.cuda can empty them; builds for the CPU do not
+    # have it
+    "torch._C._cuda_clearCublasWorkspaces",
 )
 NAMES: Final = (*FAKED, *UNFUSED, *SET, *READ)
 

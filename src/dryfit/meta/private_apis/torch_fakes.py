@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateName, PrivateNames, importing
+from dryfit.core.private_names import PrivateNames, importing
 from dryfit.meta.private_apis.torch_cuda import guard_of_caller
 
 with importing("torch", "computing with tensors that have no values"):
@@ -20,31 +20,23 @@ with importing("torch", "computing with tensors that have no values"):
         UnsupportedOperatorException,
     )
 
-_FAKES_BELOW: Final = "torch tells which fake mode is active by a public name"
 NAMES: Final = (
-    *(
-        PrivateName(f"torch._subclasses.fake_tensor.{name}", needed, "torch has fake tensors under a public module")
-        for name, needed in {
-            "FakeTensorMode": "running a step or a forward without values",
-            "FakeTensor": "knowing tensors that have no values",
-            "DataDependentOutputException": "knowing that code asked for a value",
-            "DynamicOutputShapeException": "knowing that a size depends on values",
-            "UnsupportedFakeTensorException": "knowing what cannot be a fake",
-            "UnsupportedOperatorException": "knowing which operator has no shapes",
-        }.items()
-    ),
-    PrivateName(
-        "torch._subclasses.fake_tensor.FakeTensorConverter.tensor_memo",
-        "letting a real tensor become a fake: one to which a weak reference leads cannot take another's place",
-        "torch.utils.swap_tensors takes tensors with weak references",
-    ),
-    PrivateName(
-        "torch._library.fake_impl.FakeImplCtx.new_dynamic_size",
-        "giving a size that depends on values to an operator that torch does not know",
-        "torch.library.get_ctx can be told such sizes",
-    ),
-    PrivateName("torch._C._get_dispatch_mode", "knowing that torch itself computes shapes", _FAKES_BELOW),
-    PrivateName("torch._C._TorchDispatchModeKey", "the same", _FAKES_BELOW),
+    # until: torch has fake tensors under a public module
+    "torch._subclasses.fake_tensor.FakeTensorMode",
+    "torch._subclasses.fake_tensor.FakeTensor",
+    "torch._subclasses.fake_tensor.DataDependentOutputException",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+    "torch._subclasses.fake_tensor.UnsupportedFakeTensorException",
+    "torch._subclasses.fake_tensor.UnsupportedOperatorException",
+    # letting a real tensor become a fake: one to which a weak reference leads cannot take another's place;
+    # until: torch.utils.swap_tensors takes tensors with weak references
+    "torch._subclasses.fake_tensor.FakeTensorConverter.tensor_memo",
+    # giving a size that depends on values to an operator that torch does not know; until: torch.library.get_ctx
+    # can be told such sizes
+    "torch._library.fake_impl.FakeImplCtx.new_dynamic_size",
+    # knowing that torch itself computes shapes; until: torch tells which fake mode is active by a public name
+    "torch._C._get_dispatch_mode",
+    "torch._C._TorchDispatchModeKey",
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dryfit.core.private_names import PrivateName, PrivateNames, importing
+from dryfit.core.private_names import PrivateNames, importing
 
 with importing("torch", "seeing what code does to tensors"):
     from torch._ops import OpOverload
@@ -23,52 +23,42 @@ with importing("torch", "seeing what code does to tensors"):
     SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__
     """What a function mode sees where code sets ``tensor.data``."""
 
-_MODES: Final = "torch documents its modes under a public module"
-_TREES: Final = "torch has a public module for nested containers"
 
 NAMES: Final = (
-    PrivateName("torch.utils._python_dispatch.TorchDispatchMode", "seeing every operator of a thread", _MODES),
-    PrivateName(
-        "torch.utils._python_dispatch._disable_current_modes", "computing real values where a mode is active", _MODES
-    ),
-    PrivateName(
-        "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
-        "telling quantised and sharded tensors from those that are their memory",
-        "torch.utils has it under a public module",
-    ),
-    PrivateName(
-        "torch.overrides._get_current_function_mode_stack",
-        "finding our own mode around a constructor that builds another model",
-        "torch.overrides lists the active modes",
-    ),
-    PrivateName(
-        "torch._C.DisableTorchFunction",
-        "making memory where a caller's device context or mode would send it elsewhere",
-        "torch.overrides has it; its documentation names torch._C.DisableTorchFunctionSubclass, which leaves modes on",
-    ),
-    PrivateName("torch._C.TensorBase", "knowing the getters that a function mode sees", "torch.Tensor has them itself"),
-    PrivateName(
-        "torch.utils._device._device_constructors",
-        "knowing which functions take a device, so that a constructor that names one builds on the CPU",
-        "torch says so, or a constructor's device can be overridden by torch.device as a context",
-    ),
-    PrivateName(
-        "torch.nn.Module._load_from_state_dict",
-        "letting a constructor load tensors into those without memory: it asks each whether it is on meta",
-        "load_state_dict has a hook for a single tensor",
-    ),
-    PrivateName("torch._ops.OpOverload", "telling operators from functions", "torch.ops says what its members are"),
-    PrivateName(
-        "torch.ops.aten.copy_.default._schema",
-        "knowing an operator's name, arguments, and which of them it writes to",
-        "operators have it as a public attribute",
-    ),
-    PrivateName("torch.utils._pytree.tree_iter", "walking nested containers of a model's own classes", _TREES),
-    PrivateName("torch.utils._pytree.tree_leaves", "the same", _TREES),
-    PrivateName("torch.utils._pytree.tree_map", "the same", _TREES),
-    PrivateName("torch.utils._pytree.tree_map_only", "the same", _TREES),
-    PrivateName("torch.utils._pytree.tree_flatten", "making a container again with other leaves", _TREES),
-    PrivateName("torch.utils._pytree.tree_unflatten", "the same", _TREES),
+    # seeing every operator of a thread; until: torch documents its modes under a public module
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    # computing real values where a mode is active; until: torch documents its modes under a public module
+    "torch.utils._python_dispatch._disable_current_modes",
+    # telling quantised and sharded tensors from those that are their memory; until: torch.utils has it under a
+    # public module
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+    # finding our own mode around a constructor that builds another model; until: torch.overrides lists the
+    # active modes
+    "torch.overrides._get_current_function_mode_stack",
+    # making memory where a caller's device context or mode would send it elsewhere; until: torch.overrides has
+    # it; its documentation names torch._C.DisableTorchFunctionSubclass, which leaves modes on
+    "torch._C.DisableTorchFunction",
+    # knowing the getters that a function mode sees; until: torch.Tensor has them itself
+    "torch._C.TensorBase",
+    # knowing which functions take a device, so that a constructor that names one builds on the CPU; until:
+    # torch says so, or a constructor's device can be overridden by torch.device as a context
+    "torch.utils._device._device_constructors",
+    # letting a constructor load tensors into those without memory: it asks each whether it is on meta; until:
+    # load_state_dict has a hook for a single tensor
+    "torch.nn.Module._load_from_state_dict",
+    # telling operators from functions; until: torch.ops says what its members are
+    "torch._ops.OpOverload",
+    # knowing an operator's name, arguments, and which of them it writes to; until: operators have it as a
+    # public attribute
+    "torch.ops.aten.copy_.default._schema",
+    # walking nested containers of a model's own classes; until: torch has a public module for nested containers
+    "torch.utils._pytree.tree_iter",
+    "torch.utils._pytree.tree_leaves",
+    "torch.utils._pytree.tree_map",
+    "torch.utils._pytree.tree_map_only",
+    # making a container again with other leaves; until: torch has a public module for nested containers
+    "torch.utils._pytree.tree_flatten",
+    "torch.utils._pytree.tree_unflatten",
 )
 
 LOADS_STATE: Final = "_load_from_state_dict"

@@ -6,30 +6,29 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from dryfit.core.private_names import PrivateName, PrivateNames
-
-_TABLES: Final = "a public way to read and replace one entry, None and ties included"
-_HOOKS: Final = "torch takes hooks off by the function that was registered"
+from dryfit.core.private_names import PrivateNames
 
 NAMES: Final = (
-    PrivateName("torch.nn.Module._parameters", "replacing a parameter in one place, past __setattr__", _TABLES),
-    PrivateName("torch.nn.Module._buffers", "replacing a buffer in one place, past __setattr__", _TABLES),
-    PrivateName("torch.nn.Module._modules", "walking a module that sits at two paths, with both names", _TABLES),
-    PrivateName(
-        "torch.nn.Module._non_persistent_buffers_set",
-        "knowing which buffers a checkpoint does not hold",
-        "named_buffers says which are persistent",
-    ),
-    PrivateName("torch.nn.Module._forward_pre_hooks", "taking our own hooks off a copied module", _HOOKS),
-    PrivateName("torch.nn.Module._forward_pre_hooks_with_kwargs", "the same", _HOOKS),
-    PrivateName("torch.nn.Module._forward_hooks", "the same", _HOOKS),
-    PrivateName("torch.nn.Module._forward_hooks_with_kwargs", "the same", _HOOKS),
-    PrivateName("torch.nn.Module._forward_hooks_always_called", "the same", _HOOKS),
-    PrivateName(
-        "torch._dynamo.eval_frame.OptimizedModule._orig_mod",
-        "reading keys of checkpoints that a compiled model has written: its wrapper's attribute is a part of each",
-        "never: files with it stay",
-    ),
+    # replacing a parameter in one place, past __setattr__; until: a public way to read and replace one entry,
+    # None and ties included
+    "torch.nn.Module._parameters",
+    # replacing a buffer in one place, past __setattr__; until: a public way to read and replace one entry, None
+    # and ties included
+    "torch.nn.Module._buffers",
+    # walking a module that sits at two paths, with both names; until: a public way to read and replace one
+    # entry, None and ties included
+    "torch.nn.Module._modules",
+    # knowing which buffers a checkpoint does not hold; until: named_buffers says which are persistent
+    "torch.nn.Module._non_persistent_buffers_set",
+    # taking our own hooks off a copied module; until: torch takes hooks off by the function that was registered
+    "torch.nn.Module._forward_pre_hooks",
+    "torch.nn.Module._forward_pre_hooks_with_kwargs",
+    "torch.nn.Module._forward_hooks",
+    "torch.nn.Module._forward_hooks_with_kwargs",
+    "torch.nn.Module._forward_hooks_always_called",
+    # reading keys of checkpoints that a compiled model has written: its wrapper's attribute is a part of each;
+    # never: files with it stay
+    "torch._dynamo.eval_frame.OptimizedModule._orig_mod",
 )
 
 COMPILED: Final = "_orig_mod"

@@ -5,31 +5,24 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateName, PrivateNames
+from dryfit.core.private_names import PrivateNames
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
 from dryfit.meta.private_apis.torch_tensors import storage_key
 
-_COUNTS: Final = "autograd adds gradients of fake tensors in place, as it does those of real ones"
-
 NAMES: Final = (
-    PrivateName("torch._C._storage_Use_Count", "knowing that autograd would add a gradient in place", _COUNTS),
-    PrivateName("torch.Tensor._use_count", "the same", _COUNTS),
-    PrivateName(
-        "torch._C._current_autograd_node",
-        "naming the module whose backward pass runs",
-        "torch.autograd.graph has the node that runs",
-    ),
-    PrivateName(
-        "torch.autograd.graph.Node._sequence_nr",
-        "finding the forward operator that a node of the backward pass undoes",
-        "torch.autograd.graph.Node has it under a public name",
-    ),
-    PrivateName("torch._C._autograd._get_sequence_nr", "the same", "the same"),
-    PrivateName(
-        "torch.library._scoped_library",
-        "putting another attention kernel in torch's place and taking it out again",
-        "torch.library.Library can be taken back by a public method",
-    ),
+    # knowing that autograd would add a gradient in place; until: autograd adds gradients of fake tensors in
+    # place, as it does those of real ones
+    "torch._C._storage_Use_Count",
+    "torch.Tensor._use_count",
+    # naming the module whose backward pass runs; until: torch.autograd.graph has the node that runs
+    "torch._C._current_autograd_node",
+    # finding the forward operator that a node of the backward pass undoes; until: torch.autograd.graph.Node has
+    # it under a public name
+    "torch.autograd.graph.Node._sequence_nr",
+    "torch._C._autograd._get_sequence_nr",
+    # putting another attention kernel in torch's place and taking it out again; until: torch.library.Library
+    # can be taken back by a public method
+    "torch.library._scoped_library",
 )
 
 

@@ -6,29 +6,20 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from dryfit.core.private_names import PrivateName, PrivateNames
+from dryfit.core.private_names import PrivateNames
 
 NAMES: Final = (
-    PrivateName(
-        "torch.UntypedStorage._cdata",
-        "telling storages apart, also those on meta, whose address is 0",
-        "a public identity of storages that holds for the storage and not for a Python object",
-    ),
-    PrivateName(
-        "torch.Tensor._make_subclass",
-        "making a parameter of a subclass on memory that is there, without its __new__, and one of a fake",
-        "torch.Tensor.as_subclass makes leaves and takes requires_grad",
-    ),
-    PrivateName(
-        "torch._has_compatible_shallow_copy_type",
-        "knowing whether .data of a tensor can be set to another one before it is tried",
-        "torch says so by a public name; nn.Module.to asks the same",
-    ),
-    PrivateName(
-        "torch.Tensor._is_view",
-        "knowing whether memory is shared with a tensor that autograd tracks",
-        "torch makes it public",
-    ),
+    # telling storages apart, also those on meta, whose address is 0; until: a public identity of storages that
+    # holds for the storage and not for a Python object
+    "torch.UntypedStorage._cdata",
+    # making a parameter of a subclass on memory that is there, without its __new__, and one of a fake; until:
+    # torch.Tensor.as_subclass makes leaves and takes requires_grad
+    "torch.Tensor._make_subclass",
+    # knowing whether .data of a tensor can be set to another one before it is tried; until: torch says so by a
+    # public name; nn.Module.to asks the same
+    "torch._has_compatible_shallow_copy_type",
+    # knowing whether memory is shared with a tensor that autograd tracks; until: torch makes it public
+    "torch.Tensor._is_view",
 )
 
 

@@ -13,7 +13,7 @@ import torch.profiler
 from torch import nn
 
 from dryfit.core.errors import TraceError
-from dryfit.core.private_names import PrivateName, PrivateNames, importing
+from dryfit.core.private_names import PrivateNames, importing
 from dryfit.meta.private_apis.torch_cuda import guard_of_caller
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.meta.private_apis.torch_tensors import takes_data
@@ -22,7 +22,6 @@ with importing("torch", "choosing kernels for lists of tensors"):
     from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
     from torch.utils._foreach_utils import _foreach_supported_types as _utility_types
 
-_NEVER: Final = "never: an answer in the place of a device's"
 _ASKED: Final[Mapping[str, str]] = {
     "_cuda_getDeviceCount": "device_count",
     "_cuda_getArchFlags": "architectures",
@@ -93,43 +92,37 @@ _ACTIVITIES: Final = {torch.profiler.ProfilerActivity.CPU, torch.profiler.Profil
 _ON_CUDA: Final = ("_initialized", "_exchange_device", "_maybe_exchange_device", "_cudart")
 
 ABSENT: Final = (
-    *(PrivateName(f"torch._C.{name}", "torch's own functions ask it, and libraries do", _NEVER) for name in _LOW_LEVEL),
-    *(
-        PrivateName(f"torch.distributed.pipelining.stage.{name}", "what a rank that is not there would tell", _NEVER)
-        for name in (
-            "_derive_grad_metas",
-            "_StageBackwardMeta",
-            "PipelineStage._recv_meta",
-            "PipelineStage._stage_meta",
-        )
-    ),
-    PrivateName("torch.cuda._get_device_properties", "torch.cuda binds it when it begins to use a device", _NEVER),
+    # torch's own functions ask it, and libraries do
+    *(f"torch._C.{name}" for name in _LOW_LEVEL),
+    # what a rank that is not there would tell
+    "torch.distributed.pipelining.stage._derive_grad_metas",
+    "torch.distributed.pipelining.stage._StageBackwardMeta",
+    "torch.distributed.pipelining.stage.PipelineStage._recv_meta",
+    "torch.distributed.pipelining.stage.PipelineStage._stage_meta",
+    # torch.cuda binds it when it begins to use a device
+    "torch.cuda._get_device_properties",
 )
 """Only builds for CUDA have them all; elsewhere they are added."""
 PRESENT: Final = (
-    *(PrivateName(f"torch.cuda.{name}", "torch.cuda asks it before it touches a device", _NEVER) for name in _ON_CUDA),
-    PrivateName(
-        "torch.autograd.profiler._supported_activities", "a profiler that looks for no events of a device", _NEVER
-    ),
-    PrivateName("torch.cuda.nvtx._nvtx", "marks for a profiler that is not there", _NEVER),
-    PrivateName(
-        "torch.nn.Module._apply",
-        "moving a parameter without values to another device as the same object",
-        "torch moves fake parameters in place",
-    ),
-    PrivateName(
-        "torch.testing._internal.distributed.fake_pg",
-        "a process group whose other ranks are not there",
-        "torch has a fake process group under a public module",
-    ),
-    PrivateName(
-        "torch.nn.parallel.distributed._verify_param_shape_across_processes",
-        "ranks that are not there have the same parameters",
-        _NEVER,
-    ),
-    PrivateName("torch.nn.parallel.distributed._sync_module_states", "the same", _NEVER),
-    PrivateName("torch.optim.optimizer._foreach_supported_types", "optimizers choose kernels for lists by it", _NEVER),
-    PrivateName("torch.utils._foreach_utils._foreach_supported_types", "clipping of gradients does", _NEVER),
+    # torch.cuda asks it before it touches a device
+    *(f"torch.cuda.{name}" for name in _ON_CUDA),
+    # a profiler that looks for no events of a device
+    "torch.autograd.profiler._supported_activities",
+    # marks for a profiler that is not there
+    "torch.cuda.nvtx._nvtx",
+    # moving a parameter without values to another device as the same object; until: torch moves fake parameters
+    # in place
+    "torch.nn.Module._apply",
+    # a process group whose other ranks are not there; until: torch has a fake process group under a public
+    # module
+    "torch.testing._internal.distributed.fake_pg",
+    # ranks that are not there have the same parameters
+    "torch.nn.parallel.distributed._verify_param_shape_across_processes",
+    "torch.nn.parallel.distributed._sync_module_states",
+    # optimizers choose kernels for lists by it
+    "torch.optim.optimizer._foreach_supported_types",
+    # clipping of gradients does
+    "torch.utils._foreach_utils._foreach_supported_types",
 )
 NAMES: Final = (*PRESENT, *ABSENT)
 

@@ -4,14 +4,12 @@ from typing import Any, Final
 
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from dryfit.core.private_names import PrivateName, PrivateNames, library_error
+from dryfit.core.private_names import PrivateNames, library_error
 
 NAMES: Final = (
-    PrivateName(
-        "transformers.AutoModel._model_mapping",
-        "knowing the class that a head has for a config, without building it",
-        "the Auto classes give the class for a config",
-    ),
+    # knowing the class that a head has for a config, without building it; until: the Auto classes give the
+    # class for a config
+    "transformers.AutoModel._model_mapping",
 )
 
 

@@ -4,14 +4,12 @@ from typing import Final
 
 from transformers.utils.hub import cached_file
 
-from dryfit.core.private_names import PrivateName, PrivateNames
+from dryfit.core.private_names import PrivateNames
 
 NAMES: Final = (
-    PrivateName(
-        "transformers.utils.hub.cached_files(_raise_exceptions_for_missing_entries=)",
-        "asking for a file that a model may not have, offline too",
-        "a public keyword; huggingface_hub tells an absent file from an unreachable hub",
-    ),
+    # asking for a file that a model may not have, offline too; until: a public keyword; huggingface_hub tells
+    # an absent file from an unreachable hub
+    "transformers.utils.hub.cached_files(_raise_exceptions_for_missing_entries=)",
 )
 
 FILES: Final = PrivateNames("transformers", NAMES)

@@ -7,31 +7,21 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from dryfit.core.private_names import PrivateName, PrivateNames
-
-_LISTS: Final = "models say by a public name which keys they compute themselves"
+from dryfit.core.private_names import PrivateNames
 
 NAMES: Final = (
-    PrivateName(
-        "transformers.PreTrainedModel._get_dtype_plan",
-        "keeping in fp32 what an architecture wants in fp32",
-        "models say by a public name which weights these are",
-    ),
-    PrivateName(
-        "transformers.PreTrainedModel._keys_to_ignore_on_load_missing",
-        "knowing tables that are right as the constructor computes them",
-        _LISTS,
-    ),
-    PrivateName(
-        "transformers.PreTrainedModel._keys_to_ignore_on_load_unexpected",
-        "knowing keys that an architecture has no use for",
-        _LISTS,
-    ),
-    PrivateName(
-        "transformers.PreTrainedModel._can_set_experts_implementation",
-        "computing experts one after the other in fp64, which their fused kernel does not know",
-        "set_experts_implementation leaves other models as they are",
-    ),
+    # keeping in fp32 what an architecture wants in fp32; until: models say by a public name which weights these
+    # are
+    "transformers.PreTrainedModel._get_dtype_plan",
+    # knowing tables that are right as the constructor computes them; until: models say by a public name which
+    # keys they compute themselves
+    "transformers.PreTrainedModel._keys_to_ignore_on_load_missing",
+    # knowing keys that an architecture has no use for; until: models say by a public name which keys they
+    # compute themselves
+    "transformers.PreTrainedModel._keys_to_ignore_on_load_unexpected",
+    # computing experts one after the other in fp64, which their fused kernel does not know; until:
+    # set_experts_implementation leaves other models as they are
+    "transformers.PreTrainedModel._can_set_experts_implementation",
 )
 
 

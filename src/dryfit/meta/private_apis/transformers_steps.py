@@ -8,48 +8,33 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateName, PrivateNames
+from dryfit.core.private_names import PrivateNames
 
-_UNTIL: Final = "from_pretrained takes a source of weights other than files"
-_LEAVES_OUT: Final = "leaving out tokens in the middle of a long generated sequence"
-_CONTINUES: Final = "generate can be continued from its cache with all of its arguments"
 NAMES: Final = (
-    PrivateName(
-        "transformers.PreTrainedModel._move_missing_keys_from_meta_to_device",
-        "keeping tables that a constructor computed, where it calls from_pretrained, which would replace them",
-        "from_pretrained leaves alone what is not on meta",
-    ),
-    PrivateName(
-        "transformers.modeling_utils._get_resolved_checkpoint_files",
-        "a model whose weights are not read needs no files of weights",
-        _UNTIL,
-    ),
-    PrivateName(
-        "transformers.modeling_utils._get_dtype", "the same: the type is that of the config, or of a header", _UNTIL
-    ),
-    PrivateName(
-        "transformers.modeling_utils._get_device_map",
-        "telling that a model does not fit, where a part of it would be left in host memory",
-        "from_pretrained says where it will put a model",
-    ),
-    PrivateName(
-        "transformers.PreTrainedModel._load_pretrained_model",
-        "filling a model by its own rules (types, devices, quantisation) with tensors that have no values",
-        _UNTIL,
-    ),
-    PrivateName(
-        "transformers.PreTrainedModel._check_and_adjust_attn_implementation",
-        "rehearsing flash attention, whose package a machine without a GPU has not",
-        "a public hook says which kernel serves an implementation of attention",
-    ),
-    PrivateName(
-        "transformers.PreTrainedModel._supports_flash_attn",
-        "knowing models that refuse flash attention",
-        "models say by a public name which implementations of attention they have",
-    ),
-    PrivateName("transformers.GenerationMixin._sample", _LEAVES_OUT, _CONTINUES),
-    PrivateName("transformers.GenerationMixin._prefill", _LEAVES_OUT, _CONTINUES),
-    PrivateName("transformers.GenerationMixin._update_model_kwargs_for_generation", _LEAVES_OUT, _CONTINUES),
+    # keeping tables that a constructor computed, where it calls from_pretrained, which would replace them;
+    # until: from_pretrained leaves alone what is not on meta
+    "transformers.PreTrainedModel._move_missing_keys_from_meta_to_device",
+    # a model whose weights are not read needs no files of weights; until: from_pretrained takes a source of
+    # weights other than files
+    "transformers.modeling_utils._get_resolved_checkpoint_files",
+    "transformers.modeling_utils._get_dtype",
+    # telling that a model does not fit, where a part of it would be left in host memory; until: from_pretrained
+    # says where it will put a model
+    "transformers.modeling_utils._get_device_map",
+    # filling a model by its own rules (types, devices, quantisation) with tensors that have no values; until:
+    # from_pretrained takes a source of weights other than files
+    "transformers.PreTrainedModel._load_pretrained_model",
+    # rehearsing flash attention, whose package a machine without a GPU has not; until: a public hook says which
+    # kernel serves an implementation of attention
+    "transformers.PreTrainedModel._check_and_adjust_attn_implementation",
+    # knowing models that refuse flash attention; until: models say by a public name which implementations of
+    # attention they have
+    "transformers.PreTrainedModel._supports_flash_attn",
+    # leaving out tokens in the middle of a long generated sequence; until: generate can be continued from its
+    # cache with all of its arguments
+    "transformers.GenerationMixin._sample",
+    "transformers.GenerationMixin._prefill",
+    "transformers.GenerationMixin._update_model_kwargs_for_generation",
 )
 
 FORGETS: Final = "_move_missing_keys_from_meta_to_device"

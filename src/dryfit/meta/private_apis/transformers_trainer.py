@@ -10,23 +10,24 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from dryfit.core.private_names import PrivateName, PrivateNames
-
-_STATE: Final = "the Trainer writes and reads its state by public methods"
-_CLIPPING: Final = "the Trainer asks a callback for the norm before the optimizer's step"
+from dryfit.core.private_names import PrivateNames
 
 NAMES: Final = (
-    PrivateName("transformers.Trainer._load_from_checkpoint", "refusing a checkpoint that lacks weights", _STATE),
-    PrivateName(
-        "transformers.Trainer._load_optimizer_and_scheduler", "telling a torn checkpoint from other faults", _STATE
-    ),
-    PrivateName("transformers.Trainer._load_scaler", "the same", _STATE),
-    PrivateName("transformers.Trainer._load_rng_state", "the same", _STATE),
-    PrivateName("transformers.Trainer._save_optimizer_and_scheduler", "writing a checkpoint at a step of ours", _STATE),
-    PrivateName("transformers.Trainer._save_scaler", "the same", _STATE),
-    PrivateName("transformers.Trainer._save_rng_state", "the same", _STATE),
-    PrivateName("transformers.Trainer._clip_grad_norm", "looking at the norm before gradients are changed", _CLIPPING),
-    PrivateName("transformers.Trainer._get_grad_norm", "the same, where nothing is clipped", _CLIPPING),
+    # refusing a checkpoint that lacks weights; until: the Trainer writes and reads its state by public methods
+    "transformers.Trainer._load_from_checkpoint",
+    # telling a torn checkpoint from other faults; until: the Trainer writes and reads its state by public
+    # methods
+    "transformers.Trainer._load_optimizer_and_scheduler",
+    "transformers.Trainer._load_scaler",
+    "transformers.Trainer._load_rng_state",
+    # writing a checkpoint at a step of ours; until: the Trainer writes and reads its state by public methods
+    "transformers.Trainer._save_optimizer_and_scheduler",
+    "transformers.Trainer._save_scaler",
+    "transformers.Trainer._save_rng_state",
+    # looking at the norm before gradients are changed; until: the Trainer asks a callback for the norm before
+    # the optimizer's step
+    "transformers.Trainer._clip_grad_norm",
+    "transformers.Trainer._get_grad_norm",
 )
 
 

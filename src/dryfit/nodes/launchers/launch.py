@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
@@ -280,32 +280,8 @@ _ELSEWHERE = ("192.0.2.1", 9)
 """An address that is nobody's (RFC 5737): a UDP socket connected to it sends nothing, and knows its own address."""
 
 
-class Launcher(Protocol):
-    """Starts agents, and ends launched processes that have not joined."""
-
-    def start(self) -> str:
-        """Begin; return what was done, in words."""
-        ...
-
-    def text(self) -> str:
-        """Return what :meth:`start` does, as a person would type it."""
-        ...
-
-    def trouble(self) -> str:
-        """Return why no agents are to be expected any more; empty where some are."""
-        ...
-
-    def waits(self) -> bool:
-        """Whether any of its agents still has to start or to end."""
-        ...
-
-    def cancel(self, *, pending: bool) -> None:
-        """End what has not begun, or everything."""
-        ...
-
-    def forget(self) -> None:
-        """It is over."""
-        ...
+Launcher: TypeAlias = Slurm | Ray
+"""Starts agents, and ends launched processes that have not joined."""
 
 
 def launcher_of(wish: NodesSettings, layout: StudyLayout) -> Launcher | None:

@@ -1,6 +1,5 @@
 """Make, prove and store the tensor-parallel plan of a trial's model, once for each model and degree."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +14,7 @@ from dryfit.core.settings.weight_formats import WeightFormat
 from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.core.sharding.shard_proof import ShardProof
 from dryfit.core.version import PACKAGE_FOLDER
-from dryfit.core.wire import canonical_json, read_model, write_model
+from dryfit.core.wire import digest, read_model, write_model
 from dryfit.memory.planning.trace_store import code_fingerprint
 from dryfit.meta.construction.construction import build
 from dryfit.meta.loading.filling import unwrapped
@@ -174,7 +173,7 @@ def _key(model: TaskModel, task: Task, degree: int) -> str:
         "modules": [f"{name} {type(part).__qualname__}" for name, part in model.named_modules()],
         "parameters": [f"{name} {tuple(one.shape)}" for name, one in model.named_parameters(remove_duplicate=False)],
     }
-    return hashlib.sha256(canonical_json(facts).encode()).hexdigest()[:24]
+    return digest(facts, 24)
 
 
 def _on_meta(_name: str, size: tuple[int, ...]) -> torch.Tensor:

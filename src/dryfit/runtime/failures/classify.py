@@ -37,7 +37,7 @@ from dryfit.runtime.failures.fault_case import (
     stop_asked,
     validates,
 )
-from dryfit.runtime.failures.fault_texts import FATAL_XIDS, Text
+from dryfit.runtime.failures.fault_texts import FATAL_XIDS
 
 _ASKED_TO_END = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU})
 _SAYING_MAX_CHARS = 300
@@ -53,15 +53,13 @@ class FaultRow:
         sentence: The message; ``{said}`` is the child's last message, ``{status}`` its exit status or signal,
             ``{beat}`` the time since its last heartbeat, ``{memory}`` the device's memory, ``{xids}`` the driver's
             errors.
-        source: The evidence it is recognised by.
         texts: The texts it is recognised by, if any.
     """
 
     kind: FailureKind
     matches: Test
     sentence: str
-    source: str
-    texts: tuple[Text, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 _NO_SPACE = any_of(
@@ -76,104 +74,83 @@ ROWS: tuple[FaultRow, ...] = (
         FailureKind.INTERRUPTED,
         lambda case: case.stopped_by is StopReason.REQUEST,
         "stopped as asked; it goes on from its checkpoint",
-        "its result",
     ),
     FaultRow(
         FailureKind.PREEMPTED,
         lambda case: case.stopped_by is StopReason.SIGTERM,
         "stopped by a SIGTERM from outside; it goes on from its checkpoint",
-        "its result",
     ),
-    FaultRow(FailureKind.INTERNAL, has_result, "a finished child was taken for a failed one", "its result"),
+    FaultRow(FailureKind.INTERNAL, has_result, "a finished child was taken for a failed one"),
     # The child's own exception: no later kill can have caused it. In a poisoned process, any exception may follow.
-    FaultRow(
-        FailureKind.POISONED, code("POISONED"), "the process's torch was left in a bad state: {said}", "exception"
-    ),
-    FaultRow(FailureKind.NONFINITE, raised("dryfit.core.errors.NonFiniteError"), "{said}", "exception"),
-    FaultRow(FailureKind.NONFINITE, code("NONFINITE"), "{said}", "exception"),
+    FaultRow(FailureKind.POISONED, code("POISONED"), "the process's torch was left in a bad state: {said}"),
+    FaultRow(FailureKind.NONFINITE, raised("dryfit.core.errors.NonFiniteError"), "{said}"),
+    FaultRow(FailureKind.NONFINITE, code("NONFINITE"), "{said}"),
     FaultRow(
         FailureKind.SHM_FULL,
         any_of(said(*texts.SHARED_MEMORY), raised("builtins.OSError[EMFILE]"), all_of(_NO_SPACE, in_shared_memory)),
         "shared memory (/dev/shm) did not suffice for the data loader's workers ({said})",
-        "exception or log, and the room in /dev/shm and on the disk",
         texts.SHARED_MEMORY,
     ),
     FaultRow(
         FailureKind.DISK_FULL,
         _NO_SPACE,
         "no space left on the disk or quota reached; free some, then resume ({said})",
-        "exception: ENOSPC, EDQUOT or EFBIG",
         texts.DISK,
     ),
-    FaultRow(FailureKind.CONFIG, raised(texts.OFFLINE), "offline, and not in the cache: {said}", "exception"),
+    FaultRow(FailureKind.CONFIG, raised(texts.OFFLINE), "offline, and not in the cache: {said}"),
     FaultRow(
         FailureKind.NETWORK,
         all_of(
             any_of(raised(*texts.NETWORK_TYPES), said(*texts.NETWORK)), lambda case: not raised(*texts.COMM_TYPES)(case)
         ),
         "the network failed: {said}",
-        "exception",
         texts.NETWORK,
     ),
     # Whatever else ends a planner: the trial's memory is unknown, and nothing is wrong with the trial itself.
-    FaultRow(FailureKind.PLANNER, all_of(plans, has_fault), "planning its memory failed: {said}", "exception"),
-    FaultRow(FailureKind.CHANGED, code("CHANGED"), "{said}", "exception"),
-    FaultRow(FailureKind.DATA, code("DATA"), "{said}", "exception"),
-    FaultRow(FailureKind.CHECKPOINT_CORRUPT, code("CORRUPT"), "{said}", "exception"),
+    FaultRow(FailureKind.PLANNER, all_of(plans, has_fault), "planning its memory failed: {said}"),
+    FaultRow(FailureKind.CHANGED, code("CHANGED"), "{said}"),
+    FaultRow(FailureKind.DATA, code("DATA"), "{said}"),
+    FaultRow(FailureKind.CHECKPOINT_CORRUPT, code("CORRUPT"), "{said}"),
     FaultRow(
         FailureKind.CHECKPOINT_CORRUPT,
         all_of(resumed, any_of(raised(*UNREADABLE_TYPES), said(*texts.CHECKPOINT))),
         "a checkpoint could not be read: {said}",
-        "exception, raised while a checkpoint was read",
         texts.CHECKPOINT,
     ),
     FaultRow(
-        FailureKind.CONFIG,
-        code("CONFIG", "LIBRARY", "LOAD", "MACHINE", "CHECKPOINT", "SHARD", "TRACE"),
-        "{said}",
-        "exception",
+        FailureKind.CONFIG, code("CONFIG", "LIBRARY", "LOAD", "MACHINE", "CHECKPOINT", "SHARD", "TRACE"), "{said}"
     ),
-    FaultRow(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}", "exception"),
+    FaultRow(FailureKind.USER_CODE, code("OBJECTIVE"), "{said}"),
     # The device, the worst first: the consequences of a lost device look like anything else.
-    FaultRow(
-        FailureKind.DEVICE_LOST,
-        lost_its_device,
-        "the driver gave its device up ({xids})",
-        "the driver's error numbers: dryfit.runtime.failures.fault_texts.FATAL_XIDS",
-    ),
+    FaultRow(FailureKind.DEVICE_LOST, lost_its_device, "the driver gave its device up ({xids})"),
     FaultRow(
         FailureKind.DEVICE_LOST,
         any_of(said(*texts.DEVICE_LOST), all_of(has_device, said(*texts.NO_DEVICE))),
         "its device failed or is gone: {said}",
-        "exception or log",
         (*texts.DEVICE_LOST, *texts.NO_DEVICE),
     ),
     FaultRow(
         FailureKind.OOM_NEIGHBOUR,
         all_of(_OUT_OF_DEVICE_MEMORY, neighbours),
         "others held the device's memory that it needed ({memory})",
-        "exception or log, and the memory of the device: it took no more than planned",
         texts.DEVICE_MEMORY,
     ),
     FaultRow(
         FailureKind.OOM_DEVICE,
         all_of(calls_own_function, _OUT_OF_DEVICE_MEMORY),
         "the device's memory did not suffice ({said})",
-        "exception or log",
         texts.DEVICE_MEMORY,
     ),
     FaultRow(
         FailureKind.OOM_DEVICE,
         all_of(validates, _OUT_OF_DEVICE_MEMORY),
         "the device's memory did not suffice for a validation; lower execution.eval_batch ({said})",
-        "exception or log, and what it was doing",
         texts.DEVICE_MEMORY,
     ),
     FaultRow(
         FailureKind.OOM_DEVICE,
         _OUT_OF_DEVICE_MEMORY,
         "the device's memory did not suffice; lower execution.micro_batch ({said})",
-        "exception or log",
         texts.DEVICE_MEMORY,
     ),
     FaultRow(
@@ -184,134 +161,87 @@ ROWS: tuple[FaultRow, ...] = (
             all_of(any_of(_WORKER_KILLED, said(*texts.WORKER_CRASHED)), oom_rose),
         ),
         "the machine's memory did not suffice; lower runtime.parallel or execution.loader_workers ({said})",
-        "exception or log, and the count of kills for want of memory",
         texts.HOST_MEMORY,
     ),
     FaultRow(
         FailureKind.POISONED,
         said(*texts.POISONED),
         "the process's torch was left in a bad state: {said}",
-        "exception",
         texts.POISONED,
     ),
     FaultRow(
         FailureKind.DEVICE_ASSERT,
         said(*texts.DEVICE_ASSERT),
         "a kernel's assertion failed, most often a label or token id out of range: {said}",
-        "exception or log",
         texts.DEVICE_ASSERT,
     ),
     FaultRow(
         FailureKind.COMM,
         any_of(code("COMM"), raised(*texts.COMM_TYPES), said(*texts.COMM)),
         "the processes of one trial lost each other: {said}",
-        "exception or log",
         texts.COMM,
     ),
     FaultRow(
         FailureKind.KILLED,
         _WORKER_KILLED,
         "a data loader's worker was killed from outside: {said}",
-        "exception",
         texts.WORKER_KILLED,
     ),
     FaultRow(
         FailureKind.NATIVE_CRASH,
         said(*texts.WORKER_CRASHED, *texts.NATIVE),
         "native code crashed: {said}",
-        "exception or log",
         (*texts.WORKER_CRASHED, *texts.NATIVE),
     ),
     FaultRow(
         FailureKind.INTERNAL,
         lambda case: case.fault is not None and bool(case.fault.code),
         "an invariant of dryfit broke; please report it: {said}",
-        "exception",
     ),
-    FaultRow(FailureKind.USER_CODE, has_fault, "an exception ended it: {said}", "exception"),
+    FaultRow(FailureKind.USER_CODE, has_fault, "an exception ended it: {said}"),
     # No exception. What we did to it, and what happened around it.
-    FaultRow(
-        FailureKind.INTERRUPTED,
-        killed("now"),
-        "stopped at once; it goes on from its last checkpoint",
-        "we killed it, as asked",
-    ),
-    FaultRow(
-        FailureKind.LOST,
-        lambda case: case.evidence.server_lost,
-        "lost with the process that ran it",
-        "the control process or the fork server is gone",
-    ),
+    FaultRow(FailureKind.INTERRUPTED, killed("now"), "stopped at once; it goes on from its last checkpoint"),
+    FaultRow(FailureKind.LOST, lambda case: case.evidence.server_lost, "lost with the process that ran it"),
     FaultRow(
         FailureKind.PLANNER,
         all_of(plans, any_of(*(killed(why) for why in ("start", "hang", "timeout")))),
         "planning its memory took too long",
-        "we killed it",
     ),
-    FaultRow(FailureKind.START, killed("start"), "gave no first line in time; see its log", "runtime.start_timeout_s"),
-    FaultRow(
-        FailureKind.HANG,
-        killed("hang"),
-        "gave no sign of life for {beat}; its stacks are in stacks.txt",
-        "its heartbeat",
-    ),
-    FaultRow(
-        FailureKind.TIMEOUT, killed("timeout"), "took longer than runtime.trial_timeout_s", "runtime.trial_timeout_s"
-    ),
+    FaultRow(FailureKind.START, killed("start"), "gave no first line in time; see its log"),
+    FaultRow(FailureKind.HANG, killed("hang"), "gave no sign of life for {beat}; its stacks are in stacks.txt"),
+    FaultRow(FailureKind.TIMEOUT, killed("timeout"), "took longer than runtime.trial_timeout_s"),
     FaultRow(
         FailureKind.INTERRUPTED,
         all_of(stop_asked, by_signal(_ASKED_TO_END)),
         "stopped as asked, before it could write a checkpoint",
-        "signal",
     ),
     # Only the exit status or signal is left.
     FaultRow(
         FailureKind.DISK_FULL,
         lambda case: case.evidence.disk_full,
         "no space left on the disk, not even for its last word; free some, then resume",
-        "exit status",
     ),
-    FaultRow(
-        FailureKind.PLANNER, plans, "planning its memory ended without an answer ({status})", "exit status or signal"
-    ),
+    FaultRow(FailureKind.PLANNER, plans, "planning its memory ended without an answer ({status})"),
     FaultRow(
         FailureKind.USER_CODE,
         all_of(calls_own_function, left_by_itself),
         "it ended its own process ({status}) instead of returning a number",
-        "exit status",
     ),
     FaultRow(
         FailureKind.OOM_HOST,
         all_of(by_signal({signal.SIGKILL}), oom_rose),
         "killed for want of memory; lower runtime.parallel or execution.loader_workers",
-        "signal, and the cgroup's count of kills for want of memory",
     ),
+    FaultRow(FailureKind.KILLED, by_signal({signal.SIGKILL}), "killed from outside (SIGKILL), nobody knows why"),
     FaultRow(
-        FailureKind.KILLED,
-        by_signal({signal.SIGKILL}),
-        "killed from outside (SIGKILL), nobody knows why",
-        "signal",
+        FailureKind.SHM_FULL, all_of(by_signal({signal.SIGBUS}), shm_low), "a bus error while /dev/shm was nearly full"
     ),
+    FaultRow(FailureKind.NATIVE_CRASH, by_signal(CRASH_SIGNALS), "native code crashed ({status}); see stacks.txt"),
+    FaultRow(FailureKind.PREEMPTED, by_signal(_ASKED_TO_END), "ended from outside ({status})"),
     FaultRow(
-        FailureKind.SHM_FULL,
-        all_of(by_signal({signal.SIGBUS}), shm_low),
-        "a bus error while /dev/shm was nearly full",
-        "signal, and the room in /dev/shm",
+        FailureKind.START, lambda case: not case.evidence.started, "ended before its first line ({status}); see its log"
     ),
-    FaultRow(
-        FailureKind.NATIVE_CRASH,
-        by_signal(CRASH_SIGNALS),
-        "native code crashed ({status}); see stacks.txt",
-        "signal",
-    ),
-    FaultRow(FailureKind.PREEMPTED, by_signal(_ASKED_TO_END), "ended from outside ({status})", "signal"),
-    FaultRow(
-        FailureKind.START,
-        lambda case: not case.evidence.started,
-        "ended before its first line ({status}); see its log",
-        "no first line",
-    ),
-    FaultRow(FailureKind.KILLED, lambda case: True, "ended without a last word ({status})", "nothing else matches"),
+    FaultRow(FailureKind.KILLED, lambda case: True, "ended without a last word ({status})"),
 )
 
 
@@ -334,7 +264,7 @@ def _last_message(case: FaultCase, row: FaultRow) -> str:
     """Return the child's exception, or the line of its log with a text of the row."""
     fault = case.fault
     if fault is None:
-        at = max((case.log.rfind(text.text) for text in row.texts), default=-1)
+        at = max((case.log.rfind(text) for text in row.texts), default=-1)
         return _first_line(case.log[case.log.rfind("\n", 0, at) + 1 :]) if at >= 0 else "it left no message"
     first_line = _first_line(fault.message)
     if fault.code or not fault.type_names:

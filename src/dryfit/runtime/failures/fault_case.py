@@ -13,7 +13,7 @@ from dryfit.core.wire import VALIDATING
 from dryfit.runtime.children.child import ChildStatus
 from dryfit.runtime.failures import fault_texts as texts
 from dryfit.runtime.failures.device_memory import held_by_neighbours, known_device_memory
-from dryfit.runtime.failures.fault_texts import FATAL_XIDS, Text
+from dryfit.runtime.failures.fault_texts import FATAL_XIDS
 
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})
 """Signals of a crash in native code."""
@@ -82,9 +82,9 @@ def _searched(case: FaultCase) -> tuple[str, ...]:
     return (case.fault.message, case.fault.traceback) if case.fault is not None else (case.log,)
 
 
-def said(*wanted: Text) -> Test:
+def said(*wanted: str) -> Test:
     """One of these texts is in its exception, or in its log if it left none; the last resort."""
-    return lambda case: any(text.text in searched for searched in _searched(case) for text in wanted)
+    return lambda case: any(text in searched for searched in _searched(case) for text in wanted)
 
 
 def by_signal(numbers: Iterable[int]) -> Test:

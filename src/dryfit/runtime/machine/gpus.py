@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from dryfit.runtime.children.processes import carries_marker, lives
 
@@ -89,44 +89,22 @@ class GpuState:
         return max(0, self.used_bytes - ours_bytes)
 
 
-class GpuMonitor(Protocol):
-    """Reports the state of GPUs, each named as in ``CUDA_VISIBLE_DEVICES``."""
+class GpuMonitor:
+    """Reports the state of GPUs, each named as in ``CUDA_VISIBLE_DEVICES``. This one knows nothing of any."""
 
     def look(self, device: str) -> GpuState | None:
         """Return the state of a device now; None if it is unknown."""
-        ...
 
     def mark_own(self, pid: int) -> None:
         """Remember that a process is ours, which cannot be seen any more once it has ended."""
-        ...
 
     def xids(self, device: str) -> tuple[int, ...]:
         """Return the critical errors (Xids) of a device since it was first queried, oldest first."""
-        ...
-
-    def set_uuids(self, uuids: Mapping[str, str]) -> None:
-        """Learn the UUIDs of device names: CUDA and NVML may count devices in different orders."""
-        ...
-
-
-class NoGpuMonitor:
-    """Knows nothing of any GPU."""
-
-    def look(self, device: str) -> GpuState | None:
-        """Return None."""
-        del device
-        return None
-
-    def mark_own(self, pid: int) -> None:
-        """Do nothing."""
-
-    def xids(self, device: str) -> tuple[int, ...]:
-        """Return no errors."""
         del device
         return ()
 
     def set_uuids(self, uuids: Mapping[str, str]) -> None:
-        """Do nothing."""
+        """Learn the UUIDs of device names: CUDA and NVML may count devices in different orders."""
 
 
 @dataclass(slots=True)
@@ -138,7 +116,7 @@ class _Known:
     xids: list[int] = field(default_factory=list[int])
 
 
-class NvmlMonitor:
+class NvmlMonitor(GpuMonitor):
     """Monitors the GPUs of this machine by NVML, from the first query until :meth:`close`.
 
     Args:

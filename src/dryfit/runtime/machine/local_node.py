@@ -7,7 +7,7 @@ from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.sharding.device_groups import HERE, devices_of, visible_devices
 from dryfit.core.wire import Started, Verdict
 from dryfit.runtime.children.child_spec import ChildEvent, ChildMessage, ChildSpec
-from dryfit.runtime.machine.gpus import GpuMonitor, GpuState, NoGpuMonitor
+from dryfit.runtime.machine.gpus import GpuMonitor, GpuState
 from dryfit.runtime.machine.host_memory import HostMemory, read_host_memory
 from dryfit.runtime.machine.local_devices import local_facts
 from dryfit.runtime.machine.node import Children, ComputeNode, NodeFacts
@@ -38,7 +38,7 @@ class LocalNode:
         name: str = HERE,
     ) -> None:
         self._children = children
-        self._devices = devices or NoGpuMonitor()
+        self._devices = devices or GpuMonitor()
         self._placed = placed
         self._host = host
         self._name = name

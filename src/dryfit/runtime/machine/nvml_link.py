@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from dryfit.core.helper import Answering, python_command
 from dryfit.core.text.secrets import public_environment
 from dryfit.core.wire import MARKER_VARIABLE, Wire
-from dryfit.runtime.machine.gpus import GpuState
+from dryfit.runtime.machine.gpus import GpuMonitor, GpuState
 
 ANSWER_S = 30.0
 """How long an answer may take. The first is the slowest: without persistence mode, the driver wakes every device."""
@@ -44,7 +44,7 @@ class NvmlAnswer(Wire):
     xids: tuple[int, ...]
 
 
-class NvmlLink:
+class NvmlLink(GpuMonitor):
     """Monitors the GPUs of this machine through a process that starts with the first query.
 
     After an answer that did not come in time, or if the process dies, the rest of the session goes on without GPU

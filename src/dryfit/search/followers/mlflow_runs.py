@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from dryfit.core.settings.trial import Outcome
-from dryfit.search.followers.runs import Run, Runs
+from dryfit.search.followers.runs import Run, Runs, RunWriter
 from dryfit.search.followers.targets import client
 
 KEY_TAG = "dryfit.key"
@@ -61,7 +61,7 @@ class _Known:
     tags: dict[str, str] = field(default_factory=dict[str, str])
 
 
-class MlflowRuns:
+class MlflowRuns(RunWriter):
     """Writes runs to a tracking server or another MLflow URI.
 
     Args:
@@ -96,13 +96,6 @@ class MlflowRuns:
         # A study that is opened again is running again; what ended it before is in its tags no longer.
         wanted = _RUNNING if runs.closed is None else "FINISHED"
         self._set_status(study, wanted, runs.state.sessions[-1].last_at_s if runs.state.sessions else runs.began_s)
-
-    def unsettled(self) -> set[int]:
-        """Nothing is: every request was answered."""
-        return set()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _write_trial(self, runs: Runs, run: Run, parent: str) -> None:
         began_ms = int(run.trial.asked_at_s * 1000)

@@ -21,7 +21,7 @@ from optuna.trial import TrialState as OptunaState
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.trial import Outcome
 from dryfit.core.text.tail import LineTail
-from dryfit.search.followers.runs import Runs, parse_event, user_attributes
+from dryfit.search.followers.runs import Runs, RunWriter, parse_event, user_attributes
 from dryfit.search.followers.targets import JOURNAL_PREFIX
 from dryfit.store.state import GenerationState, TrialState
 
@@ -84,7 +84,7 @@ def _readable(path: Path) -> bool:
     return True
 
 
-class OptunaTrials:
+class OptunaTrials(RunWriter):
     """Writes runs as trials of an Optuna storage; a generation without a trial is not there yet.
 
     Args:
@@ -110,13 +110,6 @@ class OptunaTrials:
             if at not in self._studies:
                 self._studies[at] = _OptunaStudy(self._storage, generation, self._ledger_id)
             self._studies[at].update(runs, number - generation.first)
-
-    def unsettled(self) -> set[int]:
-        """Nothing is: a call returns when the storage has it."""
-        return set()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class _OptunaStudy:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import optuna
 
@@ -46,14 +46,6 @@ _POLL_S = 0.1
 _NICENESS = 10
 _ERROR_MAX_CHARS = 1_000
 _CAUSES_MAX = 3
-
-
-class Follower(Protocol):
-    """Follows one ledger."""
-
-    def catch_up(self) -> bool:
-        """Write all new lines of the ledger. Returns whether there were any."""
-        ...
 
 
 def error_line(error: BaseException) -> str:
@@ -243,7 +235,7 @@ def writer_of(target: Mirror | Tracker, study: Path, first_line: bytes, status: 
 
 
 def follow(
-    new_follower: Callable[[], Follower], *, ending: Callable[[], bool], failed: Callable[[Exception], None]
+    new_follower: Callable[[], LedgerFollower], *, ending: Callable[[], bool], failed: Callable[[Exception], None]
 ) -> bool:
     """Follow until the end; then once more, so that nothing already written is missing.
 

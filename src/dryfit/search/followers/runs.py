@@ -256,9 +256,8 @@ class RunWriter(Protocol):
         ...
 
     def unsettled(self) -> set[int]:
-        """Return the trials whose runs the target may not have, although they were written."""
-        ...
+        """Return the trials whose runs the target may not have, although they were written: none, if calls wait."""
+        return set()
 
     def close(self) -> None:
         """Hand over what is unsettled."""
-        ...

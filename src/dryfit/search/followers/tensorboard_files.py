@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dryfit.core.settings.trial import Outcome, Scalar
-from dryfit.search.followers.runs import Fact, Run, Runs
+from dryfit.search.followers.runs import Fact, Run, Runs, RunWriter
 from dryfit.search.followers.targets import client
 
 _STATUS = {None: 3, Outcome.COMPLETE: 1, Outcome.FAILED: 2}
 """Of a session in hparams' api.proto: STATUS_SUCCESS 1, STATUS_FAILURE 2, STATUS_RUNNING 3; others are unknown, 0."""
 
 
-class TensorBoardFiles:
+class TensorBoardFiles(RunWriter):
     """Writes folders of events.
 
     Args:
@@ -57,13 +57,6 @@ class TensorBoardFiles:
             self._written[number] = (size, len(run.points))
             if run.ended:
                 del self._written[number]
-
-    def unsettled(self) -> set[int]:
-        """Nothing is: what is written is in the file."""
-        return set()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _content(self, runs: Runs, run: Run, after: int | None = None) -> bytes:
         """Return the records of a run, all or those that come after so many points."""

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dryfit.core.text.secrets import redacted
-from dryfit.search.followers.runs import Run, Runs
+from dryfit.search.followers.runs import Run, Runs, RunWriter
 from dryfit.search.followers.targets import TRACKIO_SERVER, client
 
 _ROWS = 500
@@ -36,7 +36,7 @@ class _Row:
     values: Mapping[str, float]
 
 
-class TrackioRuns:
+class TrackioRuns(RunWriter):
     """Writes runs into Trackio's files on this machine, or to the server in ``TRACKIO_SERVER_URL``.
 
     Args:
@@ -77,13 +77,6 @@ class TrackioRuns:
             self._sent[number] = len(run.points)
             if run.ended:  # no event about it follows
                 del self._sent[number]
-
-    def unsettled(self) -> set[int]:
-        """Nothing is: a call returns when its rows are written."""
-        return set()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _log(self, project: str, run: Run, rows: list[_Row], config: Mapping[str, Any]) -> None:
         name = f"{run.name}-{run.key[:8]}"  # studies may share a project

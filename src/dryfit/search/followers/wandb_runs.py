@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from dryfit.core.settings.trial import Outcome
-from dryfit.search.followers.runs import Run, Runs
+from dryfit.search.followers.runs import Run, Runs, RunWriter
 from dryfit.search.followers.targets import client
 
 _DEFAULTS = {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
 _INIT_S = 30
 
 
-class WandbRuns:
+class WandbRuns(RunWriter):
     """Writes runs by the client of Weights & Biases, whose mode, server and key are in its variables.
 
     Args:

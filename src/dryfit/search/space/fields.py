@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from enum import Enum
-from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from dryfit.config.schema import StudyConfig
+from dryfit.config.schema_json import SEARCHABLE, legal_values, number_type
 from dryfit.core.errors import ConfigError
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import OWN_TABLE, facts_of, is_own_key
@@ -25,58 +25,6 @@ _NEVER_SEARCHED = {
     "runtime": "how trials are run is planned, never searched: it does not change what is learned",
 }
 
-_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-
-
-@cache
-def _schema() -> dict[str, Any]:
-    return TrialSettings.model_json_schema()
-
-
-@cache
-def searchable_keys() -> tuple[str, ...]:
-    """Return every dotted name that may be searched; a task of the user's own declares further ones."""
-    return tuple(f"{table}.{name}" for table in TrialSettings.model_fields for name in _table(table))
-
-
-def _resolved(node: dict[str, Any]) -> dict[str, Any]:
-    reference = node.get("$ref")
-    return _schema()["$defs"][reference.rpartition("/")[2]] if reference else node
-
-
-def _table(table: str) -> dict[str, Any]:
-    return _resolved(_schema()["properties"][table])["properties"]
-
-
-def _alternatives(key: str) -> list[dict[str, Any]]:
-    """Return the JSON schemas that a field accepts, without null, which no study file can write."""
-    table, _, name = key.partition(".")
-    node = _resolved(_table(table)[name])
-    nodes = [_resolved(choice) for choice in cast("list[dict[str, Any]]", node.get("anyOf", [node]))]
-    return [choice for choice in nodes if choice.get("type") != "null"]
-
-
-def number_type(key: str) -> type[int] | type[float] | None:
-    """Return whether a field holds integers, floats, or no numbers (None). Not for keys that a user's task declares."""
-    kinds = {node.get("type") for node in _alternatives(key)}
-    if "number" in kinds:
-        return float
-    return int if "integer" in kinds else None
-
-
-def legal_range(key: str) -> str:
-    """Describe the accepted values of a field."""
-    if is_own_key(key):
-        return "a number, text, true or false"
-    return " or ".join(_words(node) for node in _alternatives(key))
-
-
-def _words(node: dict[str, Any]) -> str:
-    if "enum" in node or "const" in node:
-        return ", ".join(json.dumps(value) for value in node.get("enum", [node.get("const")]))
-    bounds = [f"{sign} {node[bound]:g}" for bound, sign in _BOUNDS.items() if bound in node]
-    return " ".join([str(node.get("type", "value")), ", ".join(bounds)]).strip()
-
 
 def require_searchable(key: str, doing: str) -> None:
     """Refuse a key that no trial has.
@@ -84,7 +32,7 @@ def require_searchable(key: str, doing: str) -> None:
     Raises:
         ConfigError: With the reason, or the nearest key that may be searched.
     """
-    if key in searchable_keys() or is_own_key(key):
+    if key in SEARCHABLE or is_own_key(key):
         return
     table = key.partition(".")[0]
     if table in _NEVER_SEARCHED:
@@ -98,7 +46,7 @@ def require_searchable(key: str, doing: str) -> None:
         doing,
         f"there is no key {key}",
         f"keys of the tables {', '.join(TrialSettings.model_fields)}, by dotted name",
-        suggestion(key, searchable_keys()),
+        suggestion(key, SEARCHABLE),
     )
 
 
@@ -128,7 +76,7 @@ def apply_params(
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"][:2])
         found = f"{key} = {json.dumps(params.get(key, first['input']))}"
-        raise ConfigError(doing, found, legal_range(key)) from error
+        raise ConfigError(doing, found, legal_values(key.split(".", 1))) from error
 
 
 def setting(settings: TrialSettings, key: str) -> Scalar:
@@ -204,11 +152,11 @@ class SettingsKeys(Keys):
 
     def number_type(self, key: str, given: tuple[int | float, ...]) -> type[int] | type[float] | None:
         """See :class:`Keys`; decided by the field where dryfit knows it, not by how the bounds are written."""
-        return super().number_type(key, given) if is_own_key(key) else number_type(key)
+        return super().number_type(key, given) if is_own_key(key) else number_type(key.split(".", 1))
 
     def legal(self, key: str) -> str:
         """See :class:`Keys`."""
-        return legal_range(key)
+        return legal_values(key.split(".", 1))
 
 
 def keys_of(config: StudyConfig) -> Keys:

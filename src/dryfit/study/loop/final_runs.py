@@ -1,6 +1,5 @@
 """Runs beside a study: a configuration trained once more; and their requests."""
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from dryfit.core.jobs.job import Job
 from dryfit.core.jobs.train import FinalRequest, TrainRequest
 from dryfit.core.settings.task_facts import task_word
 from dryfit.core.settings.trial import Outcome, TrialConfig, mean
-from dryfit.core.wire import REQUEST_FILE, canonical_json, write_model
+from dryfit.core.wire import REQUEST_FILE, digest, write_model
 from dryfit.scoring.row_files import FACTS_FILE
 from dryfit.store.layout import FinalLayout
 from dryfit.store.state import PlanState, TrialState
@@ -146,7 +145,7 @@ def _fingerprint(trial: TrialState, config: TrialConfig) -> str:
         "task": task_word(config.task),
         "data": [config.data_fingerprint, config.data.num_labels, config.data.multi_label],
     }
-    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+    return digest(decides)
 
 
 def in_process_request(study: StudySnapshot, run: FinalRun) -> Path:

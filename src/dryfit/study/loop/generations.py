@@ -11,6 +11,7 @@ from typing import Final
 
 from dryfit.config.load import load_study_file
 from dryfit.config.schema import StudyConfig
+from dryfit.config.schema_json import SEARCHABLE
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.train import ResolveResult
 from dryfit.core.settings.tables import OwnSettings
@@ -25,7 +26,7 @@ from dryfit.search.changes import (
     relocated,
     with_defaults,
 )
-from dryfit.search.space.fields import apply_params, searchable_keys
+from dryfit.search.space.fields import apply_params
 from dryfit.search.space.space import Space
 from dryfit.store.events import ComparabilityKey, Compatibility, GenerationBegan, StudyRevised
 from dryfit.store.layout import StudyLayout
@@ -141,7 +142,7 @@ def as_it_was(study: StudySnapshot, trial: TrialState) -> StudySnapshot:
     if generation is study.state.generation:
         return study
     basis = relocated(generation.comparability.model_copy(update={"own": dict(trial.own)}), str(study.layout.folder))
-    own = {name: value for name, value in (basis.own or {}).items() if name in searchable_keys() or is_own_key(name)}
+    own = {name: value for name, value in (basis.own or {}).items() if name in SEARCHABLE or is_own_key(name)}
     settings = apply_params(study.config.trial_settings.model_copy(update={"own": OwnSettings()}), own)
     goal, *also = basis.goals
     judged = study.config.study.model_copy(

@@ -4,7 +4,6 @@ Then a BASELINES child finds out what the metric is worth without a model. Where
 own, an IMPORT child imports it instead of both.
 """
 
-import hashlib
 from collections.abc import Callable
 
 from dryfit.config.schema import StudyConfig
@@ -15,7 +14,7 @@ from dryfit.core.jobs.train import ImportRequest, ResolveResult
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec, smallest_device
 from dryfit.core.settings.objective_table import CalledCode
 from dryfit.core.settings.task_facts import facts_of, reads
-from dryfit.core.wire import canonical_json
+from dryfit.core.wire import digest
 from dryfit.runtime.machine.node import Nodes, first_node
 from dryfit.scoring.row_files import FACTS_FILE
 from dryfit.search.space.space import Space
@@ -186,4 +185,4 @@ def _baselines_key(config: StudyConfig, resolved: ResolveResult) -> str:
             settings.lm.model_dump(mode="json"),
             settings.train.max_length,
         ]
-    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+    return digest(decides)

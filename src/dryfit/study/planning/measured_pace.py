@@ -4,7 +4,6 @@ A few optimizer steps of one trial are timed in PACE children, with each divisio
 measured is kept for all studies of a user, by machine, model and shape.
 """
 
-import hashlib
 import os
 import tempfile
 import time
@@ -27,7 +26,7 @@ from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.sharding.device_groups import place_on, visible_devices
 from dryfit.core.sharding.rank_search import AUTO
-from dryfit.core.wire import Wire, canonical_json, read_model, write_model
+from dryfit.core.wire import Wire, digest, read_model, write_model
 from dryfit.runtime.machine.node import ComputeNode, Nodes, first_node
 from dryfit.search.space.space import Space
 from dryfit.store.layout import StudyLayout, shared_traces
@@ -327,4 +326,4 @@ def _key(subject: _Subject) -> str:
         "rows": subject.rows,
         "execution": subject.config.execution.model_dump(mode="json", exclude={"threads", "memory_limit"}),
     }
-    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:24]
+    return digest(decides, 24)

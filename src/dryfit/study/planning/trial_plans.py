@@ -1,6 +1,5 @@
 """The memory plans of a study's trials: taken from the ledger, or made by PLAN children."""
 
-import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from dryfit.core.settings.task_facts import task_word
 from dryfit.core.sharding.device_groups import cpu_of
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.version import VERSION
-from dryfit.core.wire import canonical_json
+from dryfit.core.wire import digest
 from dryfit.runtime.children.child_spec import ChildExited, ChildSpec
 from dryfit.runtime.failures.classify import classify
 from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, decide_recovery
@@ -69,7 +68,7 @@ def plan_key(request: PlanRequest, torch: str) -> str:
     }
     if request.execution.tp == AUTO:
         decides |= {"degrees": request.degrees, "host": request.host_bytes}
-    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+    return digest(decides)
 
 
 def rehearsal_key(request: RehearsedPlanRequest, version: int, torch: str) -> str:
@@ -90,7 +89,7 @@ def rehearsal_key(request: RehearsedPlanRequest, version: int, torch: str) -> st
         "allow": request.allow,
         "versions": [VERSION, torch],
     }
-    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+    return digest(decides)
 
 
 def readiness_of(trial: TrialState, keys: Collection[str], policy: UnknownPolicy) -> Readiness:

@@ -1,6 +1,5 @@
 """Final training of a user's own Trainer or script: its request and its result."""
 
-import hashlib
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from dryfit.core.settings.task_facts import facts_of
 from dryfit.core.settings.trial import MetricPoint
 from dryfit.core.text.script_command import FOLDER, CommandTemplate
 from dryfit.core.user_code import source_hash
-from dryfit.core.wire import Checkpointed, Message, Report, canonical_json, sync_path
+from dryfit.core.wire import Checkpointed, Message, Report, digest, sync_path
 from dryfit.runtime.children.result_reading import read_messages, read_result
 from dryfit.store.layout import FinalLayout, StudyLayout
 from dryfit.store.replay import StudyState
@@ -41,11 +40,11 @@ def own_final_request(
     body = own_code_request(study, own, trial, paths, placement)
     assert isinstance(body, TrainerRequest | ScriptRequest)
     steps = [each.step for each in _messages(paths) if isinstance(each, Checkpointed)]
-    identity = canonical_json({"trial": trial.fingerprint, "number": trial.number, "seed": seed})
+    identity = {"trial": trial.fingerprint, "number": trial.number, "seed": seed}
     calling = body.calling.model_copy(
         update={
             "seed": seed,
-            "fingerprint": hashlib.sha256(identity.encode()).hexdigest()[:16],
+            "fingerprint": digest(identity),
             "reported": (),
             "checkpoint_step": max(steps, default=None) if paths.checkpoints.is_dir() else None,
             "own_file": "",  # today's code: who asks for a model is told where it has changed

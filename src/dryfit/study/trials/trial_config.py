@@ -1,12 +1,11 @@
 """The configuration of a trial: the study file's values, with those that were drawn for it."""
 
-import hashlib
 from collections.abc import Mapping
 
 from dryfit.config.schema import StudyConfig
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.trial import Scalar, TrialConfig
-from dryfit.core.wire import canonical_json
+from dryfit.core.wire import digest
 from dryfit.search.sampling.pruning import most_reports
 from dryfit.search.space.fields import apply_params, setting
 from dryfit.search.space.params import enumerated
@@ -52,7 +51,7 @@ def trial_fingerprint(study: StudyContext, number: int, params: Mapping[str, Sca
     if own is None:
         return trial_config(study, number, params, seed).fingerprint
     decides = {"function": own.function, "version": own.version, "params": dict(params), "seed": seed}
-    return hashlib.sha256(canonical_json(decides).encode()).hexdigest()[:16]
+    return digest(decides)
 
 
 def fold_reports(study: StudyContext) -> int:

@@ -11,7 +11,6 @@ import numpy as np
 
 from dryfit.core.settings.choices import Metric
 from dryfit.core.settings.task_facts import MetricName
-from dryfit.tasks.metrics import sklearn_metrics
 from dryfit.tasks.spans.span_decoding import Floats, Ints, span_iou
 from dryfit.tasks.tokens.windows import Ragged
 
@@ -108,12 +107,8 @@ def span_metrics(answers_R2: Ints, golds: Ragged, words: Ragged) -> dict[str, fl
     """
     scores = row_scores(answers_R2, golds, words)
     has_R = golds.counts_R.numpy() > 0
-    precision, recall, _, _ = sklearn_metrics().precision_recall_fscore_support(
-        ~has_R,
-        answers_R2[:, 1] == 0,
-        average="binary",
-        zero_division=0,
-    )
+    said_none_R = answers_R2[:, 1] == 0
+    both = (said_none_R & ~has_R).sum()
     weights_R = row_weights(Metric.SPAN_BALANCED, golds)
     return {
         "span_balanced": float((scores.f1_R * weights_R).mean()),
@@ -121,8 +116,8 @@ def span_metrics(answers_R2: Ints, golds: Ragged, words: Ragged) -> dict[str, fl
         "exact_match": float(scores.exact_R.mean()),
         "span_iou": float(scores.iou_R.mean()),
         "token_f1_has": float(scores.f1_R[has_R].mean()) if has_R.any() else math.nan,
-        "null_precision": float(precision),
-        "null_recall": math.nan if has_R.all() else float(recall),
+        "null_precision": float(both / max(1, said_none_R.sum())),
+        "null_recall": math.nan if has_R.all() else float(both / (~has_R).sum()),
     }
 
 
