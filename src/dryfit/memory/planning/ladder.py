@@ -270,7 +270,7 @@ class _Climb:
             execution=choice,
             required_bytes=memory.required_bytes,
             saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
-            time_factor=time_factor(choice, asked, self.trial),
+            time_factor=time_factor(choice, asked, self.trial.lengths.longest),
             effect=effect(choice, asked),
             fits=self.fits(memory),
         )
@@ -297,7 +297,7 @@ class _Climb:
                     execution=None,
                     required_bytes=memory.required_bytes,
                     saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
-                    time_factor=time_factor(base, asked, self.trial),
+                    time_factor=time_factor(base, asked, self.trial.lengths.longest),
                     effect=Effect.SEMANTICS,
                     fits=self.fits(memory),
                     note=f"with {describe(choice, asked)}" if base != asked else "",
