@@ -193,7 +193,7 @@ def _step(parts: TrialParts, rows: list[int], timed: list[int] | None = None) ->
     untouched = [name for name, grad in gradients.items() if grad is None or _is_dead(grad)]
     step_s = None
     if timed is not None and not not_finite:
-        model.zero_grad()
+        steps.forget()
         _, step_s = _backward(steps, timed)
     return StepCheck(
         parameters=sum(one.numel() for one in model.parameters()),
@@ -228,7 +228,7 @@ def _backward(steps: TrialSteps, rows: list[int]) -> tuple[float, float]:
             if steps.trainer.micro_batch == 1:
                 raise
             steps.trainer.micro_batch //= 2
-        steps.trainer.model.zero_grad()
+        steps.forget()
         torch.cuda.empty_cache()
 
 

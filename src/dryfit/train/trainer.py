@@ -248,6 +248,10 @@ class TrialSteps:
         """Add the gradients of some rows of the training split to the model's; return their mean loss."""
         return float(self.trainer.training_step(self._model, self._parts.task.collate(self._parts.train, rows)))
 
+    def forget(self) -> None:
+        """Free the gradients."""
+        self._parts.model.zero_grad()
+
     def update(self) -> None:
         """Clip the gradients, step the optimizer and free the gradients; it is waited for.
 

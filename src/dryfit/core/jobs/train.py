@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field
 
@@ -159,6 +159,7 @@ class TrainRequest(JobRequest[TrainResult]):
             visible_device: Value of CUDA_VISIBLE_DEVICES; None on CPU.
         """
         names = ("checkpoint_dir", "kept_checkpoint_dir", "best_dir", "kept_best_dir", "scored_dir", "load_report")
+        places: dict[str, Any] = {name: str(folder / name) for name in names}
         return cls(
             config=config,
             fingerprint=config.fingerprint,
@@ -168,7 +169,7 @@ class TrainRequest(JobRequest[TrainResult]):
             checkpoint_every_s=_NEVER_S,
             verdict_timeout_s=_NEVER_S,
             visible_device=visible_device,
-            **{name: str(folder / name) for name in names},
+            **places,
         )
 
     def process_needs(self) -> ProcessNeeds:
