@@ -105,13 +105,7 @@ def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:
 def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
     """Return how a trial uses memory when it runs by a choice."""
     return Work(
-        variant=Variant(
-            checkpointing=choice.checkpointing,
-            optimizer_impl=choice.optimizer_impl,
-            offload_optimizer=choice.offload_optimizer,
-            chunked_loss=bool(choice.chunked_loss),
-            offload_activations=choice.offload_activations,
-        ),
+        variant=Variant.of(choice),
         effective_batch=trial.effective_batch,
         micro_batch=choice.micro_batch,
         evaluation_rows=choice.eval_rows,
