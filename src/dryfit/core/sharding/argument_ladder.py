@@ -18,8 +18,8 @@ from dryfit.core.jobs.rehearsal import ArgumentValue, RehearsalAnswer, SeenArgum
 
 BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 EVALUATION_BATCH = "per_device_eval_batch_size"
-_CHECKPOINTING: Final = ("gradient_checkpointing", "activation_checkpointing")
-"""The names of one argument, of which a version of transformers has one or both."""
+CHECKPOINTING: Final = ("activation_checkpointing", "gradient_checkpointing")
+"""The names of one argument, of which a version of transformers has one or both; the newer name first."""
 _MOST_CHANGES: Final = 16
 _CERTAIN = 1.02
 """Fragmentation moves what is needed by less."""
@@ -67,7 +67,7 @@ def arguments_of(choice: ExecutionChoice | None) -> dict[str, ArgumentValue]:
         return {}
     batches: dict[str, ArgumentValue] = {BATCH: choice.micro_batch, ACCUMULATION: choice.accumulation}
     evaluation = {EVALUATION_BATCH: choice.eval_batch} if choice.eval_batch is not None else {}
-    return {**batches, **evaluation, **(dict.fromkeys(_CHECKPOINTING, True) if choice.checkpointing else {})}
+    return {**batches, **evaluation, **(dict.fromkeys(CHECKPOINTING, True) if choice.checkpointing else {})}
 
 
 def climb(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import ChildError
+from dryfit.core.errors import ChildError, InternalError
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
@@ -46,8 +46,9 @@ from dryfit.core.sharding.argument_ladder import (
     climb,
 )
 from dryfit.core.text.units import gib
-from dryfit.core.wire import Phase, Wire, write_model
+from dryfit.core.wire import Phase, Wire, read_model, write_model
 from dryfit.jobs.own.objective import beating
+from dryfit.jobs.own.objective_trial import Trial
 from dryfit.jobs.script.target import may_use_torch
 from dryfit.memory.planning.fallbacks import describe, time_factor
 
@@ -74,6 +75,17 @@ class RehearsedCall(Wire):
 
     calling: ObjectiveRequest
     changed: dict[str, ArgumentValue]
+
+
+def rehearsed_trial() -> tuple[RehearsedCall, Trial]:
+    """Return what this process, which is a rehearsal's, is told of the trial, and the trial itself; nobody hears it."""
+    file = Path(os.environ[CALL_VARIABLE])
+    call = read_model(file, RehearsedCall)
+    if call is None:
+        raise InternalError("rehearsing a trial", f"{file} is gone")
+    folder = Path(call.calling.checkpoint_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return call, Trial(call.calling, ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0))
 
 
 def plan(body: RehearsedPlanRequest, channel: ChildChannel) -> PlanResult:
