@@ -24,7 +24,7 @@ from dryfit.core.rehearsal_process import (
     run_rehearsal,
 )
 from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
+from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, climb
 from dryfit.core.wire import write_text_atomic
 from dryfit.reporting.page import render
 from dryfit.reporting.rehearsals import rehearsal_page
@@ -34,7 +34,6 @@ from dryfit.store.layout import shared_traces
 DEFAULT_STEPS = 3
 DEFAULT_TIMEOUT_S = 1800.0
 _MOST = 1_000_000_000
-_MOST_CHANGES = 16
 _MOST_CONFIG_BYTES = 1 << 20
 _SCRIPT_SUFFIXES = (".py", ".pyw")
 
@@ -245,19 +244,26 @@ def _with_others(
         answer = _with_needs(answer, run_rehearsal(request.model_copy(update={"unlimited": True}), surroundings, _drop))
     if not options.ladder or not answer.went_through or answer.fits:
         return answer
-    tried: list[TriedChange] = []
     priced: list[PricedArguments] = []
-    has_eight_bit = importlib.util.find_spec("bitsandbytes") is not None
-    while len(tried) < _MOST_CHANGES:
-        change = next_change(answer, tried, has_eight_bit=has_eight_bit)
-        if change is None:
-            break
+
+    def rehearse_with(change: ArgumentChange) -> TriedChange:
         options.on_note(f"rehearsing with {' '.join(change.words)}")
-        other = run_rehearsal(request.model_copy(update={"overrides": dict(change.values)}), surroundings, _drop)
-        one = _priced(change, other)
-        tried.append(TriedChange(change, other.fits, one.required_bytes))
-        priced.append(one)
-    best = best_change(tried)
+        other = run_rehearsal(request.model_copy(update={"overrides": change.values}), surroundings, _drop)
+        known = other.memory if other.end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED) else None
+        required_bytes = known.required_bytes if known is not None else None
+        priced.append(
+            PricedArguments(
+                arguments=change.words,
+                change=str(change),
+                effect=change.effect,
+                required_bytes=required_bytes,
+                fits=other.fits,
+            )
+        )
+        return TriedChange(change, other.fits, required_bytes)
+
+    has_eight_bit = importlib.util.find_spec("bitsandbytes") is not None
+    best = climb(answer, rehearse_with, allow=Effect.SEMANTICS, has_eight_bit=has_eight_bit)
     helps = best is not None and best.effect is not Effect.SEMANTICS and answer.verdict is VerdictKind.REFUSED
     verdict = VerdictKind.FITS_WITH if helps else answer.verdict
     ordered = sorted(priced, key=lambda one: best is None or one.arguments != best.words)  # the recommended one first
@@ -292,18 +298,6 @@ def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> Rehearsa
             "rehearsal_s": answer.rehearsal_s + unlimited.rehearsal_s,
             "host_peak_bytes": max(answer.host_peak_bytes, unlimited.host_peak_bytes),
         }
-    )
-
-
-def _priced(change: ArgumentChange, answer: RehearsalAnswer) -> PricedArguments:
-    went_through = answer.end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
-    known = answer.memory.required_bytes if answer.memory is not None and went_through else None
-    return PricedArguments(
-        arguments=change.words,
-        change=", ".join(f"{name} = {value}" for name, value in change.values.items()),
-        effect=change.effect,
-        required_bytes=known,
-        fits=answer.fits,
     )
 
 

@@ -7,12 +7,11 @@ left to the control process.
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import nn
 from transformers import PreTrainedConfig
 
 from dryfit.core.channel import ChildChannel
@@ -26,28 +25,22 @@ from dryfit.core.jobs.diagnostics import (
     StepCheck,
 )
 from dryfit.core.jobs.train import TrainRequest
-from dryfit.core.settings.choices import Precision
-from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.wire import ErrorParts, Note, Phase
-from dryfit.meta.loading.frozen_weights import DTYPES
 from dryfit.meta.loading.pretrained import Kind, pretrained_config
-from dryfit.tasks.base import Batch, Task, TaskModel
 from dryfit.tasks.guard import BatchGuard, config_bounds
 from dryfit.tasks.rows.checked_rows import TRAIN
-from dryfit.tasks.tokens.token_set import Tokens, TokenSet
+from dryfit.tasks.tokens.token_set import Tokens
 from dryfit.train.batches import epoch_batches, evaluation_batches
 from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
 from dryfit.train.ineffective_settings import check_effect
-from dryfit.train.model import build_model
-from dryfit.train.optim.optimizer import make_optimizer, optimizer_plan
-from dryfit.train.optim.step import backward_batch
+from dryfit.train.model import build_model, trial_parts
+from dryfit.train.run import TrialParts
+from dryfit.train.trainer import TrialSteps
 
 _MOST_FAULTS = 5
 _POINT_ROWS = 2
-_FP16_SCALE = 1024.0
-"""What a loss is multiplied by in fp16, as GradScaler would, so that small gradients do not become zero."""
 
 
 def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> BatchCheckResult:
@@ -71,19 +64,22 @@ def batch_check(body: BatchCheckRequest, channel: ChildChannel) -> BatchCheckRes
             findings.remarks += task.remarks(made)
             if length == trial.config.settings.train.max_length:
                 tokens = made
-    model: TaskModel | None = None
+    parts: TrialParts | None = None
     with findings.stage("weights"):
-        model = build_model(trial, trial_task(trial.config, tokens))
+        if tokens is None:
+            build_model(trial, trial_task(trial.config))  # what is wrong with it is said all the same
+        else:
+            parts = trial_parts(trial, channel, tokens)
     # A batch that is wrong would end the step in an error that says less.
-    if tokens is not None and model is not None and not any(walk.faults for walk in findings.walks):
+    if tokens is not None and parts is not None and not any(walk.faults for walk in findings.walks):
         channel.send(Phase(name="train"))
         with findings.stage("step"):
             check_effect(trial.config)
-            batches = _Largest(trial.config, tokens)
-            findings.step = _step(trial, model, tokens, (batches.longest, batches.median), channel.beat)
-        del model  # the points build their own
+            largest = _largest(trial.config, tokens)
+            findings.step = _step(parts, *largest)
+        del parts  # the points build their own
         for point in body.points:
-            findings.points.append(_point(trial, point, channel.beat))
+            findings.points.append(_point(trial, point, channel))
     return findings.result()
 
 
@@ -173,50 +169,38 @@ def _segments(config: PreTrainedConfig) -> int | None:
     return count if isinstance(count, int) and count > 1 else None
 
 
-class _Largest:
-    """The rows of a trial's largest batch, and of one of median length."""
-
-    def __init__(self, trial: TrialConfig, tokens: Tokens) -> None:
-        lengths_R = tokens.splits[TRAIN].lengths_R
-        order = torch.argsort(lengths_R, descending=True, stable=True).tolist()
-        count = min(trial.settings.train.batch_size, len(order))
-        middle = (len(order) - count) // 2
-        self.longest: list[int] = order[:count]
-        self.median: list[int] = order[middle : middle + count]
+def _largest(trial: TrialConfig, tokens: Tokens) -> tuple[list[int], list[int]]:
+    """Return the rows of a trial's largest batch, and of one of median length."""
+    lengths_R = tokens.splits[TRAIN].lengths_R
+    order = torch.argsort(lengths_R, descending=True, stable=True).tolist()
+    count = min(trial.settings.train.batch_size, len(order))
+    middle = (len(order) - count) // 2
+    return order[:count], order[middle : middle + count]
 
 
-def _step(
-    trial: TrainRequest,
-    model: TaskModel,
-    tokens: Tokens,
-    batches: tuple[list[int], list[int] | None],
-    beat: Callable[[], None],
-) -> StepCheck:
+def _step(parts: TrialParts, rows: list[int], timed: list[int] | None = None) -> StepCheck:
     """Run forward, loss and backward on some rows and check the gradients; the optimizer is made, and not run.
 
     Args:
-        batches: Rows of the training split; and of another batch whose step is only timed, None: no such batch.
+        parts: What is trained.
+        rows: Rows of the training split.
+        timed: Those of another batch whose step is only timed; None: no such batch.
     """
-    config, split = trial.config, tokens.splits[TRAIN]
-    task = trial_task(config, tokens)
-    model.train()
-    rows, timed = batches
-    micro_batch, loss, largest_s = _backward(trial, model, task, _batch(task, split, rows, model), beat)
+    model, steps = parts.model, TrialSteps(parts)
+    loss, largest_s = _backward(steps, rows)
     gradients = {name: one.grad for name, one in model.named_parameters() if one.requires_grad}
     not_finite = [name for name, grad in gradients.items() if grad is not None and not bool(grad.isfinite().all())]
     untouched = [name for name, grad in gradients.items() if grad is None or _is_dead(grad)]
     step_s = None
     if timed is not None and not not_finite:
-        model.zero_grad()
-        again = _with_rows(trial, micro_batch)
-        _, _, step_s = _backward(again, model, task, _batch(task, split, timed, model), beat)
-    make_optimizer(model, config.settings.optim, optimizer_plan(trial.plan))
+        steps.forget()
+        _, step_s = _backward(steps, timed)
     return StepCheck(
         parameters=sum(one.numel() for one in model.parameters()),
         trainable=sum(one.numel() for one in model.parameters() if one.requires_grad),
         rows=len(rows),
-        length=int(split.lengths_R[rows].max()),
-        micro_batch=micro_batch,
+        length=int(parts.train.lengths_R[rows].max()),
+        micro_batch=steps.trainer.micro_batch,
         loss=loss,
         largest_s=largest_s,
         step_s=step_s,
@@ -230,62 +214,33 @@ def _is_dead(grad: torch.Tensor) -> bool:
     return grad.ndim > 1 and not bool(grad.count_nonzero())
 
 
-def _batch(task: Task, split: TokenSet, rows: list[int], model: nn.Module) -> Batch:
-    device = next(model.parameters()).device
-    return {name: values.to(device) for name, values in task.collate(split, rows).items()}
-
-
-def _with_rows(trial: TrainRequest, micro_batch: int) -> TrainRequest:
-    """Return the request with another number of rows in memory at once."""
-    accumulation = -(-trial.plan.effective_batch // micro_batch)
-    plan = trial.plan.model_copy(update={"micro_batch": micro_batch, "accumulation": accumulation})
-    return trial.model_copy(update={"plan": plan})
-
-
-def _backward(
-    trial: TrainRequest, model: nn.Module, task: Task, batch: Batch, beat: Callable[[], None]
-) -> tuple[int, float, float]:
+def _backward(steps: TrialSteps, rows: list[int]) -> tuple[float, float]:
     """Do one backward pass; where the rows do not fit into memory at once, with half as many, and so on.
 
     Returns:
-        Rows in memory at once, the loss and seconds.
+        The loss and seconds.
     """
-    precision, device = trial.config.settings.train.precision, next(model.parameters()).device.type
-    scale = _FP16_SCALE if precision is Precision.FP16 else 1.0
-
-    def autocast() -> AbstractContextManager[object]:
-        return torch.autocast(device, dtype=DTYPES[precision]) if precision.is_half else nullcontext()
-
-    def backward(loss: torch.Tensor) -> None:
-        (loss * scale).backward()
-        beat()
-
-    rows = trial.plan.micro_batch
     while True:
         began_s = time.perf_counter()
         try:
-            loss = float(backward_batch(model, batch, task, micro_batch=rows, backward=backward, autocast=autocast))
-            if trial.plan.device is DeviceKind.CUDA:
-                torch.cuda.synchronize()
-            return rows, loss, time.perf_counter() - began_s
+            return steps.gradients(rows), time.perf_counter() - began_s
         except torch.OutOfMemoryError:
-            if rows == 1:
+            if steps.trainer.micro_batch == 1:
                 raise
-            rows = max(1, rows // 2)
-        model.zero_grad()
+            steps.trainer.micro_batch //= 2
+        steps.forget()
         torch.cuda.empty_cache()
 
 
-def _point(trial: TrainRequest, point: TrialConfig, beat: Callable[[], None]) -> PointCheck:
+def _point(trial: TrainRequest, point: TrialConfig, channel: ChildChannel) -> PointCheck:
     """Do one small step of a trial that the space can ask for."""
     plan = trial.plan.model_copy(update={"effective_batch": _POINT_ROWS, "micro_batch": _POINT_ROWS, "accumulation": 1})
     asked = trial.model_copy(update={"config": point, "plan": plan})
     try:
         check_effect(point)
         tokens = read_tokens(asked, trial_task(point), only=None)
-        rows = _Largest(point, tokens).longest[:_POINT_ROWS]
-        model = build_model(asked, trial_task(point, tokens))
-        step = _step(asked, model, tokens, (rows, None), beat)
+        rows = _largest(point, tokens)[0][:_POINT_ROWS]
+        step = _step(trial_parts(asked, channel, tokens), rows)
     except DryfitError as error:
         return PointCheck(params=point.params, error=ErrorParts.of(error))
     return PointCheck(params=point.params, step=step)

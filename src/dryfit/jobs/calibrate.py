@@ -63,13 +63,7 @@ def planned(case: MemoryCase, device: Device) -> tuple[MemoryPlan, Timeline]:
     """
     train, execution = case.subject.settings.train, case.execution
     work = Work(
-        variant=Variant(
-            execution.checkpointing,
-            execution.optimizer_impl,
-            execution.offload_optimizer,
-            bool(execution.chunked_loss),
-            execution.offload_activations,
-        ),
+        variant=Variant.of(execution),
         effective_batch=train.batch_size,
         micro_batch=execution.micro_batch,
         evaluation_rows=execution.eval_rows,

@@ -1,7 +1,7 @@
 """Child job PLAN: plan the memory of trials on a device before anything runs on it.
 
-The request's subjects become trials (``plan_trials``), their steps are traced (``plan_traces``), and the planner finds
-a fallback (``plan_answers``) and, where it may choose, the number of ranks (``plan_ranks``) by which each fits.
+The request's subjects become trials (``plan_trials``); the planner (``plan_answers``) traces their steps and finds the
+fallback and, where it may choose, the number of ranks by which each fits.
 """
 
 import os
@@ -17,8 +17,6 @@ from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.text.units import gib
 from dryfit.core.wire import Phase
 from dryfit.jobs.planning.plan_answers import Planner
-from dryfit.jobs.planning.plan_ranks import on_fewest_ranks
-from dryfit.jobs.planning.plan_traces import StepTraces
 from dryfit.jobs.planning.plan_trials import PlannedTrials
 from dryfit.memory.allocator.settings import AllocatorSettings
 from dryfit.memory.planning.constants import device_constants, read_calibrations
@@ -48,8 +46,7 @@ def plan(body: PlanRequest, channel: ChildChannel) -> PlanResult:
         check_sharded(subject.settings, body.execution)
     trace_dir = Path(body.trace_dir)
     shards = ShardPlans(trace_dir.parent / PLANS_FOLDER, whole_model)
-    traces = StepTraces(body.device, TraceStore.of_this_code(trace_dir), shards)
-    planner = Planner(body, _device(body), traces, PlannedTrials(body))
+    planner = Planner(body, _device(body), TraceStore.of_this_code(trace_dir), shards, PlannedTrials(body))
     trials = [planner.trials.of(subject, body.execution) for subject in body.subjects]
     planner.prepare(trials)
     answers: list[PlanAnswer] = []
@@ -69,14 +66,14 @@ def _answer(planner: Planner, subject: PlanSubject, trial: PlannedTrial) -> Plan
     """
     began_s, request = time.monotonic(), planner.request
     auto, dp = request.execution.tp == AUTO, request.execution.dp
-    answer = on_fewest_ranks(planner, subject, trial) if auto else planner.on_ranks_set(subject, trial)
+    answer = planner.on_fewest_ranks(subject, trial) if auto else planner.on_ranks_set(subject, trial)
     if request.several:
         answer = with_rank_counts(
             answer,
             trial,
             request,
             planner.device,
-            lambda degree: planner.traces.rank_source(subject, planner.execution_on(degree)),
+            lambda degree: planner.rank_source(subject, degree),
         )
     if dp > 1:
         answer = answer.model_copy(update={"reasons": (*answer.reasons, _held_text(subject, dp))})

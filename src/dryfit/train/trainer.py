@@ -1,7 +1,9 @@
 """The training loop: Hugging Face's Trainer with our step, our batches, and our way to stop and resume."""
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
@@ -31,6 +33,9 @@ from dryfit.train.optim.step import backward_batch, numbers, on_device
 from dryfit.train.run import RunState, TrialParts
 from dryfit.train.trial_callback import TrialCallback
 
+_FP16_SCALE = 1024.0
+"""What the loss of a single step is multiplied by in fp16, so that small gradients do not become zero."""
+
 
 @final
 class TrialTrainer(StateTrainer):
@@ -38,6 +43,10 @@ class TrialTrainer(StateTrainer):
 
     It sees effective batches only (``gradient_accumulation_steps=1``); :func:`backward_batch` splits them. Clipping,
     the optimizer call and mixed precision stay the Trainer's and Accelerate's.
+
+    Attributes:
+        micro_batch: Rows in memory at once.
+        step_loss: Of the last step.
     """
 
     def __init__(self, parts: TrialParts, sampler: EpochBatchSampler, guard: BatchGuard, at: ErrorContext) -> None:
@@ -46,6 +55,7 @@ class TrialTrainer(StateTrainer):
         self._guard = guard
         self._at = at
         self._batch: Batch = {}
+        self.micro_batch = parts.request.plan.micro_batch
         self.step_loss = 0.0
         self._loss = torch.tensor(0.0)
         dataset = RowDataset(parts.train, parts.task, seed=derive_seed(parts.request.config.seed, "batches"))
@@ -104,7 +114,7 @@ class TrialTrainer(StateTrainer):
         return self._loss
 
     def _add_gradients(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
-        here = self._parts.layout.portions(len(inputs["attention_mask"]), self._parts.request.plan.micro_batch)
+        here = self._parts.layout.portions(len(inputs["attention_mask"]), self.micro_batch)
         self._at.begin_batch(self.state.global_step + 1, here)
         self._guard.check_batch(inputs, self._rows)
         return backward_batch(
@@ -153,7 +163,7 @@ class TrialTrainer(StateTrainer):
         origin = ""
         if not math.isfinite(loss):
             batch = on_device(self._batch, self.args.device)
-            origin = loss_origin(model, batch, self._parts.task, self._parts.request.plan.micro_batch)
+            origin = loss_origin(model, batch, self._parts.task, self.micro_batch)
         doing = f"training step {self.state.global_step + 1} of {self.state.max_steps}{self._parts.position}"
         raise non_finite(doing, model, self.optimizer, loss=loss, norm=norm, scale=scale, origin=origin)
 
@@ -200,25 +210,70 @@ def run_training(parts: TrialParts, checkpoint: Checkpoint | None) -> RunState:
         check_tokens(split, tokens, bounds)
     refuse_offload(parts.model, doing=f"training trial {config.number}")
     run = RunState(points=checkpoint.points if checkpoint else (), step=checkpoint.fold_step if checkpoint else 0)
-    seed = derive_seed(config.seed, "batches")
-    sampler = EpochBatchSampler(
-        parts.train.lengths_R,
-        seed=seed,
-        batch_size=parts.request.plan.effective_batch,
-        group_by_length=config.settings.train.group_by_length,
-        chosen=lambda epoch: parts.task.epoch_rows(parts.train, seed=seed, epoch=epoch),
-    )
     if run.step >= parts.last_step:
         return run
     guards = BatchGuard(TRAIN, parts.train, bounds), BatchGuard(VALIDATION, parts.validation, bounds)
     at = ErrorContext(parts, *guards)
     at.step = run.step
     with at:
-        trainer = TrialTrainer(parts, sampler, guards[0], at)
+        trainer = TrialTrainer(parts, _sampler(parts), guards[0], at)
         trainer.add_callback(TrialCallback(parts, run, trainer, guards[1], at))
         parts.channel.send(Phase(name="train", step=parts.position.steps_before + run.step))
         trainer.train(resume_from_checkpoint=str(checkpoint.folder) if checkpoint else None)
     return run
+
+
+@final
+class TrialSteps:
+    """Single steps of a trial on rows of one's own choice, made by its Trainer; nothing is validated or saved.
+
+    Args:
+        parts: What is trained; its layers are not compiled.
+    """
+
+    def __init__(self, parts: TrialParts) -> None:
+        plan = parts.request.plan.model_copy(update={"compiled": False})
+        parts = replace(parts, request=parts.request.model_copy(update={"plan": plan}))
+        guard = BatchGuard(TRAIN, parts.train, model_bounds(parts.model))
+        self._parts = parts
+        self.trainer = TrialTrainer(parts, _sampler(parts), guard, ErrorContext(parts, guard))
+        accelerator = self.trainer.accelerator
+        if (
+            accelerator.scaler is not None
+        ):  # its first scale may be too large, and then the trial's first steps are void
+            accelerator.scaler = torch.amp.GradScaler(plan.device, init_scale=_FP16_SCALE)  # pyright: ignore
+        self._model, self._optimizer = accelerator.prepare(parts.model, self.trainer.create_optimizer())
+
+    def gradients(self, rows: Sequence[int]) -> float:
+        """Add the gradients of some rows of the training split to the model's; return their mean loss."""
+        return float(self.trainer.training_step(self._model, self._parts.task.collate(self._parts.train, rows)))
+
+    def forget(self) -> None:
+        """Free the gradients."""
+        self._parts.model.zero_grad()
+
+    def update(self) -> None:
+        """Clip the gradients, step the optimizer and free the gradients; it is waited for.
+
+        Raises:
+            NonFiniteError: The loss or a gradient is infinite or NaN.
+        """
+        self.trainer.clip(self._model, self.trainer.args.max_grad_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._parts.request.plan.device is DeviceKind.CUDA:
+            torch.cuda.synchronize()
+
+
+def _sampler(parts: TrialParts) -> EpochBatchSampler:
+    seed = derive_seed(parts.request.config.seed, "batches")
+    return EpochBatchSampler(
+        parts.train.lengths_R,
+        seed=seed,
+        batch_size=parts.request.plan.effective_batch,
+        group_by_length=parts.request.config.settings.train.group_by_length,
+        chosen=lambda epoch: parts.task.epoch_rows(parts.train, seed=seed, epoch=epoch),
+    )
 
 
 def _arguments(parts: TrialParts) -> TrainingArguments:

@@ -17,6 +17,8 @@ from dryfit.core.settings.tables import TrialSettings
 from dryfit.jobs import batch_check as checking
 from dryfit.jobs.batch_check import batch_check
 from dryfit.jobs.resolve import probe
+from dryfit.train import model as train_model
+from dryfit.train import trainer as loop
 from trials import ScriptedChannel, Trial
 
 
@@ -77,14 +79,14 @@ def test_gradients_that_are_not_finite_are_named(tmp_path: Path, precision: str)
 
 
 def test_parameters_without_a_gradient_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = checking.build_model
+    built = train_model.build_model
 
     def with_an_idle_part(*args: Any, **kwargs: Any) -> Any:
         model = built(*args, **kwargs)
         model.encoder.idle = torch.nn.Linear(2, 2)
         return model
 
-    monkeypatch.setattr(checking, "build_model", with_an_idle_part)
+    monkeypatch.setattr(train_model, "build_model", with_an_idle_part)
     step = checked(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))).step
     assert step is not None
     assert step.untouched == ("encoder.idle.weight", "encoder.idle.bias")
@@ -132,15 +134,15 @@ def test_a_point_that_cannot_be_trained_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_where_the_device_has_no_room_fewer_rows_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, asked = checking.backward_batch, []
+    real, asked = loop.backward_batch, []
 
-    def small_device(*args: Any, micro_batch: int, **kwargs: Any) -> Any:
-        asked.append(micro_batch)
-        if micro_batch > 2:
+    def small_device(*args: Any, micro_batch: Any, **kwargs: Any) -> Any:
+        asked.append(micro_batch[0].rows)
+        if micro_batch[0].rows > 2:
             raise torch.OutOfMemoryError("no room")
         return real(*args, micro_batch=micro_batch, **kwargs)
 
-    monkeypatch.setattr(checking, "backward_batch", small_device)
+    monkeypatch.setattr(loop, "backward_batch", small_device)
     step = checked(trials.small(tmp_path, encoder=tiny.model(tmp_path / "model"))).step
     assert step is not None and step.micro_batch == 2
     assert asked == [8, 4, 2, 2]

@@ -1,7 +1,8 @@
 """Requests and results of the jobs that prepare data, train and use models, or call a user's own function."""
 
 from enum import StrEnum
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
@@ -14,6 +15,8 @@ from dryfit.core.settings.tables import DataSettings, ModelSettings, TrialSettin
 from dryfit.core.settings.task_facts import MetricName, TaskName
 from dryfit.core.settings.trial import FoldScore, Scalar, TrialConfig
 from dryfit.core.wire import Wire
+
+_NEVER_S: Final = 1e9
 
 
 class SplitFacts(Wire):
@@ -142,6 +145,33 @@ class TrainRequest(JobRequest[TrainResult]):
     )
     own_file: str = Field(default="", description="file of the user's own task")
     own_hash: str = Field(default="", description="its hash since the session began")
+
+    @classmethod
+    def apart(
+        cls, config: TrialConfig, plan: ExecutionPlan, *, cache_dir: Path, folder: Path, visible_device: str | None
+    ) -> Self:
+        """Return the request of a trial that is looked at and not trained: nothing of it is kept or reported.
+
+        Args:
+            config: What it would learn.
+            plan: How it would run.
+            cache_dir: The cache of tokenised rows.
+            folder: Where its files would lie.
+            visible_device: Value of CUDA_VISIBLE_DEVICES; None on CPU.
+        """
+        names = ("checkpoint_dir", "kept_checkpoint_dir", "best_dir", "kept_best_dir", "scored_dir", "load_report")
+        places: dict[str, Any] = {name: str(folder / name) for name in names}
+        return cls(
+            config=config,
+            fingerprint=config.fingerprint,
+            plan=plan,
+            attempt=1,
+            cache_dir=str(cache_dir),
+            checkpoint_every_s=_NEVER_S,
+            verdict_timeout_s=_NEVER_S,
+            visible_device=visible_device,
+            **places,
+        )
 
 
 class FinalResult(Wire):

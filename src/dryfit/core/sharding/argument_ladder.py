@@ -9,7 +9,7 @@ that grow with the rows, so that memory is convex in them. Between two known poi
 above it; what must fit so is tried next, what cannot is not tried.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -18,8 +18,9 @@ from dryfit.core.jobs.rehearsal import ArgumentValue, RehearsalAnswer, SeenArgum
 
 BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 EVALUATION_BATCH = "per_device_eval_batch_size"
-_CHECKPOINTING: Final = ("gradient_checkpointing", "activation_checkpointing")
-"""The names of one argument, of which a version of transformers has one or both."""
+CHECKPOINTING: Final = ("activation_checkpointing", "gradient_checkpointing")
+"""The names of one argument, of which a version of transformers has one or both; the newer name first."""
+_MOST_CHANGES: Final = 16
 _CERTAIN = 1.02
 """Fragmentation moves what is needed by less."""
 _EIGHT_BIT, _ADAFACTOR = "adamw_bnb_8bit", "adafactor"
@@ -47,6 +48,9 @@ class ArgumentChange:
         """As they are added to the script's command line."""
         return tuple(word for name, value in self.values.items() for word in (f"--{name}", str(value)))
 
+    def __str__(self) -> str:
+        return ", ".join(f"{name} = {value}" for name, value in self.changed)
+
 
 @dataclass(frozen=True, slots=True)
 class TriedChange:
@@ -63,22 +67,42 @@ def arguments_of(choice: ExecutionChoice | None) -> dict[str, ArgumentValue]:
         return {}
     batches: dict[str, ArgumentValue] = {BATCH: choice.micro_batch, ACCUMULATION: choice.accumulation}
     evaluation = {EVALUATION_BATCH: choice.eval_batch} if choice.eval_batch is not None else {}
-    return {**batches, **evaluation, **(dict.fromkeys(_CHECKPOINTING, True) if choice.checkpointing else {})}
+    return {**batches, **evaluation, **(dict.fromkeys(CHECKPOINTING, True) if choice.checkpointing else {})}
 
 
-def next_change(answer: RehearsalAnswer, tried: Sequence[TriedChange], *, has_eight_bit: bool) -> ArgumentChange | None:
-    """Return the change to rehearse next; None: the ladder has been climbed.
+def climb(
+    answer: RehearsalAnswer, rehearse: Callable[[ArgumentChange], TriedChange], *, allow: Effect, has_eight_bit: bool
+) -> ArgumentChange | None:
+    """Rehearse changes until it is known which of them fits; return the one to recommend, None where none fits.
 
     Args:
         answer: What was said of the script as it is.
-        tried: The changes so far, in order.
+        rehearse: Rehearses it with a change.
+        allow: What a change may do to the experiment at most.
         has_eight_bit: Whether bitsandbytes is installed.
     """
+    tried: list[TriedChange] = []
+    while len(tried) < _MOST_CHANGES:
+        change = next_change(answer, tried, allow=allow, has_eight_bit=has_eight_bit)
+        if change is None:
+            break
+        tried.append(rehearse(change))
+    return best_change(tried)
+
+
+def next_change(
+    answer: RehearsalAnswer,
+    tried: Sequence[TriedChange],
+    *,
+    has_eight_bit: bool,
+    allow: Effect = Effect.SEMANTICS,
+) -> ArgumentChange | None:
+    """Return the change to rehearse next, as :func:`climb` does; None: the ladder has been climbed."""
     seen = answer.training_arguments
     if seen is None:
         return None
     own_rows = _whole(seen.values.get(BATCH))
-    for number, stage in enumerate(_stages(seen, answer, has_eight_bit=has_eight_bit)):
+    for number, stage in enumerate(_stages(seen, answer, allow, has_eight_bit=has_eight_bit)):
         known = {one.change: one for one in tried if one.change in stage}
         members = [_member(change, known.get(change), own_rows) for change in stage]
         points = {one.rows: one.required_bytes for one in members if one.required_bytes is not None}
@@ -165,12 +189,16 @@ def _member(change: ArgumentChange, tried: TriedChange | None, own_rows: int) ->
 
 
 def _stages(
-    seen: SeenArguments, answer: RehearsalAnswer, *, has_eight_bit: bool
+    seen: SeenArguments, answer: RehearsalAnswer, allow: Effect, *, has_eight_bit: bool
 ) -> Iterator[tuple[ArgumentChange, ...]]:
+    recomputes = seen.checkpointing and not seen.values.get(seen.checkpointing)
+    if allow is Effect.EXACT:
+        yield (ArgumentChange(((seen.checkpointing, True),), Effect.EXACT),) if recomputes else ()
+        return
     batches = _micro_batches(seen)
     evaluation = _evaluation(seen, answer)
     changes: list[tuple[dict[str, ArgumentValue], Effect]] = [({}, Effect.NUMERICS)]
-    if seen.checkpointing and not seen.values.get(seen.checkpointing):
+    if recomputes:
         changes.append(({seen.checkpointing: True}, Effect.NUMERICS))
     milder = dict(changes[-1][0])
     if not (seen.values.get("bf16") or seen.values.get("fp16")) and "bf16" in seen.values:
@@ -179,7 +207,7 @@ def _stages(
     optimizer = str(seen.values.get("optim", ""))
     if "optim" in seen.values and not any(name in optimizer for name in _SMALL_OPTIMIZERS):
         changes.append((milder | {"optim": _EIGHT_BIT if has_eight_bit else _ADAFACTOR}, Effect.SEMANTICS))
-    for extra, effect in changes:
+    for extra, effect in changes if allow is Effect.SEMANTICS else changes[: 1 + bool(recomputes)]:
         members = tuple(ArgumentChange(tuple({**batch, **evaluation, **extra}.items()), effect) for batch in batches)
         yield tuple(change for change in members if change.changed)
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
 
 from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import ChildError
+from dryfit.core.errors import ChildError, InternalError
 from dryfit.core.jobs.memory import (
     Effect,
     ExecutionChoice,
@@ -42,13 +43,14 @@ from dryfit.core.sharding.argument_ladder import (
     EVALUATION_BATCH,
     ArgumentChange,
     TriedChange,
-    best_change,
-    next_change,
+    climb,
 )
 from dryfit.core.text.units import gib
-from dryfit.core.wire import Phase, Wire, write_model
+from dryfit.core.wire import Phase, Wire, read_model, write_model
 from dryfit.jobs.own.objective import beating
+from dryfit.jobs.own.objective_trial import Trial
 from dryfit.jobs.script.target import may_use_torch
+from dryfit.memory.planning.fallbacks import describe, time_factor
 
 CALL_VARIABLE: Final = "DRYFIT_REHEARSED_CALL"
 """Environment variable of a rehearsal: the file of its :class:`RehearsedCall`."""
@@ -58,9 +60,6 @@ Rehearse = Callable[[Mapping[str, ArgumentValue]], RehearsalAnswer]
 
 _TRAIN: Final = "dryfit.jobs.own.trainer_rehearsal:train"
 _SCRIPT: Final = "dryfit.jobs.script.script_rehearsal:train"
-_MOST_CHANGES: Final = 16
-_CHECKPOINTING_TIME: Final = 1.33
-"""A second forward pass, beside the first and a backward pass of twice its work."""
 _MOST_SAID: Final = 600
 _FRAME, _CODE = '  File "', "    "
 """How lines of a traceback begin that name a place, and those with its code."""
@@ -76,6 +75,17 @@ class RehearsedCall(Wire):
 
     calling: ObjectiveRequest
     changed: dict[str, ArgumentValue]
+
+
+def rehearsed_trial() -> tuple[RehearsedCall, Trial]:
+    """Return what this process, which is a rehearsal's, is told of the trial, and the trial itself; nobody hears it."""
+    file = Path(os.environ[CALL_VARIABLE])
+    call = read_model(file, RehearsedCall)
+    if call is None:
+        raise InternalError("rehearsing a trial", f"{file} is gone")
+    folder = Path(call.calling.checkpoint_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return call, Trial(call.calling, ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0))
 
 
 def plan(body: RehearsedPlanRequest, channel: ChildChannel) -> PlanResult:
@@ -157,78 +167,47 @@ def _answer(rehearse: Rehearse, device: DeviceSpec, *, allow: str) -> PlanAnswer
     own = _with_evaluation(rehearse({}))
     seen, memory = own.training_arguments, _memory(own)
     asked = _choice(ArgumentChange((), Effect.EXACT), seen)
-    facts = {"device": device, "confidence": own.confidence, "torch": own.torch or version("torch"), "planner_s": 0.0}
+    answer = partial(
+        PlanAnswer,
+        device=device,
+        confidence=own.confidence,
+        torch=own.torch or version("torch"),
+        planner_s=0.0,
+    )
     if memory is None:
-        return PlanAnswer(
-            verdict=VerdictKind.UNKNOWN, reasons=_reasons(own), fallbacks=_with_less(asked, seen, allow), **facts
-        )
+        return answer(verdict=VerdictKind.UNKNOWN, reasons=_reasons(own), fallbacks=_with_less(asked, seen, allow))
     if memory.required_bytes <= device.capacity_bytes:
-        return PlanAnswer(
+        return answer(
             verdict=VerdictKind.FITS,
             memory=memory,
             execution=asked or ExecutionChoice(micro_batch=max(1, memory.worst_batch.rows), accumulation=1),
             fallbacks=_with_less(asked, seen, allow),
             reasons=_kept_text(own),
-            **facts,
         )
-    tried = _climb(own, rehearse, device, allow)
-    known = {change: of for change, one in tried if (of := _memory(one)) is not None}
-    best = best_change([_as_tried(change, known.get(change), device) for change, _ in tried])
-    rungs = tuple(_fallback(change, of, seen, memory, device) for change, of in known.items())
-    short_bytes = memory.required_bytes - device.capacity_bytes
-    failed = tuple(
-        f"{_words(change, seen)}: {'; '.join(_reasons(one))}" for change, one in tried if change not in known
-    )
-    reasons = (*_kept_text(own), *failed)
-    if best is None:
-        return PlanAnswer(
-            verdict=VerdictKind.REFUSED,
-            memory=memory,
-            shortfall_bytes=short_bytes,
-            ladder=rungs,
-            reasons=reasons,
-            **facts,
-        )
-    chosen = _choice(best, seen)
-    return PlanAnswer(
-        verdict=VerdictKind.FITS_WITH,
-        memory=known[best],
+    known: dict[ArgumentChange, MemoryPlan] = {}
+    failed: list[str] = []
+
+    def rehearse_with(change: ArgumentChange) -> TriedChange:
+        one = _with_evaluation(rehearse(change.values))
+        of = _memory(one)
+        if of is None:
+            failed.append(f"{change}: {'; '.join(_reasons(one))}")
+            return TriedChange(change, fits=False)
+        known[change] = of
+        return TriedChange(change, of.required_bytes <= device.capacity_bytes, of.required_bytes)
+
+    allowed = Effect.EXACT if allow == "exact" else Effect.NUMERICS
+    best = climb(own, rehearse_with, allow=allowed, has_eight_bit=False)
+    chosen = None if best is None else _choice(best, seen)
+    return answer(
+        verdict=VerdictKind.REFUSED if best is None else VerdictKind.FITS_WITH,
+        memory=memory if best is None else known[best],
         execution=chosen,
         fallbacks=_with_less(chosen, seen, allow),
-        shortfall_bytes=short_bytes,
-        ladder=rungs,
-        reasons=reasons,
-        **facts,
+        shortfall_bytes=memory.required_bytes - device.capacity_bytes,
+        ladder=tuple(_fallback(change, of, seen, memory, device) for change, of in known.items()),
+        reasons=(*_kept_text(own), *failed),
     )
-
-
-def _climb(
-    own: RehearsalAnswer, rehearse: Rehearse, device: DeviceSpec, allow: str
-) -> list[tuple[ArgumentChange, RehearsalAnswer]]:
-    """Rehearse changes that keep what is learned, until it is known which of them fits."""
-    rehearsed: list[tuple[ArgumentChange, RehearsalAnswer]] = []
-    while len(rehearsed) < _MOST_CHANGES:
-        if allow == "exact":
-            change = None if rehearsed else _checkpointing(own.training_arguments)
-        else:
-            tried = [_as_tried(change, _memory(answer), device) for change, answer in rehearsed]
-            change = next_change(own, tried, has_eight_bit=False)
-        if change is None or change.effect is Effect.SEMANTICS:
-            break
-        rehearsed.append((change, _with_evaluation(rehearse(change.values))))
-    return rehearsed
-
-
-def _checkpointing(seen: SeenArguments | None) -> ArgumentChange | None:
-    if seen is None or not seen.checkpointing or seen.values.get(seen.checkpointing):
-        return None
-    return ArgumentChange(((seen.checkpointing, True),), Effect.EXACT)
-
-
-def _as_tried(change: ArgumentChange, memory: MemoryPlan | None, device: DeviceSpec) -> TriedChange:
-    if memory is None:
-        return TriedChange(change, fits=False)
-    return TriedChange(change, memory.required_bytes <= device.capacity_bytes, memory.required_bytes)
 
 
 def _with_evaluation(answer: RehearsalAnswer) -> RehearsalAnswer:
@@ -315,28 +294,21 @@ def _with_less(choice: ExecutionChoice | None, seen: SeenArguments | None, allow
 def _fallback(
     change: ArgumentChange, memory: MemoryPlan, seen: SeenArguments | None, asked: MemoryPlan, device: DeviceSpec
 ) -> Fallback:
-    choice = _choice(change, seen)
-    slower = choice is not None and choice.checkpointing and BATCH not in change.values
+    choice, before = _choice(change, seen), _choice(ArgumentChange((), Effect.EXACT), seen)
+    words, time = str(change), 1.0
+    if choice is not None and before is not None:
+        if choice.eval_batch is not None:
+            before = before.model_copy(update={"eval_batch": _whole(seen, EVALUATION_BATCH)})
+        words, time = describe(choice, before), time_factor(choice, before, memory.worst_batch.length)
     return Fallback(
-        change=_words(change, seen),
+        change=words,
         execution=choice,
         required_bytes=memory.required_bytes,
         saves_bytes=asked.required_bytes - memory.required_bytes,
-        time_factor=_CHECKPOINTING_TIME if slower else 1.0,
+        time_factor=time,
         effect=change.effect,
         fits=memory.required_bytes <= device.capacity_bytes,
     )
-
-
-def _words(change: ArgumentChange, seen: SeenArguments | None) -> str:
-    values, words = change.values, list[str]()
-    if BATCH in values:
-        words.append(f"micro-batch {_whole(seen, BATCH)} -> {values[BATCH]}, accumulate {values[ACCUMULATION]}")
-    if EVALUATION_BATCH in values:
-        words.append(f"validation batch {values[EVALUATION_BATCH]}")
-    if seen is not None and seen.checkpointing in values:
-        words.append("checkpointing")
-    return ", ".join(words)
 
 
 def _whole(seen: SeenArguments | None, name: str) -> int:

@@ -13,15 +13,14 @@ from dryfit.core.process import peak_rss_bytes
 from dryfit.core.sharding.argument_ladder import arguments_of
 from dryfit.core.user_code import demand_unchanged
 from dryfit.core.wire import Note, Phase
-from dryfit.jobs.own.batch_numbers import BatchNumbers
 from dryfit.jobs.own.made_trainer import make_trainer
 from dryfit.jobs.own.objective import beating, use_threads
 from dryfit.jobs.own.objective_files import make_checkpoint_folder
 from dryfit.jobs.own.objective_trial import Trial, as_values
-from dryfit.jobs.own.trainer_callback import ReportingCallback, TrialTerms
+from dryfit.jobs.own.trainer_callback import TrialTerms
 from dryfit.jobs.own.trainer_checkpoints import newest_whole
 from dryfit.jobs.own.trainer_goals import Goals
-from dryfit.jobs.own.trainer_setup import restore_callbacks, watch_losses
+from dryfit.jobs.own.trainer_setup import connect
 
 
 def run(body: TrainerRequest, channel: ChildChannel) -> TrainResult:
@@ -52,26 +51,10 @@ def run(body: TrainerRequest, channel: ChildChannel) -> TrainResult:
 def _train(trainer: Trainer, trial: Trial, channel: ChildChannel, body: TrainerRequest) -> TrainResult:
     goals = Goals.of(body.calling.objective)
     found = newest_whole(trial.folder)
-    terms = TrialTerms(
-        goals=goals,
-        best_dir=Path(body.best_dir) if body.best_dir is not None else None,
-        checkpoint_every_s=body.checkpoint_every_s,
-        went_on_from=found[1] if found is not None else None,
-    )
-    callback = ReportingCallback(trainer, trial, channel, terms)
-    numbers = BatchNumbers(trainer, found[0] if found is not None else None)
-    if found is None:
-        watch_losses(trainer)
-        numbers.install()
-        trainer.add_callback(callback)
-        trainer.train()
-    elif not found[1].done:
-        trainer.args.eval_on_start = False  # it was done by the attempt that began
-        restore_callbacks(trainer, found[0])
-        watch_losses(trainer)
-        numbers.install()
-        trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=str(found[0]))
+    best_dir = Path(body.best_dir) if body.best_dir is not None else None
+    callback = connect(trainer, trial, channel, TrialTerms(goals, best_dir, body.checkpoint_every_s), found)
+    if found is None or not found[1].done:
+        trainer.train(resume_from_checkpoint=str(found[0]) if found is not None else None)
     steps = max(trainer.state.global_step, found[1].step if found is not None else 0)
     if callback.cut_short:
         return TrainResult(value=None, best=None, steps=steps, stopped_by=trial.stopped_by)

@@ -28,14 +28,12 @@ class TrialTerms:
         goals: What the study optimises.
         best_dir: Folder of the weights of the best evaluation; None: nobody keeps them.
         checkpoint_every_s: Seconds between checkpoints that the Trainer does not ask for itself, at evaluations.
-        went_on_from: What the checkpoint says that this attempt begins with; None: it begins anew.
         clock: Monotonic, in seconds.
     """
 
     goals: Goals
     best_dir: Path | None
     checkpoint_every_s: float
-    went_on_from: CheckpointMark | None = None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -47,14 +45,28 @@ class ReportingCallback(TrainerCallback):
     which an evaluation is still to come (at the end of an epoch) waits for it, because an attempt that goes on from
     there would pass it over.
 
+    Args:
+        trainer: The Trainer.
+        trial: Its trial.
+        channel: How it reports.
+        terms: What it needs to know of the trial.
+        went_on_from: What the checkpoint says that this attempt begins with; None: it begins anew.
+
     Attributes:
         evaluations: All so far, those of earlier attempts included.
         cut_short: Training was ended by a verdict or a stop, not by itself.
     """
 
-    def __init__(self, trainer: Trainer, trial: Trial, channel: ChildChannel, terms: TrialTerms) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        trial: Trial,
+        channel: ChildChannel,
+        terms: TrialTerms,
+        went_on_from: CheckpointMark | None = None,
+    ) -> None:
         self._trainer, self._trial, self._channel, self._terms = trainer, trial, channel, terms
-        self.evaluations = list(terms.went_on_from.evaluations) if terms.went_on_from is not None else []
+        self.evaluations = list(went_on_from.evaluations) if went_on_from is not None else []
         self.cut_short = False
         self._ended = False  # by the Trainer itself, or by another callback
         self._begun = False

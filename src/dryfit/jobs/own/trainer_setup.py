@@ -10,9 +10,14 @@ from torch import nn
 from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState
 
+from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import NonFiniteError, ObjectiveError
 from dryfit.core.jobs.rehearsal import ArgumentValue
 from dryfit.core.sharding.argument_ladder import BATCH
+from dryfit.jobs.own.batch_numbers import BatchNumbers
+from dryfit.jobs.own.objective_trial import Trial
+from dryfit.jobs.own.trainer_callback import ReportingCallback, TrialTerms
+from dryfit.jobs.own.trainer_checkpoints import CheckpointMark
 
 _KEPT: Final = 2
 """Checkpoints of a trial that stay at least: a new one counts only once it is whole."""
@@ -83,7 +88,34 @@ def demand_changed(
         raise ObjectiveError(doing, why, f"{BATCH} = {replaced[BATCH]}, as the function sets it")
 
 
-def restore_callbacks(trainer: Trainer, checkpoint: Path) -> None:
+def connect(
+    trainer: Trainer, trial: Trial, channel: ChildChannel, terms: TrialTerms, found: tuple[Path, CheckpointMark] | None
+) -> ReportingCallback:
+    """Connect a Trainer that is about to be trained with its trial.
+
+    Args:
+        trainer: The Trainer; one that was trained to its end only reports from now on.
+        trial: Its trial.
+        channel: How it reports.
+        terms: What its callback needs to know.
+        found: The checkpoint that it goes on from; None: it begins.
+
+    Returns:
+        Its last callback, which reports.
+    """
+    folder, mark = found or (None, None)
+    callback = ReportingCallback(trainer, trial, channel, terms, mark)
+    if mark is None or not mark.done:
+        if folder is not None:
+            trainer.args.eval_on_start = False  # it was done by the attempt that began
+            _restore_callbacks(trainer, folder)
+        _watch_losses(trainer)
+        BatchNumbers(trainer, folder).install()
+    trainer.add_callback(callback)
+    return callback
+
+
+def _restore_callbacks(trainer: Trainer, checkpoint: Path) -> None:
     """Give callbacks that have a state, such as early stopping, that of a checkpoint.
 
     By the Trainer's own ``restore_callback_states_from_checkpoint`` they would change their order, in which ours is
@@ -99,7 +131,7 @@ def restore_callbacks(trainer: Trainer, checkpoint: Path) -> None:
                     setattr(callback, attribute, value)
 
 
-def watch_losses(trainer: Trainer) -> None:
+def _watch_losses(trainer: Trainer) -> None:
     """End training at the first loss that is not finite; the Trainer itself would leave it out of its logs."""
     step: Callable[..., torch.Tensor] = trainer.training_step
 

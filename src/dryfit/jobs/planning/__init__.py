@@ -1,1 +1,1 @@
-"""The PLAN job in parts: facts of trials, traces, the ladder's answers, the number of ranks."""
+"""The PLAN job in parts: facts of trials, and the planner that traces their steps and finds how each fits."""

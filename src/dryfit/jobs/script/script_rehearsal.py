@@ -6,13 +6,9 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import InternalError
 from dryfit.core.text.script_command import CommandTemplate
-from dryfit.core.wire import read_model
 from dryfit.jobs.own.objective import seed_libraries
-from dryfit.jobs.own.objective_trial import Trial
-from dryfit.jobs.own.rehearsed_plan import CALL_VARIABLE, RehearsedCall
+from dryfit.jobs.own.rehearsed_plan import rehearsed_trial
 from dryfit.jobs.script.arguments import ArgumentReads
 from dryfit.jobs.script.current import RehearsedReports, begin
 from dryfit.jobs.script.run import values_of, variables_of
@@ -29,22 +25,17 @@ def train() -> None:
     Raises:
         ObjectiveError: Its parser refuses the command, or its Trainer cannot be changed as the rehearsal asks.
     """
-    file = Path(os.environ[CALL_VARIABLE])
-    call = read_model(file, RehearsedCall)
-    if call is None:
-        raise InternalError("rehearsing a trial", f"{file} is gone")
-    calling = call.calling
-    folder, work = Path(calling.checkpoint_dir), Path(calling.objective.paths[0])
-    folder.mkdir(parents=True, exist_ok=True)
+    call, trial = rehearsed_trial()
+    calling, folder = call.calling, trial.folder
     os.environ.update(variables_of(calling, folder))
-    begin(RehearsedReports(Trial(calling, ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0))))
+    begin(RehearsedReports(trial))
     command, values = CommandTemplate.parse(calling.objective.function), values_of(calling, folder)
     ArgumentReads(command.options(), values, None if command.names_output else str(folder)).install()
     watch = ArgumentWatch(call.changed)
     watch.install()
     when_imported("transformers.trainer", lambda module: _check_changed(module.Trainer, watch))
     seed_libraries(calling.seed)
-    run_script(command, work, command.arguments(values))
+    run_script(command, Path(calling.objective.paths[0]), command.arguments(values))
 
 
 def _check_changed(trainer_class: Any, watch: ArgumentWatch) -> None:

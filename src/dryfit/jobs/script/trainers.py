@@ -11,11 +11,10 @@ from transformers.trainer_utils import TrainOutput
 from dryfit.core.channel import ChildChannel
 from dryfit.core.errors import ObjectiveError
 from dryfit.core.wire import Note, Phase
-from dryfit.jobs.own.batch_numbers import BatchNumbers
 from dryfit.jobs.own.objective_trial import Trial
 from dryfit.jobs.own.trainer_callback import ReportingCallback, TrialTerms
-from dryfit.jobs.own.trainer_checkpoints import CheckpointMark, newest_whole
-from dryfit.jobs.own.trainer_setup import adapt, demand_changed, restore_callbacks, watch_losses
+from dryfit.jobs.own.trainer_checkpoints import newest_whole
+from dryfit.jobs.own.trainer_setup import adapt, connect, demand_changed
 from dryfit.jobs.script.arguments import ArgumentReads
 from dryfit.jobs.script.current import ScriptEnded, ScriptReports
 from dryfit.meta.private_apis.transformers_trainer import load_trained
@@ -85,20 +84,12 @@ class ScriptTrainers:
         ) -> TrainOutput:
             self._begin(trainer)
             found = newest_whole(self._trial.folder)
-            terms = self._terms_from(found[1] if found is not None else None)
-            callback = self.callback = ReportingCallback(trainer, self._trial, self._channel, terms)
+            callback = self.callback = connect(trainer, self._trial, self._channel, self._terms, found)
             self._channel.send(Phase(name="train"))
             if found is not None and found[1].done:
                 output = _trained_already(trainer, found[0])
-                trainer.add_callback(callback)
             else:
                 given = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
-                if found is not None:
-                    trainer.args.eval_on_start = False  # it was done by the attempt that began
-                    restore_callbacks(trainer, found[0])
-                watch_losses(trainer)
-                BatchNumbers(trainer, found[0] if found is not None else None).install()
-                trainer.add_callback(callback)
                 output = train(trainer, str(found[0]) if found is not None else given, *args, **kwargs)
             if callback.cut_short:
                 raise ScriptEnded  # what follows in the script is for a training that has come to its end
@@ -129,10 +120,6 @@ class ScriptTrainers:
         unused = self._arguments.other_values(trainer.args, self._planned.replaced)
         for note in (*adapt(trainer, self._trial.folder), *unused):
             self._say(note)
-
-    def _terms_from(self, mark: CheckpointMark | None) -> TrialTerms:
-        terms = self._terms
-        return TrialTerms(terms.goals, terms.best_dir, terms.checkpoint_every_s, went_on_from=mark)
 
     def _evaluation(self, evaluate: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
         """After training, an evaluation counts only where none of the training had the metric."""

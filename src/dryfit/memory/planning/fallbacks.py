@@ -7,10 +7,12 @@ fit, before the next: that costs training nothing. The effective batch never cha
 is a :class:`SettingChange`, which is only suggested.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
+from typing import NamedTuple
 
 from dryfit.core.errors import ConfigError
 from dryfit.core.jobs.memory import Effect, ExecutionChoice
@@ -18,16 +20,48 @@ from dryfit.core.settings.execution import ExecutionSettings, OptimizerImpl
 from dryfit.memory.planning.estimate import Lengths
 
 # Rough factors on the time of a step, for ordering and for people; nothing is decided by their third digit.
-_CHECKPOINTING_TIME = 1.3
-_CHUNKED_LOSS_TIME = 1.03
 _HALVING_TIME = 1.05
 _SMALL_HALVING_TIME = 1.1
 _SMALL_MICRO_TOKENS = 4096
 """Below so many tokens a micro-batch no longer keeps a device busy, and halving it costs more."""
 _PLAIN_TIME = 1.1
 _FOREACH_TIME = 1.02
-_OFFLOAD_TIME = 1.5
-_OFFLOAD_ACTIVATIONS_TIME = 1.15
+
+
+class _Switch(NamedTuple):
+    """Something that a trial can be run with, to take less memory.
+
+    Attributes:
+        name: The field of :class:`ExecutionChoice`, and of the execution settings.
+        words: What it is called.
+        time: Its factor.
+        rounds: Whether sums are then taken in another order.
+        cannot: The fields of :class:`PlannedTrial` that say why a trial cannot be run so.
+    """
+
+    name: str
+    words: str
+    time: float
+    cannot: tuple[str, ...]
+    rounds: bool = False
+
+
+_SWITCHES = (
+    _Switch("checkpointing", "activation checkpointing", 1.3, ("cannot_checkpoint",)),
+    _Switch("chunked_loss", "loss in chunks", 1.03, ("cannot_chunk",), rounds=True),
+    _Switch(
+        "offload_activations",
+        "inputs of layers in host memory",
+        1.15,
+        ("cannot_checkpoint", "cannot_offload_activations"),
+    ),
+    _Switch("offload_optimizer", "optimizer state in host memory", 1.5, ("cannot_offload",)),
+)
+
+
+def _added(choice: ExecutionChoice, asked: ExecutionChoice) -> list[_Switch]:
+    """Return what a choice has switched on, and the plan as asked has not."""
+    return [one for one in _SWITCHES if getattr(choice, one.name) and not getattr(asked, one.name)]
 
 
 class ChangeKind(StrEnum):
@@ -103,17 +137,11 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
     Raises:
         ConfigError: They ask for what this trial cannot do.
     """
-    for wanted, key, reason in (
-        (execution.checkpointing, "checkpointing", trial.cannot_checkpoint),
-        (execution.offload_activations, "offload_activations", trial.cannot_checkpoint),
-        (execution.offload_activations, "offload_activations", trial.cannot_offload_activations),
-        (execution.offload_optimizer, "offload_optimizer", trial.cannot_offload),
-        (execution.chunked_loss, "chunked_loss", trial.cannot_chunk),
-    ):
-        if wanted and reason:
-            raise ConfigError(
-                "planning a trial", f"execution.{key} is true, but {reason}", hint=f"leave execution.{key} out"
-            )
+    for switch in _SWITCHES:
+        reasons = [reason for name in switch.cannot if (reason := getattr(trial, name))]
+        if getattr(execution, switch.name) and reasons:
+            key = f"execution.{switch.name}"
+            raise ConfigError("planning a trial", f"{key} is true, but {reasons[0]}", hint=f"leave {key} out")
     impl = trial.optimizer_impls[0] if execution.optimizer_impl is OptimizerImpl.AUTO else execution.optimizer_impl
     if impl not in trial.optimizer_impls:
         raise ConfigError(
@@ -160,7 +188,8 @@ def fallback_stages(
         for micro, recompute, in_chunks in product(micros, checkpointing, chunked)
     ]
     # First those that leave every number as it is, then the faster ones.
-    grid.sort(key=lambda choice: (effect(choice, asked) is not Effect.EXACT, time_factor(choice, asked, trial)))
+    longest = trial.lengths.longest
+    grid.sort(key=lambda choice: (effect(choice, asked) is not Effect.EXACT, time_factor(choice, asked, longest)))
     smallest = grid[0].model_copy(update=grid[-1].model_dump(include={"micro_batch", "accumulation"}))
     smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1], "chunked_loss": chunked[-1]})
     impls = trial.optimizer_impls if may_round and execution.optimizer_impl is OptimizerImpl.AUTO else ()
@@ -212,28 +241,25 @@ def with_micro_batch(choice: ExecutionChoice, micro_batch: int, effective_batch:
 
 def effect(choice: ExecutionChoice, asked: ExecutionChoice) -> Effect:
     """Return what running a trial by ``choice`` instead of ``asked`` does to its numbers."""
-    rounding = {"micro_batch", "optimizer_impl", "chunked_loss"}
-    same_steps = choice.model_dump(include=rounding) == asked.model_dump(include=rounding)
-    return Effect.EXACT if same_steps and choice.eval_rows == asked.eval_rows else Effect.NUMERICS
+    rounding = ("micro_batch", "optimizer_impl", "eval_rows", *(one.name for one in _SWITCHES if one.rounds))
+    same = all(getattr(choice, name) == getattr(asked, name) for name in rounding)
+    return Effect.EXACT if same else Effect.NUMERICS
 
 
-def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, trial: PlannedTrial) -> float:
-    """Return a rough factor on the time of a step; a validation batch is no part of one."""
-    factor = 1.0
-    if choice.checkpointing and not asked.checkpointing:
-        factor *= _CHECKPOINTING_TIME
-    if choice.chunked_loss and not asked.chunked_loss:
-        factor *= _CHUNKED_LOSS_TIME
-    if choice.offload_activations and not asked.offload_activations:
-        factor *= _OFFLOAD_ACTIVATIONS_TIME
-    if choice.offload_optimizer and not asked.offload_optimizer:
-        factor *= _OFFLOAD_TIME
+def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, longest: int) -> float:
+    """Return a rough factor on the time of a step; a validation batch is no part of one.
+
+    Args:
+        choice: How the trial is run.
+        asked: How it was to be.
+        longest: Tokens of its longest row.
+    """
+    factor = math.prod((one.time for one in _added(choice, asked)), start=1.0)
     if choice.optimizer_impl is not asked.optimizer_impl:
         factor *= _PLAIN_TIME if choice.optimizer_impl is OptimizerImpl.PLAIN else _FOREACH_TIME
     for micro in list(halvings(asked.micro_batch))[1:]:
         if micro >= choice.micro_batch:
-            small = micro * trial.lengths.longest < _SMALL_MICRO_TOKENS
-            factor *= _SMALL_HALVING_TIME if small else _HALVING_TIME
+            factor *= _SMALL_HALVING_TIME if micro * longest < _SMALL_MICRO_TOKENS else _HALVING_TIME
     return round(factor, 3)
 
 
@@ -244,16 +270,9 @@ def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
         words.append(f"micro-batch {asked.micro_batch} -> {choice.micro_batch}, accumulate {choice.accumulation}")
     if choice.eval_batch != asked.eval_batch:
         words.append(f"validation batch {asked.eval_rows} -> {choice.eval_rows}")
-    if choice.checkpointing != asked.checkpointing:
-        words.append("activation checkpointing")
-    if choice.chunked_loss and not asked.chunked_loss:
-        words.append("loss in chunks")
-    if choice.offload_activations != asked.offload_activations:
-        words.append("inputs of layers in host memory")
+    words += [one.words for one in _added(choice, asked)]
     if choice.optimizer_impl is not asked.optimizer_impl:
         words.append(f"{choice.optimizer_impl.value} optimizer")
-    if choice.offload_optimizer != asked.offload_optimizer:
-        words.append("optimizer state in host memory")
     return " + ".join(words)
 
 
@@ -292,8 +311,5 @@ def is_below(choice: ExecutionChoice, other: ExecutionChoice) -> bool:
         and choice.optimizer_impl is other.optimizer_impl
         and choice.micro_batch <= other.micro_batch
         and choice.eval_rows <= other.eval_rows
-        and choice.checkpointing >= other.checkpointing
-        and bool(choice.chunked_loss) >= bool(other.chunked_loss)
-        and choice.offload_activations >= other.offload_activations
-        and choice.offload_optimizer >= other.offload_optimizer
+        and not _added(other, choice)
     )

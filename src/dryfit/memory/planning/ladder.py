@@ -105,13 +105,7 @@ def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:
 def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
     """Return how a trial uses memory when it runs by a choice."""
     return Work(
-        variant=Variant(
-            checkpointing=choice.checkpointing,
-            optimizer_impl=choice.optimizer_impl,
-            offload_optimizer=choice.offload_optimizer,
-            chunked_loss=bool(choice.chunked_loss),
-            offload_activations=choice.offload_activations,
-        ),
+        variant=Variant.of(choice),
         effective_batch=trial.effective_batch,
         micro_batch=choice.micro_batch,
         evaluation_rows=choice.eval_rows,
@@ -270,7 +264,7 @@ class _Climb:
             execution=choice,
             required_bytes=memory.required_bytes,
             saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
-            time_factor=time_factor(choice, asked, self.trial),
+            time_factor=time_factor(choice, asked, self.trial.lengths.longest),
             effect=effect(choice, asked),
             fits=self.fits(memory),
         )
@@ -297,7 +291,7 @@ class _Climb:
                     execution=None,
                     required_bytes=memory.required_bytes,
                     saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
-                    time_factor=time_factor(base, asked, self.trial),
+                    time_factor=time_factor(base, asked, self.trial.lengths.longest),
                     effect=Effect.SEMANTICS,
                     fits=self.fits(memory),
                     note=f"with {describe(choice, asked)}" if base != asked else "",

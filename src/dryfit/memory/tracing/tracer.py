@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from dryfit.core.jobs.memory import ExecutionChoice
 from dryfit.core.settings.execution import OptimizerImpl
 from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
 
@@ -16,6 +17,17 @@ class Variant:
     offload_optimizer: bool = False
     chunked_loss: bool = False
     offload_activations: bool = False
+
+    @staticmethod
+    def of(choice: ExecutionChoice) -> "Variant":
+        """Return the part of a choice that changes which operators run."""
+        return Variant(
+            checkpointing=choice.checkpointing,
+            optimizer_impl=choice.optimizer_impl,
+            offload_optimizer=choice.offload_optimizer,
+            chunked_loss=bool(choice.chunked_loss),
+            offload_activations=choice.offload_activations,
+        )
 
 
 class Tracer(Protocol):

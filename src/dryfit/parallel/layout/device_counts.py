@@ -67,7 +67,7 @@ def with_rank_counts(
                 required_bytes,
                 needs_bytes,
                 fits=required_bytes <= most_bytes and _host_has(degree * required_bytes, body.host_bytes),
-                time=time_factor(choice, asked, trial),
+                time=time_factor(choice, asked, trial.lengths.longest),
                 also=f"; with {describe(choice, asked)}" if choice != asked else "",
             )
         )
@@ -122,7 +122,7 @@ def answer_on_ranks(
             required_bytes,
             required_as_asked(one),
             fits=required_bytes <= most_bytes,
-            time=time_factor(choice, asked, trial),
+            time=time_factor(choice, asked, trial.lengths.longest),
         ).model_copy(
             update={
                 "change": " + ".join(part for part in (_ranks(ranks), describe(choice, asked)) if part),

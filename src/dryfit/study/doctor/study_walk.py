@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +16,14 @@ from dryfit.core.settings.execution import DeviceKind, plan_execution
 from dryfit.core.settings.known_devices import TF32_CAPABILITY
 from dryfit.core.settings.splits import TRAIN, VALIDATION
 from dryfit.core.settings.tables import ModelSettings, TrialSettings
-from dryfit.core.settings.trial import Scalar, TrialConfig
+from dryfit.core.settings.trial import Scalar
 from dryfit.core.sharding.device_groups import check_enough
 from dryfit.core.text.words import few
 from dryfit.search.space.fields import setting
 from dryfit.search.space.space import Space
 from dryfit.study.doctor.finding import Finding, failed, failed_by, passed, warned
 from dryfit.study.doctor.study_checks import Drawn
+from dryfit.study.trials.trial_config import config_of
 
 DATA: Final = "data"
 
@@ -39,8 +41,6 @@ _COVERED: Final = (
 """Keys of which every value is tried: they choose code or shapes; others only choose numbers."""
 
 _MOST_POINTS: Final = 8
-_NEVER_S: Final = 1e9
-_VERDICT_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,42 +166,15 @@ def _batch_check(scope: CheckScope, model: ModelSettings, lengths: tuple[int, ..
         cores=scope.cores,
         parallel=scope.parallel,
     )
-    config = _trial(scope, 0, settings, {name: setting(settings, name) for name in scope.space.names})
-    trial = TrainRequest(
-        config=config,
-        fingerprint=config.fingerprint,
-        plan=plan,
-        attempt=1,
-        cache_dir=str(scope.cache_dir),
-        checkpoint_dir=str(scope.scratch / "checkpoints"),
-        kept_checkpoint_dir=str(scope.scratch / "kept-checkpoints"),
-        best_dir=str(scope.scratch / "best"),
-        scored_dir=str(scope.scratch / "scored"),
-        kept_best_dir=str(scope.scratch / "kept-best"),
-        load_report=str(scope.scratch / "load.json"),
-        checkpoint_every_s=_NEVER_S,
-        verdict_timeout_s=_VERDICT_TIMEOUT_S,
-        visible_device=scope.visible_device,
+    trial_of = partial(config_of, scope.config, data_fingerprint=scope.fingerprint)
+    params = {name: setting(settings, name) for name in scope.space.names}
+    config = trial_of(settings, params)
+    trial = TrainRequest.apart(
+        config, plan, cache_dir=scope.cache_dir, folder=scope.scratch, visible_device=scope.visible_device
     )
     points = covering(tuple((params, one) for params, one in drawn if one.model == model))
-    configs = tuple(_trial(scope, 1 + index, one, params) for index, (params, one) in enumerate(points))
+    configs = tuple(trial_of(one, params, number=at) for at, (params, one) in enumerate(points, 1))
     return BatchCheckRequest(trial=trial, lengths=lengths, points=configs)
-
-
-def _trial(scope: CheckScope, number: int, settings: TrialSettings, params: dict[str, Scalar]) -> TrialConfig:
-    study = scope.config.study
-    return TrialConfig(
-        number=number,
-        task=study.task,
-        metric=study.metric,
-        direction=study.resolved_direction,
-        also=study.also,
-        data=scope.config.data,
-        settings=settings,
-        params=params,
-        seed=study.seed,
-        data_fingerprint=scope.fingerprint,
-    )
 
 
 def covering(drawn: Drawn) -> Drawn:

@@ -23,7 +23,6 @@ from dryfit.core.settings.execution import DeviceKind, plan_execution
 from dryfit.core.settings.memory_key import memory_key
 from dryfit.core.settings.tables import TrialSettings
 from dryfit.core.settings.task_facts import facts_of
-from dryfit.core.settings.trial import TrialConfig
 from dryfit.core.sharding.device_groups import place_on, visible_devices
 from dryfit.core.sharding.rank_search import AUTO
 from dryfit.core.wire import Wire, digest, read_model, write_model
@@ -45,6 +44,7 @@ from dryfit.study.planning.pace import (
 from dryfit.study.resources.trial_devices import CUDA_THREADS, most_on_node
 from dryfit.study.trials.child_limits import preparing_limits
 from dryfit.study.trials.child_requests import plan_subject
+from dryfit.study.trials.trial_config import config_of
 
 _FOLDER: Final = "pace"
 _MEASURED_S: Final = 0.6
@@ -57,7 +57,6 @@ and token (Kaplan et al., Scaling Laws for Neural Language Models, 2020, section
 _WEIGHT_BYTES: Final = 4
 _HELD: Final = 5
 """What a trial holds of memory, in sizes of its weights: these, gradients, AdamW's two moments, activations."""
-_NEVER_S: Final = 1e9
 
 
 class _Kept(Wire):
@@ -263,20 +262,10 @@ def _measure(subject: _Subject, nodes: Nodes, stops: StopRequests, way: Way) -> 
 
 
 def _request(subject: _Subject, way: Way, child: int, scratch: Path) -> PaceRequest:
-    config, node, own = subject.config, subject.node, scratch / str(child)
+    config, node = subject.config, subject.node
     train = subject.settings.train.model_copy(update={"precision": way.precision})
-    trial = TrialConfig(
-        number=0,
-        task=config.study.task,
-        metric=config.study.metric,
-        direction=config.study.resolved_direction,
-        data=config.data,
-        settings=subject.settings.model_copy(update={"train": train}),
-        params={},
-        seed=config.study.seed,
-        data_fingerprint=subject.resolved.data_fingerprint,
-    )
-    own.mkdir()
+    settings = subject.settings.model_copy(update={"train": train})
+    trial = config_of(config, settings, {}, data_fingerprint=subject.resolved.data_fingerprint)
     plan = plan_execution(
         config.execution.model_copy(update={"threads": way.threads}),
         effective_batch=train.batch_size,
@@ -284,23 +273,10 @@ def _request(subject: _Subject, way: Way, child: int, scratch: Path) -> PaceRequ
         cores=node.facts.cores,
         parallel=way.side_by_side,
     )
+    (own := scratch / str(child)).mkdir()
     devices = node.facts.devices if subject.resolved.device is DeviceKind.CUDA else ()
-    request = TrainRequest(
-        config=trial,
-        fingerprint=trial.fingerprint,
-        plan=plan,
-        attempt=1,
-        cache_dir=str(subject.layout.cache),
-        checkpoint_dir=str(own / "checkpoints"),
-        kept_checkpoint_dir=str(own / "kept-checkpoints"),
-        best_dir=str(own / "best"),
-        kept_best_dir=str(own / "kept-best"),
-        scored_dir=str(own / "scored"),
-        load_report=str(own / "load.json"),
-        checkpoint_every_s=_NEVER_S,
-        verdict_timeout_s=_NEVER_S,
-        visible_device=visible_devices(place_on(node.name, devices[0].name)) if devices else None,
-    )
+    visible = visible_devices(place_on(node.name, devices[0].name)) if devices else None
+    request = TrainRequest.apart(trial, plan, cache_dir=subject.layout.cache, folder=own, visible_device=visible)
     return PaceRequest(
         trial=request,
         rows=subject.rows,

@@ -31,17 +31,40 @@ def trial_config(study: AnyStudy, number: int, params: Mapping[str, Scalar], see
     """Return everything that decides what trial ``number`` learns; the trial need not exist yet."""
     trials = study.state.trials
     own = trials[number].own if number < len(trials) else dict[str, Scalar]()
+    settings, data = trial_settings(study, params, own), study.resolved.data_fingerprint
+    return config_of(study.config, settings, params, number=number, seed=seed, data_fingerprint=data)
+
+
+def config_of(
+    config: StudyConfig,
+    settings: TrialSettings,
+    params: Mapping[str, Scalar],
+    *,
+    data_fingerprint: str,
+    number: int = 0,
+    seed: int | None = None,
+) -> TrialConfig:
+    """Return everything that decides what a trial learns.
+
+    Args:
+        config: The study's.
+        settings: The trial's tables.
+        params: The drawn values, which are in them.
+        data_fingerprint: Of the rows.
+        number: The trial's.
+        seed: None: the study's, for a trial that is none of it.
+    """
     return TrialConfig(
         number=number,
-        task=study.config.study.task,
-        metric=study.config.study.metric,
-        direction=study.config.study.resolved_direction,
-        also=study.config.study.also,
-        data=study.config.data,
-        settings=trial_settings(study, params, own),
+        task=config.study.task,
+        metric=config.study.metric,
+        direction=config.study.resolved_direction,
+        also=config.study.also,
+        data=config.data,
+        settings=settings,
         params=dict(params),
-        seed=seed,
-        data_fingerprint=study.resolved.data_fingerprint,
+        seed=config.study.seed if seed is None else seed,
+        data_fingerprint=data_fingerprint,
     )
 
 

@@ -3,8 +3,6 @@
 import os
 import statistics
 import time
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,18 +10,13 @@ import torch
 
 from dryfit.core.channel import ChildChannel
 from dryfit.core.jobs.diagnostics import PaceRequest, PaceResult
-from dryfit.core.settings.choices import Precision
-from dryfit.core.settings.execution import DeviceKind
 from dryfit.core.wire import Phase
-from dryfit.meta.loading.frozen_weights import DTYPES
-from dryfit.tasks.base import Batch, Task, TaskModel
 from dryfit.tasks.rows.checked_rows import TRAIN
 from dryfit.train.batches import epoch_batches
 from dryfit.train.data import read_tokens, trial_task
 from dryfit.train.device import prepare_device
-from dryfit.train.model import build_model
-from dryfit.train.optim.optimizer import make_optimizer, optimizer_plan
-from dryfit.train.optim.step import backward_batch, on_device
+from dryfit.train.model import trial_parts
+from dryfit.train.trainer import TrialSteps
 
 _MEETING_S: Final = 10.0
 _POLL_S: Final = 0.002
@@ -40,52 +33,30 @@ def pace(body: PaceRequest, channel: ChildChannel) -> PaceResult:
     prepare_device(trial.plan, os.environ)
     channel.send(Phase(name="load"))
     tokens = read_tokens(trial, trial_task(trial.config), only=None)
-    task, train = trial_task(trial.config, tokens), tokens.splits[TRAIN]
-    model = build_model(trial, task)
-    model.train()
-    optimizer = make_optimizer(model, trial.config.settings.optim, optimizer_plan(trial.plan))
+    train, seed = tokens.splits[TRAIN], trial.config.seed
+    steps = TrialSteps(trial_parts(trial, channel, tokens))
     first = epoch_batches(
         train.lengths_R,
-        seed=trial.config.seed,
+        seed=seed,
         epoch=0,
         batch_size=trial.config.settings.train.batch_size,
         group_by_length=False,
-        rows=task.epoch_rows(train, seed=trial.config.seed, epoch=0),
-    )[0]
-    device = next(model.parameters()).device
-    batch = on_device(task.collate(train, first[: body.rows]), device)
-    step = partial(_step, trial.config.settings.train.precision, model, task, batch, optimizer)
+        rows=trial_task(trial.config, tokens).epoch_rows(train, seed=seed, epoch=0),
+    )[0][: body.rows]
+    steps.trainer.micro_batch = len(first)
     channel.send(Phase(name="train"))
-    step()
-    channel.beat()
+    _seconds(steps, first)
     together = _meet(Path(body.meeting), body.child, body.side_by_side)
     times_s: list[float] = []
     while sum(times_s) < body.measured_s:
-        times_s.append(step())
-        channel.beat()
+        times_s.append(_seconds(steps, first))
     return PaceResult(step_s=statistics.median(times_s), steps=len(times_s), together=together)
 
 
-def _step(precision: Precision, model: TaskModel, task: Task, batch: Batch, optimizer: torch.optim.Optimizer) -> float:
-    """Do an optimizer step; return its seconds."""
-    device = next(iter(batch.values())).device.type
-
-    def autocast() -> AbstractContextManager[object]:
-        return torch.autocast(device, dtype=DTYPES[precision]) if precision.is_half else nullcontext()
-
+def _seconds(steps: TrialSteps, rows: list[int]) -> float:
     began_s = time.perf_counter()
-    backward_batch(
-        model,
-        batch,
-        task,
-        micro_batch=len(batch["attention_mask"]),
-        backward=lambda loss: loss.backward(),
-        autocast=autocast,
-    )
-    optimizer.step()
-    optimizer.zero_grad()
-    if device == DeviceKind.CUDA:
-        torch.cuda.synchronize()
+    steps.gradients(rows)
+    steps.update()
     return time.perf_counter() - began_s
 
 

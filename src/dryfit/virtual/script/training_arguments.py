@@ -13,18 +13,10 @@ from enum import Enum
 from typing import Any
 
 from dryfit.core.jobs.rehearsal import ArgumentValue, SeenArguments
+from dryfit.core.sharding.argument_ladder import ACCUMULATION, BATCH, CHECKPOINTING, EVALUATION_BATCH
 from dryfit.virtual.import_hooks import when_imported
 
-_CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
-"""The newer name first; the older is an alias where both are there."""
-_NAMES = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "per_device_eval_batch_size",
-    "optim",
-    "bf16",
-    "fp16",
-)
+_NAMES = (BATCH, ACCUMULATION, EVALUATION_BATCH, "optim", "bf16", "fp16")
 _PARSER = "transformers.hf_argparser"
 
 
@@ -61,7 +53,7 @@ class ArgumentWatch:
                     if getattr(arguments, name) != value:
                         self.replaced.setdefault(name, _plain(getattr(arguments, name)))
                     setattr(arguments, name, value)
-                    if name in _CHECKPOINTING:  # no older spelling may speak against it
+                    if name in CHECKPOINTING:  # no older spelling may speak against it
                         _set_all_spellings(arguments, value)
             post_init(arguments, *args, **kwargs)
             if self.seen is None:
@@ -71,13 +63,13 @@ class ArgumentWatch:
 
 
 def _set_all_spellings(arguments: Any, value: ArgumentValue) -> None:
-    for name in _CHECKPOINTING:
+    for name in CHECKPOINTING:
         if hasattr(arguments, name):
             setattr(arguments, name, value)
 
 
 def _seen(arguments: Any) -> SeenArguments:
-    checkpointing = next((name for name in _CHECKPOINTING if hasattr(arguments, name)), "")
+    checkpointing = next((name for name in CHECKPOINTING if hasattr(arguments, name)), "")
     names = [name for name in (*_NAMES, checkpointing) if name and hasattr(arguments, name)]
     values = {name: _plain(getattr(arguments, name)) for name in names}
     return SeenArguments(values=values, checkpointing=checkpointing, from_command_line=_from_parser())
