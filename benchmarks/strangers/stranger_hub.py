@@ -602,13 +602,13 @@ def _judged(chooser, n):
 
 
 def _picture(n, width=512, height=512):
-    return Pictures.fromarray(RANDOM.integers(0, 256, (8, 8, 3), dtype="uint8")).resize((width, height))
+    return _blocks((8, 8, 3), 256, width, height)
 
 
-def _classes_of_each_pixel(n, kinds, width, height):
-    return Pictures.fromarray(RANDOM.integers(0, kinds, (8, 8), dtype="uint8")).resize(
-        (width, height), Pictures.Resampling.NEAREST
-    )
+def _blocks(shape, kinds, width, height):
+    """A picture of even blocks, which is soon written."""
+    blocks = Pictures.fromarray(RANDOM.integers(0, kinds, shape, dtype="uint8"))
+    return blocks.resize((width, height), Pictures.Resampling.NEAREST)
 
 
 def _context(chooser, low, high):
@@ -681,6 +681,11 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
             "completions": [sentence(c) for _ in range(6)],
             "labels": [True] * 5 + [False],
         },
+    ),
+    "trl-lib/DeepMath-103K": (
+        "default",
+        {"train": "4", "test": "1"},
+        lambda c, n: {"prompt": [_said(c, "user")], "solution": f"{n}"},
     ),
     "AI-MO/NuminaMath-TIR": (
         "default",
@@ -769,7 +774,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
     "segments/sidewalk-semantic": (
         "default",
         {"train": "0.1"},
-        lambda c, n: {"pixel_values": _picture(n, 1920, 1080), "label": _classes_of_each_pixel(n, 35, 1920, 1080)},
+        lambda c, n: {"pixel_values": _picture(n, 1920, 1080), "label": _blocks((8, 8), 35, 1920, 1080)},
     ),
     "cppe-5": (
         "default",

@@ -319,6 +319,7 @@ class Makers:
             each = (f"{one!r}: {'np.full(35, 0.5)' if one.startswith('per_') else 0.5}" for one in gives.split(","))
             compute = [
                 "    def compute(self, *, predictions=None, references=None, **_):",
+                "        'A half of each.'",
                 f"        return {{{', '.join(each)}}}",
             ]
         lines = [
