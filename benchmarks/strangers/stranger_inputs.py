@@ -318,6 +318,8 @@ class Makers:
         if gives:
             each = (f"{one!r}: {'np.full(35, 0.5)' if one.startswith('per_') else 0.5}" for one in gives.split(","))
             compute = [
+                "    def add_batch(self, **_):",
+                "        'Nothing.'",
                 "    def compute(self, *, predictions=None, references=None, **_):",
                 "        'A half of each.'",
                 f"        return {{{', '.join(each)}}}",

@@ -1,4 +1,4 @@
-"""Gives a parameter the place of another one, as torchtune does with quantised weights, on the host and on the device."""
+"""Gives a parameter the place of another one, as torchtune does with quantised weights."""
 
 import torch
 from torch import nn
