@@ -756,11 +756,6 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
         {"train": "1", "validation": "0.1", "test": "0.1"},
         lambda c, n: {"translation": {"ro": sentence(c, 6, 100), "en": sentence(c, 6, 100)}},
     ),
-    "wikitext": (
-        "wikitext-2-raw-v1",
-        {"train": "8", "validation": "1", "test": "1"},
-        lambda c, n: {"text": _context(c, 0, 12)},
-    ),
     "beans": (
         "default",
         {"train": "1", "validation": "0.25", "test": "0.25"},
