@@ -10,7 +10,19 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image, SplitDict, SplitInfo, Version
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    DatasetInfo,
+    Features,
+    Image,
+    List,
+    SplitDict,
+    SplitInfo,
+    Value,
+    Version,
+)
 from datasets.arrow_writer import ArrowWriter
 from datasets.naming import camelcase_to_snakecase
 from PIL import Image as Pictures
@@ -156,6 +168,31 @@ T5 = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+T5_SMALL = T5 | {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "n_positions": 512}
+SEGFORMER_B0 = {
+    "model_type": "segformer",
+    "architectures": ["SegformerForImageClassification"],
+    "hidden_sizes": [32, 64, 160, 256],
+    "depths": [2, 2, 2, 2],
+    "decoder_hidden_size": 256,
+    "image_size": 224,
+}
+DETR_R50 = {
+    "model_type": "detr",
+    "architectures": ["DetrForObjectDetection"],
+    "backbone": "resnet50",
+    "use_timm_backbone": True,
+    "use_pretrained_backbone": False,
+    "d_model": 256,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "num_queries": 100,
+    "id2label": {str(n): f"LABEL_{n}" for n in range(91)},
+}
 VIT = {
     "model_type": "vit",
     "architectures": ["ViTModel"],
@@ -182,7 +219,9 @@ MODELS = {
     "distilbert/distilroberta-base": (roberta(6), "bytes"),
     "roberta-base": (roberta(), "bytes"),
     "roberta-large": (roberta(24, 1024, 16), "bytes"),
+    "FacebookAI/roberta-base": (roberta(), "bytes"),
     "gpt2": (gpt2(), "bytes"),
+    "openai-community/gpt2": (gpt2(), "bytes"),
     "gpt2-xl": (gpt2(48, 1600, 25), "bytes"),
     "Qwen/Qwen2-0.5B": (qwen2(896, 4864, 24, 14, 2), "qwen"),
     "Qwen/Qwen2-0.5B-Instruct": (qwen2(896, 4864, 24, 14, 2), "qwen"),
@@ -245,7 +284,10 @@ MODELS = {
     ),
     "google-t5/t5-base": (T5, "bytes"),
     "t5-base": (T5, "bytes"),
+    "google-t5/t5-small": (T5_SMALL, "bytes"),
     "google/vit-base-patch16-224-in21k": (VIT, "vit"),
+    "nvidia/mit-b0": (SEGFORMER_B0, "segformer"),
+    "facebook/detr-resnet-50": (DETR_R50, "detr"),
 }
 """Names with their configs as published, and the kind of tokenizer."""
 
@@ -275,19 +317,21 @@ def model(working, name):
     return folder
 
 
+_IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+PROCESSORS = {
+    "vit": ("ViTImageProcessor", {"height": 224, "width": 224}, [0.5] * 3, [0.5] * 3),
+    "segformer": ("SegformerImageProcessor", {"height": 512, "width": 512}, *_IMAGENET),
+    "detr": ("DetrImageProcessor", {"shortest_edge": 800, "longest_edge": 1333}, *_IMAGENET),
+}
+
+
 def tokenizer(folder, kind, config):
     """Write the files of a tokenizer, whose vocabulary is as large as the published one."""
-    if kind == "vit":
-        values = {
-            "image_processor_type": "ViTImageProcessor",
-            "size": {"height": 224, "width": 224},
-            "do_resize": True,
-            "do_normalize": True,
-            "image_mean": [0.5] * 3,
-            "image_std": [0.5] * 3,
-            "do_rescale": True,
-        }
-        (folder / "preprocessor_config.json").write_text(json.dumps(values))
+    if kind in PROCESSORS:
+        named, size, mean, deviation = PROCESSORS[kind]
+        flags = {"do_resize": True, "do_normalize": True, "do_rescale": True}
+        values = {"image_processor_type": named, "size": size, "image_mean": mean, "image_std": deviation}
+        (folder / "preprocessor_config.json").write_text(json.dumps(values | flags))
         return
     words, settings = {"wordpiece": _wordpiece, "bytes": _bytes, "qwen": _qwen, "llama": _llama, "opt": _opt}[kind](
         config
@@ -557,8 +601,35 @@ def _judged(chooser, n):
     return {"prompt": prompt, "completion": [_said(chooser, "assistant", 60, 200)], "label": bool(n % 2)}
 
 
-def _picture(n):
-    return Pictures.fromarray(RANDOM.integers(0, 256, (8, 8, 3), dtype="uint8")).resize((512, 512))
+def _picture(n, width=512, height=512):
+    return _blocks((8, 8, 3), 256, width, height)
+
+
+def _blocks(shape, kinds, width, height):
+    """A picture of even blocks, which is soon written."""
+    blocks = Pictures.fromarray(RANDOM.integers(0, kinds, shape, dtype="uint8"))
+    return blocks.resize((width, height), Pictures.Resampling.NEAREST)
+
+
+def _context(chooser, low, high):
+    return " ".join(sentence(chooser) for _ in range(chooser.randint(low, high)))
+
+
+def _question(chooser, n):
+    context = _context(chooser, 6, 20)
+    answer = {"text": [context.split()[3]], "answer_start": [len(" ".join(context.split()[:3])) + 1]}
+    return {"id": str(n), "title": "Made", "context": context, "question": sentence(chooser), "answers": answer}
+
+
+def _choices(chooser, n):
+    said = {"video-id": "v", "fold-ind": str(n), "startphrase": sentence(chooser), "sent1": sentence(chooser)}
+    ends = {f"ending{k}": sentence(chooser) for k in range(4)}
+    return said | {"sent2": "It", "gold-source": "gold"} | ends | {"label": n % 4}
+
+
+def _boxes(n):
+    boxes = [[20.0 + 90 * k, 15.0 + 60 * k, 80.0, 70.0] for k in range(5)]
+    return {"id": [5 * n + k for k in range(5)], "area": [5600] * 5, "bbox": boxes, "category": [0, 1, 2, 3, 4]}
 
 
 ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
@@ -610,6 +681,11 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
             "completions": [sentence(c) for _ in range(6)],
             "labels": [True] * 5 + [False],
         },
+    ),
+    "trl-lib/DeepMath-103K": (
+        "default",
+        {"train": "4", "test": "1"},
+        lambda c, n: {"prompt": [_said(c, "user")], "solution": f"{n}"},
     ),
     "AI-MO/NuminaMath-TIR": (
         "default",
@@ -667,9 +743,64 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
         {"train": "0.1", "test": "1"},
         lambda c, n: {"Tweet text": sentence(c), "ID": n, "Label": n % 3},
     ),
+    "squad": ("plain_text", {"train": "1", "validation": "0.25"}, _question),
+    "squad_v2": ("squad_v2", {"train": "1", "validation": "0.25"}, _question),
+    "swag": ("regular", {"train": "1", "validation": "0.25"}, _choices),
+    "cnn_dailymail": (
+        "3.0.0",
+        {"train": "1", "validation": "0.1", "test": "0.1"},
+        lambda c, n: {"article": _context(c, 20, 90), "highlights": _context(c, 3, 5), "id": str(n)},
+    ),
+    "wmt16": (
+        "ro-en",
+        {"train": "1", "validation": "0.1", "test": "0.1"},
+        lambda c, n: {"translation": {"ro": sentence(c, 6, 100), "en": sentence(c, 6, 100)}},
+    ),
+    "beans": (
+        "default",
+        {"train": "1", "validation": "0.25", "test": "0.25"},
+        lambda c, n: {"image_file_path": f"{n}.jpg", "image": _picture(n, 500, 500), "labels": n % 3},
+    ),
+    "cifar10": (
+        "plain_text",
+        {"train": "4", "test": "1"},
+        lambda c, n: {"img": _picture(n, 32, 32), "label": n % 10},
+    ),
+    "segments/sidewalk-semantic": (
+        "default",
+        {"train": "0.1"},
+        lambda c, n: {"pixel_values": _picture(n, 1920, 1080), "label": _blocks((8, 8), 35, 1920, 1080)},
+    ),
+    "cppe-5": (
+        "default",
+        {"train": "0.25", "test": "0.05"},
+        lambda c, n: {
+            "image_id": n,
+            "image": _picture(n, 640, 480),
+            "width": 640,
+            "height": 480,
+            "objects": _boxes(n),
+        },
+    ),
     "food101": ("default", {"train": "2", "validation": "0.5"}, lambda c, n: {"image": _picture(n), "label": n % 101}),
 }
 """Names (with a config after a colon where there are several), the config, splits with their share of rows, a row."""
+
+
+KINDS = {
+    "nyu-mll/glue": {"label": ClassLabel(names=["not_equivalent", "equivalent"])},
+    "beans": {"labels": ClassLabel(names=["angular_leaf_spot", "bean_rust", "healthy"])},
+    "cifar10": {"label": ClassLabel(num_classes=10)},
+    "cppe-5": {
+        "objects": {
+            "id": List(Value("int64")),
+            "area": List(Value("int64")),
+            "bbox": List(List(Value("float32"))),
+            "category": List(ClassLabel(names=["Coverall", "Face_Shield", "Gloves", "Goggles", "Mask"])),
+        }
+    },
+}
+"""Columns whose kind their values do not tell."""
 
 
 def data(working, name, count):
@@ -692,6 +823,7 @@ def data(working, name, count):
     for column, value in row(chooser, 0).items():
         if isinstance(value, Pictures.Image):
             features[column] = Image()
+    features.update(KINDS.get(name, {}))
     folder.mkdir(parents=True)
     infos = SplitDict(dataset_name=short)
     for split, rows in made.items():

@@ -306,18 +306,34 @@ class Makers:
 
         stranger_hub.data(self.working, name, int(count))
 
-    def metric(self, name):
-        """A metric of two columns, as the cache of ``evaluate`` holds one that was loaded before."""
+    def metric(self, name, gives=""):
+        """A metric of two columns, as the cache of ``evaluate`` holds one that was loaded before.
+
+        Accuracy, or a half, whatever it is asked, for each name in ``gives``; for each class where it is per class.
+        """
+        compute = [
+            "    def _compute(self, predictions, references):",
+            "        return {'accuracy': sum(a == b for a, b in zip(predictions, references)) / len(references)}",
+        ]
+        if gives:
+            each = (f"{one!r}: {'np.full(35, 0.5)' if one.startswith('per_') else 0.5}" for one in gives.split(","))
+            compute = [
+                "    def add_batch(self, **_):",
+                "        'Nothing.'",
+                "    def compute(self, *, predictions=None, references=None, **_):",
+                "        'A half of each.'",
+                f"        return {{{', '.join(each)}}}",
+            ]
         lines = [
             "import datasets",
             "import evaluate",
+            "import numpy as np",
             "class Agreement(evaluate.Metric):",
             "    def _info(self):",
             "        kinds = {name: datasets.Value('int64') for name in ('predictions', 'references')}",
             "        features = datasets.Features(kinds)",
             "        return evaluate.MetricInfo(description='', citation='', inputs_description='', features=features)",
-            "    def _compute(self, predictions, references):",
-            "        return {'accuracy': sum(a == b for a, b in zip(predictions, references)) / len(references)}",
+            *compute,
         ]
         metrics = self.working / "hf" / "modules" / "evaluate_modules" / "metrics"
         folder = metrics / f"evaluate-metric--{name}" / ("0" * 64)
@@ -325,6 +341,30 @@ class Makers:
         for package in (folder, *list(folder.parents)[:3]):
             (package / "__init__.py").touch()
         (folder / f"{name}.py").write_text("\n".join(lines) + "\n")
+
+    def punkt(self):
+        """The sentence splitter of NLTK, where its download would lie, without what it learned."""
+        folder = Path.home() / "nltk_data" / "tokenizers"
+        (folder / "punkt").mkdir(parents=True, exist_ok=True)
+        (folder / "punkt_tab" / "english").mkdir(parents=True, exist_ok=True)
+        for name in ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab"):
+            (folder / "punkt_tab" / "english" / name).touch()
+
+    def data_file(self, name, file, kinds):
+        """A file of JSON in a data set's repository: numbers and names of its classes."""
+        import stranger_hub
+
+        folder = stranger_hub.folder_of(self.working, name, "datasets")
+        (folder / file).write_text(json.dumps({str(n): f"class{n}" for n in range(int(kinds))}))
+
+    def tagged(self, path, count="600"):
+        """Lines of JSON with words and a tag of each."""
+        path, chooser = Path(path), random.Random(0)
+        if not path.exists():
+            rows = (sentence(chooser, 8, 60).split() for _ in range(int(count)))
+            tags = [f"{place}-{kind}" for place in "BI" for kind in ("PER", "ORG", "LOC", "MISC")] + ["O"]
+            lines = (json.dumps({"tokens": row, "ner_tags": [tags[n % 9] for n in range(len(row))]}) for row in rows)
+            path.write_text("\n".join(lines) + "\n")
 
     def local(self, name, folder):
         """Config and tokenizer of a model in a folder."""

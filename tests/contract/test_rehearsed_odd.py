@@ -58,6 +58,8 @@ STRANGE = {
     "prints_memory.py": 3,
     "numpy_outputs.py": 2,
     "copies_model.py": 3,
+    "swaps_tensors.py": 3,
+    "wraps_tensors.py": 3,
     "custom_operators.py": 3,
     "guards.py": 3,
     "reads_checkpoint.py": 3,

@@ -91,3 +91,32 @@ def test_what_an_evaluation_keeps_of_each_batch_is_named_with_its_line(tmp_path:
     assert kept is not None
     assert kept.line == line_of("gathers_logits.py", "kept for all batches") and "kept.append" in kept.code
     assert kept.bytes_per_batch == 4 * 64 * 4096 and kept.batches_left_out == 10 - 4
+
+
+ACCUMULATED: dict[str, tuple[list[Any], int]] = {
+    "the loss inside": ([], 3 * 13),
+    "the loss outside": (["--apart"], 3 * 13),
+    "a longer one late": (["--longer_at", 14], 3 * 12),
+    "graphs that stay": (["--keeps"], 0),
+    "a loss of a part": (["--auxiliary"], 0),
+}
+
+
+@pytest.mark.parametrize("how", ACCUMULATED)
+def test_passes_that_repeat_those_before_them_are_left_out_and_nothing_changes(tmp_path: Path, how: str) -> None:
+    arguments, left_out = ACCUMULATED[how]
+    (tmp_path / "long").mkdir()
+    (tmp_path / "short").mkdir()
+    answer = rehearse(tmp_path / "long", "accumulates.py", "--micro_batches", 16, *arguments)
+    memory = memory_of(answer)
+    check_sums(memory, "accumulates.py")
+    note = next((note for note in answer.notes if "passes were left out" in note), "0 ")
+    assert int(note.partition(" ")[0]) == left_out
+    # Sixteen equal ones take what two of them do: the second finds gradients; a block holds up to 1 MiB more.
+    if how.startswith("the loss"):
+        few = rehearse(tmp_path / "short", "accumulates.py", "--micro_batches", 2, *arguments)
+        assert memory.peak_allocated_bytes == pytest.approx(memory_of(few).peak_allocated_bytes, abs=2**20)
+        assert memory.peak_reserved_bytes == memory_of(few).peak_reserved_bytes
+        assert answer.work is not None and few.work is not None
+        assert answer.work.flops_per_step == 8 * few.work.flops_per_step
+        assert answer.work.bytes_per_step == pytest.approx(8 * few.work.bytes_per_step, rel=0.1)

@@ -6,6 +6,7 @@ script's process says is completed here, from outside, by what it has written.
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -47,7 +48,11 @@ def main() -> None:
 def _inside(request: RehearsalRequest, places: Places, wall: Wall, kept: Sequence[Path]) -> NoReturn:
     """Run the script: behind the wall."""
     file = places.enter(wall) / _ANSWER
-    session = import_module("dryfit.virtual.session")  # torch, which takes seconds, in this process alone
+    try:
+        session = import_module("dryfit.virtual.session")  # torch, which takes seconds, in this process alone
+    except BaseException:
+        traceback.print_exc()  # how this process ends tells nothing: nobody else prints it
+        raise
 
     def finish(answer: RehearsalAnswer) -> None:
         session.end_with(answer, file)

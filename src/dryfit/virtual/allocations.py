@@ -108,6 +108,16 @@ class LiveAllocations(OpenSegment):
             self._next_workspace -= 1
             self._with_workspace.add(whose)
 
+    def held_since(self, event: int) -> list[int]:
+        """Return the sizes of what was allocated since an event and is still there, in order."""
+        held: dict[int, int] = {}
+        for block, delta in zip(self.blocks[event:], self.deltas[event:], strict=True):
+            if delta > 0:
+                held[block] = delta
+            else:
+                held.pop(block, None)
+        return list(held.values())
+
     def close(self) -> None:
         """Take nothing more, so that another thread may look at what there is."""
         self._is_closed = True

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 from dryfit.core.errors import TraceError
 from dryfit.memory.tracing.stand_ins import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
@@ -114,6 +116,8 @@ class VirtualDispatch(ScriptRecorder):
         """Called with a text where a value was asked for that nobody knows."""
         self.on_note: Any = lambda _text: None
         """Called with a remark on the whole run."""
+        self.functions: TorchFunctionMode | None = None
+        """The mode of functions that belongs to this one."""
         self.attention: Any = None
         """What takes the place of attention on the device."""
         self.listeners: list[Any] = []
@@ -129,7 +133,10 @@ class VirtualDispatch(ScriptRecorder):
             if issubclass(one, FakeTensor):
                 has_fake = True
             elif one.__torch_dispatch__ is not _NO_DISPATCH:
-                return NotImplemented  # a wrapper (DTensor, ...): its local operators come back here
+                if self.functions is None or issubclass(one, DTensor):
+                    return NotImplemented  # a wrapper: its local operators come back here
+                with self, self.functions:  # within it torch would call constructors past the mode of functions
+                    return one.__torch_dispatch__(func, types, args, kwargs)
         if has_fake and self._is_foreign(args):
             return func(*args, **kwargs)
         if func not in self._primitive and _of_inference(args):

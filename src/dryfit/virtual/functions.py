@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dryfit.meta.private_apis.torch_fakes import FakeTensor
+from dryfit.meta.private_apis.torch_fakes import FakeTensor, forget
 from dryfit.meta.private_apis.torch_modes import SET_DATA
 from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
@@ -184,6 +184,7 @@ def install(dispatch: VirtualDispatch) -> None:
         return self
 
     torch.UntypedStorage.resize_ = resize_storage
+    torch.utils.swap_tensors = _swapping(torch.utils.swap_tensors)
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _backward(getattr(torch.autograd, name), dispatch))
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]
@@ -196,6 +197,18 @@ def install(dispatch: VirtualDispatch) -> None:
     FakeTensor.__deepcopy__ = _deep_copy
     FakeTensor.__format__ = _format
     torch.Generator = _Generator  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _swapping(swap: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Let fakes change places as real tensors do: their mode refers to them weakly, which torch refuses."""
+
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        for tensor in (t1, t2):
+            if isinstance(tensor, FakeTensor):
+                forget(tensor)
+        swap(t1, t2)
+
+    return swap_tensors
 
 
 def _backward(run: Callable[..., Any], dispatch: VirtualDispatch) -> Callable[..., Any]:

@@ -100,7 +100,8 @@ class VirtualGpu:
     def _modes(self) -> Iterator[None]:
         """Let one thread's tensors be on the virtual GPU, inside the block."""
         torch.autograd.set_multithreading_enabled(False)
-        with self.dispatch, functions.VirtualFunctions(self.dispatch):
+        self.dispatch.functions = functions.VirtualFunctions(self.dispatch)
+        with self.dispatch, self.dispatch.functions:
             yield
 
     def _forked(self) -> None:

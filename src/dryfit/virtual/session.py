@@ -120,14 +120,14 @@ class _Run:
         self.notes: list[str] = []
         self.unseen: list[str] = []
         """Why it is not known what the rest of the script takes."""
-        allocator = self.gpu.allocations.allocator
+        held = self.gpu.allocations
         self.work = WorkCounter()
         self.shortening = Shortening(
             request.steps,
             worst_batch=request.worst_batch,
             on_step_end=self._step_ended,
             on_ignored=lambda: self.finish(ScriptEnd.STOPPED, ""),
-            stock=lambda: Stock(allocator.allocated_bytes, len(self.gpu.allocations.blocks)),
+            stock=lambda: Stock(held.allocator.allocated_bytes, len(held.blocks), held.held_since),
             work=self.work,
         )
         self.ranks = AbsentGroup(request.ranks)

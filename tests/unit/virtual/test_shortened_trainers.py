@@ -201,3 +201,18 @@ def test_a_loop_of_accelerate(dispatched: bool):
     told = in_fork(run)
     assert kinds(told) == ["train x6", EVALUATION, "save x1", "train x2", "stopped x1"]
     assert told[0] == f"train {(2, LONGEST)}"
+
+
+class Answers(Watched):
+    """Asks for a prediction of each row, as scripts of question answering do."""
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        output = self.evaluation_loop(self.get_eval_dataloader(), "evaluation", prediction_loss_only=False)
+        self.told.append(f"{len(output.predictions)} predictions, {len(output.label_ids)} labels")  # pyright: ignore
+        return {}
+
+
+def test_what_looks_at_the_predictions_of_a_cut_evaluation_finds_one_for_each_row(tmp_path: Path) -> None:
+    told = train(tmp_path, Answers, eval_strategy="epoch", save_strategy="no")["told"]
+    assert "100 predictions, 100 labels" in told
+    assert told.count("predict") == EVALUATION_BATCHES

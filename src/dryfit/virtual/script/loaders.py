@@ -10,7 +10,7 @@ modules that are called between two of its batches are in evaluation mode, or gr
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
@@ -35,10 +35,15 @@ _ADAPTERS = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
 
 
 class Stock(NamedTuple):
-    """What is allocated on the device, and how many events led to it."""
+    """What is allocated on the device, and how many events led to it.
+
+    Attributes:
+        held_since: Gives the sizes of what was allocated since an event and is still there.
+    """
 
     allocated_bytes: int = 0
     event: int = 0
+    held_since: Callable[[int], Sequence[int]] = lambda _: ()
 
 
 class KeptOfBatch(NamedTuple):

@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import tree_flatten, tree_unflatten
+from dryfit.virtual.script.made_outputs import anew, can_be_made, form_of, is_cache, shapes_of
+from dryfit.virtual.script.repeated_passes import RepeatedPasses
 from dryfit.virtual.work import WorkCounter
 
 RUN_BEFORE = 8
 """Calls with the same shapes, between two optimizer steps, that run as they are."""
-_SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 @dataclass(slots=True)
@@ -46,14 +46,22 @@ class RepeatedCalls:
         work: Counts what is left out too, as much as the call that it repeats.
         steps: Says how many optimizer steps have ended.
         on_left_out: Called with a module whose call is left out.
+        passes: Knows calls with gradients.
     """
 
-    def __init__(self, work: WorkCounter, steps: Callable[[], int], on_left_out: Callable[[nn.Module], None]) -> None:
+    def __init__(
+        self,
+        work: WorkCounter,
+        steps: Callable[[], int],
+        on_left_out: Callable[[nn.Module], None],
+        passes: RepeatedPasses,
+    ) -> None:
         self.left_out = 0
         """How many calls were not run."""
         self._work = work
         self._steps = steps
         self._on_left_out = on_left_out
+        self._passes = passes
         self._running = threading.local()
         self._seen: WeakKeyDictionary[nn.Module, dict[Any, _Seen]] = WeakKeyDictionary()
         self._seen_at = 0
@@ -68,8 +76,15 @@ class RepeatedCalls:
                 return original(module, *args, **kwargs)
             self._running.inside = True
             try:
+                if self._seen_at != self._steps():  # there is more beside the model now
+                    self._seen.clear()
+                    self._passes.step_ended()
+                    self._seen_at = self._steps()
                 if torch.is_grad_enabled():
-                    return original(module, *args, **kwargs)
+                    out, is_made = self._passes.call(original, module, args, kwargs)
+                    if is_made:
+                        self._on_left_out(module)
+                    return out
                 return self._call(original, module, args, kwargs)
             finally:
                 self._running.inside = False
@@ -77,67 +92,21 @@ class RepeatedCalls:
         nn.Module.__call__ = call
 
     def _call(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        key = _shapes((args, kwargs))
+        key = shapes_of((args, kwargs))
         if key is None:
             return original(module, *args, **kwargs)
-        if self._seen_at != self._steps():  # there is more beside the model now
-            self._seen.clear()
-            self._seen_at = self._steps()
         seen = self._seen.setdefault(module, {}).setdefault(key, _Seen())
         if seen.times >= RUN_BEFORE and seen.outputs is not None and seen.cost is not None:
             self.left_out += 1
             self._work.add(seen.cost)
             self._on_left_out(module)
-            return tree_unflatten([_anew(leaf) for leaf in seen.outputs], seen.form)
+            return tree_unflatten([anew(leaf) for leaf in seen.outputs], seen.form)
         before = self._work.so_far()
         out = original(module, *args, **kwargs)
         seen.times += 1
         if seen.times == RUN_BEFORE:
-            leaves, seen.form = tree_flatten(out, is_leaf=_is_cache)
+            leaves, seen.form = tree_flatten(out, is_leaf=is_cache)
             seen.cost = self._work.so_far() - before
-            if all(isinstance(leaf, _SIMPLE) or _is_on_device(leaf) for leaf in leaves):
-                seen.outputs = [_form_of(leaf) for leaf in leaves]
+            if can_be_made(leaves):
+                seen.outputs = list(map(form_of, leaves))
         return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """Shape, strides, type and device of a tensor."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-def _shapes(given: Any) -> tuple[Any, ...] | None:
-    """Return what of a call's arguments decides its memory; None where it takes more than tensors and constants."""
-    leaves, form = tree_flatten(given, is_leaf=_is_cache)
-    if not all(
-        isinstance(leaf, _SIMPLE) or type(leaf) in (torch.Tensor, nn.Parameter) or _is_on_device(leaf)
-        for leaf in leaves
-    ):
-        return None
-    return (*map(_form_of, leaves), form)
-
-
-def _is_cache(one: Any) -> bool:
-    """Whether this is a cache of keys and values, which a call changes, though torch can take it apart."""
-    return hasattr(one, "get_seq_length")
-
-
-def _is_on_device(leaf: Any) -> bool:
-    """Whether a leaf is a plain tensor on the virtual GPU: what lies on the host may have values that count."""
-    return isinstance(leaf, FakeTensor) and leaf.device.type == "cuda" and leaf.layout is torch.strided
-
-
-def _form_of(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return _Form(tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype, leaf.device)
-
-
-def _anew(leaf: Any) -> Any:
-    if not isinstance(leaf, _Form):
-        return leaf
-    return torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)

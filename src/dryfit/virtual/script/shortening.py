@@ -8,6 +8,7 @@ from dryfit.virtual.script.loaders import KeptOfBatch, LoaderWatch, Stock
 from dryfit.virtual.script.micro_batches import RepeatedMicroBatches
 from dryfit.virtual.script.optimizer_steps import OptimizerSteps
 from dryfit.virtual.script.repeated_calls import RepeatedCalls
+from dryfit.virtual.script.repeated_passes import RepeatedPasses
 from dryfit.virtual.script.trainers import end_trainers
 from dryfit.virtual.work import WorkCounter
 
@@ -45,7 +46,8 @@ class Shortening:
         work = work or WorkCounter()
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
         self._tokens = LeftOutTokens(work)
-        self._calls = RepeatedCalls(work, lambda: self._steps.number, self._loaders.module_called)
+        self._passes = RepeatedPasses(work, stock)
+        self._calls = RepeatedCalls(work, lambda: self._steps.number, self._loaders.module_called, self._passes)
 
     def install(self) -> None:
         """Change this process for good, which belongs to the rehearsal: call it before the script begins.
@@ -99,6 +101,11 @@ class Shortening:
         if self._calls.left_out:
             left_out.append(
                 f"{self._calls.left_out} calls without gradients were left out: each has the shapes of some before it"
+            )
+        if self._passes.left_out:
+            left_out.append(
+                f"{self._passes.left_out} forward and backward passes were left out: each has the shapes of some before"
+                " it in its step, and began with the same memory"
             )
         if self._tokens.hindrance:
             left_out.append(f"every token of generated sequences is generated: {self._tokens.hindrance}")

@@ -4,8 +4,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from dryfit.virtual.import_hooks import when_imported
 
+_MOST_BYTES = 2**28
+"""No larger predictions are completed."""
 _LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
@@ -21,11 +25,33 @@ def end_trainers(done: Callable[[], bool], goes_past_evaluation: Callable[[], bo
         goes_past_evaluation: Wants one more step, and says whether it does: once.
     """
     ends = _end_of_transformers
+    when_imported("transformers.trainer", _complete_predictions)
     when_imported(
         "transformers.trainer", lambda module: _adding(module.Trainer, ends(module, done, goes_past_evaluation))
     )
     for name in _LIGHTNING:
         when_imported(name, lambda module: _adding(module.Trainer, _end_of_lightning(module, done)))
+
+
+def _complete_predictions(module: Any) -> None:
+    """Give what looks at predictions one for each row, where an evaluation was cut: those that there are, repeated."""
+    original = module.Trainer.evaluation_loop
+
+    @wraps(original)
+    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        whole = {name: _repeated(getattr(output, name), output.num_samples) for name in ("predictions", "label_ids")}
+        return output._replace(**whole)
+
+    module.Trainer.evaluation_loop = evaluation_loop
+
+
+def _repeated(rows: Any, count: int) -> Any:
+    if isinstance(rows, tuple):
+        return tuple(_repeated(part, count) for part in rows)
+    if not isinstance(rows, np.ndarray) or not 0 < len(rows) < count or rows.nbytes / len(rows) * count > _MOST_BYTES:
+        return rows
+    return np.resize(rows, (count, *rows.shape[1:]))
 
 
 def _adding(trainer: Any, add: Callable[[Any], None]) -> None:
