@@ -29,10 +29,13 @@ ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "strangers.md"
 sys.path.insert(0, str(HERE))
 
-from strangers_list import Row, kind_of, raised, reason, rows_of  # noqa: E402
+from strangers_cpu import Spent  # noqa: E402
+from strangers_list import LIMIT_CPU_S, Row, kind_of, raised, reason, rows_of  # noqa: E402
 from strangers_page import render, with_table  # noqa: E402
 
-LIMIT_S = 180
+WALL_S = 3 * LIMIT_CPU_S
+"""A row is judged by its CPU seconds, whatever else the machine does; after so many of the clock it is ended anyway."""
+
 LONGEST_TEXT = 4000
 CAPS = {"by_line": 8, "by_module": 0, "timeline": 0, "muted": 12, "unknown": 12, "steps": 12, "ladder": 4}
 """Of these lists of an answer so many entries are kept."""
@@ -150,33 +153,40 @@ def rehearse(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
     argv = [str(Path(sys.executable).with_name("dryfit")), "rehearse", "--json", "--device", row.device]
     argv += ["--timeout", f"{limit_s * 2 / 3:g}", *row.options.split(), *row.words(str(field.working))]
     out, err = field.logs / f"{row.name}.json", field.logs / f"{row.name}.log"
-    began = time.monotonic()
+    began, spent = time.monotonic(), Spent()
     with out.open("w") as stdout, err.open("w") as stderr:
         environment = field.environment(row)
         process = subprocess.Popen(
             argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
         )
-        ended = _wait(process, limit_s)
-    record = {"seconds": round(time.monotonic() - began, 1), "status": process.returncode, "ended": ended}
+        ended = _wait(process, spent, limit_s)
+    record = {"seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(spent.seconds(), 1)}
+    record |= {"status": process.returncode, "ended": ended}
     record["stderr"] = err.read_text("utf-8", "replace")[-LONGEST_TEXT:]
     text = out.read_text("utf-8", "replace")
     return record | ({"answer": kept(json.loads(text))} if text.strip().startswith("{") else {})
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
+def _wait(process: subprocess.Popen[bytes], spent: Spent, limit_s: float) -> str:
     """Wait for a rehearsal, and interrupt it when its time is up; return how, empty where it ended by itself."""
+    began, why = time.monotonic(), ""
+    while not why:
+        try:
+            process.wait(1)
+            return ""
+        except subprocess.TimeoutExpired:
+            if spent.seconds() > LIMIT_CPU_S:
+                why = f"{LIMIT_CPU_S:g} CPU seconds"
+            elif time.monotonic() - began > limit_s:
+                why = f"{limit_s:g} s"
+    process.send_signal(signal.SIGINT)
     try:
-        process.wait(limit_s)
-        return ""
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(30)
-        return f"interrupted after {limit_s:g} s"
+        process.wait(60)
+        return f"interrupted after {why}"
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        return f"killed after {limit_s + 30:g} s"
+        return f"killed a minute after {why}"
 
 
 def kept(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +213,8 @@ def run(rows: Sequence[Row], field: Field, limit_s: float) -> None:
             stream.write(json.dumps(record) + "\n")
         kind = kind_of(record)
         why = "" if "answer" in record and record["answer"].get("fits") is not None else f": {reason(record)}"
-        print(f"{row.name}: {kind}, {record.get('seconds', 0):.0f} s{why}", flush=True)
+        took = f"{record.get('cpu_seconds', 0):.0f} CPU seconds in {record.get('seconds', 0):.0f} s"
+        print(f"{row.name}: {kind}, {took}{why}", flush=True)
 
 
 def main() -> None:
@@ -212,7 +223,8 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("--out", type=Path, help="default: CHECKOUTS/strangers")
     parser.add_argument("--rows", default="", help="names with commas between them, run in that order; default: all")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="most seconds for a row (%(default)s)")
+    parser.add_argument("--limit", type=float, default=WALL_S, help="most seconds of the clock for a row (%(default)s)")
+    parser.add_argument("--no-page", action="store_true", help="leave the page as it is")
     parser.add_argument("--only-page", action="store_true", help="write the page of the results that there are")
     given = parser.parse_args()
     field = Field(given.checkouts.resolve(), (given.out or given.checkouts / "strangers").resolve())
@@ -223,6 +235,8 @@ def main() -> None:
         parser.error(f"no rows {', '.join(sorted(unknown))}")
     if not given.only_page:
         run([by_name[name] for name in names], field, given.limit)
+    if given.no_page:
+        return
     table = render(rows, field.records(), working=str(field.working))
     PAGE.write_text(with_table(PAGE.read_text("utf-8"), table), "utf-8")
 

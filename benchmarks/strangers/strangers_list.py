@@ -20,6 +20,9 @@ PARTS: Final = ("weights", "gradients", "optimizer", "activation")
 CLOSE: Final = 0.1
 """An answer between two bounds is one where they differ by this share of the larger at most."""
 
+LIMIT_CPU_S: Final = 180
+"""An answer that took more CPU seconds, of all its processes, is none."""
+
 _OPERATORS: Final = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -143,6 +146,8 @@ def kind_of(record: Mapping[str, Any] | None) -> Kind:
     if record is None or record.get("not_run"):
         return Kind.NOT_RUN
     answer = record.get("answer") or {}
+    if too_slow(record):
+        return Kind.NO_ANSWER
     if not answer.get("peak_allocated_bytes") or not answer.get("peak_line") or not answer.get("steps"):
         return Kind.NO_ANSWER
     match answer.get("fits"):
@@ -152,6 +157,11 @@ def kind_of(record: Mapping[str, Any] | None) -> Kind:
             return Kind.DOES_NOT_FIT
     low, high = bounds(answer)
     return Kind.BETWEEN if low and high and high - low <= CLOSE * high else Kind.NO_ANSWER
+
+
+def too_slow(record: Mapping[str, Any]) -> bool:
+    """Whether a row took more CPU seconds than there are; one that was measured by the clock alone did not."""
+    return record.get("cpu_seconds", 0) > LIMIT_CPU_S
 
 
 def bounds(answer: Mapping[str, Any]) -> tuple[int | None, int | None]:
@@ -164,6 +174,8 @@ def reason(record: Mapping[str, Any]) -> str:
     """Return in one line why a row has no answer."""
     if record.get("not_run"):
         return one_line(record["not_run"])
+    if too_slow(record):
+        return f"too slow: over {LIMIT_CPU_S} CPU seconds"
     answer = record.get("answer")
     if answer is None:
         last = [line for line in record.get("stderr", "").splitlines() if line.strip()]

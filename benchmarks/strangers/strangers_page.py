@@ -13,7 +13,7 @@ GIB, MIB = 2**30, 2**20
 
 _HEAD: Final = (
     (
-        "| row | script of | device | answer | device needs, GiB | peak of tensors, GiB | line | s "
+        "| row | script of | device | answer | device needs, GiB | peak of tensors, GiB | line | CPU s (s) "
         "| by hand, MiB: weights / gradients / optimizer | counted at the peak, MiB | by hand: largest activation |"
     ),
     "|---|---|---|---|--:|--:|---|--:|--:|--:|--:|",
@@ -53,7 +53,7 @@ def _line(row: Row, record: Mapping[str, Any] | None, working: str) -> str:
     if record is None:
         cells += [str(kind), "", "", "no result yet", ""]
         return _joined([*cells, states, "", _mib(by_hand["activation"])])
-    seconds = f"{record['seconds']:.0f}" if record.get("seconds") else ""
+    seconds = _seconds(record)
     if kind not in ANSWERED:
         cells += [str(kind), "", "", _without(reason(record), working), seconds]
         return _joined([*cells, states, "", _mib(by_hand["activation"])])
@@ -65,6 +65,12 @@ def _line(row: Row, record: Mapping[str, Any] | None, working: str) -> str:
     line = f"`{_without(answer['peak_line'], working)}`"
     cells += [str(kind), needs, f"{answer['peak_allocated_bytes'] / GIB:.2f}", line, seconds]
     return _joined([*cells, states, counted, _mib(by_hand["activation"])])
+
+
+def _seconds(record: Mapping[str, Any]) -> str:
+    """Return CPU seconds and, in brackets, those of the clock, as far as they were measured."""
+    cpu, clock = record.get("cpu_seconds"), record.get("seconds")
+    return " ".join(([f"{cpu:.0f}"] if cpu else []) + ([f"({clock:.0f})"] if clock else []))
 
 
 def _needs(answer: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The list of strangers' scripts, what counts as an answer, and the table: without running any."""
 
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -98,6 +99,28 @@ def test_an_answer_has_a_verdict_a_peak_with_its_line_and_a_step():
     assert kind_of({"seconds": 210, "ended": "killed"}) is Kind.NO_ANSWER
 
 
+def test_a_row_is_too_slow_by_its_cpu_seconds_and_not_by_the_clock():
+    slow, loaded = record() | {"cpu_seconds": 180.5}, record() | {"cpu_seconds": 170.4, "seconds": 400}
+    assert (kind_of(slow), kind_of(loaded)) == (Kind.NO_ANSWER, Kind.FITS)
+    assert reason(slow) == "too slow: over 180 CPU seconds"
+    assert "| 170 (400) |" in render([row()], {"a": loaded}, working="/x/W")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="CPU seconds are read from /proc")
+def test_cpu_seconds_are_those_of_all_that_a_command_started_orphans_too():
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    starts = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {busy!r}], start_new_session=True)"
+    counts = (
+        "import subprocess, sys, time; from strangers_cpu import Spent; spent = Spent(); "
+        f"subprocess.run([sys.executable, '-c', {starts!r}], check=True)\n"
+        "until = time.monotonic() + 60\n"
+        "while spent.seconds() < 0.5 and time.monotonic() < until: time.sleep(0.05)\n"
+        "print(0.5 <= spent.seconds() < 5, Spent().seconds() < 5)"
+    )
+    done = subprocess.run([sys.executable, "-c", counts], cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
 def test_the_reason_of_a_row_without_an_answer_is_one_line():
     text = 'Traceback:\n  File "x", line 1\nValueError: of | the\nscript'
     failed = record(fits=None, reasons=["the script failed by itself"], traceback=text)
@@ -121,11 +144,11 @@ def test_the_table_has_every_row_and_counts_on_top():
     )
     lines = [line for line in table.splitlines() if line.startswith("| `")]
     hand, rest = "0.0 / 0.0 / 0.0", "1.0 / 0.0 / 2.0 | 1.0 |"
-    line = "1.50 | `repo/train.py:7` | 12"
+    line = "1.50 | `repo/train.py:7` | (12)"
     assert lines[0] == f"| `a` | me/repo | 16GiB | fits | 2.00 | {line} | {hand} | {rest}"
     assert lines[1] == f"| `b` | me/repo | 16GiB | does not fit | at least 24.00 | {line} | {hand} | {rest}"
     assert lines[2] == f"| `c` | me/repo, `sub` | 16GiB | not run | | | no package x | | {hand} | | 1.0 |"
-    assert lines[3] == f"| `d` | me/repo | 16GiB | no answer | | | unknown | 12 | {hand} | | 1.0 |"
+    assert lines[3] == f"| `d` | me/repo | 16GiB | no answer | | | unknown | (12) | {hand} | | 1.0 |"
     assert counts([Kind.NOT_RUN]) == "1 rows; 0 were run: 0 answered, 0 not; 1 not run"
 
 
