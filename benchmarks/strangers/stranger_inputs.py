@@ -6,11 +6,13 @@ there. Everything is random or counted; nothing is fetched, and no value matters
 
 import base64
 import csv
+import hashlib
 import json
 import pickle
 import random
 import shlex
 import shutil
+import string
 import struct
 import sys
 import wave
@@ -415,6 +417,24 @@ class Makers:
             pandas.DataFrame({"text": texts}).to_parquet(
                 root / "base_data_climbmix" / f"shard_{n:05d}.parquet", row_group_size=500
             )
+
+    def gpt2_tokens(self):
+        """GPT-2's merges, 50 000, in the cache of tiktoken: of letters and digits, two and three."""
+        folder = self.working / "tiktoken"
+        folder.mkdir(parents=True, exist_ok=True)
+        signs = string.ascii_letters + string.digits
+        pairs = [(a, b) for a in signs for b in signs]
+        merges = [*pairs, *((a + b, c) for a, b in pairs for c in signs)][:50_000]
+        plain = [n for n in range(256) if chr(n).isprintable() and chr(n) != " "]
+        letters = [chr(n) for n in plain] + [chr(256 + n) for n in range(256 - len(plain))]
+        words = [*letters, *(a + b for a, b in merges), "<|endoftext|>"]
+        bpe = "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges)
+        address = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+        for name, text in {
+            "vocab.bpe": bpe,
+            "encoder.json": json.dumps({word: n for n, word in enumerate(words)}),
+        }.items():
+            (folder / hashlib.sha1((address + name).encode()).hexdigest()).write_text(text)
 
     def pretrained(self, name, file):
         """Weights of a model of torchvision, where its download would lie."""

@@ -132,6 +132,7 @@ class Field:
         return os.environ | {
             "HOME": str(self.working / "home"),
             "HF_HOME": str(self.working / "hf"),
+            "TIKTOKEN_CACHE_DIR": str(self.working / "tiktoken"),
             "TORCH_HOME": str(self.working / "torch"),
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_OFFLINE": "1",

@@ -1,7 +1,7 @@
 """Private names of torch's fake tensors: sizes, types and devices without values."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ with importing("torch", "computing with tensors that have no values"):
         FakeTensorMode,
         UnsupportedFakeTensorException,
         UnsupportedOperatorException,
+        in_kernel_invocation_manager,
     )
 
 _FAKES_BELOW: Final = "torch tells which fake mode is active by a public name"
@@ -31,6 +32,7 @@ NAMES: Final = (
             "DynamicOutputShapeException": "knowing that a size depends on values",
             "UnsupportedFakeTensorException": "knowing what cannot be a fake",
             "UnsupportedOperatorException": "knowing which operator has no shapes",
+            "in_kernel_invocation_manager": "making a view of a fake in a tenth of the time",
         }.items()
     ),
     PrivateName(
@@ -51,6 +53,11 @@ NAMES: Final = (
 def active_fake_mode() -> FakeTensorMode | None:
     """Return the fake mode that is active below all other modes, ours or another's."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # pyright: ignore
+
+
+def in_kernel_of(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """Let operators take fakes for tensors without memory, in the block, and give such tensors."""
+    return in_kernel_invocation_manager(mode)
 
 
 def forget(fake: FakeTensor) -> None:
