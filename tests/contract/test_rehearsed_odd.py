@@ -73,6 +73,20 @@ def test_strange_scripts_are_followed(tmp_path: Path, program: str) -> None:
     assert memory.by_category[MemoryCategory.WEIGHTS] >= held_bytes((2, 8), (2,))
 
 
+def test_data_on_the_device_are_no_weights_and_plain_tensors_of_an_optimizer_are(tmp_path: Path) -> None:
+    held = memory_of(rehearse(tmp_path, "odd/plain_tensors.py")).by_category
+    weights = held_bytes((100, 30), (30, 10))
+    assert held[MemoryCategory.INPUTS] == held_bytes((500, 100))
+    assert held[MemoryCategory.WEIGHTS] == held[MemoryCategory.OPTIMIZER] == weights
+
+
+@pytest.mark.parametrize("arguments", [(), ("--tensors",)])
+def test_weights_that_are_changed_by_hand_take_three_steps_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    memory = memory_of(rehearse(tmp_path, "odd/steps_by_hand.py", *arguments))
+    assert [step.number for step in memory.steps] == [1, 2, 3]
+    assert len({step.end_bytes for step in memory.steps}) == 1 and memory.growth is None
+
+
 def test_what_a_graph_keeps_is_said_to_be_unknown(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "odd/rare_calls.py")
     assert any("CUDA graph" in one.what for one in answer.unknown)
