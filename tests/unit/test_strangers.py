@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "strangers"
 sys.path.insert(0, str(FOLDER))
 
-from strangers_list import PARTS, Kind, Row, counts, estimate, kind_of, reason, rows_of  # noqa: E402
+from strangers_list import PARTS, Kind, Row, counts, differing, estimate, kind_of, reason, rows_of  # noqa: E402
 from strangers_page import BEGIN, END, render, with_table  # noqa: E402
 
 LIST = tomllib.loads((FOLDER / "rows.toml").read_text("utf-8"))
@@ -20,6 +20,7 @@ ROWS = rows_of(LIST)
 MAKERS = set(re.findall(r"^    def (\w+)", (FOLDER / "stranger_inputs.py").read_text("utf-8"), re.MULTILINE))
 HUB = (FOLDER / "stranger_hub.py").read_text("utf-8")
 HAND = {"n": "10 + 2*3", "weights": "4*n", "gradients": "4*n", "optimizer": "2*weights", "activation": "2**20"}
+LARGE = {"weights": "100*2**20", "gradients": "0", "optimizer": "0", "activation": "1"}
 GOOD = {
     "fits": True,
     "peak_allocated_bytes": 3 * 2**29,
@@ -38,9 +39,9 @@ def record(**answer):
     return {"row": "a", "when": "2026-01-02T03:04:05", "dryfit": "abc", "seconds": 12.3, "answer": GOOD | answer}
 
 
-def row(name="a", **more):
+def row(name="a", by_hand=HAND, **more):
     return Row(
-        name=name, repository="me/repo", commit="c" * 40, command="train.py", device="16GiB", **more, by_hand=HAND
+        name=name, repository="me/repo", commit="c" * 40, command="train.py", device="16GiB", **more, by_hand=by_hand
     )
 
 
@@ -68,6 +69,7 @@ def test_a_row_that_is_not_well_formed_is_told_by_its_name():
         {"by_hand": HAND | {"weights": "4*m"}},
         {"by_hand": HAND | {"weights": "open('x')"}},
         {"by_hand": {"weights": "1"}},
+        {"apart": {"gradients": "freed"}},
         {"command": "'never closed"},
     ):
         with pytest.raises(ValueError, match="a: "):
@@ -121,6 +123,20 @@ def test_cpu_seconds_are_those_of_all_that_a_command_started_orphans_too():
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
+@pytest.mark.parametrize(
+    ("mib", "share", "quantised"), [(98.1, None, False), (97, -0.03, False), (103, 0.03, False), (96, None, True)]
+)
+def test_what_is_counted_otherwise_than_by_hand_is_marked(mib, share, quantised):
+    found = record(by_category={"weights": (mib - 1) * 2**20, "adapters": 2**20, "optimizer": 1000})
+    one = row(by_hand=LARGE, quantised=quantised, apart={"weights": "half of them are shared"})
+    expected = {} if share is None else {"weights": pytest.approx(share)}
+    assert differing(one, found) == expected
+    table = render([one], {"a": found}, working="/x/W")
+    said = "Counted otherwise than by hand: `a` (weights: half of them are shared)."
+    assert (said in table) is (f"**weights {share or 0:+.0%}**" in table) is bool(expected)
+    assert "no reason is known" in render([row(by_hand=LARGE)], {"a": record()}, working="/x/W")
+
+
 def test_the_reason_of_a_row_without_an_answer_is_one_line():
     text = 'Traceback:\n  File "x", line 1\nValueError: of | the\nscript'
     failed = record(fits=None, reasons=["the script failed by itself"], traceback=text)
@@ -130,7 +146,8 @@ def test_the_reason_of_a_row_without_an_answer_is_one_line():
 
 
 def test_the_table_has_every_row_and_counts_on_top():
-    rows = [row("a"), row("b"), row("c", folder="sub"), row("d")]
+    by_hand = {"weights": "2**20", "gradients": "0", "optimizer": "2**21", "activation": "2**20"}
+    rows = [row("a", by_hand), row("b", by_hand), row("c", by_hand, folder="sub"), row("d", by_hand)]
     found = {
         "a": record(),
         "b": record(fits=False, shortfall_bytes=2**33, at_least=True),
@@ -143,7 +160,7 @@ def test_the_table_has_every_row_and_counts_on_top():
         "Run 2026-01-02 by dryfit abc (3 rows), torch 2.13.0."
     )
     lines = [line for line in table.splitlines() if line.startswith("| `")]
-    hand, rest = "0.0 / 0.0 / 0.0", "1.0 / 0.0 / 2.0 | 1.0 |"
+    hand, rest = "1.0 / 0.0 / 2.0", "1.0 / 0.0 / 2.0 | 1.0 |"
     line = "1.50 | `repo/train.py:7` | (12)"
     assert lines[0] == f"| `a` | me/repo | 16GiB | fits | 2.00 | {line} | {hand} | {rest}"
     assert lines[1] == f"| `b` | me/repo | 16GiB | does not fit | at least 24.00 | {line} | {hand} | {rest}"
