@@ -12,7 +12,20 @@ import torch
 from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode, in_kernel_of
 
 _aten = torch.ops.aten
-_VIEWS = frozenset({_aten.select.int, _aten.slice.Tensor, _aten.unbind.int, _aten.unsqueeze.default})
+_VIEWS = frozenset(
+    {
+        _aten.select.int,
+        _aten.slice.Tensor,
+        _aten.unbind.int,
+        _aten.split.Tensor,
+        _aten.unsqueeze.default,
+        _aten.view.default,
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.expand.default,
+    }
+)
 _FILLS = frozenset({_aten.fill_.Scalar, _aten.zero_.default})
 
 
@@ -22,9 +35,8 @@ def given(func: Any, args: Any, kwargs: Any, fakes: FakeTensorMode) -> Any:
     Args:
         fakes: The mode that made all fakes.
     """
-    if kwargs or type(args[0] if args else None) is not FakeTensor:
+    if kwargs or not args or not isinstance(first := args[0], FakeTensor):
         return None
-    first = args[0]
     if func in _VIEWS and first.layout is torch.strided:
         device = first.device
         with in_kernel_of(fakes):
