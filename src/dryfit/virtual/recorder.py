@@ -27,7 +27,7 @@ _CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
 _ENDS_STEP = frozenset({"zero_grad"})
 _WRAPS = frozenset({"__init__"})
 _COPIES = torch.ops.aten._to_copy.default
-_MOVES = frozenset({"_apply"})
+_MOVES = frozenset({"to", "cuda", "half", "bfloat16", "float", "double", "type"})
 _MODULE = "nn/modules/module.py"
 _DATA_PARALLEL = "nn/parallel/distributed.py"
 
