@@ -56,6 +56,8 @@ class ScriptRecorder(StorageRecorder):
         self._running_at: Place | None = None
         self._resting = self._last_phase = StepPhase.LOAD
         self._backward_passes = 0
+        self._copied: set[int] = set()
+        """Blocks that were copied to the device while the script loaded, by no module."""
         self._has_run = False
         """Whether a model was called in training since the last optimizer step."""
         super().__init__(device, kernels=device == "cuda", capability=capability)
@@ -136,8 +138,10 @@ class ScriptRecorder(StorageRecorder):
             self._backward_passes -= 1
 
     def categories(self) -> dict[int, MemoryCategory]:
-        """Return the category of each block of which one is known."""
-        return self._categories
+        """Return the category of each block of which one is known; averages have the sizes of their weights."""
+        sizes = {self._sizes[block] for block, name in self._names.items() if name.startswith("weight:")}
+        averages = {block for block in self._copied if self._sizes.get(block) in sizes}
+        return dict.fromkeys(averages, MemoryCategory.WEIGHTS) | self._categories
 
     @property
     def in_module(self) -> bool:
@@ -172,6 +176,7 @@ class ScriptRecorder(StorageRecorder):
         category = _FIRST_GUESS.get(phase, MemoryCategory.TEMPORARIES)
         if phase is StepPhase.LOAD and func is _COPIES and not runs_in(_MOVES, _MODULE):
             category = MemoryCategory.INPUTS  # unless a model or an optimizer turns out to hold it
+            self._copied.add(self._next_block)
         if phase is StepPhase.LOAD and runs_in(_WRAPS, _DATA_PARALLEL):
             category = MemoryCategory.GRADIENTS  # buckets, into which gradients are copied to be sent
         if phase is StepPhase.FORWARD and not self._modules and not torch.is_grad_enabled():
