@@ -244,6 +244,17 @@ class Makers:
         lines = (json.dumps({"text": " ".join(sentence(chooser) for _ in range(20))}) for _ in range(int(count)))
         path.write_text("\n".join(lines) + "\n")
 
+    def hellaswag(self, folder):
+        """Beginnings with four endings each, as HellaSwag's file has them."""
+        folder, chooser = Path(folder), random.Random(0)
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in ("train", "val", "test"):
+            rows = [
+                {"ctx": sentence(chooser), "label": n % 4, "endings": [sentence(chooser) for _ in range(4)]}
+                for n in range(100)
+            ]
+            (folder / f"hellaswag_{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
     def readme(self, source, target, number):
         """The script that a README shows as its block of Python of that number, from 0."""
         blocks = Path(source).read_text("utf-8").split("```python\n")[1:]
