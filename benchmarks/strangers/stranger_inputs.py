@@ -154,6 +154,14 @@ class Makers:
             text = json.dumps({"images": images, "annotations": boxes, "categories": categories})
             (root / "annotations" / f"{annotations}_{part}.json").write_text(text)
 
+    def font(self):
+        """A font where YOLO's download would lie."""
+        import matplotlib
+
+        path = Path.home() / ".config" / "Ultralytics" / "Arial.ttf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", path)
+
     def yolo(self, folder, count, width="640", height="480", parts="train2017,val2017"):
         """Images and labels as YOLO reads them, and lists of them."""
         root = Path(folder)
