@@ -6,11 +6,13 @@ there. Everything is random or counted; nothing is fetched, and no value matters
 
 import base64
 import csv
+import hashlib
 import json
 import pickle
 import random
 import shlex
 import shutil
+import string
 import struct
 import sys
 import wave
@@ -152,6 +154,14 @@ class Makers:
             text = json.dumps({"images": images, "annotations": boxes, "categories": categories})
             (root / "annotations" / f"{annotations}_{part}.json").write_text(text)
 
+    def font(self):
+        """A font where YOLO's download would lie."""
+        import matplotlib
+
+        path = Path.home() / ".config" / "Ultralytics" / "Arial.ttf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", path)
+
     def yolo(self, folder, count, width="640", height="480", parts="train2017,val2017"):
         """Images and labels as YOLO reads them, and lists of them."""
         root = Path(folder)
@@ -241,6 +251,17 @@ class Makers:
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps({"text": " ".join(sentence(chooser) for _ in range(20))}) for _ in range(int(count)))
         path.write_text("\n".join(lines) + "\n")
+
+    def hellaswag(self, folder):
+        """Beginnings with four endings each, as HellaSwag's file has them."""
+        folder, chooser = Path(folder), random.Random(0)
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in ("train", "val", "test"):
+            rows = [
+                {"ctx": sentence(chooser), "label": n % 4, "endings": [sentence(chooser) for _ in range(4)]}
+                for n in range(100)
+            ]
+            (folder / f"hellaswag_{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def readme(self, source, target, number):
         """The script that a README shows as its block of Python of that number, from 0."""
@@ -455,6 +476,24 @@ class Makers:
             pandas.DataFrame({"text": texts}).to_parquet(
                 root / "base_data_climbmix" / f"shard_{n:05d}.parquet", row_group_size=500
             )
+
+    def gpt2_tokens(self):
+        """GPT-2's merges, 50 000, in the cache of tiktoken: of letters and digits, two and three."""
+        folder = self.working / "tiktoken"
+        folder.mkdir(parents=True, exist_ok=True)
+        signs = string.ascii_letters + string.digits
+        pairs = [(a, b) for a in signs for b in signs]
+        merges = [*pairs, *((a + b, c) for a, b in pairs for c in signs)][:50_000]
+        plain = [n for n in range(256) if chr(n).isprintable() and chr(n) != " "]
+        letters = [chr(n) for n in plain] + [chr(256 + n) for n in range(256 - len(plain))]
+        words = [*letters, *(a + b for a, b in merges), "<|endoftext|>"]
+        bpe = "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges)
+        address = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+        for name, text in {
+            "vocab.bpe": bpe,
+            "encoder.json": json.dumps({word: n for n, word in enumerate(words)}),
+        }.items():
+            (folder / hashlib.sha1((address + name).encode()).hexdigest()).write_text(text)
 
     def pretrained(self, name, file):
         """Weights of a model of torchvision, where its download would lie."""

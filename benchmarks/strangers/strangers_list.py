@@ -17,12 +17,22 @@ from typing import Any, Final
 PARTS: Final = ("weights", "gradients", "optimizer", "activation")
 """What is estimated of each row, in bytes: the largest activation, and all of the others."""
 
+STATES: Final = ("weights", "optimizer")
+"""Parts that are counted at the peak as by hand, as a rule: gradients may not be there yet, or no longer."""
+
+WITHIN: Final = {False: 0.02, True: 0.05}
+"""By what share of the estimate a counted part may differ, without and with quantised weights."""
+
+ROUNDING: Final = 2**20 // 10
+"""Bytes by which it may differ besides: blocks of the allocator, buffers of a small model; the table shows no less."""
+
 CLOSE: Final = 0.1
 """An answer between two bounds is one where they differ by this share of the larger at most."""
 
 LIMIT_CPU_S: Final = 180
 """An answer that took more CPU seconds, of all its processes, is none."""
 
+_OF_ESTIMATE: Final = frozenset({"by_hand", "apart", "quantised"})
 _OPERATORS: Final = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -48,6 +58,8 @@ class Row:
         path: Folders within the checkout that are on ``PYTHONPATH``, as after ``pip install -e``.
         makes: Makers of inputs with their arguments, one a text: functions of ``stranger_inputs``.
         by_hand: Arithmetic of :data:`PARTS`, in bytes; other names may stand before them.
+        apart: Of parts of :data:`STATES`, why what is counted at the peak is rightly something else.
+        quantised: Whether some weights are; what they take besides their numbers is not counted by hand.
     """
 
     name: str
@@ -61,6 +73,8 @@ class Row:
     path: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     by_hand: Mapping[str, str] = field(default_factory=dict)
+    apart: Mapping[str, str] = field(default_factory=dict)
+    quantised: bool = False
 
     @property
     def checkout(self) -> str:
@@ -92,6 +106,8 @@ def rows_of(table: Mapping[str, Any]) -> tuple[Row, ...]:
             row = Row(**tuples, commit=table["commits"][entry["repository"]])
             estimate(row.by_hand)
             row.words("")
+            if row.apart.keys() - set(STATES):
+                raise ValueError(f"apart is of {', '.join(STATES)}")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error!r}") from error
         rows.append(row)
@@ -157,6 +173,29 @@ def kind_of(record: Mapping[str, Any] | None) -> Kind:
             return Kind.DOES_NOT_FIT
     low, high = bounds(answer)
     return Kind.BETWEEN if low and high and high - low <= CLOSE * high else Kind.NO_ANSWER
+
+
+def counted(answer: Mapping[str, Any]) -> dict[str, int]:
+    """Return the bytes that are held at the peak as weights, gradients and optimizer state."""
+    held = answer.get("by_category") or {}
+    return {
+        "weights": held.get("weights", 0) + held.get("adapters", 0),
+        "gradients": held.get("gradients", 0),
+        "optimizer": held.get("optimizer", 0),
+    }
+
+
+def differing(row: Row, record: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the parts of an answered row of which more or less is counted than by hand, with the share of it."""
+    if record is None or kind_of(record) not in ANSWERED:
+        return {}
+    by_hand, found = estimate(row.by_hand), counted(record["answer"])
+    apart = {part: found[part] - by_hand[part] for part in STATES}
+    return {
+        part: difference / by_hand[part] if by_hand[part] else float("inf")
+        for part, difference in apart.items()
+        if abs(difference) > max(ROUNDING, WITHIN[row.quantised] * by_hand[part])
+    }
 
 
 def too_slow(record: Mapping[str, Any]) -> bool:

@@ -5,7 +5,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from strangers_list import ANSWERED, Kind, Row, bounds, counts, estimate, kind_of, one_line, reason
+from strangers_list import (
+    ANSWERED,
+    Kind,
+    Row,
+    bounds,
+    counted,
+    counts,
+    differing,
+    estimate,
+    kind_of,
+    one_line,
+    reason,
+)
 
 BEGIN: Final = "<!-- table: written by benchmarks/strangers/strangers.py -->\n"
 END: Final = "<!-- end of table -->\n"
@@ -28,7 +40,7 @@ def render(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]], *, worki
         working: The folder that paths are told without.
     """
     kinds = [kind_of(found.get(row.name)) for row in rows]
-    lines = [f"**{counts(kinds)}.** {_when(rows, found)}", "", *_HEAD]
+    lines = [f"**{counts(kinds)}.** {_when(rows, found)}", "", *_differing(rows, found), *_HEAD]
     lines += [_line(row, found.get(row.name), working) for row in rows]
     return "\n".join(lines) + "\n"
 
@@ -42,6 +54,15 @@ def _when(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
     versions = ", ".join(f"{commit} ({number} rows)" for commit, number in commits.most_common())
     torch = sorted({record["answer"]["torch"] for record in run if record.get("answer")})
     return f"Run {' to '.join(dict.fromkeys((days[0], days[-1])))} by dryfit {versions}, torch {', '.join(torch)}."
+
+
+def _differing(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what is counted otherwise than by hand, with the row's reason where it has one."""
+    said: list[str] = []
+    for row in rows:
+        for part in differing(row, found.get(row.name)):
+            said.append(f"`{row.name}` ({part}: {row.apart.get(part, '**no reason is known**')})")
+    return [f"Counted otherwise than by hand: {'; '.join(said)}.", ""] if said else []
 
 
 def _line(row: Row, record: Mapping[str, Any] | None, working: str) -> str:
@@ -60,11 +81,17 @@ def _line(row: Row, record: Mapping[str, Any] | None, working: str) -> str:
     answer = record["answer"]
     low, high = bounds(answer)
     needs = f"{low / GIB:.2f} to {high / GIB:.2f}" if kind is Kind.BETWEEN and low and high else _needs(answer)
-    parts = answer.get("by_category") or {}
-    counted = " / ".join(_mib(parts.get(part, 0)) for part in ("weights", "gradients", "optimizer"))
+    held = " / ".join(map(_mib, counted(answer).values()))
+    marks = [f"**{part} {share:+.0%}**" for part, share in differing(row, record).items()]
     line = f"`{_without(answer['peak_line'], working)}`"
     cells += [str(kind), needs, f"{answer['peak_allocated_bytes'] / GIB:.2f}", line, seconds]
-    return _joined([*cells, states, counted, _mib(by_hand["activation"])])
+    return _joined([*cells, states, ", ".join([held, *marks]), _mib(by_hand["activation"])])
+
+
+def _seconds(record: Mapping[str, Any]) -> str:
+    """Return CPU seconds and, in brackets, those of the clock, as far as they were measured."""
+    cpu, clock = record.get("cpu_seconds"), record.get("seconds")
+    return " ".join(([f"{cpu:.0f}"] if cpu else []) + ([f"({clock:.0f})"] if clock else []))
 
 
 def _seconds(record: Mapping[str, Any]) -> str:

@@ -82,6 +82,20 @@ def test_strange_scripts_are_followed(tmp_path: Path, program: str) -> None:
     assert any(SAID.get(program, "") in text for text in said) or program not in SAID
 
 
+def test_data_on_the_device_are_no_weights_and_plain_tensors_of_an_optimizer_are(tmp_path: Path) -> None:
+    held = memory_of(rehearse(tmp_path, "odd/plain_tensors.py")).by_category
+    weights = held_bytes((100, 30), (30, 10))
+    assert held[MemoryCategory.INPUTS] == held_bytes((500, 100))
+    assert held[MemoryCategory.WEIGHTS] == 2 * weights and held[MemoryCategory.OPTIMIZER] == weights
+
+
+@pytest.mark.parametrize("arguments", [(), ("--tensors",)])
+def test_weights_that_are_changed_by_hand_take_three_steps_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    memory = memory_of(rehearse(tmp_path, "odd/steps_by_hand.py", *arguments))
+    assert [step.number for step in memory.steps] == [1, 2, 3]
+    assert len({step.end_bytes for step in memory.steps}) == 1 and memory.growth is None
+
+
 def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "odd/higher_order.py")
     assert answer.verdict is VerdictKind.UNKNOWN and answer.end is ScriptEnd.STOPPED

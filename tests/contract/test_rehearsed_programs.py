@@ -58,7 +58,12 @@ AT_NIGHT = ("timm",)
 def test_unmodified_loops_run_to_the_third_step(tmp_path: Path, run: str) -> None:
     if run == "lightning":
         need_package("lightning")
-    takes_three_steps(tmp_path, *RUNS[run], surroundings=with_timm(tmp_path / "timm") if run == "timm" else None)
+    takes_three_steps(
+        tmp_path,
+        *RUNS[run],
+        surroundings=with_timm(tmp_path / "timm") if run == "timm" else None,
+        after_evaluation=run == "lightning",
+    )
 
 
 def test_adapters_alone_are_told_from_the_frozen_weights(tmp_path: Path) -> None:

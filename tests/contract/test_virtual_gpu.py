@@ -61,6 +61,10 @@ def test_known_values_stay_known_through_copies_and_arithmetic(facts: dict[str, 
     assert facts["mask"] == [False, 8]
 
 
+def test_a_loop_over_elements_is_cheap(facts: dict[str, Any]) -> None:
+    assert facts["elements"] == [True, 0]
+
+
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_values_that_are_known_are_those_of_the_same_program_on_the_cpu(seed: str) -> None:
     """Through views, writes by any of them, and writes of what nobody knows: 25 steps each, every tensor after each."""

@@ -40,18 +40,24 @@ def held_bytes(*sizes: tuple[int, ...]) -> int:
 
 
 def takes_three_steps(
-    folder: Path, program: str, arguments: list[Any], surroundings: Mapping[str, str] | None = None
+    folder: Path,
+    program: str,
+    arguments: list[Any],
+    surroundings: Mapping[str, str] | None = None,
+    *,
+    after_evaluation: int = 0,
 ) -> None:
     """Rehearse an unmodified program to its third step, and check what is said of its memory.
 
     Args:
+        after_evaluation: Steps that follow after its evaluation.
         arguments: ``out`` among them is a folder that is not there, and is not made.
     """
     out = folder / "out"
     arguments = [str(out) if word == "out" else word for word in arguments]
     memory = memory_of(rehearse(folder, program, *arguments, surroundings=surroundings))
     check_sums(memory, program)
-    assert [step.number for step in memory.steps] == [1, 2, 3]
+    assert [step.number for step in memory.steps] == [1, 2, 3, 4][: 3 + after_evaluation]
     assert memory.by_category[MemoryCategory.OPTIMIZER] > 0
     assert memory.growth is None
     assert not out.exists()  # what it writes goes elsewhere

@@ -64,6 +64,8 @@ def main(seed: int, programs: int) -> None:
             "alias": lambda one: one.detach(),
             "data": lambda one: one.data,
             "parts": lambda one: one.chunk(2, -1)[-1],
+            "first": lambda one: one.unbind(0)[0].unsqueeze(0),
+            "element": lambda one: one.select(-1, 0).unsqueeze(-1),
             "flat": lambda one: one.flatten(),
         }
         makes = {

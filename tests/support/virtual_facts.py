@@ -50,6 +50,17 @@ def main() -> None:
         mask[1, 3:] = 0
         facts["mask"] = [bool(mask.cuda().all()), int(mask.cuda().sum())]
 
+        # A loop over elements does not go the long way of torch's fakes.
+        labels = torch.tensor([3, 1, 2] * 20, device="cuda")
+        asked: list[Any] = []
+        mode = type(labels.fake_mode)
+        dispatch, mode.dispatch = mode.dispatch, lambda *given: asked.append(given[1]) or dispatch(*given)
+        for at, label in enumerate(labels):
+            labels[at] = label.item() + torch.tensor([4])[0].item()
+            labels[at : at + 1][0] = torch.tensor(label.item() + 1)
+        mode.dispatch = dispatch
+        facts["elements"] = [labels.tolist() == [8, 6, 7] * 20, len(asked)]
+
         # Errors are torch's.
         kept = torch.cuda.memory_allocated()
         facts["errors"] = []

@@ -30,6 +30,7 @@ from dryfit.meta.private_apis.torch_fakes import (
     dynamic_size,
 )
 from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
+from dryfit.virtual import single_elements
 from dryfit.virtual.allocations import LiveAllocations, NoRoomError
 from dryfit.virtual.conditions import Conditions
 from dryfit.virtual.known_values import carry, draw, initialised, note_written, remember, share, value_of
@@ -244,6 +245,9 @@ class VirtualDispatch(ScriptRecorder):
         return NoStandInError(f"{func} has no stand-in")
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        out = single_elements.given(func, args, kwargs, self.fakes)
+        if out is not None:
+            return out
         given = tuple(self._in_place_of(one) for one in args)
         options = {name: self._in_place_of(one) for name, one in kwargs.items()}
         try:

@@ -15,6 +15,7 @@ from dryfit.core.jobs.memory import MemoryCategory, StepPhase
 from dryfit.memory.tracing.events import Label
 from dryfit.memory.tracing.recorder import ForwardPlaces, StorageRecorder
 from dryfit.meta.private_apis.torch_recording import running_node_number, sequence_number
+from dryfit.meta.private_apis.torch_tensors import storage_key
 from dryfit.virtual.allocations import LiveAllocations
 from dryfit.virtual.places import Place, Places, runs_in
 
@@ -25,6 +26,9 @@ RESIZE = "storage.resize_"
 _CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
 _ENDS_STEP = frozenset({"zero_grad"})
 _WRAPS = frozenset({"__init__"})
+_COPIES = torch.ops.aten._to_copy.default
+_MOVES = frozenset({"to", "cuda", "half", "bfloat16", "float", "double", "type"})
+_MODULE = "nn/modules/module.py"
 _DATA_PARALLEL = "nn/parallel/distributed.py"
 
 
@@ -52,6 +56,8 @@ class ScriptRecorder(StorageRecorder):
         self._running_at: Place | None = None
         self._resting = self._last_phase = StepPhase.LOAD
         self._backward_passes = 0
+        self._copied: set[int] = set()
+        """Blocks that were copied to the device while the script loaded, by no module."""
         self._has_run = False
         """Whether a model was called in training since the last optimizer step."""
         super().__init__(device, kernels=device == "cuda", capability=capability)
@@ -103,6 +109,16 @@ class ScriptRecorder(StorageRecorder):
 
     def categorize(self) -> None:
         """Say of everything that models and optimizers hold now what it is."""
+        for optimizer in list(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.name(parameter, "weight:", MemoryCategory.WEIGHTS)
+                    if parameter.grad is not None:
+                        self.name(parameter.grad, "gradient:", MemoryCategory.GRADIENTS)
+            for state in list(optimizer.state.values()):
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        self.name(value, f"optimizer:{key}", MemoryCategory.OPTIMIZER)
         for root in list(self._roots):
             for name, parameter in root.named_parameters(remove_duplicate=False):
                 is_adapter = parameter.requires_grad and "lora_" in name
@@ -111,15 +127,6 @@ class ScriptRecorder(StorageRecorder):
                     self.name(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
             for name, buffer in root.named_buffers():
                 self.name(buffer, f"weight:{name}", MemoryCategory.WEIGHTS)
-        for optimizer in list(self._optimizers):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self.name(parameter.grad, "gradient:", MemoryCategory.GRADIENTS)
-            for state in list(optimizer.state.values()):
-                for key, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, torch.Tensor):
-                        self.name(value, f"optimizer:{key}", MemoryCategory.OPTIMIZER)
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
@@ -131,8 +138,27 @@ class ScriptRecorder(StorageRecorder):
             self._backward_passes -= 1
 
     def categories(self) -> dict[int, MemoryCategory]:
-        """Return the category of each block of which one is known."""
-        return self._categories
+        """Return the category of each block of which one is known; averages have the sizes of their weights."""
+        sizes = {self._sizes[block] for block, name in self._names.items() if name.startswith("weight:")}
+        averages = {block for block in self._copied if self._sizes.get(block) in sizes}
+        return dict.fromkeys(averages, MemoryCategory.WEIGHTS) | self._categories
+
+    @property
+    def in_module(self) -> bool:
+        """Whether a module is running."""
+        return bool(self._modules)
+
+    def trains(self) -> None:
+        """Note that loading is over: a script may train without any module."""
+        if self._resting is StepPhase.LOAD:
+            self._resting = StepPhase.FORWARD
+
+    def is_weight(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of a model that was called, or one by itself that has a gradient."""
+        if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None:
+            return True
+        block = self._storages.get(storage_key(tensor))
+        return block is not None and self._names.get(block, "").startswith("weight:")
 
     def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
         """Say what a tensor on the device is for, of a sharded one its own shard; tied tensors keep the first name."""
@@ -148,6 +174,9 @@ class ScriptRecorder(StorageRecorder):
         if not self._modules and phase in (StepPhase.FORWARD, StepPhase.LOAD) and runs_in(_CLIPPING, ".py"):
             phase = StepPhase.CLIP
         category = _FIRST_GUESS.get(phase, MemoryCategory.TEMPORARIES)
+        if phase is StepPhase.LOAD and func is _COPIES and not runs_in(_MOVES, _MODULE):
+            category = MemoryCategory.INPUTS  # unless a model or an optimizer turns out to hold it
+            self._copied.add(self._next_block)
         if phase is StepPhase.LOAD and runs_in(_WRAPS, _DATA_PARALLEL):
             category = MemoryCategory.GRADIENTS  # buckets, into which gradients are copied to be sent
         if phase is StepPhase.FORWARD and not self._modules and not torch.is_grad_enabled():
@@ -209,6 +238,7 @@ class ScriptRecorder(StorageRecorder):
 
     def _step_ends(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._forced = None
+        self.trains()
         self.categorize()
         self._forward.forget()
 

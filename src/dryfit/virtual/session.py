@@ -143,6 +143,7 @@ class _Run:
         threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
         self.ranks.install(self.muting.say, self.notes.append)
         self.gpu.dispatch.listeners.append(self.ranks.note)
+        self.gpu.dispatch.listeners.extend(self.shortening.listeners(self.gpu.dispatch))
 
     def run(self) -> tuple[ScriptEnd, str]:
         """Run the script; return how it ended, with the traceback of a failure."""

@@ -1,7 +1,7 @@
 """Private names of torch's fake tensors: sizes, types and devices without values."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ with importing("torch", "computing with tensors that have no values"):
         FakeTensorMode,
         UnsupportedFakeTensorException,
         UnsupportedOperatorException,
+        in_kernel_invocation_manager,
     )
 
 NAMES: Final = (
@@ -28,6 +29,8 @@ NAMES: Final = (
     "torch._subclasses.fake_tensor.DynamicOutputShapeException",
     "torch._subclasses.fake_tensor.UnsupportedFakeTensorException",
     "torch._subclasses.fake_tensor.UnsupportedOperatorException",
+    # making a view of a fake in a tenth of the time; until: torch does so itself
+    "torch._subclasses.fake_tensor.in_kernel_invocation_manager",
     # letting a real tensor become a fake: one to which a weak reference leads cannot take another's place;
     # until: torch.utils.swap_tensors takes tensors with weak references
     "torch._subclasses.fake_tensor.FakeTensorConverter.tensor_memo",
@@ -43,6 +46,11 @@ NAMES: Final = (
 def active_fake_mode() -> FakeTensorMode | None:
     """Return the fake mode that is active below all other modes, ours or another's."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # pyright: ignore
+
+
+def in_kernel_of(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """Let operators take fakes for tensors without memory, in the block, and give such tensors."""
+    return in_kernel_invocation_manager(mode)
 
 
 def forget(fake: FakeTensor) -> None:

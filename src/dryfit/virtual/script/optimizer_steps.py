@@ -53,6 +53,7 @@ class OptimizerSteps:
         self._made: WeakSet[Optimizer] = WeakSet()
         self._counts: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._done = False
+        self._before_step: Callable[[], None] = lambda: None
 
     def install(self, before_step: Callable[[], None]) -> None:
         """Watch every optimizer of the process from now on.
@@ -60,6 +61,7 @@ class OptimizerSteps:
         Args:
             before_step: Called before each optimizer's step; what it raises ends the script there.
         """
+        self._before_step = before_step
 
         def begins(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
             if _within_its_own_step(optimizer):
@@ -86,6 +88,21 @@ class OptimizerSteps:
         Optimizer.__init__ = initialise  # pyright: ignore[reportAttributeAccessIssue]
         optimizers.register_optimizer_step_pre_hook(begins)
         optimizers.register_optimizer_step_post_hook(ends)
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether the script has made an optimizer."""
+        return bool(self._made)
+
+    def begins_by_hand(self) -> None:
+        """A step without an optimizer begins."""
+        self._before_step()
+        self._on_start(self.number + 1)
+
+    def ends_by_hand(self) -> None:
+        """A step without an optimizer has ended."""
+        self.number += 1
+        self._on_end(self.number)
 
     def end_script(self) -> NoReturn:
         """End the script.

@@ -1,14 +1,17 @@
 """Shorten a script to a few optimizer steps, its evaluation and its saving, largest batch first."""
 
 from collections.abc import Callable
+from typing import Any
 
 from dryfit.core.jobs.rehearsal import LargestBatch
+from dryfit.virtual.recorder import ScriptRecorder
 from dryfit.virtual.script.generated_tokens import LeftOutTokens
 from dryfit.virtual.script.loaders import KeptOfBatch, LoaderWatch, Stock
 from dryfit.virtual.script.micro_batches import RepeatedMicroBatches
 from dryfit.virtual.script.optimizer_steps import OptimizerSteps
 from dryfit.virtual.script.repeated_calls import RepeatedCalls
 from dryfit.virtual.script.repeated_passes import RepeatedPasses
+from dryfit.virtual.script.steps_by_hand import StepsByHand
 from dryfit.virtual.script.trainers import end_trainers
 from dryfit.virtual.work import WorkCounter
 
@@ -61,6 +64,10 @@ class Shortening:
         self._micro_batches.install()
         self._tokens.install()
         self._calls.install()
+
+    def listeners(self, recorder: ScriptRecorder) -> list[Callable[[Any, Any, Any, Any], None]]:
+        """Return what is to be told of each operator on the device."""
+        return [StepsByHand(self._steps, recorder).note]
 
     @property
     def done(self) -> bool:

@@ -18,7 +18,7 @@ def end_trainers(done: Callable[[], bool], goes_past_evaluation: Callable[[], bo
 
     Lightning validates and saves whenever it is told to stop; transformers does with what its arguments say: a trainer
     that evaluates or saves every so many steps does so here, and one that does after each epoch ends its epoch. Where
-    it evaluates and would train on, it makes one step more.
+    they evaluate and would train on, they make one step more.
 
     Args:
         done: Whether enough steps were made.
@@ -30,7 +30,9 @@ def end_trainers(done: Callable[[], bool], goes_past_evaluation: Callable[[], bo
         "transformers.trainer", lambda module: _adding(module.Trainer, ends(module, done, goes_past_evaluation))
     )
     for name in _LIGHTNING:
-        when_imported(name, lambda module: _adding(module.Trainer, _end_of_lightning(module, done)))
+        when_imported(
+            name, lambda module: _adding(module.Trainer, _end_of_lightning(module, done, goes_past_evaluation))
+        )
 
 
 def _complete_predictions(module: Any) -> None:
@@ -103,9 +105,11 @@ def _end_of_transformers(
     return lambda trainer: trainer.add_callback(TransformersEnd())
 
 
-def _end_of_lightning(module: Any, done: Callable[[], bool]) -> Callable[[Any], None]:
+def _end_of_lightning(
+    module: Any, done: Callable[[], bool], goes_past_evaluation: Callable[[], bool]
+) -> Callable[[Any], None]:
     class LightningEnd(module.Callback):
-        """Asks the trainer to stop after the last step of a rehearsal."""
+        """Asks the trainer to stop after the last step of a rehearsal, and to go on once after it has validated."""
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             """Ask: it validates and saves before it does, also where it was to go on for some epochs before that."""
@@ -113,5 +117,13 @@ def _end_of_lightning(module: Any, done: Callable[[], bool]) -> Callable[[Any], 
                 trainer.should_stop = True
                 trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
                 trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch and 1
+
+        def on_validation_end(self, trainer: Any, *_: Any) -> None:
+            """Train for one step more, where training would have gone on."""
+            epochs, steps = trainer.max_epochs, trainer.max_steps
+            ends = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
+            ends |= steps not in (None, -1) and trainer.global_step >= steps
+            if done() and not trainer.sanity_checking and not ends and goes_past_evaluation():
+                trainer.should_stop = False
 
     return lambda trainer: trainer.callbacks.insert(0, LightningEnd())  # savers have to stay the last
