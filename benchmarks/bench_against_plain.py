@@ -16,7 +16,7 @@ from pathlib import Path
 
 from measured import Cost, contract_files, run, spread
 
-from dryfit.starter.template import init_folder
+from dryfit.study.template import init_folder
 
 HERE = Path(__file__).parent
 LRS = (1e-4, 2e-4, 3e-4)
@@ -44,7 +44,7 @@ threads = 2
 """,
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", "dryfit.cli.app", "tune", str(study), "--quiet", "--json"]
+    command = [sys.executable, "-m", "dryfit.documents.command_line", "tune", str(study), "--quiet", "--json"]
     return run([*command, *(word for pair in data for word in ("--set", pair))], folder / f"{name}.log")
 
 

@@ -30,13 +30,13 @@ from measured import contract_files
 from process_tree import TreeCost, run_tree
 
 import dryfit
-from dryfit.config.schema import SearchSettings
-from dryfit.core.settings.tables import ModelSettings
-from dryfit.meta.files.source import model_folder
-from dryfit.starter.template import init_folder
-from dryfit.store.events import ReportMade
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import each_event
+from dryfit.ledger.events import ReportMade
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import each_event
+from dryfit.meta.checkpoint_files import model_folder
+from dryfit.settings.study_file import SearchSettings
+from dryfit.settings.tables import ModelSettings
+from dryfit.study.template import init_folder
 
 HERE = Path(__file__).parent
 SHARED_KEYS = ("optim.lr", "optim.weight_decay", "train.batch_size", "sched.name", "head.dropout")
@@ -100,7 +100,7 @@ def tune(text: str, work: Work, seed: int, folder: Path, keys: dict[str, Any]) -
         **keys,
     }
     sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "dryfit.cli.app", "tune", str(study), "--quiet", "--json", *sets]
+    command = [sys.executable, "-m", "dryfit.documents.command_line", "tune", str(study), "--quiet", "--json", *sets]
     path = {"PYTHONPATH": str(Path(dryfit.__file__).parents[1])}
     cost = run_tree(command, folder / "log", arm_env(folder) | path)
     events = each_event(StudyLayout(study).ledger)

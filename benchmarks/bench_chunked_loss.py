@@ -16,17 +16,14 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.memory.planning.timeline import peak_bytes
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.train.optim.optimizer import OptimizerPlan
-from dryfit.train.rehearsal.observing import fill
-from dryfit.train.rehearsal.step_rehearsal import Rehearsal
-from dryfit.train.rehearsal.step_tracer import StepTracer
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.timeline import peak_bytes
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.training.measured_step import fill
+from dryfit.training.optimizer import OptimizerPlan
+from dryfit.training.step_tracer import Rehearsal, StepTracer, step_parts
 
 CASES = (
     # words, rows, length, rank of adapters (0: all weights are trained)

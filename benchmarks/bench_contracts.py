@@ -105,7 +105,15 @@ def main() -> None:
         script += ["--train-limit", str(TRAIN_ROWS), "--validation-limit", str(VALIDATION_ROWS)]
         plain = run(script, work / "plain.log") if not (work / "plain" / "result.json").exists() else "done before"
         example = HERE.parent / "examples" / "contracts.toml"
-        search = [sys.executable, "-m", "dryfit.cli.app", "tune", str(example), "--dir", str(work / "study")]
+        search = [
+            sys.executable,
+            "-m",
+            "dryfit.documents.command_line",
+            "tune",
+            str(example),
+            "--dir",
+            str(work / "study"),
+        ]
         search += ["--set", f"data.train={data['train']}", "--set", f"data.validation={data['validation']}"]
         ours = run(search, work / "search.log")
         summary = dryfit.status(work / "study")

@@ -28,27 +28,26 @@ from typing import Any
 import long_study
 
 import ledgers
-from dryfit.cli.live import LiveDisplay
-from dryfit.config.schema import PrunerName, SamplerName, StudyConfig
-from dryfit.core.failure import Evidence
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
-from dryfit.core.settings.trial import MetricPoint
-from dryfit.core.sharding.device_groups import HERE
-from dryfit.core.wire import Checkpointed, FirstStep, Progress, Report, Started, Verdict
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.runtime.machine.node import NodeFacts
-from dryfit.search.space.space import Space
-from dryfit.store.events import Event, SessionOpened, TrialFinished
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.finalizer import AttemptFinalizer
-from dryfit.study.loop.messages import MessageHandler
-from dryfit.study.loop.stops import StopRequests
-from dryfit.study.loop.study_run import TrialDecider
-from dryfit.study.trials.context import StudyContext
+from dryfit.documents.live_progress import LiveDisplay
+from dryfit.ledger.events import Event, SessionOpened, TrialFinished
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import Ledger
+from dryfit.ledger.replay import StudyState
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
+from dryfit.processes.node import LocalNode, NodeFacts
+from dryfit.search.space import Space
+from dryfit.settings.devices import HERE
+from dryfit.settings.errors import Evidence
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.study_file import PrunerName, SamplerName, StudyConfig
+from dryfit.settings.training_messages import StopReason, TrainRequest, TrainResult
+from dryfit.settings.trial import MetricPoint
+from dryfit.settings.wire import Checkpointed, FirstStep, Progress, Report, Started, Verdict
+from dryfit.study.context import StudyContext
+from dryfit.study.loop import TrialDecider
+from dryfit.study.messages import MessageHandler
+from dryfit.study.stops import StopRequests
+from dryfit.study.trial_ends import AttemptFinalizer
 from quiet_children import QuietChildren
 
 PARTS: dict[str, tuple[type, str]] = {

@@ -21,15 +21,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import dryfit
-from dryfit.core.jobs.child import ChildRequest
-from dryfit.core.jobs.job import Job
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.wire import REQUEST_FILE, RESULT_FILE, read_model
-from dryfit.store.events import AttemptPlaced, Event, FirstStepDone, SessionOpened
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import each_event
+from dryfit.ledger.events import AttemptPlaced, Event, FirstStepDone, SessionOpened
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import each_event
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import ChildRequest
+from dryfit.settings.wire import REQUEST_FILE, RESULT_FILE, read_model
 
-DRYFIT = [sys.executable, "-m", "dryfit.cli.app"]
+DRYFIT = [sys.executable, "-m", "dryfit.documents.command_line"]
 MARKS = ("opened", "data read", "baselines", "measured", "first trial placed", "first step")
 LONGEST_S = 300.0
 POLL_S = 0.02

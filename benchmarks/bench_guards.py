@@ -16,16 +16,16 @@ import torch
 from transformers import BertConfig, BertModel
 from transformers.utils import logging
 
-from dryfit.core.settings.tables import DataSettings, HeadSettings, OptimSettings, TrialSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_pretrained
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.pretrained import Kind, load_pretrained
+from dryfit.settings.tables import DataSettings, HeadSettings, OptimSettings, TrialSettings
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.guard import BatchGuard, check_tokens, model_bounds
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer
-from dryfit.train.optim.step import backward_batch
+from dryfit.tasks.tokens import TokenSet
+from dryfit.training.optimizer import OptimizerPlan, make_optimizer
+from dryfit.training.step import backward_batch
 
 VOCABULARY = 30_522
 SPLIT_ROWS = 20_000

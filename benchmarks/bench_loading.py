@@ -24,9 +24,9 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from dryfit.meta.construction.construction import build
-from dryfit.meta.files.reading import ReadMode
-from dryfit.meta.loading.filling import materialise
+from dryfit.meta.construction import build
+from dryfit.meta.filling import materialise
+from dryfit.meta.reading import ReadMode
 
 PAGE_FLOATS = 4096 // 4
 

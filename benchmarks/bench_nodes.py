@@ -28,15 +28,12 @@ import psutil
 
 import study_runs
 from agents import agents_of
-from dryfit.core.clock import since_boot_s
-from dryfit.core.failure import Evidence
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import TrainResult
-from dryfit.core.settings.trial import MetricPoint, Outcome
-from dryfit.core.wire import FirstStep, Report, Started
-from dryfit.nodes.agent_link import AgentLink, Meeting
-from dryfit.nodes.installation import installation, own_identity
-from dryfit.nodes.messages import (
+from dryfit.ledger.events import AttemptPlaced, AttemptStarted, TrialFinished
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import read_ledger
+from dryfit.processes.agent_link import AgentLink, Meeting, installation, own_identity, read_address, read_token
+from dryfit.processes.node import HostMemory, NodeFacts
+from dryfit.processes.node_messages import (
     AnswerChild,
     Beat,
     BeatHeard,
@@ -50,13 +47,12 @@ from dryfit.nodes.messages import (
     StartChild,
     Welcome,
 )
-from dryfit.nodes.rendezvous import read_address, read_token
-from dryfit.runtime.machine.host_memory import HostMemory
-from dryfit.runtime.machine.node import NodeFacts
-from dryfit.store.events import AttemptPlaced, AttemptStarted, TrialFinished
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import read_ledger
-from dryfit.study.loop.session import read_study
+from dryfit.settings.errors import Evidence
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.training_messages import TrainResult
+from dryfit.settings.trial import MetricPoint, Outcome
+from dryfit.settings.wire import FirstStep, Report, Started, since_boot_s
+from dryfit.study.session import read_study
 
 FACTS = NodeFacts(cores=1, host_bytes=1 << 34)
 NODES = '\n[execution]\ndevice = "cpu"\n[nodes]\nlocal = false\nslots = 1\ntls = {tls}\n'

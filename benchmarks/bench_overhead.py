@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import study_runs
 
-DRYFIT = [sys.executable, "-m", "dryfit.cli.app"]
+DRYFIT = [sys.executable, "-m", "dryfit.documents.command_line"]
 
 
 def overheads(folder: Path) -> tuple[list[float], list[float]]:

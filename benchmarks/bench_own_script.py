@@ -150,7 +150,7 @@ def command_of(way: str, folder: Path, trials: int) -> list[str]:
         'pruner = "median"\npruner_startup_trials = 5\nwarmup_reports = 0\n'  # as Optuna's MedianPruner does
         '[runtime]\nparallel = 1\nkeep = "none"\n[execution]\ndevice = "cpu"\n'
     )
-    return [sys.executable, "-m", "dryfit.cli.app", "tune", str(folder / "study.toml"), "--quiet"]
+    return [sys.executable, "-m", "dryfit.documents.command_line", "tune", str(folder / "study.toml"), "--quiet"]
 
 
 def descendants(root: int) -> list[int]:

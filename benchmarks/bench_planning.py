@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.plan import PlanRequest
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.jobs.plan import plan
-from dryfit.runtime.children.child_spec import PRELOAD
+from dryfit.processes.channel import ChildChannel
+from dryfit.processes.child_spec import PRELOAD
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.plan_messages import PlanRequest
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.training.plan_job import plan
 
 DEVICE = DeviceSpec(name="made up", capacity_bytes=80 * 2**30, capability=(8, 0))
 BASE_S, LARGE_S, ADAPTERS_S, CACHED_S = 4.0, 7.0, 12.0, 0.05

@@ -29,13 +29,13 @@ from measured import contract_files, run
 from transformers import AutoModel, AutoTokenizer
 
 import dryfit
-from dryfit.config.schema import PatientOf, PrunerName, SearchSettings
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.tables import ModelSettings
-from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.meta.files.source import model_folder
-from dryfit.search.sampling.pruning import Rules, judge
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.meta.checkpoint_files import model_folder
+from dryfit.search.pruning import Rules, judge
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import PatientOf, PrunerName, SearchSettings
+from dryfit.settings.tables import ModelSettings
+from dryfit.settings.trial import MetricPoint, Outcome, TrialRecord
 
 CURVES = Path(__file__).parents[1] / "docs" / "measurements" / "pruner-curves.csv"
 Curve = tuple[MetricPoint, ...]
@@ -260,7 +260,7 @@ def record(options: argparse.Namespace) -> None:
         model = "minilm" if options.layers is None else first_layers(options.layers, options.work / "model")
         filled = STUDY.format(**{name: getattr(options, name) for name in names}, **data, model=model)
         study.write_text(filled, encoding="utf-8")
-    command = [sys.executable, "-m", "dryfit.cli.app", "tune", str(options.work), "--quiet"]
+    command = [sys.executable, "-m", "dryfit.documents.command_line", "tune", str(options.work), "--quiet"]
     cost = run([*command, "--trials", str(options.trials)], options.work / "log")
     count = write_curves(options.work, options.curves)
     print(f"{count} curves in {options.curves}; this time {cost.wall_s:.0f} s, {cost.cpu_s:.0f} CPU s")

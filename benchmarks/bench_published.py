@@ -26,19 +26,18 @@ import torch
 from torch import nn
 from transformers.optimization import Adafactor
 
-from dryfit.core.jobs.memory import StepPhase
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.memory.allocator.replay import Replay, replay
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import device_constants
-from dryfit.memory.tracing.events import Segment
-from dryfit.memory.tracing.fake_cuda import FakeDevice
-from dryfit.memory.tracing.recorder import StorageRecorder
-from dryfit.memory.tracing.stand_ins import StandIns
-from dryfit.meta.construction.construction import build
-from dryfit.meta.construction.walk import put, slots
-from dryfit.meta.loading.catalogue import catalogue_config
-from dryfit.meta.loading.pretrained import Kind, make_model
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.caching_allocator import Replay, replay
+from dryfit.gpu.constants import device_constants
+from dryfit.gpu.events import Segment
+from dryfit.gpu.fake_cuda import FakeDevice, StandIns
+from dryfit.gpu.recorder import StorageRecorder
+from dryfit.meta.configs import catalogue_config
+from dryfit.meta.construction import build
+from dryfit.meta.pretrained import Kind, make_model
+from dryfit.meta.slots import put, slots
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_plan import StepPhase
 
 MIB = 2**20
 V100 = DeviceSpec(name="V100", kind=DeviceKind.CUDA, capacity_bytes=16160 * MIB, capability=(7, 0))

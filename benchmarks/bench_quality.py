@@ -24,13 +24,12 @@ import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from scipy.stats import mannwhitneyu
 
-from dryfit.config.schema import SearchSettings
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.params import Distribution, Param
-from dryfit.search.space.space import Space
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.search.samplers import suggest
+from dryfit.search.space import Distribution, Param, Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SearchSettings
+from dryfit.settings.trial import Outcome, TrialRecord
 
 STARTUP = 10
 SIDES = ("dryfit", "Optuna")

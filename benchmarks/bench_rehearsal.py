@@ -51,7 +51,16 @@ def rehearse(script: Sequence[str], folder: Path) -> Cost:
         RuntimeError: It could not run to its end.
     """
     program, *arguments = script
-    words = ["-m", "dryfit.cli.app", "rehearse", "--device", DEVICE, "--json", "--quiet", str(PROGRAMS / program)]
+    words = [
+        "-m",
+        "dryfit.documents.command_line",
+        "rehearse",
+        "--device",
+        DEVICE,
+        "--json",
+        "--quiet",
+        str(PROGRAMS / program),
+    ]
     answer, log = folder / "answer.json", folder / "log.txt"
     began_s = time.perf_counter()
     with answer.open("wb") as out, log.open("wb") as err:

@@ -17,10 +17,10 @@ import long_study
 import psutil
 from measured import run
 
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.session import read_study
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import Ledger
+from dryfit.ledger.replay import StudyState
+from dryfit.study.session import read_study
 
 WAYS = ("read", "take over")
 
@@ -43,7 +43,8 @@ def commands(folder: Path, trials: int) -> None:
     """Time the commands that look at the study."""
     for words in (["status"], ["show", str(trials // 2)], ["report"]):
         taken = run(
-            [sys.executable, "-m", "dryfit.cli.app", words[0], str(folder), *words[1:]], folder / "commands.log"
+            [sys.executable, "-m", "dryfit.documents.command_line", words[0], str(folder), *words[1:]],
+            folder / "commands.log",
         )
         print(
             f"  dryfit {words[0]:7s} {taken.cpu_s:5.2f} s CPU, {taken.wall_s:5.2f} s wall, start included", flush=True

@@ -18,14 +18,14 @@ from bench_contracts import TestRows, interval, line, predict, print_baselines
 from measured import contract_files, run
 
 import dryfit
-from dryfit.core.settings.trial import Outcome
+from dryfit.settings.trial import Outcome
 
 SAMPLERS = ("tpe", "random")
 
 
 def search(sampler: str, work: Path, data: dict[str, str], options: argparse.Namespace) -> str:
     """Run one study to its end, or go on with it; say what it cost this time."""
-    folder, command = work / sampler, [sys.executable, "-m", "dryfit.cli.app"]
+    folder, command = work / sampler, [sys.executable, "-m", "dryfit.documents.command_line"]
     if not (folder / "study.toml").exists():
         run([*command, "init", str(folder), "--preset", "standard"], work / "init.log")
     keys = {

@@ -23,14 +23,14 @@ from tempfile import TemporaryDirectory
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import PlanSubject
-from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrialSettings
 from dryfit.meta import build
-from dryfit.parallel.layout.proved_plans import proved_plan
-from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof.prove import proof_bytes
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.parallel.planner import plan_shards
+from dryfit.parallel.prove import proof_bytes
+from dryfit.parallel.proved_plans import proved_plan
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.tables import LoraSettings, ModelSettings, TrialSettings
+from dryfit.training.step_tracer import step_parts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 

@@ -12,18 +12,16 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.memory.planning.timeline import end_bytes, peak_bytes
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.parallel.layout import proved_plans as sharding
-from dryfit.parallel.layout.shard_plans import ShardPlans
-from dryfit.train.rehearsal.step_tracer import StepTracer
-from dryfit.train.rehearsal.subjects import whole_model
-from dryfit.train.validation import evaluation_rows
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.timeline import end_bytes, peak_bytes
+from dryfit.parallel import proved_plans as sharding
+from dryfit.parallel.proved_plans import ShardPlans
+from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.sharding import ShardPlan
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.training.step_tracer import StepTracer, whole_model
+from dryfit.training.validation import evaluation_rows
 
 MODELS = (
     # name, rank of adapters

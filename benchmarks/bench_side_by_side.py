@@ -21,11 +21,11 @@ import numpy as np
 from bench_quality import CASES, STARTUP, Case
 from scipy.stats import mannwhitneyu
 
-from dryfit.config.schema import SearchSettings
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.suggest import suggest
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.search.samplers import suggest
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SearchSettings
+from dryfit.settings.trial import Outcome, TrialRecord
 
 
 class Way(StrEnum):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from class_baselines import baseline_classes, f1_macro, read_rows
 
-from dryfit.starter.template import init_folder
+from dryfit.study.template import init_folder
 
 
 def main() -> None:

@@ -17,14 +17,12 @@ import optuna
 from long_study import GOALS, SEED
 from measured import spread
 
-from dryfit.config.schema import SamplerName, SearchSettings
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.sampler_input import SEES_REFUSALS
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.params import from_text
-from dryfit.search.space.space import Space
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.search.samplers import SEES_REFUSALS, suggest
+from dryfit.search.space import Space, from_text
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SamplerName, SearchSettings
+from dryfit.settings.trial import Outcome, TrialRecord
 
 HEAD = "sampler   goals  trials   first      CPU ms to ask and tell: median (smallest to largest)"
 

@@ -33,15 +33,13 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics import roc_auc_score
 
 import dryfit
-from dryfit.core.settings.choices import Metric
-from dryfit.store.layout import StudyLayout
-from dryfit.tasks.baselines.spans import likeliest_sentences
-from dryfit.tasks.rows import checked_rows
-from dryfit.tasks.rows.characters import word_spans
-from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
-from dryfit.tasks.spans.span_answers import null_threshold
-from dryfit.tasks.spans.span_metrics import row_scores, span_metrics
-from dryfit.tasks.tokens.windows import Ragged
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.choices import Metric
+from dryfit.tasks import rows as checked_rows
+from dryfit.tasks.baselines import likeliest_sentences
+from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.tasks.spans import null_threshold, row_scores, span_metrics
+from dryfit.tasks.windows import Ragged, word_spans
 
 Spans = np.ndarray
 
@@ -213,7 +211,7 @@ def search(options: argparse.Namespace) -> None:
                 precision=options.precision,
             )
             study.write_text(filled + ("" if task == "criteria" else SPAN), encoding="utf-8")
-        subprocess.run([sys.executable, "-m", "dryfit.cli.app", "tune", str(study)], check=True)
+        subprocess.run([sys.executable, "-m", "dryfit.documents.command_line", "tune", str(study)], check=True)
 
 
 def table(options: argparse.Namespace) -> None:

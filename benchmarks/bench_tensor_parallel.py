@@ -25,14 +25,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
-from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import build
-from dryfit.meta.files.checkpoint_files import open_checkpoint
-from dryfit.meta.loading.filling import fill
-from dryfit.meta.loading.matching import LoadOptions
-from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.ranks.apply import connect, mark_sharded, slices_on_rank
-from dryfit.parallel.ranks.collectives import ProcessRanks
+from dryfit.meta.checkpoint_files import open_checkpoint
+from dryfit.meta.filling import fill
+from dryfit.meta.matching import LoadOptions
+from dryfit.parallel.apply import connect, mark_sharded, slices_on_rank
+from dryfit.parallel.collectives import ProcessRanks
+from dryfit.parallel.planner import plan_shards
+from dryfit.settings.sharding import ShardPlan
 
 CASES = (
     # name, layers, width, rows, tokens

@@ -1,4 +1,4 @@
-"""What CUDA kernels take beside their operators' outputs, next to the formulas of dryfit.memory.tracing.workspaces."""
+"""What CUDA kernels take beside their operators' outputs, next to the formulas of dryfit.gpu.kernels."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dryfit.memory.tracing.workspaces import workspace_bytes
+from dryfit.gpu.kernels import workspace_bytes
 
 aten = torch.ops.aten
 BLOCK_BYTES = 512

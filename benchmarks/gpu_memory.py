@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gpu_memory_tables as tables
 from gpu_memory_cases import Entry, entries, parse
 
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.settings.known_devices import parse_device
+from dryfit.settings.devices import parse_device
+from dryfit.settings.execution import DeviceSpec
 
 STAGE_LIMIT_S = 900
 SETTLED = ("ok", "survived", "oom", "too large")

@@ -8,11 +8,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.core.jobs.memory import ExecutionChoice
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
-from dryfit.core.settings.execution import Allocator, OptimizerImpl, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.execution import Allocator, OptimizerImpl, PlanSubject
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.plan_messages import MemoryCase
+from dryfit.settings.tables import LoraSettings, TrialSettings
 
 LINES = """
 bert-base-uncased 16x512 bf16 adamw:fused history cap

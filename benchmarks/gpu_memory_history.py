@@ -25,11 +25,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from dryfit.core.errors import ConfigError, InternalError
-from dryfit.core.jobs.memory import StepPhase
-from dryfit.memory.allocator.caching_allocator import CachingAllocator
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.timeline import BLOCK_BYTES, Timeline
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.caching_allocator import CachingAllocator
+from dryfit.gpu.timeline import BLOCK_BYTES, Timeline
+from dryfit.settings.errors import ConfigError, InternalError
+from dryfit.settings.memory_plan import StepPhase
 
 Item: TypeAlias = dict[str, object]
 

@@ -11,13 +11,13 @@ import transformers
 from gpu_memory_cases import parse
 from gpu_memory_history import by_operator, read_snapshot
 
-from dryfit.core.jobs.calibration import MemoryCase, Observation
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.jobs.calibrate import comparison, planned
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import device_constants
-from dryfit.memory.planning.estimate import Device
-from dryfit.train.rehearsal.observing import CudaMeter, cublas_workspaces, device_spec, observe, run_case, used_before
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import device_constants
+from dryfit.plans.estimate import Device
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.plan_messages import MemoryCase, Observation
+from dryfit.training.calibrate import comparison, planned
+from dryfit.training.measured_step import CudaMeter, cublas_workspaces, device_spec, observe, run_case, used_before
 
 MOST_HISTORY_BYTES = 8 * 2**20
 """Larger histories are thrown away once they are compared."""

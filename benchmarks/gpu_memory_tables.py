@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from dryfit.core.jobs.calibration import Observation
-from dryfit.jobs.calibrate import spread
+from dryfit.settings.plan_messages import Observation
+from dryfit.training.calibrate import spread
 
 MIB = 2**20
 Row = Sequence[str]

@@ -174,7 +174,16 @@ def predicted(device: str) -> Callable[[str, list[str]], dict[str, Any]]:
     """Rehearse a script."""
 
     def run(_name: str, words: list[str]) -> dict[str, Any]:
-        command = [sys.executable, "-m", "dryfit.cli.app", "rehearse", "--json", "--quiet", "--device", device]
+        command = [
+            sys.executable,
+            "-m",
+            "dryfit.documents.command_line",
+            "rehearse",
+            "--json",
+            "--quiet",
+            "--device",
+            device,
+        ]
         try:
             done = started([*command, str(ROOT / words[0]), *words[1:]], CUDA_VISIBLE_DEVICES="")
         except subprocess.TimeoutExpired:

@@ -9,13 +9,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import ledgers
-from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.suggest import Suggestion, suggest
-from dryfit.search.space.space import Space
-from dryfit.store.events import AttemptEnded, Resolved, StudyCreated, TrialAsked
+from dryfit.ledger.events import AttemptEnded, Resolved, StudyCreated, TrialAsked
+from dryfit.search.samplers import Suggestion, suggest
+from dryfit.search.space import Space
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.study_file import SamplerName, SearchSettings, StudyConfig
+from dryfit.settings.trial import Outcome, TrialRecord
 
 SEED = 1
 SPACE = {

@@ -24,9 +24,9 @@ from transformers import (
     set_seed,
 )
 
-from dryfit.core.settings.tables import ModelSettings
-from dryfit.meta.files.source import model_folder
-from dryfit.train.batches import EpochBatchSampler
+from dryfit.meta.checkpoint_files import model_folder
+from dryfit.settings.tables import ModelSettings
+from dryfit.training.batches import EpochBatchSampler
 
 FOLDER = str(model_folder(ModelSettings(name="minilm")))
 

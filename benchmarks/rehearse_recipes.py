@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 import dryfit
-from dryfit.core.jobs.rehearsal import RehearsalAnswer
+from dryfit.settings.rehearsal_messages import RehearsalAnswer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 DEVICES = ("rtx3060", "rtx4090")

@@ -30,10 +30,10 @@ import psutil
 import soak_trial
 
 import dryfit
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.text.tail import LineTail
-from dryfit.store.layout import StudyLayout
-from dryfit.study.loop.session import read_study
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.text import LineTail
+from dryfit.settings.trial import Outcome
+from dryfit.study.session import read_study
 
 SETTLED = 500
 PARALLEL = 2
@@ -118,8 +118,8 @@ def look(control: psutil.Process, folder: Path, trials: int, seconds: float) -> 
     try:
         every = control.children(recursive=True)
         named = {one.pid: " ".join(one.cmdline()) for one in control.children()}
-        server = next(one for one in control.children() if "dryfit.runtime.children.fork_server" in named[one.pid])
-        mirror = next(one for one in control.children() if "dryfit.search.followers.process" in named[one.pid])
+        server = next(one for one in control.children() if "dryfit.processes.fork_server" in named[one.pid])
+        mirror = next(one for one in control.children() if "dryfit.search.follower_process" in named[one.pid])
         found: dict[str, float] = {}
         for name, process in (("control", control), ("server", server), ("mirror", mirror)):
             found[f"{name}_mib"] = process.memory_info().rss / 2**20

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from dryfit.core.settings.known_devices import parse_device
+from dryfit.settings.devices import parse_device
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, COUNTS = ROOT / "docs" / "cards.md", ROOT / "docs" / "models-and-devices.md"

@@ -2,7 +2,7 @@
 
 Each mutant is one small change to a module, in a copy of the sources. Where the tests that run every day pass with it,
 those of the night run too: fewer examples and members may not cost a mutant.
-``MODULES="parallel/planning/axes.py"`` chooses among the modules, ``MUTANTS=20`` how many of each, ``SEED=1`` which
+``MODULES="parallel/axes.py"`` chooses among the modules, ``MUTANTS=20`` how many of each, ``SEED=1`` which
 ones, and what the tests draw.
 """
 
@@ -25,16 +25,16 @@ from typing import TypeAlias
 from throwaway import CheckError, check, copy_sources, outside, run, temporary_folder
 
 TESTS: Mapping[str, tuple[str, ...]] = {
-    "memory/allocator/replay.py": ("property/test_memory_allocator.py", "unit/memory/test_allocator.py"),
-    "search/sampling/pruning.py": ("property/test_search_pruning.py", "unit/search/test_search_pruning_verdicts.py"),
+    "gpu/caching_allocator.py": ("property/test_memory_allocator.py", "unit/memory/test_allocator.py"),
+    "search/pruning.py": ("property/test_search_pruning.py", "unit/search/test_search_pruning_verdicts.py"),
     "meta/moves.py": ("unit/meta/test_moves.py",),
-    "runtime/machine/packing.py": ("property/test_runtime_packing.py", "property/test_packing_mixed.py"),
-    "parallel/planning/axes.py": ("property/test_parallel_axes.py", "unit/parallel/test_axes.py"),
-    "memory/planning/ladder.py": ("unit/memory/test_ladder.py",),
-    "runtime/failures/classify.py": ("unit/runtime/test_runtime_faults.py", "property/test_runtime_deciders.py"),
-    "store/replay.py": ("unit/store/test_replay.py",),
-    "study/loop/next_step.py": ("unit/study/test_next_step.py",),
-    "virtual/places.py": ("unit/virtual/test_places.py",),
+    "processes/packing.py": ("property/test_runtime_packing.py", "property/test_packing_mixed.py"),
+    "parallel/axes.py": ("property/test_parallel_axes.py", "unit/parallel/test_axes.py"),
+    "plans/ladder.py": ("unit/memory/test_ladder.py",),
+    "processes/failures.py": ("unit/runtime/test_runtime_faults.py", "property/test_runtime_deciders.py"),
+    "ledger/replay.py": ("unit/store/test_replay.py",),
+    "study/next_step.py": ("unit/study/test_next_step.py",),
+    "gpu/script_recorder.py": ("unit/virtual/test_places.py",),
 }
 """Of each module, the files that test it and start no processes; the night has more examples or members of them."""
 NEVER = "not chaos_long and not gpu and not nodes"

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from dryfit.core.private_names import TESTED
+from dryfit.settings.private_names import TESTED
 from private_access import DOCUMENTED, class_names, is_private, private_accesses, private_parts
 
 pytestmark = pytest.mark.heavy
@@ -25,17 +25,17 @@ SEARCH = "dryfit.search.private_apis"
 
 # Texts that look like private names. A key is "module:text".
 TEXTS = {
-    "dryfit.meta.construction.tape:_dryfit_birth": "an attribute of ours on another library's object",
-    "dryfit.parallel.ranks.apply:_dryfit_cut": "an attribute of ours on another library's object",
-    "dryfit.parallel.proof.narrow_config:_token_id": "how names of settings end",
-    "dryfit.train.rehearsal.observing:_mask": "how names of inputs end",
-    "dryfit.virtual.traffic:_like": "how names of operators end",
-    "dryfit.virtual.writes.redirect:_io": "the module of open, as its functions name it",
-    "dryfit.virtual.writes.replacing:_io": "the same: what it has stays as it is",
-    "dryfit.search.followers.trackio_runs:_Group": "a key of a run's settings, as trackio writes it",
-    "dryfit.search.followers.trackio_runs:_Created": "a key of a run's settings, as trackio writes it",
-    "dryfit.search.followers.trackio_runs:_Username": "a key of a run's settings, as trackio writes it",
-    "dryfit.runtime.failures.fault_case:_pickle.UnpicklingError": "pickle.UnpicklingError, as a text",
+    "dryfit.meta.tape:_dryfit_birth": "an attribute of ours on another library's object",
+    "dryfit.parallel.apply:_dryfit_cut": "an attribute of ours on another library's object",
+    "dryfit.parallel.narrow:_token_id": "how names of settings end",
+    "dryfit.training.measured_step:_mask": "how names of inputs end",
+    "dryfit.gpu.work:_like": "how names of operators end",
+    "dryfit.gpu.redirect:_io": "the module of open, as its functions name it",
+    "dryfit.gpu.redirect:_io": "the same: what it has stays as it is",
+    "dryfit.search.trackio_follower:_Group": "a key of a run's settings, as trackio writes it",
+    "dryfit.search.trackio_follower:_Created": "a key of a run's settings, as trackio writes it",
+    "dryfit.search.trackio_follower:_Username": "a key of a run's settings, as trackio writes it",
+    "dryfit.processes.failure_texts:_pickle.UnpicklingError": "pickle.UnpicklingError, as a text",
 }
 # Names in the package that need no row of NAMES.
 UNDECLARED = {
@@ -193,7 +193,7 @@ def test_no_private_method_of_another_library_is_overridden_elsewhere():
 
 
 def test_an_override_is_seen(monkeypatch):
-    loop = "dryfit.train.trainer"
+    loop = "dryfit.training.trainer"
     code = "class TrialTrainer(StateTrainer):\n def _save_scaler(self, folder): pass"
     monkeypatch.setitem(trees(), loop, ast.parse(code))
     assert list(overridden()) == [f"{loop}.TrialTrainer._save_scaler"]

@@ -7,11 +7,14 @@ never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dryfit.core.platforms import refuse_unsupported_platform
-from dryfit.core.version import VERSION as __version__  # noqa: N811
+from dryfit.settings.version import VERSION as __version__  # noqa: N811
+from dryfit.settings.version import refuse_unsupported_platform
 
 if TYPE_CHECKING:
-    from dryfit.api import (
+    from dryfit.gpu.device import virtual_gpu
+    from dryfit.ledger import event_types as events
+    from dryfit.settings.errors import DryfitError, LoadError
+    from dryfit.study.functions import (
         Study,
         TuneAllResult,
         TuneResult,
@@ -41,30 +44,26 @@ if TYPE_CHECKING:
         tune_all,
         write_report,
     )
-    from dryfit.core.errors import DryfitError, LoadError
-    from dryfit.jobs.own.objective_trial import Trial
-    from dryfit.jobs.predictor import Predictor
-    from dryfit.jobs.script.current import checkpointed, current_trial, report
-    from dryfit.store import event_types as events
-    from dryfit.study.loop.observers import Observer
-    from dryfit.tasks.saved.saved_model import load
-    from dryfit.virtual.gpu import virtual_gpu
+    from dryfit.study.observers import Observer
+    from dryfit.tasks.saved_models import load
+    from dryfit.training.current_trial import Trial, checkpointed, current_trial, report
+    from dryfit.training.prediction import Predictor
 
 _HOMES = {
-    "DryfitError": "dryfit.core.errors",
-    "LoadError": "dryfit.core.errors",
-    "Observer": "dryfit.study.loop.observers",
-    "Predictor": "dryfit.jobs.predictor",
-    "Trial": "dryfit.jobs.own.objective_trial",
-    "checkpointed": "dryfit.jobs.script.current",
-    "current_trial": "dryfit.jobs.script.current",
-    "report": "dryfit.jobs.script.current",
-    "load": "dryfit.tasks.saved.saved_model",
-    "virtual_gpu": "dryfit.virtual.gpu",
+    "DryfitError": "dryfit.settings.errors",
+    "LoadError": "dryfit.settings.errors",
+    "Observer": "dryfit.study.observers",
+    "Predictor": "dryfit.training.prediction",
+    "Trial": "dryfit.training.current_trial",
+    "checkpointed": "dryfit.training.current_trial",
+    "current_trial": "dryfit.training.current_trial",
+    "report": "dryfit.training.current_trial",
+    "load": "dryfit.tasks.saved_models",
+    "virtual_gpu": "dryfit.gpu.device",
 }
-"""Modules of the public names that are not in ``dryfit.api``."""
+"""Modules of the public names that are not in ``dryfit.study.functions``."""
 
-_MODULES = {"events": "dryfit.store.event_types", "meta": "dryfit.meta"}
+_MODULES = {"events": "dryfit.ledger.event_types", "meta": "dryfit.meta"}
 """Public names that are modules."""
 
 __all__ = [
@@ -112,7 +111,7 @@ __all__ = [
 
 
 _GONE = {
-    "train_ensemble": "dryfit.train each of the best trials, predict with each model, and average the probabilities",
+    "train_ensemble": "dryfit.training each of the best trials, predict with each model, and average the probabilities",
 }
 """Public names of earlier versions, each with what to do instead."""
 
@@ -124,4 +123,4 @@ def __getattr__(name: str) -> Any:
         instead = f" any more: {_GONE[name]}" if name in _GONE else ""
         raise AttributeError(f"module 'dryfit' has no attribute {name!r}{instead}")
     refuse_unsupported_platform()
-    return getattr(import_module(_HOMES.get(name, "dryfit.api")), name)
+    return getattr(import_module(_HOMES.get(name, "dryfit.study.functions")), name)

@@ -16,19 +16,18 @@ import breaking
 import dryfit
 from breaking import ALWAYS
 from chaos import carriers
-from dryfit.api import story as told
-from dryfit.core.errors import ExitStatus
-from dryfit.core.failure import FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import LOG_FILE, MARKER_VARIABLE, STACKS_FILE
-from dryfit.reporting.story import story_lines
-from dryfit.runtime.children.attempt import MOST_BYTES
-from dryfit.runtime.children.processes import marker_of
-from dryfit.runtime.failures import recovery
-from dryfit.store.events import AttemptEnded, SessionOpened
-from dryfit.store.layout import StudyLayout
-from dryfit.store.state import TrialState
-from dryfit.study.loop.next_step import End
+from dryfit.documents.story import story_lines
+from dryfit.ledger.events import AttemptEnded, SessionOpened
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.state import TrialState
+from dryfit.processes import failures
+from dryfit.processes.attempt import MOST_BYTES
+from dryfit.processes.process import marker_of
+from dryfit.settings.errors import ExitStatus, FailureKind
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import LOG_FILE, MARKER_VARIABLE, STACKS_FILE
+from dryfit.study.functions import story as told
+from dryfit.study.next_step import End
 from fenced import in_own_mounts, memory_group
 from runtime_jobs import alive
 from study_runs import (
@@ -51,7 +50,7 @@ KILLED, CRASHED = FailureKind.KILLED, FailureKind.NATIVE_CRASH
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What time must heal is healed at once here."""
-    monkeypatch.setattr(recovery, "_DELAY_MAX_S", 0.05)
+    monkeypatch.setattr(failures, "_DELAY_MAX_S", 0.05)
 
 
 def tune(folder: Path, *points: Mapping[str, Any], function: Any = breaking.breaks, **tables: Any) -> dryfit.TuneResult:
@@ -134,7 +133,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str,
     """A study in which every trial breaks its process, each in another way."""
     folder = tmp_path_factory.mktemp("own") / "study"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recovery, "_DELAY_MAX_S", 0.05)
+        patch.setattr(failures, "_DELAY_MAX_S", 0.05)
         result = tune(folder, *faults(*OWN), runtime={"retries": 10})
     assert result.end is End.DONE
     trials = assert_ended(folder, len(OWN))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.failure import FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.text.words import printable
+from dryfit.settings.errors import FailureKind
+from dryfit.settings.text import printable
+from dryfit.settings.trial import Outcome
 from study_runs import (
     DEADLINE_S,
     command,

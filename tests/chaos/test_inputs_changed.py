@@ -8,7 +8,7 @@ import pytest
 
 import own_tasks
 import tiny
-from dryfit.core.settings.trial import Outcome
+from dryfit.settings.trial import Outcome
 from study_runs import DEADLINE_S, ends, fold, resume_to_end, start, tune_to_end, wait_for, write_study
 
 pytestmark = pytest.mark.slow

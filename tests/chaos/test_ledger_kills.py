@@ -14,10 +14,10 @@ import pytest
 
 import dying_control
 from chaos import failures
-from dryfit.core.settings.trial import Outcome
-from dryfit.store import events
-from dryfit.store.events import Event, TrialFinished
-from dryfit.study.loop.next_step import End
+from dryfit.ledger import events
+from dryfit.ledger.events import Event, TrialFinished
+from dryfit.settings.trial import Outcome
+from dryfit.study.next_step import End
 from kill_points import KNOWN, Killed, OutlivingSupervisor, Way, killed_at, study_session
 from study_runs import DEADLINE_S, ends, events_of, fold, marked_processes, objective_study, run
 

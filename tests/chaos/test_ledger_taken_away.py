@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.store.ledger import read_ledger
+from dryfit.ledger.ledger import read_ledger
 from study_runs import (
     DEADLINE_S,
     ends,

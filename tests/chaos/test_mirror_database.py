@@ -13,9 +13,9 @@ from pathlib import Path
 import optuna
 import pytest
 
-from dryfit.search.followers.keeper import followed_bytes, trouble_of
-from dryfit.store.events import TrialFinished
-from dryfit.store.layout import StudyLayout
+from dryfit.ledger.events import TrialFinished
+from dryfit.ledger.folder import StudyLayout
+from dryfit.search.followers import followed_bytes, trouble_of
 from parts import need, need_package
 from study_runs import events_of, fold, kill_now, run_here, start, wait_for
 

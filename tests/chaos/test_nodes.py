@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from agents import Proxy, address_of, agents_of, end, joined, start_agent, write_study
-from dryfit.core.errors import ExitStatus
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.events import (
+from dryfit.ledger.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptStarted,
@@ -22,6 +20,8 @@ from dryfit.store.events import (
     TrialFinished,
     VerdictGiven,
 )
+from dryfit.settings.errors import ExitStatus
+from dryfit.settings.trial import Outcome
 from study_runs import DEADLINE_S, ends, events_of, fold, marked_processes, run, start, wait_for
 
 TRIALS = 24

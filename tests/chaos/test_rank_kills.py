@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 import dryfit
-from dryfit.core.failure import FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.events import AttemptEnded, AttemptStarted, FailureFacts
+from dryfit.ledger.events import AttemptEnded, AttemptStarted, FailureFacts
+from dryfit.settings.errors import FailureKind
+from dryfit.settings.trial import Outcome
 from study_runs import (
     ends,
     events_of,

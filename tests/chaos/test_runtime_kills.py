@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.schema import Isolation
-from dryfit.core.failure import FailureKind
-from dryfit.core.wire import MARKER_VARIABLE, Note, Started
-from dryfit.runtime.children.child_spec import ChildExited, ChildLimits
-from dryfit.runtime.children.processes import sweep
-from dryfit.runtime.failures.classify import classify
+from dryfit.processes.child_spec import ChildExited, ChildLimits
+from dryfit.processes.failures import classify
+from dryfit.processes.process import sweep
+from dryfit.settings.errors import FailureKind
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.wire import MARKER_VARIABLE, Note, Started
 from runtime_jobs import Harness, alive, until_dead
 from thinning import examples
 
@@ -85,12 +85,12 @@ def test_a_terminated_server_lives_on_so_that_its_children_can_checkpoint(tmp_pa
 @pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.FRESH])
 def test_a_process_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch, isolation):
     """As one that a driver holds; here, one that the kill is kept from."""
-    monkeypatch.setattr("dryfit.runtime.children.supervisor._UNKILLABLE_S", 0.2)
+    monkeypatch.setattr("dryfit.processes.supervisor._UNKILLABLE_S", 0.2)
     with Harness(tmp_path, isolation=isolation) as harness:
         child = start(harness, "held")
         with monkeypatch.context() as patch:
-            patch.setattr("dryfit.runtime.children.supervisor.kill_session", lambda *_: None)
-            patch.setattr("dryfit.runtime.children.attempt.FreshChild.kill", lambda _: None)
+            patch.setattr("dryfit.processes.supervisor.kill_session", lambda *_: None)
+            patch.setattr("dryfit.processes.attempt.FreshChild.kill", lambda _: None)
             harness.supervisor.kill("held", "hang")
             event = harness.until_exit("held")
         assert alive(child)
@@ -154,8 +154,8 @@ def test_a_start_that_always_hangs_is_a_failed_start(tmp_path):
 _SLEEPER = """
 import sys, time
 from pathlib import Path
-from dryfit.runtime.children import supervisor
-from dryfit.runtime.children.child_spec import ChildLimits
+from dryfit.processes import supervisor
+from dryfit.processes.child_spec import ChildLimits
 from runtime_jobs import Harness
 supervisor._TICK_MAX_S = 0.2
 limits = ChildLimits(start_s=60.0, hang_s=1.5, total_s=None, stop_grace_s=60.0)

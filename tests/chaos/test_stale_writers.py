@@ -11,16 +11,16 @@ import psutil
 import pytest
 
 import dryfit
-from dryfit.core.failure import FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import RESULT_FILE
-from dryfit.runtime.children import supervisor
-from dryfit.runtime.children.child_spec import SupervisorSettings
-from dryfit.runtime.children.supervisor import Supervisor
-from dryfit.store.events import AttemptPlaced, AttemptStarted, CheckpointMade, Event
-from dryfit.store.layout import StudyLayout, TrialLayout
-from dryfit.store.ledger import Ledger
-from dryfit.study.loop import session
+from dryfit.ledger.events import AttemptPlaced, AttemptStarted, CheckpointMade, Event
+from dryfit.ledger.folder import StudyLayout, TrialLayout
+from dryfit.ledger.ledger import Ledger
+from dryfit.processes import supervisor
+from dryfit.processes.child_spec import SupervisorSettings
+from dryfit.processes.supervisor import Supervisor
+from dryfit.settings.errors import FailureKind
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import RESULT_FILE
+from dryfit.study import session
 from study_runs import DEADLINE_S, ends, fold, objective_study, run, write_study
 
 RUNTIME = "verdict_timeout_s = 0.5"

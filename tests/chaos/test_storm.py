@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chaos import Storm, assert_undisturbed, chosen_seed, failures
-from dryfit.core.failure import FailureKind
+from dryfit.settings.errors import FailureKind
 from study_runs import fold, objective_study, run, write_study
 
 RUNTIME = "parallel = 2\nretries = 100"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.store.events import AttemptEvent, AttemptStarted, TrialFinished
-from dryfit.store.ledger import LedgerTail
-from dryfit.store.replay import StudyState
+from dryfit.ledger.events import AttemptEvent, AttemptStarted, TrialFinished
+from dryfit.ledger.ledger import LedgerTail
+from dryfit.ledger.replay import StudyState
 from study_runs import (
     ends,
     events_of,

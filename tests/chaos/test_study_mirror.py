@@ -10,8 +10,8 @@ import optuna
 import optuna_dashboard
 import pytest
 
-from dryfit.store.events import TrialFinished
-from dryfit.store.layout import StudyLayout
+from dryfit.ledger.events import TrialFinished
+from dryfit.ledger.folder import StudyLayout
 from study_runs import (
     child_running,
     ends,
@@ -48,7 +48,7 @@ def test_a_running_study_can_be_looked_at_and_a_killed_mirror_harms_nothing(
     process = start("tune", folder, "--quiet")
     finished = lambda: sum(isinstance(event, TrialFinished) for event in events_of(folder))  # noqa: E731
     assert wait_for(lambda: finished() >= 1 and (StudyLayout(folder).mirror_status).exists(), process)
-    mirror = child_running("dryfit.search.followers.process", of=process.pid)
+    mirror = child_running("dryfit.search.follower_process", of=process.pid)
     assert mirror is not None
     seen = optuna.load_study(study_name="study", storage=storage_of(folder))
     assert process.poll() is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.store.events import AttemptEnded, SessionClosed
+from dryfit.ledger.events import AttemptEnded, SessionClosed
 from study_runs import (
     command,
     ends,

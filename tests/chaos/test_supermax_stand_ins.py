@@ -8,9 +8,9 @@ import pytest
 
 import encoders
 import tiny
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import LOG_FILE
-from dryfit.starter.preset import preset_text
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import LOG_FILE
+from dryfit.study.template import preset_text
 from study_runs import fold, marked_processes, start, summary_of
 
 STAND_INS: Mapping[str, str] = {

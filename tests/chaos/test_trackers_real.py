@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.trackers import tracker_of
-from dryfit.search.followers.runs import Runs
-from dryfit.store.events import ReportMade, TrialFinished
-from dryfit.store.layout import StudyLayout
+from dryfit.ledger.events import ReportMade, TrialFinished
+from dryfit.ledger.folder import StudyLayout
+from dryfit.search.follower_runs import Runs
+from dryfit.settings.study_file_checks import tracker_of
 from study_runs import child_running, events_of, objective_study, run, start, summary_of, wait_for
 from trackers_beside import (
     OF_TRACKIO,
@@ -53,7 +53,7 @@ def wanted(folder: Path) -> Runs:
 
 
 def kill_tracker(control_pid: int) -> None:
-    tracker = child_running("dryfit.search.followers.process", of=control_pid)
+    tracker = child_running("dryfit.search.follower_process", of=control_pid)
     assert tracker is not None
     tracker.kill()
 

@@ -12,17 +12,16 @@ from torch.autograd.graph import saved_tensors_hooks
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, OptimizerImpl, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.memory.tracing.events import Shape
-from dryfit.train import activation_offload
-from dryfit.train.activation_offload import cannot_offload_activations, offload_layer_inputs
-from dryfit.train.optim.optimizer import OptimizerPlan
-from dryfit.train.rehearsal.observing import fill
-from dryfit.train.rehearsal.step_rehearsal import Rehearsal
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.gpu.events import Shape
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import DeviceKind, OptimizerImpl, PlanSubject
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.training import model
+from dryfit.training.measured_step import fill
+from dryfit.training.model import cannot_offload_activations, offload_layer_inputs
+from dryfit.training.optimizer import OptimizerPlan
+from dryfit.training.step_tracer import Rehearsal, step_parts
 
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 SHAPE = Shape(rows=3, length=20)
@@ -88,7 +87,7 @@ def test_gradients_are_the_same_bit_for_bit(
         pytest.skip("it shares a tensor between its layers")
     asked = subject(tmp_path, name)
     kept = gradients(asked, reentrant=reentrant, offload=False)
-    monkeypatch.setattr(activation_offload, "save_on_cpu", Copies)
+    monkeypatch.setattr(model, "save_on_cpu", Copies)
     Copies.packed.clear()
     moved = gradients(asked, reentrant=reentrant, offload=True)
     assert kept.keys() == moved.keys() and kept

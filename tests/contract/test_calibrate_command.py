@@ -10,22 +10,21 @@ import torch
 
 import calibrate_stand_in
 import tiny
-from dryfit.core.errors import ChildError, ConfigError, MachineError
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.core.jobs.child import JOBS
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.memory import Confidence, ExecutionChoice
-from dryfit.core.jobs.plan import CalibrateRequest
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import PlanSubject
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.memory.planning.constants import device_constants, read_calibrations
-from dryfit.reporting.document import json_text
-from dryfit.reporting.plans import calibration_lines, calibration_table
-from dryfit.runtime.machine.local_devices import named_gpu
-from dryfit.study.loop.child_jobs import run_alone
-from dryfit.study.planning import calibration as calibrating
-from dryfit.study.planning.calibration import measure_and_compare
+from dryfit.documents.document import json_text
+from dryfit.documents.plans import calibration_lines, calibration_table
+from dryfit.gpu.constants import device_constants, read_calibrations
+from dryfit.processes.node import named_gpu
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ChildError, ConfigError, MachineError
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import JOBS
+from dryfit.settings.memory_plan import Confidence, ExecutionChoice
+from dryfit.settings.plan_messages import CalibrateRequest, MemoryCase
+from dryfit.settings.tables import TrialSettings
+from dryfit.study import plan_requests as calibrating
+from dryfit.study.child_jobs import run_alone
+from dryfit.study.plan_requests import measure_and_compare
 from study_runs import run_here
 
 SUPPORT = Path(calibrate_stand_in.__file__).parent

@@ -13,14 +13,13 @@ import dryfit
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.errors import LoadError
-from dryfit.core.jobs.export import MergeRequest
-from dryfit.core.jobs.train import StopReason
-from dryfit.core.settings.tables import LmSettings, LoraSettings
-from dryfit.jobs.merge import merge
-from dryfit.tasks.lm.causal_lm import CausalLm
-from dryfit.tasks.lm.generation import answer
-from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer
+from dryfit.settings.errors import LoadError
+from dryfit.settings.tables import LmSettings, LoraSettings
+from dryfit.settings.training_messages import MergeRequest, StopReason
+from dryfit.tasks.causal_lm import CausalLm
+from dryfit.tasks.generation import answer
+from dryfit.tasks.prompts import PromptTokenizer
+from dryfit.training.export import merge
 from parts import need_package
 
 # PEFT itself asks transformers for a property under its old name.

@@ -10,12 +10,12 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 import spans
 import tiny
 import trials
-from dryfit.core.jobs.train import FinalRequest, FinalResult
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.task_facts import reads
-from dryfit.core.wire import Note
-from dryfit.jobs.final import final
-from dryfit.tasks.saved.model_input import read_model_input
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.task_facts import reads
+from dryfit.settings.training_messages import FinalRequest, FinalResult
+from dryfit.settings.wire import Note
+from dryfit.tasks.saved_models import read_model_input
+from dryfit.training.trial_jobs import final
 
 # By this loss class 1 is hardly ever the likelier one: one half is not the best threshold.
 TABLES = {

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import tiny
-from dryfit.core.errors import MachineError
-from dryfit.core.platforms import refuse_unsupported_platform
-from dryfit.core.text.lines import MOST_CELL_CHARS, MOST_LINE_BYTES
+from dryfit.settings.errors import MachineError
+from dryfit.settings.text import MOST_CELL_CHARS, MOST_LINE_BYTES
+from dryfit.settings.version import refuse_unsupported_platform
 from study_runs import run, run_here, summary_of, write_study
 
 
@@ -49,7 +49,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom dryfit.cli.app import app\n"
+        "import sys\nfrom dryfit.documents.command_line import app\n"
         "heavy = {'torch', 'transformers', 'optuna', 'numpy', 'rich.live', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

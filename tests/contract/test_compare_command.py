@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import tiny
-from dryfit.api import compare, train_top, tune
-from dryfit.core.jobs.train import FinalResult
-from dryfit.runtime.children.result_reading import read_result
-from dryfit.scoring.row_files import read_rows
-from dryfit.store.layout import StudyLayout
-from dryfit.study.loop.next_step import End
+from dryfit.ledger.folder import StudyLayout
+from dryfit.processes.attempt import read_result
+from dryfit.settings.training_messages import FinalResult
+from dryfit.study.functions import compare, train_top, tune
+from dryfit.study.next_step import End
+from dryfit.tasks.scored_rows import read_rows
 from study_runs import fold, objective_study, run, run_here, write_study
 
 

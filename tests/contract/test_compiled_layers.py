@@ -15,15 +15,14 @@ import tasks
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.settings.tables import HeadSettings
-from dryfit.core.wire import Note
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_pretrained
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.pretrained import Kind, load_pretrained
+from dryfit.settings.tables import HeadSettings
+from dryfit.settings.wire import Note
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.model import enable_checkpointing
-from dryfit.train.optim.compiling import CompiledLayers, layers_of
-from dryfit.train.optim.step import backward_batch
+from dryfit.tasks.tokens import TokenSet
+from dryfit.training.model import CompiledLayers, enable_checkpointing, layers_of
+from dryfit.training.step import backward_batch
 from parts import need
 
 # Compiling warns of much, and takes a warning that is an error for a fault of its own.

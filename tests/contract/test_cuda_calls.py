@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.settings.known_devices import device_names, driver_name, parse_device
+from dryfit.settings.devices import device_names, driver_name, parse_device
 from rehearsed import facts_of
 
 pytestmark = pytest.mark.heavy

@@ -14,21 +14,19 @@ import spans
 import study_runs
 import tiny
 import trials
-from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs.train import FinalRequest, FinalResult
-from dryfit.core.settings.tables import DataSettings
-from dryfit.core.settings.task_facts import metrics_of_spans
-from dryfit.core.wire import Note
-from dryfit.jobs.final import final
-from dryfit.jobs.prediction import ModelPredictor
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
-from dryfit.tasks.rows.characters import word_spans
-from dryfit.tasks.rows.checked_rows import UnlabelledRow
-from dryfit.tasks.saved.model_input import read_model_input
-from dryfit.tasks.saved.saved_model import load
-from dryfit.tasks.spans.span_metrics import span_metrics
-from dryfit.tasks.tokens.windows import Ragged
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
+from dryfit.settings.errors import ConfigError, DataError
+from dryfit.settings.tables import DataSettings
+from dryfit.settings.task_facts import metrics_of_spans
+from dryfit.settings.training_messages import FinalRequest, FinalResult
+from dryfit.settings.wire import Note
+from dryfit.tasks.rows import UnlabelledRow
+from dryfit.tasks.saved_models import load, read_model_input
+from dryfit.tasks.spans import span_metrics
+from dryfit.tasks.windows import Ragged, word_spans
+from dryfit.training.prediction import ModelPredictor
+from dryfit.training.trial_jobs import final
 from trials import read_lines as read
 
 TABLES = {

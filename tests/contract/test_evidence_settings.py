@@ -10,10 +10,10 @@ import settings_act
 import spans
 import tiny
 import trials
-from dryfit.config.schema_json import SEARCHABLE
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.task_facts import reads
-from dryfit.tasks.spans.evidence import EvidenceTask
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.study_file_text import SEARCHABLE
+from dryfit.settings.task_facts import reads
+from dryfit.tasks.evidence import EvidenceTask
 from settings_act import COMMON, DECODING, ELSEWHERE, HEAD, WINDOWS, Pairs, Tables
 
 BASE: Tables = {"train": {"epochs": 1, "max_length": 28}, "span": {"doc_stride": 6}}

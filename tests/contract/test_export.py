@@ -15,11 +15,11 @@ from optuna.trial import TrialState
 from typer.testing import CliRunner
 
 import dryfit
-from dryfit.cli.app import app
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import FoldScore, Goal, Outcome
-from dryfit.reporting.trials import cell_text
+from dryfit.documents.command_line import app
+from dryfit.documents.report_tables import cell_text
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.trial import FoldScore, Goal, Outcome
 from ledgers import BEGAN_S, Script, eventful
 
 TEXTS = ["plain", 'com,ma "quoted"\nline', "=1+1", "+x", "-x", "@x", "'quoted", "\tx", "ünïcödé 字 🎉", "true", "1e-3"]

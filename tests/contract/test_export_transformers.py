@@ -20,10 +20,10 @@ import study_runs
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.errors import ConfigError, LedgerError, LoadError
-from dryfit.core.jobs.export import ExportRequest, ExportResult
-from dryfit.core.wire import Note
-from dryfit.jobs.to_transformers import export
+from dryfit.settings.errors import ConfigError, LedgerError, LoadError
+from dryfit.settings.training_messages import ExportRequest, ExportResult
+from dryfit.settings.wire import Note
+from dryfit.training.export import export
 
 # PEFT itself asks transformers for a property under its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.failure import PERMITTED, Action, FailureKind
-from dryfit.runtime.failures.classify import ROWS
+from dryfit.processes.failures import ROWS
+from dryfit.settings.errors import PERMITTED, Action, FailureKind
 
 TESTS = Path(__file__).parents[1]
 SCRIPTED = "contract/test_study_failures.py::test_a_failure_that_goes_on"

@@ -8,12 +8,10 @@ import pytest
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.jobs.analysis import Analysis
-from dryfit.core.jobs.train import FinalRequest, FinalResult
-from dryfit.jobs.final import final
-from dryfit.scoring.analysis import analyse
-from dryfit.scoring.row_files import FACTS_FILE, read_facts, read_rows, write_facts
-from dryfit.scoring.scored_row import RowFacts
+from dryfit.settings.training_messages import Analysis, FinalRequest, FinalResult
+from dryfit.tasks.analysis import analyse
+from dryfit.tasks.scored_rows import FACTS_FILE, RowFacts, read_facts, read_rows, write_facts
+from dryfit.training.trial_jobs import final
 from study_runs import run, run_here
 
 STUDY = """

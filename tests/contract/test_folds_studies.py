@@ -12,8 +12,8 @@ import pytest
 import dryfit
 import own_tasks
 import tiny
-from dryfit.core.settings.splits import fold_groups
-from dryfit.core.settings.trial import FoldScore, Outcome
+from dryfit.settings.splits import fold_groups
+from dryfit.settings.trial import FoldScore, Outcome
 from study_runs import ends, fold, kill_now, run, run_here, start, summary_of, wait_for, write_study
 
 pytestmark = pytest.mark.slow

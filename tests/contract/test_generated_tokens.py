@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.rehearsal import ScriptEnd
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import GIB, MIB, device, facts_of, rehearse
 
 pytestmark = pytest.mark.slow

@@ -8,13 +8,13 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 import dryfit
 import objectives
-from dryfit.config.schema import SamplerName
-from dryfit.core.errors import MachineError
-from dryfit.core.settings.choices import Direction
-from dryfit.search.sampling import samplers
-from dryfit.search.sampling.gp_handle import GpProcess, GpQuestion, GpTrial, ask_once
-from dryfit.search.space.params import to_text
-from dryfit.study.loop import study_run
+from dryfit.search import samplers
+from dryfit.search.samplers import GpProcess, GpQuestion, GpTrial, ask_once
+from dryfit.search.space import to_text
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import MachineError
+from dryfit.settings.study_file import SamplerName
+from dryfit.study import loop
 from study_runs import child_running, fold, kill_now, run, start, wait_for, wait_for_events
 
 SUPPORT = str(Path(objectives.__file__).parent)
@@ -75,7 +75,7 @@ def test_another_process_takes_over_from_one_that_is_killed(tmp_path: Path, monk
     monkeypatch.setenv("STEP_PAUSE_S", "0.1")  # so that the study goes on while its process is looked for
     process = start("tune", disturbed)
     assert wait_for(lambda: (disturbed / "ledger.jsonl").exists() and len(fold(disturbed).trials) == 4, process)
-    gp = child_running("dryfit.search.sampling.gp_process", of=process.pid)
+    gp = child_running("dryfit.search.gp_process", of=process.pid)
     assert gp is not None
     gp.kill()
     process.communicate()
@@ -86,7 +86,7 @@ def test_another_process_takes_over_from_one_that_is_killed(tmp_path: Path, monk
 
 
 def test_a_process_that_cannot_work_leaves_the_trial_to_tpe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study_run, "GpProcess", partial(GpProcess, ("false",)))
+    monkeypatch.setattr(loop, "GpProcess", partial(GpProcess, ("false",)))
     found = {}
     for sampler in ("gp", "tpe"):
         search = {"sampler": sampler, "startup_trials": 2, "mirror": "none"}

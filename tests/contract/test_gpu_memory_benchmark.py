@@ -18,13 +18,26 @@ sys.path.insert(0, str(SCRIPT.parent))
 import gpu_memory_tables as tables  # noqa: E402
 from gpu_memory_cases import Entry, entries  # noqa: E402
 
-from dryfit.core.jobs.calibration import Observation, PartPeak  # noqa: E402
-from dryfit.core.settings.execution import Allocator, DeviceKind, DeviceSpec, OptimizerImpl  # noqa: E402
-from dryfit.core.settings.tables import Precision  # noqa: E402
-from dryfit.meta.loading.catalogue import planning_config  # noqa: E402
-from dryfit.meta.loading.configs import most_tokens  # noqa: E402
-from dryfit.meta.loading.pretrained import Kind, cannot_checkpoint  # noqa: E402
-from dryfit.train.optim.optimizer import implementations  # noqa: E402
+from dryfit.meta.configs import (
+    most_tokens,  # noqa: E402
+    planning_config,  # noqa: E402
+)
+from dryfit.meta.pretrained import (
+    Kind,
+    cannot_checkpoint,  # noqa: E402
+)
+from dryfit.settings.execution import (
+    Allocator,
+    DeviceKind,
+    DeviceSpec,
+    OptimizerImpl,  # noqa: E402
+)
+from dryfit.settings.plan_messages import (
+    Observation,
+    PartPeak,  # noqa: E402
+)
+from dryfit.settings.tables import Precision  # noqa: E402
+from dryfit.training.optimizer import implementations  # noqa: E402
 
 MIB = 2**20
 

@@ -13,11 +13,11 @@ import pytest
 import dryfit
 import import_files
 import tiny
-from dryfit.cli.app import main
-from dryfit.core.errors import ConfigError, DataError, MachineError
-from dryfit.core.settings.tables import DataSettings
-from dryfit.importers.options import Format
-from dryfit.tasks.rows.checked_rows import Splits, load_splits
+from dryfit.documents.command_line import main
+from dryfit.settings.errors import ConfigError, DataError, MachineError
+from dryfit.settings.tables import DataSettings
+from dryfit.study.import_files import Format
+from dryfit.tasks.rows import Splits, load_splits
 from study_runs import run_here
 
 MAPS = {

@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 
 import plan_jobs
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import InternalError
-from dryfit.core.jobs.child import JOBS
-from dryfit.core.jobs.diagnostics import CheckRequest
-from dryfit.core.jobs.job import Job
-from dryfit.study.loop.child_jobs import run_alone
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.check_messages import CheckRequest
+from dryfit.settings.errors import InternalError
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import JOBS
+from dryfit.study.child_jobs import run_alone
 
 
 @pytest.mark.heavy

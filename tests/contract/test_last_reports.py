@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.replay import StudyState
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.trial import Outcome
 from kill_points import REPORTS, study_session
 
 

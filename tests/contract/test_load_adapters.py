@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import dryfit
-from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
+from dryfit.settings.errors import LoadError
 from loading import assert_same, fresh, llama_config, output, perturb, ties, tokens, written
 
 # PEFT asks transformers for a property under its old name.

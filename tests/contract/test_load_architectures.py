@@ -24,9 +24,9 @@ from transformers import (
 )
 
 import dryfit
-from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.jobs.load_report import TensorOrigin
-from dryfit.meta.construction.walk import slots
+from dryfit.meta.slots import slots
+from dryfit.settings.check_messages import TensorOrigin
+from dryfit.settings.errors import ConfigError, LoadError
 from loading import SMALL, assert_same, bert_config, config_of, fresh, llama_config, output, tokens, written
 
 AUTO: dict[str, Any] = {

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import dryfit
 import tiny
-from dryfit.core.errors import ConfigError, LoadError
+from dryfit.settings.errors import ConfigError, LoadError
 from study_runs import command, run_here, write_study
 
 

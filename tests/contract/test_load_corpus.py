@@ -13,8 +13,8 @@ from torch import nn
 from transformers import AutoModel, BertForSequenceClassification, BertModel, LlamaForCausalLM, LlamaModel
 
 import dryfit
-from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise, move
+from dryfit.settings.errors import LoadError
 from loading import assert_same, bert_config, dirty, fresh, llama_config, output, perturb, ties, tokens, written
 
 NO_DATA = "Cannot copy out of meta tensor"

@@ -22,9 +22,9 @@ from transformers import (
 )
 
 import dryfit
-from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.files.checkpoint_files import open_checkpoint
+from dryfit.meta.checkpoint_files import open_checkpoint
+from dryfit.settings.errors import LoadError
 from loading import assert_same, bert_config, dirty, fresh, llama_config, output, perturb, tokens, written
 
 WEIGHTS = "model.safetensors"

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, BertModel, LlamaForCausalLM
 from transformers.initialization import TORCH_INIT_FUNCTIONS, TORCH_MODULES_TO_PATCH
 
 import dryfit
-from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.offload import refuse_early_optimizer, refuse_offload
+from dryfit.meta.moves import refuse_early_optimizer, refuse_offload
+from dryfit.settings.errors import LoadError
 from loading import assert_same, bert_config, config_of, dirty, fresh, llama_config, output, tokens, written
 from thinning import examples
 

@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs.child import JOBS
-from dryfit.core.jobs.job import Job
-from dryfit.core.settings.choices import Precision
-from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.local_devices import available_cores
-from dryfit.store.events import GenerationBegan
-from dryfit.store.layout import StudyLayout
-from dryfit.study.planning import measured_pace
-from dryfit.study.planning.measured_pace import _Kept  # pyright: ignore[reportPrivateUsage]
-from dryfit.study.planning.pace import MeasuredWay, Way, divisions, recorded_precision
+from dryfit.ledger.events import GenerationBegan
+from dryfit.ledger.folder import StudyLayout
+from dryfit.processes.node import available_cores
+from dryfit.settings.choices import Precision
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import JOBS
+from dryfit.settings.trial import Outcome
+from dryfit.study import pace
+from dryfit.study.pace import (
+    MeasuredWay,
+    Way,
+    _Kept,  # pyright: ignore[reportPrivateUsage]
+    divisions,
+    recorded_precision,
+)
 from study_runs import events_of, fold, run_here, write_study
 
 AUTO = ("--set", "runtime.parallel=auto", "--set", "train.precision=auto")
@@ -91,8 +96,8 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path, cache: Path, mo
     (kept_file,) = cache.iterdir()
     known = _Kept(measured=(*ways, MeasuredWay(way=in_bf16, step_s=0.5)))
     kept_file.write_text(known.model_dump_json(), encoding="utf-8")
-    monkeypatch.setattr(measured_pace, "_measure", _must_not)
-    monkeypatch.setattr(measured_pace, "has_bf16", lambda *_, **__: True)
+    monkeypatch.setattr(pace, "_measure", _must_not)
+    monkeypatch.setattr(pace, "has_bf16", lambda *_, **__: True)
     for left in ("ledger.jsonl", "frozen.toml"):
         (file.parent / left).unlink()
     shutil.rmtree(file.parent / "trials")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.errors import ConfigError
-from dryfit.memory.allocator.settings import INTERVALS, MIB, AllocatorSettings
+from dryfit.gpu.allocator_settings import INTERVALS, MIB, AllocatorSettings
+from dryfit.settings.errors import ConfigError
 
 # Torch keeps what an earlier text set, so each begins with the default.
 _RESET = "large_segment_size_mb:20,"

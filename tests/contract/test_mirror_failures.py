@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 import instant
 import plan_jobs
 from changing import mirror_into
-from dryfit.core.settings.trial import Outcome
+from dryfit.settings.trial import Outcome
 from study_runs import fold, run_here
 
 WAYS = ["fine", "out of memory", "assert", "illegal access", "wrong device", "nan", "poor"]

@@ -12,11 +12,11 @@ import pytest
 from transformers import AutoConfig
 
 import tiny
-from dryfit.api import doctor, init_rows, predict, train
-from dryfit.api.studies import tune
-from dryfit.config.load import load_study_file
-from dryfit.study.doctor.finding import Status
-from dryfit.study.loop.next_step import End
+from dryfit.settings.study_file_reading import load_study_file
+from dryfit.study.functions import doctor, init_rows, predict, train
+from dryfit.study.machine_checks import Status
+from dryfit.study.next_step import End
+from dryfit.study.studies import tune
 from study_runs import fold, run_here
 
 STUDY = """
@@ -124,7 +124,7 @@ def test_what_is_not_clear_is_asked_only_on_a_terminal(tmp_path: Path, monkeypat
     assert done.returncode == 2
     assert "'first', 'second'" in done.stderr and "--label first" in done.stderr
     monkeypatch.setattr(sys, "stdin", Typed("nothing\n2\n"))
-    monkeypatch.setattr("dryfit.cli.studies.is_asked", lambda: True)
+    monkeypatch.setattr("dryfit.documents.study_commands.is_asked", lambda: True)
     done = run_here("init", tmp_path / "study", "--data", file)
     assert done.returncode == 0, done.stderr
     assert load_study_file(tmp_path / "study").config.data.labels == ("x", "y")

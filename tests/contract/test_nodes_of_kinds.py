@@ -11,11 +11,11 @@ import pytest
 
 import plan_jobs
 from agents import end
-from dryfit.core.errors import ExitStatus
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.events import AttemptPlaced, NodeJoined
-from dryfit.store.replay import StudyState
+from dryfit.ledger.events import AttemptPlaced, NodeJoined
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.errors import ExitStatus
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.trial import Outcome
 from study_runs import DEADLINE_S, events_of, fold, wait_for
 
 pytestmark = pytest.mark.slow

@@ -138,7 +138,7 @@ def test_a_function_has_the_secrets_it_names_and_no_file_has_any(study: Path, mo
         facts = json.loads((study.parent / f"{way}.json").read_text())
         assert facts["has"] == only
         commands = " ".join(facts["shown"])
-        assert "dryfit.search.followers.process" in commands and "dryfit.runtime.children" in commands
+        assert "dryfit.search.follower_process" in commands and "dryfit.processes" in commands
         assert not any(facts["shown"].values()), facts["shown"]  # no process was started with any of them
 
     texts = {path: path.read_bytes() for path in sorted(study.rglob("*")) if path.is_file()}

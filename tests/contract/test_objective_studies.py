@@ -13,14 +13,13 @@ import pytest
 
 import dryfit
 import objectives
-from dryfit.core.errors import ExitStatus
-from dryfit.core.failure import FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import LOG_FILE
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
-from dryfit.store.state import TrialState
-from dryfit.study.loop.next_step import End
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.ledger.state import TrialState
+from dryfit.settings.errors import ExitStatus, FailureKind
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import LOG_FILE
+from dryfit.study.next_step import End
 from study_runs import DEADLINE_S, fold, marked_processes, run, run_here, start, wait_for
 
 RANDOM = {"sampler": "random", "mirror": "none"}
@@ -83,7 +82,16 @@ def test_the_frozen_study_goes_on_from_anywhere(finished: Path, tmp_path: Path) 
     text = (finished / "frozen.toml").read_text(encoding="utf-8")
     assert 'function = "objectives:quadratic"' in text
     assert "f1_macro" not in text and "[train]" not in text
-    command = [sys.executable, "-m", "dryfit.cli.app", "resume", str(finished), "--trials", "14", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "dryfit.documents.command_line",
+        "resume",
+        str(finished),
+        "--trials",
+        "14",
+        "--json",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["trials"]["complete"] == 14
@@ -180,7 +188,7 @@ def test_a_trials_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold:
             for pid in marked_processes(folder):
                 with suppress(psutil.NoSuchProcess):  # it has ended between the two looks
                     process = psutil.Process(pid)
-                    if "dryfit.runtime.children.fork_server" in process.cmdline():
+                    if "dryfit.processes.fork_server" in process.cmdline():
                         servers.append(process.memory_info().rss)
 
         def on_message(self, number, message) -> None:

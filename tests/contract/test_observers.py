@@ -13,10 +13,10 @@ import pytest
 
 import dryfit
 import objectives
-from dryfit.cli.live import LiveDisplay
-from dryfit.core.errors import ConfigError, ExitStatus
-from dryfit.store.events import ReportMade, SessionClosed, VerdictGiven
-from dryfit.store.replay import StudyState
+from dryfit.documents.live_progress import LiveDisplay
+from dryfit.ledger.events import ReportMade, SessionClosed, VerdictGiven
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.errors import ConfigError, ExitStatus
 from observers import Changes, Exits, Hangs, Raises, Recorder, facts, full_disk
 from study_runs import ends, events_of, fold, objective_study, run, run_here
 
@@ -61,7 +61,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_study_does_not_notice_what_its_observers_do(
     alone: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dryfit.study.loop.observers.FINISH_S", 2.0)
+    monkeypatch.setattr("dryfit.study.observers.FINISH_S", 2.0)
     folder, good = tmp_path / "study", Recorder()
     hanging = [Hangs("on_open"), Hangs("on_event"), Hangs("on_note")]
     raising = [
@@ -139,7 +139,7 @@ def test_verdicts_come_while_an_observer_hangs(tmp_path: Path) -> None:
 def test_an_observer_that_falls_behind_is_detached(
     alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dryfit.study.loop.observers.MOST_WAITING", 20)
+    monkeypatch.setattr("dryfit.study.observers.MOST_WAITING", 20)
     folder, slow, good = tmp_path / "study", Hangs("on_event"), Recorder()
     assert tune(folder, [slow]).status is ExitStatus.DONE
     assert (slow.inside, slow.left, ends(folder)) == (True, False, ends(alone))
@@ -204,7 +204,7 @@ def test_the_commands_own_display_may_fail_too(tmp_path: Path, monkeypatch: pyte
     assert done.returncode == heard.returncode == ExitStatus.DONE
     assert len(ends(tmp_path)) == 3 and ends(tmp_path) == ends(tmp_path / "heard")
     assert "trial 2: complete" in heard.stderr and "trial 2: complete" not in done.stderr
-    assert done.stderr.count("dryfit.cli.live.LiveDisplay raised OSError: [Errno 28]") == 1
+    assert done.stderr.count("dryfit.documents.live_progress.LiveDisplay raised OSError: [Errno 28]") == 1
     assert done.stdout.splitlines()[0] == heard.stdout.splitlines()[0]
     assert "raised OSError" in log_of(tmp_path)
 
@@ -276,8 +276,8 @@ def test_listeners_hear_every_session_of_a_study_and_cannot_hurt_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Named by module and by file, with a folder and without; frozen with the study, which may be moved."""
-    monkeypatch.setattr("dryfit.study.loop.observers.FINISH_S", 1.0)
-    monkeypatch.setattr("dryfit.study.loop.observers.MAKE_S", 1.0)
+    monkeypatch.setattr("dryfit.study.observers.FINISH_S", 1.0)
+    monkeypatch.setattr("dryfit.study.observers.MAKE_S", 1.0)
     plain = write_listeners(tmp_path / "plain", "listen_plain")
     folder = write_listeners(tmp_path / "here", "listen_here", ".py:Rows", ":raises", ".py:hangs", ".py:Hangs")
     assert run_here("tune", plain, "--quiet").returncode == ExitStatus.DONE

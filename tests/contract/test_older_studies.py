@@ -16,11 +16,11 @@ import pytest
 import dryfit
 import older_studies
 import trials
-from dryfit.core.errors import LoadError
-from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.local_devices import available_cores
-from dryfit.store import events
-from dryfit.tasks.saved.load_check import folder_health
+from dryfit.ledger import events
+from dryfit.processes.node import available_cores
+from dryfit.settings.errors import LoadError
+from dryfit.settings.trial import Outcome
+from dryfit.tasks.saved_models import folder_health
 from study_runs import events_of, run_here, summary_of
 
 KEPT = Path(__file__).resolve().parents[1] / "older_studies"

@@ -10,18 +10,18 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from dryfit.core.errors import ConfigError, LoadError, NonFiniteError
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.plan import PlanRequest
-from dryfit.core.jobs.train import FinalRequest, FinalResult, PredictRequest, ResolveRequest, StopReason
-from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings.memory_key import memory_key
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.jobs.final import final
-from dryfit.jobs.plan import plan
-from dryfit.jobs.predict import predict
-from dryfit.jobs.resolve import resolve
-from dryfit.tasks.saved.saved_model import load
+from dryfit.settings.errors import ConfigError, LoadError, NonFiniteError
+from dryfit.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.memory_key import memory_key
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.plan_messages import PlanRequest
+from dryfit.settings.tables import TrialSettings
+from dryfit.settings.training_messages import FinalRequest, FinalResult, PredictRequest, ResolveRequest, StopReason
+from dryfit.tasks.saved_models import load
+from dryfit.training.plan_job import plan
+from dryfit.training.prediction import predict
+from dryfit.training.resolve import resolve
+from dryfit.training.trial_jobs import final
 from own_tasks import EXAMPLE, example_file, score_trial, wrong_file
 from trials import ScriptedChannel
 

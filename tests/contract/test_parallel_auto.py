@@ -4,9 +4,9 @@ from pathlib import Path
 
 import dryfit
 import objectives
-from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.local_devices import available_cores
-from dryfit.store.events import AttemptPlaced, ParallelSet
+from dryfit.ledger.events import AttemptPlaced, ParallelSet
+from dryfit.processes.node import available_cores
+from dryfit.settings.trial import Outcome
 from study_runs import events_of, fold, run_here
 
 

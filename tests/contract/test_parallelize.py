@@ -13,16 +13,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import rank_groups
-from dryfit.core.errors import ConfigError, DryfitError, ShardError
-from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.parallel import parallelize
-from dryfit.parallel.layout import parallelize as module
-from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof import narrow
-from dryfit.parallel.proof.prove import proof_bytes
-from dryfit.parallel.ranks.apply import slice_tensor
-from dryfit.parallel.ranks.check import shards_of
-from dryfit.parallel.ranks.collectives import ProcessRanks
+from dryfit.parallel import narrow, parallelize
+from dryfit.parallel import parallelize as module
+from dryfit.parallel.apply import shards_of, slice_tensor
+from dryfit.parallel.collectives import ProcessRanks
+from dryfit.parallel.planner import plan_shards
+from dryfit.parallel.prove import proof_bytes
+from dryfit.settings.errors import ConfigError, DryfitError, ShardError
+from dryfit.settings.sharding import ShardPlan
 from rank_groups import ERROR, Facts
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_parallel.py"

@@ -8,17 +8,14 @@ import torch
 from transformers import AutoConfig
 
 import tiny
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.tasks.lm import causal_lm
-from dryfit.train.optim.optimizer import OptimizerPlan
-from dryfit.train.rehearsal.observing import fill
-from dryfit.train.rehearsal.step_rehearsal import Rehearsal
-from dryfit.train.rehearsal.step_tracer import StepTracer
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl, PlanSubject
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.tasks import causal_lm
+from dryfit.training.measured_step import fill
+from dryfit.training.optimizer import OptimizerPlan
+from dryfit.training.step_tracer import Rehearsal, StepTracer, step_parts
 from parts import need_package
 from profiled import peak_bytes, profiled_peak_bytes
 

@@ -5,20 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
-from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.memory.planning.timeline import peak_bytes
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.meta.loading.catalogue import catalogue_config, catalogue_entries
-from dryfit.meta.loading.pretrained import Kind, stored_kind
-from dryfit.study.loop.child_jobs import run_alone
-from dryfit.train.rehearsal.step_tracer import StepTracer
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.timeline import peak_bytes
+from dryfit.meta.configs import catalogue_config, catalogue_entries
+from dryfit.meta.pretrained import Kind, stored_kind
+from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.study.child_jobs import run_alone
+from dryfit.training.step_tracer import StepTracer, step_parts
 from published import PUBLISHED
 
 HUGE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))

@@ -15,19 +15,19 @@ import pytest
 import dryfit
 import plan_stand_in
 import tiny
-from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.child import JOBS
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.memory import VerdictKind
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import JOBS
+from dryfit.settings.memory_plan import VerdictKind
 from golden import Golden
 from study_runs import command, run_here, write_study
 
 Plan = Callable[..., subprocess.CompletedProcess[str]]
 SUPPORT = Path(plan_stand_in.__file__).parent
 START = (
-    "from dryfit.core.jobs.child import JOBS, Job\n"
+    "from dryfit.settings.jobs import JOBS, Job\n"
     "JOBS[Job.PLAN] = JOBS[Job.PLAN]._replace(entry='plan_stand_in:plan')\n"
-    "from dryfit.cli.app import main\n"
+    "from dryfit.documents.command_line import main\n"
     "main()"
 )
 LARGE = ("--set", "model.name=bert-large-uncased", "--set", "train.batch_size=16", "--set", "train.max_length=512")

@@ -8,21 +8,19 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.memory import StepPhase
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.jobs.plan import plan
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.tasks.lm.causal_lm import CausalLm
-from dryfit.tasks.lm.generation import answer
-from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer
-from dryfit.train.rehearsal.observing import fill
-from dryfit.train.rehearsal.step_tracer import StepTracer
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.memory_plan import StepPhase
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.tasks.causal_lm import CausalLm
+from dryfit.tasks.generation import answer
+from dryfit.tasks.prompts import PromptTokenizer
+from dryfit.training.measured_step import fill
+from dryfit.training.plan_job import plan
+from dryfit.training.step_tracer import StepTracer, step_parts
 from profiled import peak_bytes, profiled_peak_bytes
 
 ROWS, LENGTH, NEW, LAYERS = 8, 96, 24, 3

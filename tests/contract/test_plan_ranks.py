@@ -11,26 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from dryfit.core.errors import ConfigError, ShardError
-from dryfit.core.jobs.memory import Effect, MemoryCategory, VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import OptimizerImpl, PlanSubject
-from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.core.sharding.shard_summary import ShardSummary
-from dryfit.memory.planning.timeline import end_bytes, peak_bytes
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.parallel.layout import proved_plans as sharding
-from dryfit.parallel.layout.shard_plans import ShardPlans
-from dryfit.parallel.layout.tensor_parallel import TensorParallel
-from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.timeline import end_bytes, peak_bytes
+from dryfit.parallel import proved_plans as sharding
+from dryfit.parallel.collectives import Ranks, SimulatedRanks, simulate
+from dryfit.parallel.proved_plans import ShardPlans
+from dryfit.parallel.tensor_parallel import TensorParallel
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ConfigError, ShardError
+from dryfit.settings.execution import OptimizerImpl, PlanSubject
+from dryfit.settings.memory_plan import Effect, MemoryCategory, VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.sharding import ShardPlan, ShardSummary
 from dryfit.tasks.base import Batch
-from dryfit.train.optim.optimizer import make_optimizer
-from dryfit.train.optim.step import backward_batch
-from dryfit.train.rehearsal.step_tracer import StepTracer
-from dryfit.train.rehearsal.subjects import StepParts, step_parts, whole_model
+from dryfit.training.optimizer import make_optimizer
+from dryfit.training.step import backward_batch
+from dryfit.training.step_tracer import StepParts, StepTracer, step_parts, whole_model
 from rank_plans import CPU, config, planned, subject, with_weights
 
 ROWS, MICRO = 8, 3

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.execution import PlanSubject
-from dryfit.parallel.layout import proved_plans as sharding
-from dryfit.reporting.plans import headline
-from dryfit.study.planning.refusals import refusal_text
+from dryfit.documents.plans import headline
+from dryfit.parallel import proved_plans as sharding
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.study.trial_plans import refusal_text
 from rank_plans import CPU, config, planned, subject
 
 MB = 1_000_000

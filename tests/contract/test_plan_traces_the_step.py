@@ -12,15 +12,14 @@ import encoders
 import spans
 import tiny
 import tiny_lms
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import PlanSubject, adapters
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import PlanSubject, adapters
+from dryfit.tasks import causal_lm
 from dryfit.tasks.guard import BatchGuard
-from dryfit.tasks.lm import causal_lm
-from dryfit.train import trainer as loop
-from dryfit.train.optim.optimizer import optimizer_plan
-from dryfit.train.optim.step import micro_batches
-from dryfit.train.rehearsal.step_rehearsal import Rehearsal
-from dryfit.train.rehearsal.subjects import StepParts, step_parts
+from dryfit.training import trainer as loop
+from dryfit.training.optimizer import optimizer_plan
+from dryfit.training.step import micro_batches
+from dryfit.training.step_tracer import Rehearsal, StepParts, step_parts
 from trials import Trial, small
 
 _STEP = 2

@@ -17,10 +17,10 @@ import spans
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.errors import ConfigError, DataError, LoadError
-from dryfit.jobs import prediction as predicting
-from dryfit.jobs import predictor as in_memory
-from dryfit.tasks.saved import saved_model
+from dryfit.settings.errors import ConfigError, DataError, LoadError
+from dryfit.tasks import saved_models
+from dryfit.training import prediction as in_memory
+from dryfit.training import prediction as predicting
 
 ROWS = [{key: row[key] for key in ("id", "criterion", "text")} for row in tiny.rows(11, seed=5, start=900)]
 SPANS: dict[str, dict[str, Any]] = {"train": {"epochs": 1, "max_length": 28}, "span": {"doc_stride": 6}}
@@ -120,7 +120,7 @@ def test_a_plain_text_is_a_row_where_nothing_else_is_read(texts: Path) -> None:
 
 def test_it_is_loaded_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = dryfit.Predictor(model, device="cpu")
-    monkeypatch.setattr(saved_model, "trained_model", None)
+    monkeypatch.setattr(saved_models, "trained_model", None)
     first, second = (predictor(ROWS) for _ in range(2))
     assert first == second
 

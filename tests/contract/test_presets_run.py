@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import tiny
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.presets import PRESETS
-from dryfit.starter.preset import TASKS
+from dryfit.settings.choices import PRESETS, BuiltInTask
+from dryfit.study.template import TASKS
 from study_runs import run, run_here
 
 EACH_DAY = (("criteria", "max"), ("joint", "supermax"))

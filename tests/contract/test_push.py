@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dryfit.cli.app import app
+from dryfit.documents.command_line import app
 
 pytestmark = pytest.mark.heavy
 TOKEN = "hf_of_the_test"

@@ -7,8 +7,8 @@ import pytest
 from transformers import ViTConfig, ViTForImageClassification
 
 import dryfit
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.layout import StudyLayout
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.trial import Outcome
 from parts import need_package
 from study_runs import fold
 from tiny import model

@@ -16,11 +16,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import dryfit
 import tiny
 import trials
-from dryfit.core.errors import DataError
-from dryfit.core.jobs.export import ExportRequest
-from dryfit.jobs.to_transformers import export
-from dryfit.scoring.analysis import analyse
-from dryfit.scoring.row_files import read_rows
+from dryfit.settings.errors import DataError
+from dryfit.settings.training_messages import ExportRequest
+from dryfit.tasks.analysis import analyse
+from dryfit.tasks.scored_rows import read_rows
+from dryfit.training.export import export
 
 OWN_HEAD = {"pooling": "cls", "layers": 1, "activation": "tanh"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from dryfit.core.jobs.calibration import PartPeak
+from dryfit.settings.plan_messages import PartPeak
 from rehearsed import rehearse
 from step_cases import CASES, case_of, planned
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from browser import document_of, picture_of
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.reporting.page import render
-from dryfit.reporting.rehearsals import rehearsal_page
+from dryfit.documents.plots import render
+from dryfit.documents.rehearsals import rehearsal_page
+from dryfit.settings.execution import DeviceSpec
 from rehearsal_stand_in import GIB, answer_of
 
 pytestmark = pytest.mark.heavy

@@ -9,15 +9,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import dryfit
-from dryfit import api
-from dryfit.cli.app import app
-from dryfit.core.errors import ConfigError, ObjectiveError
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.jobs.rehearsal import REHEARSED_VARIABLE
-from dryfit.core.rehearsal_process import RehearsalSurroundings
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.reporting.plans import plan_json
+from dryfit.documents.command_line import app
+from dryfit.documents.plans import plan_json
+from dryfit.processes.rehearsal_process import RehearsalSurroundings
+from dryfit.settings.errors import ConfigError, ObjectiveError
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.rehearsal_messages import REHEARSED_VARIABLE
+from dryfit.study import functions
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 BATCH, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
@@ -27,7 +27,9 @@ BATCH, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     start = RehearsalSurroundings(dict(os.environ), import_paths=(SUPPORT,), module="rehearsal_stand_in")
-    monkeypatch.setattr("dryfit.api.RehearsalOptions", functools.partial(api.RehearsalOptions, surroundings=start))
+    monkeypatch.setattr(
+        "dryfit.study.functions.RehearsalOptions", functools.partial(functions.RehearsalOptions, surroundings=start)
+    )
     (tmp_path / "train.py").write_text("raise SystemExit\n")
     return "train.py"
 
@@ -178,6 +180,6 @@ def test_functions_that_nobody_else_can_import(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_python_api_answers_as_the_command(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dryfit.api.rehearsal.RehearsalOptions", api.RehearsalOptions)
+    monkeypatch.setattr("dryfit.study.rehearsals.RehearsalOptions", functions.RehearsalOptions)
     answer = dryfit.rehearse(script, device="24GiB", arguments=["fits", "4"], ladder=True)
     assert (answer.verdict, answer.fits) == (VerdictKind.FITS, True)

@@ -7,7 +7,7 @@ import pytest
 
 import dryfit
 import warm
-from dryfit.core.jobs.rehearsal import RehearsalAnswer
+from dryfit.settings.rehearsal_messages import RehearsalAnswer
 from rehearsed import PROGRAMS, rehearse
 from rehearsed_memory import memory_of
 

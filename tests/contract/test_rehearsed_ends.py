@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import ExitStatus
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.rehearsal import RehearsalAnswer, ScriptEnd
+from dryfit.settings.errors import ExitStatus
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
 from rehearsed import rehearse
 
 pytestmark = pytest.mark.slow
@@ -151,7 +151,16 @@ def test_one_that_changes_its_parameters_by_hand_has_trained(tmp_path: Path) -> 
 )
 def test_ctrl_c_at_the_terminal_tells_what_was_seen(tmp_path: Path, steps: int, end: ScriptEnd) -> None:
     (tmp_path / "script.py").write_text(f"{LOOP}for _ in range({steps}):\n    step()\nprint('ready')\n{WAIT}")
-    command = [sys.executable, "-m", "dryfit.cli.app", "rehearse", "--device", "16GiB", "--json", "script.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "dryfit.documents.command_line",
+        "rehearse",
+        "--device",
+        "16GiB",
+        "--json",
+        "script.py",
+    ]
     with subprocess.Popen(
         command,
         cwd=tmp_path,

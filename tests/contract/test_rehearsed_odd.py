@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import dryfit
-from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
-from dryfit.core.jobs.rehearsal import ScriptEnd
+from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import MIB, PROGRAMS, line_of, rehearse
 from rehearsed_memory import check_sums, held_bytes, memory_of
 

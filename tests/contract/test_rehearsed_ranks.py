@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
-from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, ScriptEnd
-from dryfit.memory.planning.timeline import BLOCK_BYTES
+from dryfit.gpu.timeline import BLOCK_BYTES
+from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from rehearsed import MIB, rehearse
 
 pytestmark = pytest.mark.slow

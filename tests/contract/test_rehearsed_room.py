@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.jobs.memory import StepPhase, VerdictKind
-from dryfit.core.jobs.rehearsal import ScriptEnd
+from dryfit.settings.memory_plan import StepPhase, VerdictKind
+from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import GIB, device, line_of, rehearse
 from rehearsed_memory import memory_of
 

@@ -10,8 +10,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from dryfit.core.jobs.memory import MemoryCategory
-from dryfit.runtime.rehearsed_command import parse_command
+from dryfit.processes.rehearsed_command import parse_command
+from dryfit.settings.memory_plan import MemoryCategory
 from parts import need_package
 from rehearsed import hide, rehearse
 from rehearsed_memory import memory_of, takes_three_steps

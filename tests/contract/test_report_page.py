@@ -12,14 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 import dryfit
-from dryfit.cli.app import app
-from dryfit.config.freeze import dump_toml
-from dryfit.config.load import load_study_file, load_study_text
-from dryfit.core.errors import ConfigError, LedgerError
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Goal, Outcome
-from dryfit.store.lock import StudyLock
+from dryfit.documents.command_line import app
+from dryfit.ledger.lock import StudyLock
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import Action, ConfigError, FailureKind, LedgerError
+from dryfit.settings.study_file_reading import load_study_file, load_study_text
+from dryfit.settings.study_file_text import dump_toml
+from dryfit.settings.trial import Goal, Outcome
 from ledgers import Script, eventful
 
 STUDY = """

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.schema import Isolation
-from dryfit.core.wire import Started
-from dryfit.runtime.children.child_spec import PRELOAD, ChildMessage
-from dryfit.runtime.children.protocol import SERVE
+from dryfit.processes.child_spec import PRELOAD, SERVE, ChildMessage
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.wire import Started
 from runtime_jobs import Harness
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")
@@ -67,5 +66,5 @@ def test_a_child_waits_for_the_module_of_its_job(tmp_path: Path, monkeypatch: py
 
 def test_what_prepares_a_study_is_imported_first() -> None:
     first, then = (place for place, name in enumerate(PRELOAD) if name == SERVE)
-    assert PRELOAD.index("dryfit.jobs.resolve") < first < PRELOAD.index("dryfit.tasks.baselines.compute") < then
-    assert PRELOAD.index("dryfit.jobs.train") > then  # a trial has everything with it
+    assert PRELOAD.index("dryfit.training.resolve") < first < PRELOAD.index("dryfit.tasks.baselines") < then
+    assert PRELOAD.index("dryfit.training.trial_jobs") > then  # a trial has everything with it

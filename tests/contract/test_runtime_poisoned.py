@@ -4,13 +4,12 @@ import sys
 
 import pytest
 
-from dryfit.config.schema import Isolation
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.train import TrainResult
-from dryfit.core.wire import Note
-from dryfit.runtime.children.child_spec import ChildExited, ChildMessage
-from dryfit.runtime.failures.classify import classify
-from dryfit.runtime.failures.recovery import decide_recovery
+from dryfit.processes.child_spec import ChildExited, ChildMessage
+from dryfit.processes.failures import classify, decide_recovery
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.training_messages import TrainResult
+from dryfit.settings.wire import Note
 from runtime_jobs import Harness
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no fork server")

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from dryfit.config.schema import Isolation
-from dryfit.core.jobs.train import TrainResult
-from dryfit.core.wire import Started
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.training_messages import TrainResult
+from dryfit.settings.wire import Started
 from runtime_jobs import Harness
 
 

@@ -7,24 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.schema import Isolation
-from dryfit.core.jobs.diagnostics import BatchCheckRequest, CheckRequest, ProbeRequest
-from dryfit.core.jobs.export import MergeRequest
-from dryfit.core.jobs.plan import CalibrateRequest
-from dryfit.core.jobs.train import (
+from dryfit.processes.attempt import child_log_tail, read_messages, read_result
+from dryfit.processes.child_spec import leave_secrets
+from dryfit.processes.failures import classify
+from dryfit.settings.check_messages import BatchCheckRequest, CheckRequest, ProbeRequest
+from dryfit.settings.plan_messages import CalibrateRequest
+from dryfit.settings.secrets import forget_secrets
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.tables import DataSettings, JointSettings, ModelSettings, ObjectiveSettings
+from dryfit.settings.training_messages import (
     ImportRequest,
+    MergeRequest,
     ResolveRequest,
     RowsRequest,
     TinyLmRequest,
     TrainRequest,
 )
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.core.settings.tables import DataSettings, JointSettings, ModelSettings
-from dryfit.core.text.secrets import forget_secrets
-from dryfit.core.wire import Started
-from dryfit.runtime.children.environment import leave_secrets
-from dryfit.runtime.children.result_reading import child_log_tail, read_messages, read_result
-from dryfit.runtime.failures.classify import classify
+from dryfit.settings.wire import Started
 from runtime_jobs import Harness, request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")

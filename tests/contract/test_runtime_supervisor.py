@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.schema import Isolation
-from dryfit.core.errors import InternalError
-from dryfit.core.failure import FailureKind
-from dryfit.core.jobs.train import StopReason, TrainResult
-from dryfit.core.settings.trial import MetricPoint
-from dryfit.core.wire import STACKS_FILE, Note, Report, Started, Verdict
-from dryfit.runtime.children.attempt import HEAD_BYTES, MOST_BYTES, TAIL_BYTES
-from dryfit.runtime.children.child import ChildStatus
-from dryfit.runtime.children.child_spec import ChildExited, ChildLimits, ChildMessage
-from dryfit.runtime.children.result_reading import read_messages, read_result
-from dryfit.runtime.failures.classify import classify
+from dryfit.processes.attempt import HEAD_BYTES, MOST_BYTES, TAIL_BYTES, read_messages, read_result
+from dryfit.processes.child import ChildStatus
+from dryfit.processes.child_spec import ChildExited, ChildLimits, ChildMessage
+from dryfit.processes.failures import classify
+from dryfit.settings.errors import FailureKind, InternalError
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.training_messages import StopReason, TrainResult
+from dryfit.settings.trial import MetricPoint
+from dryfit.settings.wire import STACKS_FILE, Note, Report, Started, Verdict
 from runtime_jobs import PATIENCE_S, Harness, alive, until_dead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -134,7 +132,7 @@ def test_an_exception_crosses_with_its_causes(harness):
     assert event.evidence.exit_code == ChildStatus.FAULT
     assert event.result is not None and event.result.error is not None and event.evidence.fault is not None
     assert (event.result.error.code, event.result.error.found) == ("DATA", "found 3")
-    assert event.evidence.fault.type_names[0] == "dryfit.core.errors.DataError"
+    assert event.evidence.fault.type_names[0] == "dryfit.settings.errors.DataError"
     assert "builtins.OSError[ENOSPC]" in event.evidence.fault.type_names
     assert "_cause_chain" in event.evidence.fault.traceback
 
@@ -186,7 +184,7 @@ def test_a_kill_takes_the_descendants_along(harness):
 
 
 def test_a_child_is_killed_before_it_carries_its_marker(tmp_path, monkeypatch):
-    monkeypatch.setattr("dryfit.runtime.children.supervisor.kill_session", lambda _pid, _marker: None)
+    monkeypatch.setattr("dryfit.processes.supervisor.kill_session", lambda _pid, _marker: None)
     with Harness(tmp_path, isolation=Isolation.FRESH) as harness:
         harness.start("young", "run")
         harness.supervisor.kill("young", "now")

@@ -9,16 +9,16 @@ import dryfit
 import hf_script
 import plan_jobs
 import trainers
-from dryfit.core.channel import ChildChannel
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.plan import NO_TORCH, PlanAnswer, RehearsedPlanRequest
-from dryfit.core.jobs.rehearsal import FAILED_BY_ITSELF
-from dryfit.core.settings.objective_table import CalledCode
-from dryfit.core.settings.trial import Outcome
-from dryfit.jobs.own.rehearsed_plan import plan
-from dryfit.study.trials.child_requests import calling_request
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.job import Job
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.plan_messages import NO_TORCH, PlanAnswer, RehearsedPlanRequest
+from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF
+from dryfit.settings.tables import CalledCode
+from dryfit.settings.trial import Outcome
+from dryfit.study.requests import calling_request
+from dryfit.training.rehearsed_plan import plan
 from study_runs import fold, run_here
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow]
@@ -35,7 +35,7 @@ def test_a_trial_is_run_with_its_plan_and_goes_on_with_the_next_fallback_after_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("dryfit.runtime.machine.local_devices.gpu_count", lambda _: 1)
+    monkeypatch.setattr("dryfit.processes.node.gpu_count", lambda _: 1)
     plan_jobs.use_stand_ins(monkeypatch, Job.PROBE, Job.REHEARSE)
     file = tmp_path / "own.toml"
     file.write_text(

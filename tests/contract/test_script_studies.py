@@ -11,11 +11,11 @@ import pytest
 import dryfit
 import hf_script
 import trainers
-from dryfit.core.errors import ConfigError, ExitStatus, ObjectiveError
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import LOG_FILE
-from dryfit.store.layout import StudyLayout
-from dryfit.store.state import TrialState
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.state import TrialState
+from dryfit.settings.errors import ConfigError, ExitStatus, ObjectiveError
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import LOG_FILE
 from study_runs import fold, run_here
 from tiny import model
 
@@ -398,7 +398,7 @@ def test_a_script_can_be_run_without_dryfit(tmp_path: Path) -> None:
 
 def _init(folder: Path, script: Path, *words: str) -> Path:
     done = subprocess.run(
-        [sys.executable, "-m", "dryfit.cli.app", "init", "own", "--script", script, "--", *words],
+        [sys.executable, "-m", "dryfit.documents.command_line", "init", "own", "--script", script, "--", *words],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -10,9 +10,9 @@ from typing import Any
 import optuna
 import pytest
 
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.trial import Outcome
 from study_runs import fold, run, run_here, write_study
 
 POINT = {"optim.lr": 5e-3, "head.pooling": "max"}

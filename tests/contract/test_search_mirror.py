@@ -17,9 +17,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from changing import mirror_into
-from dryfit.search.followers import process as follower
-from dryfit.search.followers.keeper import FollowerProcess, followed_bytes, pause_after, trouble_of
-from dryfit.search.followers.targets import Mirror
+from dryfit.search import follower_process as follower
+from dryfit.search.followers import FollowerProcess, Mirror, followed_bytes, pause_after, trouble_of
 from toy_ledger import Ledger
 
 pytestmark = pytest.mark.heavy
@@ -313,8 +312,8 @@ def test_a_study_from_elsewhere_is_left_alone(ledger: Ledger, storage: str, tmp_
 PARENT = """
 import sys, time
 from pathlib import Path
-from dryfit.search.followers.keeper import FollowerProcess
-from dryfit.search.followers.targets import Mirror
+from dryfit.search.followers import FollowerProcess
+from dryfit.search.followers import Mirror
 folder = Path(sys.argv[1])
 mirror = FollowerProcess(folder / "ledger.jsonl", Mirror(f"journal:{folder / 'j'}"),
     status=folder / "mirror.json", log=folder / "mirror.log")
@@ -382,7 +381,7 @@ def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monke
     """SQLAlchemy and drivers quote what they cannot read."""
     monkeypatch.setenv("MY_STORAGE", "sqlite://host/db?password=planted-password")
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    command = [sys.executable, "-m", "dryfit.search.followers.process", "--ledger", str(ledger.path)]
+    command = [sys.executable, "-m", "dryfit.search.follower_process", "--ledger", str(ledger.path)]
     command += ["--status", str(tmp_path / "status.json")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, **pipes, text=True) as process:

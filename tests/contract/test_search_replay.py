@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.sampling.pruning import Rules, judge
-from dryfit.search.sampling.suggest import Suggestion, suggest
-from dryfit.search.space.enqueued import enqueued_points
-from dryfit.search.space.space import Space
+from dryfit.search.enqueued import enqueued_points
+from dryfit.search.pruning import Rules, judge
+from dryfit.search.samplers import Suggestion, suggest
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SearchSettings, StudyConfig
+from dryfit.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 
 CONFIG = StudyConfig.model_validate_json(
     json.dumps(

@@ -16,13 +16,13 @@ from transformers.convert_slow_tokenizer import generate_merges, import_protobuf
 import encoders
 import tiny
 import trials
-from dryfit.config.schema import Isolation
-from dryfit.core.errors import LoadError, MachineError
-from dryfit.core.jobs.train import TrainResult
-from dryfit.core.wire import LOG_FILE, Note
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import check_packages, load_tokenizer
-from dryfit.runtime.children.child_spec import ChildExited, ChildMessage, ChildSpec
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import check_packages, load_tokenizer
+from dryfit.processes.child_spec import ChildExited, ChildMessage, ChildSpec
+from dryfit.settings.errors import LoadError, MachineError
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.training_messages import TrainResult
+from dryfit.settings.wire import LOG_FILE, Note
 from runtime_jobs import GENEROUS, Harness, request
 from study_runs import fold, run, summary_of
 from tokenizer_jobs import ids_of
@@ -173,7 +173,7 @@ def test_children_side_by_side_cut_texts_alike(
 ) -> None:
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    preload = ("dryfit.jobs.train", "dryfit.jobs.resolve", "tokenizer_jobs")
+    preload = ("dryfit.training.trial_jobs", "dryfit.training.resolve", "tokenizer_jobs")
     with Harness(tmp_path, isolation=isolation, preload=preload, entry="tokenizer_jobs:run_job") as harness:
         waiting = [f"{name}-{turn}" for name in KINDS for turn in range(2)]
         for start in range(0, len(waiting), at_once):
@@ -254,9 +254,9 @@ def test_so_it_is_where_a_tokenizer_is_loaded(folders: dict[str, Path]) -> None:
     """In a process that cannot import them. transformers itself would ask for tiktoken."""
     code = (
         "import sys; sys.modules |= dict.fromkeys(['sentencepiece', 'google.protobuf'])\n"
-        "from dryfit.core.errors import MachineError\n"
-        "from dryfit.meta.loading.configs import load_tokenizer\n"
-        "from dryfit.meta.files.source import FolderSource\n"
+        "from dryfit.settings.errors import MachineError\n"
+        "from dryfit.meta.configs import load_tokenizer\n"
+        "from dryfit.meta.checkpoint_files import FolderSource\n"
         "try:\n"
         f"    load_tokenizer(FolderSource(str({str(folders['xlnet'])!r})))\n"
         "except MachineError as error:\n"

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 import dryfit
-import dryfit.api as api
+import dryfit.study.functions as api
 import objectives
 import two_nodes
 from agents import address_of, end, joined, start_agent, write_study
-from dryfit.core.errors import ExitStatus
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.events import AttemptPlaced, Event
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import each_event
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.next_step import End
+from dryfit.ledger.events import AttemptPlaced, Event
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import each_event
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.errors import ExitStatus
+from dryfit.settings.trial import Outcome
+from dryfit.study.next_step import End
 from study_runs import DEADLINE_S, ends, marked_processes, start, wait_for
 
 TRIALS, PARALLEL = 8, 4

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import dryfit
-from dryfit.api import Turn
-from dryfit.core.errors import ExitStatus
+from dryfit.settings.errors import ExitStatus
+from dryfit.study.functions import Turn
 from observers import Recorder
 from study_runs import ends, fold, marked_processes, objective_study, run, run_here, start, wait_for, write_study
 

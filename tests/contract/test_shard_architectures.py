@@ -11,10 +11,10 @@ import pytest
 from torch import nn
 
 import rank_groups
-from dryfit.core.errors import ConfigError
-from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof.prove import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, PARAMETER_TOLERANCE, prove
+from dryfit.parallel.planner import plan_shards
+from dryfit.parallel.prove import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, PARAMETER_TOLERANCE, prove
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.sharding import ShardPlan
 from rank_architectures import ARCHITECTURES, Whole, batch, cases, compare, model, on_meta, planned, saved_whole
 from rank_groups import ERROR, Facts
 

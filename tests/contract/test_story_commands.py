@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dryfit.cli.app import app
-from dryfit.core.errors import ConfigError, LedgerError
+from dryfit.documents.command_line import app
+from dryfit.settings.errors import ConfigError, LedgerError
 from ledgers import eventful
 from study_runs import command, events_of, run_here, start, wait_for, write_stepwise
 
@@ -88,7 +88,7 @@ def test_a_running_study_is_watched_until_it_ends(tmp_path: Path, monkeypatch: p
 
 def test_help_of_watching_is_cheap() -> None:
     """The command line imports nothing of it before it is asked for."""
-    code = "import sys, dryfit.cli.app; print(sorted({'rich', 'optuna', 'dryfit.cli.live'} & set(sys.modules)))"
+    code = "import sys, dryfit.documents.command_line; print(sorted({'rich', 'optuna', 'dryfit.documents.live_progress'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "dryfit.cli.live" not in done.stdout and "optuna" not in done.stdout
+    assert "dryfit.documents.live_progress" not in done.stdout and "optuna" not in done.stdout
     assert "--watch" in run_here("status", "--help").stdout

@@ -14,18 +14,18 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState as Optunas
 
 from changing import SAMPLERS, AtOnce, Killed, Watch, config, mirrored, own_function, run, space_of
-from dryfit.config.schema import StudyConfig
-from dryfit.core.jobs.train import TrainRequest
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.reporting.summary import began_text, generation_text, generations_table, summarise
-from dryfit.reporting.trials import csv_text, trials_table
-from dryfit.reporting.worth import verdict_of
-from dryfit.runtime.children.child_spec import ChildSpec
-from dryfit.search.sampling import suggest as suggesting
-from dryfit.search.space.space import Space
-from dryfit.store.events import Compatibility, Event, GenerationBegan, StudyRevised, TrialFinished
-from dryfit.store.ledger import Ledger, read_ledger
-from dryfit.store.replay import StudyState
+from dryfit.documents.report_tables import csv_text, trials_table
+from dryfit.documents.summary import began_text, generation_text, generations_table, summarise
+from dryfit.documents.worth import verdict_of
+from dryfit.ledger.events import Compatibility, Event, GenerationBegan, StudyRevised, TrialFinished
+from dryfit.ledger.ledger import Ledger, read_ledger
+from dryfit.ledger.replay import StudyState
+from dryfit.processes.child_spec import ChildSpec
+from dryfit.search import samplers as suggesting
+from dryfit.search.space import Space
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.training_messages import TrainRequest
+from dryfit.settings.trial import Outcome, TrialRecord
 
 SAME, EXTENDS, FORKS = Compatibility
 TRIALS, MORE = 8, 5

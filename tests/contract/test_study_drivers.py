@@ -12,13 +12,13 @@ import pytest
 
 import dryfit
 import plan_jobs
-from dryfit.core.failure import PERMITTED, Action, FailureKind
-from dryfit.core.jobs.child import JOBS
-from dryfit.core.jobs.job import Job
-from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.nvml_link import NvmlLink
-from dryfit.store.events import AttemptPlaced, Event, ParallelSet
-from dryfit.study.loop.next_step import End
+from dryfit.ledger.events import AttemptPlaced, Event, ParallelSet
+from dryfit.processes.gpus import NvmlLink
+from dryfit.settings.errors import PERMITTED, Action, FailureKind
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import JOBS
+from dryfit.settings.trial import Outcome
+from dryfit.study.next_step import End
 from nvml import Driver
 
 
@@ -95,7 +95,7 @@ def test_a_neighbour_that_takes_the_memory_is_waited_for_and_costs_nothing(
 def test_a_driver_that_hangs_costs_a_study_its_evidence_and_nothing_else(
     tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dryfit.study.loop.session.NvmlLink", partial(NvmlLink, answer_s=2.0))
+    monkeypatch.setattr("dryfit.study.session.NvmlLink", partial(NvmlLink, answer_s=2.0))
     driver.mark("hangs")
     watcher = Watcher(driver)
     done = dryfit.tune(study(tmp_path / "study"), observers=[watcher])

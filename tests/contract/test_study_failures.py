@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 
 import instant
-from dryfit.api.studies import exit_status
-from dryfit.core.errors import ExitStatus
-from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
-from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.plans import plan_lines
-from dryfit.runtime.children.child import ChildStatus
-from dryfit.store.events import AttemptEnded
-from dryfit.study.loop.next_step import End
+from dryfit.documents.plans import plan_lines
+from dryfit.ledger.events import AttemptEnded
+from dryfit.processes.child import ChildStatus
+from dryfit.settings.errors import Action, ChildFault, Evidence, ExitStatus, FailureKind
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.training_messages import StopReason, TrainRequest, TrainResult
+from dryfit.settings.trial import Outcome
+from dryfit.study.next_step import End
+from dryfit.study.studies import exit_status
 
 A, K = Action, FailureKind
 GIB = 2**30

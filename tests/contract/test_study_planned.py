@@ -11,24 +11,23 @@ import pytest
 import dryfit
 import instant
 import plan_jobs
-from dryfit.cli.live import event_line
-from dryfit.core.errors import ExitStatus
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.plans import plan_totals
-from dryfit.reporting.story import story_lines, trial_story
-from dryfit.reporting.summary import summarise
-from dryfit.reporting.trials import trials_table
-from dryfit.store.events import AttemptPlaced, Event, TrialFinished, TrialPlanned
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.next_step import End
-from dryfit.study.planning.refusals import nothing_fits_text
-from dryfit.study.trials.context import StudyContext
+from dryfit.documents.live_progress import event_line
+from dryfit.documents.plans import plan_totals
+from dryfit.documents.report_tables import trials_table
+from dryfit.documents.story import story_lines, trial_story
+from dryfit.documents.summary import summarise
+from dryfit.ledger.events import AttemptPlaced, Event, TrialFinished, TrialPlanned
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.errors import Action, ExitStatus, FailureKind
+from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.job import Job
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
+from dryfit.settings.trial import Outcome
+from dryfit.study.context import StudyContext
+from dryfit.study.next_step import End
+from dryfit.study.trial_plans import nothing_fits_text
 from golden import Golden
 from study_runs import ends, fold, write_study
 from study_runs import run as study_run
@@ -403,7 +402,7 @@ def test_real_children_plan_crash_run_out_and_end(tmp_path: Path, monkeypatch: p
 
 
 def test_nothing_fits_is_the_answer_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from dryfit.cli.output import end_document, show
+    from dryfit.documents.command_output import end_document, show
 
     plan_jobs.use_stand_ins(monkeypatch, Job.PLAN, Job.TRAIN, Job.RESOLVE)
     folder = plan_jobs.write_study(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import tiny
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.runtime.machine.local_devices import available_cores
+from dryfit.processes.node import available_cores
+from dryfit.settings.memory_plan import VerdictKind
 from study_runs import fold, run
 
 STUDY = """

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import tiny
-from dryfit.core.settings.trial import Outcome
-from dryfit.scoring.row_files import FACTS_FILE, read_facts, read_rows
-from dryfit.scoring.row_metrics import row_metric
+from dryfit.settings.trial import Outcome
+from dryfit.tasks.row_metrics import row_metric
+from dryfit.tasks.scored_rows import FACTS_FILE, read_facts, read_rows
 from study_runs import fold, run, run_here, summary_of
 
 STUDY = """

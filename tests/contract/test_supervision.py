@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dryfit.config.schema import RuntimeSettings
-from dryfit.core.errors import ExitStatus
+from dryfit.settings.errors import ExitStatus
+from dryfit.settings.study_file import RuntimeSettings
 from parts import need
 from study_runs import DEADLINE_S, write_stepwise
 
@@ -159,7 +159,7 @@ def test_kubernetes_ends_the_job_where_trying_again_changes_nothing() -> None:
 @pytest.mark.slow
 def test_a_real_study_goes_through_the_queue(place: Path) -> None:
     """Warned in the middle of its trials, put back into the queue, started again, and done."""
-    stub(place / "dryfit", f'touch runs; exec {sys.executable} -m dryfit.cli.app "$@"')
+    stub(place / "dryfit", f'touch runs; exec {sys.executable} -m dryfit.documents.command_line "$@"')
     write_stepwise(place)
     os.environ["STEP_PAUSE_S"] = "0.3"
     try:

@@ -7,10 +7,9 @@ import pytest
 
 import dryfit
 import tiny
-from dryfit.config.load import load_study_file
-from dryfit.core.errors import DataError
-from dryfit.tasks.rows.class_names import with_names
-from dryfit.tasks.rows.sources import read_rows
+from dryfit.settings.errors import DataError
+from dryfit.settings.study_file_reading import load_study_file
+from dryfit.tasks.rows import read_rows, with_names
 
 
 @pytest.fixture

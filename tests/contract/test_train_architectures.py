@@ -13,24 +13,24 @@ import encoders
 import tasks
 import tiny
 import trials
-from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.memory import MemoryCategory, StepPhase, VerdictKind
-from dryfit.core.jobs.plan import PlanRequest
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
-from dryfit.meta.files.source import FolderSource, local_folder
-from dryfit.meta.loading.configs import load_tokenizer, most_tokens
-from dryfit.meta.loading.pretrained import Kind, load_pretrained, pretrained_config
-from dryfit.study.loop.child_jobs import run_alone
+from dryfit.meta.checkpoint_files import FolderSource, local_folder
+from dryfit.meta.configs import load_tokenizer, most_tokens
+from dryfit.meta.pretrained import Kind, load_pretrained, pretrained_config
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase, VerdictKind
+from dryfit.settings.plan_messages import PlanRequest
+from dryfit.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
+from dryfit.study.child_jobs import run_alone
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, encoder_parts, freeze
 from dryfit.tasks.prepare import prepared_tokens
-from dryfit.tasks.rows.checked_rows import load_splits
-from dryfit.tasks.saved.saved_model import load
-from dryfit.tasks.tokens.token_set import Tokens, TokenSet
-from dryfit.train.optim.optimizer import parameter_groups
-from dryfit.train.validation import evaluate
+from dryfit.tasks.rows import load_splits
+from dryfit.tasks.saved_models import load
+from dryfit.tasks.tokens import Tokens, TokenSet
+from dryfit.training.optimizer import parameter_groups
+from dryfit.training.validation import evaluate
 from parts import need_package
 
 # Without warm-up: its first step has a learning rate of zero.

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from dryfit.api import train, train_top
-from dryfit.api.studies import tune
-from dryfit.core.errors import ConfigError, MachineError
-from dryfit.store.lock import StudyLock
-from dryfit.study.loop.next_step import End
-from dryfit.tasks.saved.saved_model import load
+from dryfit.ledger.lock import StudyLock
+from dryfit.settings.errors import ConfigError, MachineError
+from dryfit.study.functions import train, train_top
+from dryfit.study.next_step import End
+from dryfit.study.studies import tune
+from dryfit.tasks.saved_models import load
 from study_runs import DEADLINE_S, command, fold, run, run_here, start, wait_for, write_study
 
 
@@ -165,7 +165,7 @@ def test_a_study_that_its_disk_has_no_room_for_is_refused_before_its_first_trial
         free = 100_000
 
     file = write_study(tmp_path / "study", trials=3)
-    monkeypatch.setattr("dryfit.study.loop.session.shutil.disk_usage", lambda _folder: Usage)
+    monkeypatch.setattr("dryfit.study.session.shutil.disk_usage", lambda _folder: Usage)
     with pytest.raises(MachineError, match="the study takes up to"):
         tune(file)
     assert not fold(tmp_path / "study").trials

@@ -21,23 +21,22 @@ import spans
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.jobs.plan import StudyTokens
-from dryfit.core.jobs.train import StopReason, TrainResult
-from dryfit.core.settings.tables import DataSettings
-from dryfit.core.settings.trial import MetricPoint, fold_spreads
-from dryfit.core.wire import Checkpointed, FirstStep, Note, Progress
-from dryfit.jobs.planning import plan_trials
-from dryfit.jobs.train import train
+from dryfit.settings.errors import ConfigError, DataError
+from dryfit.settings.plan_messages import StudyTokens
+from dryfit.settings.tables import DataSettings
+from dryfit.settings.training_messages import StopReason, TrainResult
+from dryfit.settings.trial import MetricPoint, fold_spreads
+from dryfit.settings.wire import Checkpointed, FirstStep, Note, Progress
 from dryfit.tasks.base import Task, TaskContext
-from dryfit.tasks.folds import Fold, fold_splits, study_folds
-from dryfit.tasks.prepare import checked_splits
-from dryfit.tasks.registry import make_task
-from dryfit.train import trial_callback as steward
-from dryfit.train.checkpoint import newest_good
-from dryfit.train.model import build_model
-from dryfit.train.run import fold_seed
-from dryfit.train.validation import Evaluated
+from dryfit.tasks.own import make_task
+from dryfit.tasks.prepare import Fold, checked_splits, fold_splits, study_folds
+from dryfit.training import plan_job
+from dryfit.training import trainer as steward
+from dryfit.training.checkpoint import newest_good
+from dryfit.training.model import build_model
+from dryfit.training.run import fold_seed
+from dryfit.training.trial_jobs import train
+from dryfit.training.validation import Evaluated
 
 TABLES = {
     "train": {"evals_per_epoch": 2, "group_by_length": True},
@@ -381,7 +380,7 @@ def test_nothing_of_a_fold_is_left_when_the_next_begins(
         made.append(weakref.ref(built))
         return built
 
-    monkeypatch.setattr("dryfit.train.model.build_model", building)
+    monkeypatch.setattr("dryfit.training.model.build_model", building)
     in_folds(tmp_path, model, folds=2).run()
     assert alive == [0, 0]
 
@@ -405,7 +404,7 @@ def test_memory_is_planned_for_the_sequences_of_every_fold(
             }
         )
 
-    monkeypatch.setattr(plan_trials, "prepared_tokens", prepared)
+    monkeypatch.setattr(plan_job, "prepared_tokens", prepared)
     for folds, wanted in ((2, expected), (1, [4, 5, 9])):
         tokens = StudyTokens(data=DataSettings(folds=folds), cache_dir="", data_fingerprint="")
-        assert sorted(plan_trials.row_lengths(tokens, cast(Task, None))) == wanted
+        assert sorted(plan_job.row_lengths(tokens, cast(Task, None))) == wanted

@@ -14,10 +14,10 @@ import dryfit
 import fsdp_sides
 import tiny
 import trials
-from dryfit.core.errors import ConfigError, NonFiniteError
-from dryfit.core.jobs.train import StopReason
-from dryfit.parallel.layout.fsdp_bytes import held_bytes
-from dryfit.train import trainer as loop
+from dryfit.parallel.fsdp import held_bytes
+from dryfit.settings.errors import ConfigError, NonFiniteError
+from dryfit.settings.training_messages import StopReason
+from dryfit.training import trainer as loop
 from together import (
     NOISY,
     OF_EACH_KIND,

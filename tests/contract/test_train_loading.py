@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 import tiny
 import trials
-from dryfit.core.errors import ChangedError, LoadError
-from dryfit.core.jobs.load_report import LoadReport, TensorOrigin
-from dryfit.core.jobs.train import StopReason
-from dryfit.core.private_names import require
-from dryfit.meta.files.source import model_identity
+from dryfit.meta.checkpoint_files import model_identity
 from dryfit.meta.private_apis.torch_modes import MODES
-from dryfit.train.model import build_model
-from dryfit.train.start import start_training
+from dryfit.settings.check_messages import LoadReport, TensorOrigin
+from dryfit.settings.errors import ChangedError, LoadError
+from dryfit.settings.private_names import require
+from dryfit.settings.training_messages import StopReason
+from dryfit.training.model import build_model
+from dryfit.training.start import start_training
 from trials import ScriptedChannel
 
 
@@ -81,7 +81,7 @@ def test_an_offloaded_model_is_refused_before_the_first_step(
         cpu_offload(whole.encoder, execution_device=torch.device("cpu"))
         return whole
 
-    monkeypatch.setattr("dryfit.train.model.build_model", offloaded)
+    monkeypatch.setattr("dryfit.training.model.build_model", offloaded)
     trial = trials.small(tmp_path / "trial", encoder=model)
     with pytest.raises(LoadError, match="training trial 0: 37 tensors are on meta") as caught:
         trial.run()

@@ -20,9 +20,9 @@ SCRIPT = """
 import json, sys
 import trials
 from pathlib import Path
-from dryfit.core.errors import DryfitError
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_config
+from dryfit.settings.errors import DryfitError
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_config
 
 def run(folder, encoder, **model):
     trial = trials.small(Path(folder), encoder=encoder, model=model)
@@ -42,7 +42,7 @@ try:
 except DryfitError as error:
     found["untrusted of the hub"] = str(error)
 found["trusted"] = run(folder + "/trusted", own, trust_remote_code=True)
-from dryfit.tasks.saved.saved_model import load
+from dryfit.tasks.saved_models import load
 found["loaded"] = type(load(folder + "/trusted/best", trust=True).encoder).__name__
 print(json.dumps(found))
 """

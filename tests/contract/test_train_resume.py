@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import CheckpointError, CorruptCheckpointError, NonFiniteError
-from dryfit.core.jobs.train import StopReason
-from dryfit.core.wire import STOP_FILE, FirstStep, Note, Phase, Progress
-from dryfit.jobs.train import train
-from dryfit.train.checkpoint import newest_good
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.errors import CheckpointError, CorruptCheckpointError, NonFiniteError
+from dryfit.settings.training_messages import StopReason
+from dryfit.settings.wire import STOP_FILE, FirstStep, Note, Phase, Progress
+from dryfit.training.checkpoint import newest_good
+from dryfit.training.trial_jobs import train
 from parts import need_package
 from trials import Undisturbed, same_weights
 
@@ -172,7 +172,7 @@ def test_state_on_the_host_changes_no_value_and_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole way through the Trainer; a CPU, where it would be refused, stands in for the device."""
-    monkeypatch.setattr("dryfit.train.optim.optimizer.cannot_offload", lambda *_: None)
+    monkeypatch.setattr("dryfit.training.optimizer.cannot_offload", lambda *_: None)
     trial = trials.small(tmp_path, encoder=model, **TABLES, execution={"offload_optimizer": True})
     _, before = trial.run(stop_at=4)
     trial.plan = trial.plan.model_copy(update={"offload_optimizer": False})

@@ -8,10 +8,10 @@ import pytest
 
 import tiny
 import trials
-from dryfit.config.schema_json import SEARCHABLE
-from dryfit.core.errors import ConfigError, DryfitError, LoadError
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.task_facts import reads
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ConfigError, DryfitError, LoadError
+from dryfit.settings.study_file_text import SEARCHABLE
+from dryfit.settings.task_facts import reads
 from parts import need_package
 from settings_act import (
     CLASS_HEAD,

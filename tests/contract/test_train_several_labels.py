@@ -10,12 +10,12 @@ import dryfit
 import tasks
 import tiny
 import trials
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Metric
-from dryfit.core.settings.tables import DataSettings
-from dryfit.core.settings.task_facts import metrics_of_classes
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
+from dryfit.settings.choices import Metric
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import DataSettings
+from dryfit.settings.task_facts import metrics_of_classes
 from dryfit.tasks.base import pad_rows
 from dryfit.tasks.metrics import multi_label_metrics
 from dryfit.tasks.prepare import prepared_tokens

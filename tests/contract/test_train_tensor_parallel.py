@@ -13,16 +13,16 @@ import dryfit
 import reads
 import tiny
 import trials
-from dryfit.core.errors import ConfigError, NonFiniteError
-from dryfit.core.jobs.load_report import LoadReport
-from dryfit.core.jobs.train import StopReason
-from dryfit.core.wire import Checkpointed, Note, Started, read_model
-from dryfit.jobs import train as entry
-from dryfit.jobs.train import train
-from dryfit.parallel.layout import proved_plans as sharding
-from dryfit.parallel.layout import sharded_model as model_module
-from dryfit.parallel.layout.proved_plans import ProvedPlan
-from dryfit.parallel.layout.tensor_parallel import TensorParallelLayout
+from dryfit.parallel import fsdp as model_module
+from dryfit.parallel import proved_plans as sharding
+from dryfit.parallel.proved_plans import ProvedPlan
+from dryfit.parallel.tensor_parallel import TensorParallelLayout
+from dryfit.settings.check_messages import LoadReport
+from dryfit.settings.errors import ConfigError, NonFiniteError
+from dryfit.settings.training_messages import StopReason
+from dryfit.settings.wire import Checkpointed, Note, Started, read_model
+from dryfit.training import trial_jobs as entry
+from dryfit.training.trial_jobs import train
 from together import (
     NOISY,
     OF_EACH_KIND,

@@ -8,23 +8,22 @@ import pytest
 import dryfit
 import plan_jobs
 import trainers
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import ObjectiveError
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.jobs.plan import RehearsedPlanRequest
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.sharding.argument_ladder import arguments_of
-from dryfit.jobs.own.made_trainer import make_trainer
-from dryfit.jobs.own.objective_trial import Trial
-from dryfit.jobs.own.rehearsed_plan import plan
-from dryfit.reporting.story import story_lines, trial_story
-from dryfit.store.layout import StudyLayout
-from dryfit.store.state import TrialState
-from dryfit.study.doctor.finding import Status
-from dryfit.study.trials.child_requests import calling_request
+from dryfit.documents.story import story_lines, trial_story
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.state import TrialState
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.argument_ladder import arguments_of
+from dryfit.settings.errors import Action, FailureKind, ObjectiveError
+from dryfit.settings.job import Job
+from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.plan_messages import RehearsedPlanRequest
+from dryfit.settings.tables import ObjectiveSettings
+from dryfit.settings.trial import Outcome
+from dryfit.study.machine_checks import Status
+from dryfit.study.requests import calling_request
+from dryfit.training.current_trial import Trial
+from dryfit.training.own_trainer import make_trainer
+from dryfit.training.rehearsed_plan import plan
 from study_runs import events_of, fold
 
 pytestmark = [pytest.mark.heavy]
@@ -36,7 +35,7 @@ SUPPORT = str(Path(trainers.__file__).parent)
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has a GPU, by what everybody says of it; what is trained stays on the CPU."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("dryfit.runtime.machine.local_devices.gpu_count", lambda _: 1)
+    monkeypatch.setattr("dryfit.processes.node.gpu_count", lambda _: 1)
     plan_jobs.use_stand_ins(monkeypatch, Job.PROBE, Job.REHEARSE)
 
 

@@ -14,10 +14,10 @@ from transformers.models.bert import BertForSequenceClassification
 
 import dryfit
 import trainers
-from dryfit.core.errors import ExitStatus, ObjectiveError
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.layout import StudyLayout
-from dryfit.store.state import TrialState
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.state import TrialState
+from dryfit.settings.errors import ExitStatus, ObjectiveError
+from dryfit.settings.trial import Outcome
 from study_runs import fold, run_here
 from tiny_lms import causal_lm
 

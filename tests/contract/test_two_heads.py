@@ -12,7 +12,7 @@ import dryfit
 import spans
 import tiny
 import trials
-from dryfit.core.errors import ConfigError
+from dryfit.settings.errors import ConfigError
 from trials import Undisturbed
 
 OF_BOTH: dict[str, dict[str, Any]] = {

@@ -10,10 +10,10 @@ import settings_act
 import spans
 import tiny
 import trials
-from dryfit.config.schema_json import SEARCHABLE
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.task_facts import reads
-from dryfit.tasks.joint.share import ShareTask
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.study_file_text import SEARCHABLE
+from dryfit.settings.task_facts import reads
+from dryfit.tasks.joint import ShareTask
 from settings_act import CLASS_HEAD, COMMON, DECIDES, DECODING, ELSEWHERE, OTHER, WINDOWS, Case, Pairs, Tables
 
 BASE: Tables = {"train": {"epochs": 1, "max_length": 40}, "span": {"doc_stride": 6}}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from dryfit.core.settings.trial import Outcome
+from dryfit.settings.trial import Outcome
 from study_runs import ends, fold, kill_now, resume_to_end, run, start, summary_of, wait_for_events, write_study
 
 pytestmark = pytest.mark.slow

@@ -14,27 +14,23 @@ from transformers import AutoConfig
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.core.jobs.memory import Confidence, ExecutionChoice, StepPhase, VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.jobs.calibrate import planned
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import DeviceConstants
-from dryfit.memory.planning.estimate import Device, Lengths
-from dryfit.memory.planning.fallbacks import PlannedTrial
-from dryfit.memory.planning.ladder import plan
-from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import DeviceConstants
+from dryfit.plans.estimate import Device, Lengths, SegmentSource
+from dryfit.plans.ladder import PlannedTrial, plan_by_ladder
+from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl, PlanSubject
+from dryfit.settings.memory_plan import Confidence, ExecutionChoice, StepPhase, VerdictKind
+from dryfit.settings.plan_messages import MemoryCase, PlanAnswer
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.tasks import causal_lm
 from dryfit.tasks.base import Outputs
-from dryfit.tasks.lm import causal_lm
-from dryfit.train import validation
-from dryfit.train.batches import evaluation_batches
-from dryfit.train.data import read_tokens, trial_task
-from dryfit.train.model import build_model
-from dryfit.train.rehearsal.observing import run_case
-from dryfit.train.rehearsal.step_tracer import StepTracer
+from dryfit.training import validation
+from dryfit.training.batches import evaluation_batches, read_tokens, trial_task
+from dryfit.training.calibrate import planned
+from dryfit.training.measured_step import run_case
+from dryfit.training.model import build_model
+from dryfit.training.step_tracer import StepTracer
 from profiled import profiled_peak_bytes
 
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -165,7 +161,7 @@ def climbed(asked: PlanSubject, capacity_bytes: int = 2**40) -> PlanAnswer:
     device = cpu(capacity_bytes)
     known = PlannedTrial(effective_batch=4, lengths=Lengths(64), optimizer_impls=(OptimizerImpl.FOREACH,))
     source = SegmentSource(StepTracer(asked, device.spec))
-    return plan(known, ExecutionSettings(), source, device, resubject=lambda _: None)
+    return plan_by_ladder(known, ExecutionSettings(), source, device, resubject=lambda _: None)
 
 
 class Quiet:

@@ -19,8 +19,8 @@ pytestmark = [
 SCRIPT = """
 import json, os, sys
 import torch
-from dryfit.core.settings.execution import Allocator, DeviceKind, ExecutionPlan
-from dryfit.train.device import observed_memory, prepare_device
+from dryfit.settings.execution import Allocator, DeviceKind, ExecutionPlan
+from dryfit.training.device import observed_memory, prepare_device
 
 limit, allocator = int(sys.argv[1]) or None, Allocator(sys.argv[2])
 plan = ExecutionPlan(device=DeviceKind.CUDA, effective_batch=1, micro_batch=1, accumulation=1,

@@ -13,13 +13,13 @@ import torch
 
 import tiny
 import trials
-from dryfit.config.schema import Isolation
-from dryfit.core.failure import FailureKind
-from dryfit.core.jobs.train import TrainResult
-from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.wire import Note, Report, Verdict
-from dryfit.runtime.children.child_spec import PRELOAD, ChildExited, ChildLimits, ChildMessage, ChildSpec
-from dryfit.runtime.failures.classify import classify
+from dryfit.processes.child_spec import PRELOAD, ChildExited, ChildLimits, ChildMessage, ChildSpec
+from dryfit.processes.failures import classify
+from dryfit.settings.errors import FailureKind
+from dryfit.settings.execution import DeviceKind
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.training_messages import TrainResult
+from dryfit.settings.wire import Note, Report, Verdict
 from gpu_jobs import WRONG
 from runtime_jobs import Harness, until_dead
 

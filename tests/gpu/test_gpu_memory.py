@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.jobs.calibration import CaseComparison, MemoryCase
-from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.core.settings.trial import Outcome
-from dryfit.memory.planning.constants import read_calibrations
-from dryfit.study.loop.child_jobs import run_alone
-from dryfit.study.planning.calibration import calibration_cases
+from dryfit.gpu.constants import read_calibrations
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.plan_messages import CalibrateRequest, CalibrateResult, CaseComparison, MemoryCase
+from dryfit.settings.tables import TrialSettings
+from dryfit.settings.trial import Outcome
+from dryfit.study.child_jobs import run_alone
+from dryfit.study.plan_requests import calibration_cases
 from study_runs import fold, run, write_study
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -41,9 +40,9 @@ NAMES = ("encoder-bf16-fused", "encoder-fp32-checkpointed", "decoder-lora-bf16",
 CAPPED = """
 import json, sys
 import torch
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.train.device import ALLOCATOR_TEXTS
-from dryfit.train.rehearsal.observing import CudaMeter, device_spec, run_case
+from dryfit.settings.plan_messages import MemoryCase
+from dryfit.training.device import ALLOCATOR_TEXTS
+from dryfit.training.measured_step import CudaMeter, device_spec, run_case
 
 case = MemoryCase.model_validate_json(sys.argv[1])
 torch._C._accelerator_setAllocatorSettings(ALLOCATOR_TEXTS[case.allocator])
@@ -57,21 +56,21 @@ except torch.cuda.OutOfMemoryError:
 RECORDED = """
 import sys
 from pathlib import Path
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.train.rehearsal.observing import observe
+from dryfit.settings.plan_messages import MemoryCase
+from dryfit.training.measured_step import observe
 
 observe(MemoryCase.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 
 TRACED = """
-from dryfit.core.errors import TraceError
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.settings.choices import Task
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.core.settings.execution import PlanSubject
-from dryfit.memory.tracing.events import SegmentKind
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.train.rehearsal.step_tracer import StepTracer
+from dryfit.settings.errors import TraceError
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.choices import Task
+from dryfit.settings.tables import TrialSettings
+from dryfit.settings.execution import PlanSubject
+from dryfit.gpu.events import SegmentKind
+from dryfit.gpu.events import Variant
+from dryfit.training.step_tracer import StepTracer
 import torch
 
 settings = TrialSettings.model_validate_json('{"model": {"name": "bert-base-uncased"}}')

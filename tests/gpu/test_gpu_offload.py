@@ -12,10 +12,10 @@ import torch
 
 import tiny
 import trials
-from dryfit.core.jobs.train import TrainResult
-from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.settings.tables import OptimSettings
-from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer
+from dryfit.settings.execution import DeviceKind
+from dryfit.settings.tables import OptimSettings
+from dryfit.settings.training_messages import TrainResult
+from dryfit.training.optimizer import OptimizerPlan, make_optimizer
 
 pytestmark = [
     pytest.mark.gpu,

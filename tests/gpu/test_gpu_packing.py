@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.machine.gpus import GpuState, NvmlMonitor, ProcessOwner
+from dryfit.processes.gpus import GpuState, NvmlMonitor, ProcessOwner
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import MARKER_VARIABLE
 from study_runs import fold, run, write_study
 
 pytestmark = [

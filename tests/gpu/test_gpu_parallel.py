@@ -15,9 +15,8 @@ import torch
 
 import shard_plans as made
 from dryfit.meta import materialise
-from dryfit.parallel.ranks.apply import apply
-from dryfit.parallel.ranks.collectives import AbsentRanks
-from dryfit.parallel.ranks.streams import RegionStream
+from dryfit.parallel.apply import apply
+from dryfit.parallel.collectives import AbsentRanks, RegionStream
 from rank_loading import LoadedRank
 
 pytestmark = [
@@ -32,8 +31,8 @@ import torch
 import torch.distributed as dist
 import shard_plans as made
 from dryfit.meta import materialise
-from dryfit.parallel.ranks.apply import apply, check_ranks
-from dryfit.parallel.ranks.collectives import ProcessRanks
+from dryfit.parallel.apply import apply, check_ranks
+from dryfit.parallel.collectives import ProcessRanks
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 torch.cuda.set_device(rank)

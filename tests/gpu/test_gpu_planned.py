@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.jobs.resolve import device_specs
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.training.resolve import device_specs
 from study_runs import fold, run, write_study
 
 pytestmark = [

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import device_steps
-from dryfit.core.settings.execution import OptimizerImpl
-from dryfit.core.settings.tables import OptimSettings
-from dryfit.train.optim.optimizer import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
+from dryfit.settings.execution import OptimizerImpl
+from dryfit.settings.tables import OptimSettings
+from dryfit.training.optimizer import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
 
 pytestmark = [
     pytest.mark.gpu,

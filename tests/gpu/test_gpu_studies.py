@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.settings.trial import Outcome
+from dryfit.settings.trial import Outcome
 from study_runs import ends, fold, run, write_study
 
 pytestmark = [

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.core.failure import FailureKind
-from dryfit.store.events import AttemptEnded
+from dryfit.ledger.events import AttemptEnded
+from dryfit.settings.errors import FailureKind
 from study_runs import ends, events_of, marked_processes, run, write_study
 
 pytestmark = [

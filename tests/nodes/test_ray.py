@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dryfit.core.errors import ExitStatus
-from dryfit.store.events import AttemptPlaced
+from dryfit.ledger.events import AttemptPlaced
+from dryfit.settings.errors import ExitStatus
 from launched_studies import LaunchedStudy
 from parts import need_package
 from slurm_cluster import processes_with

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dryfit.core.errors import ExitStatus
-from dryfit.store.events import AttemptPlaced, NodeJoined
+from dryfit.ledger.events import AttemptPlaced, NodeJoined
+from dryfit.settings.errors import ExitStatus
 from launched_studies import LaunchedStudy
 from slurm_cluster import SlurmCluster, processes_with, wait_until
 from study_runs import command, events_of, fold, objective_study, run

@@ -5,11 +5,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.config.checks import cross_problems
-from dryfit.config.freeze import dump_toml
-from dryfit.config.load import load_study_file
-from dryfit.config.schema import StudyConfig
-from dryfit.config.schema_json import SEARCHABLE
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_checks import cross_problems
+from dryfit.settings.study_file_reading import load_study_file
+from dryfit.settings.study_file_text import SEARCHABLE, dump_toml
 
 # A study file has no NUL character: it is refused where it is read.
 texts = st.text(

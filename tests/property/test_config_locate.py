@@ -4,7 +4,7 @@ from datetime import date
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.config.locate import locate_keys, parse_key
+from dryfit.settings.study_file_problems import locate_keys, parse_key
 
 bare = st.text("abcXYZ019_-", min_size=1, max_size=6)
 odd = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=6)

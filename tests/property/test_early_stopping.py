@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.tables import TrainSettings
-from dryfit.core.settings.trial import MetricPoint
-from dryfit.train.validation import stopped_early
+from dryfit.settings.choices import Direction
+from dryfit.settings.tables import TrainSettings
+from dryfit.settings.trial import MetricPoint
+from dryfit.training.validation import stopped_early
 from thinning import examples
 
 pytestmark = pytest.mark.heavy

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 import tiny
-from dryfit.core.errors import DryfitError, LoadError
-from dryfit.core.settings.tables import RegularizationSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.adapters import base_of_adapter
-from dryfit.meta.loading.configs import load_config, load_tokenizer
-from dryfit.meta.loading.model_files import read_model_json
-from dryfit.meta.loading.pretrained import Kind, empty_stack, load_pretrained
+from dryfit.meta.adapters import base_of_adapter
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_config, load_tokenizer, read_model_json
+from dryfit.meta.pretrained import Kind, empty_stack, load_pretrained
+from dryfit.settings.errors import DryfitError, LoadError
+from dryfit.settings.tables import RegularizationSettings
 
 _KERNEL = "someone/evil-kernel"
 

@@ -11,13 +11,12 @@ import pyarrow.parquet
 import pytest
 
 import tiny
-from dryfit.core.errors import DataError
-from dryfit.core.settings.tables import DataSettings
-from dryfit.core.text.json_text import MOST_DEPTH, parse_json
-from dryfit.core.text.lines import MOST_CELL_CHARS
-from dryfit.importers.files import Record, csv_records, read_json
-from dryfit.tasks.rows.checked_rows import load_splits
-from dryfit.tasks.rows.sources import BadRow, RawRow, read_rows, stream_rows
+from dryfit.settings.errors import DataError
+from dryfit.settings.tables import DataSettings
+from dryfit.settings.text import MOST_CELL_CHARS
+from dryfit.settings.wire import MOST_DEPTH, parse_json
+from dryfit.study.import_files import Record, csv_records, read_json
+from dryfit.tasks.rows import BadRow, RawRow, load_splits, read_rows, stream_rows
 
 _HALF = pyarrow.array([b"good", b"\xed\xa0\x80"]).cast(pyarrow.string(), safe=False)
 """A text, and half a surrogate pair, which is no text."""

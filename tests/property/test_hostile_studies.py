@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.load import load_study_file, load_study_text
-from dryfit.core.errors import ConfigError, DryfitError
-from dryfit.search.space.space import Space
+from dryfit.search.space import Space
+from dryfit.settings.errors import ConfigError, DryfitError
+from dryfit.settings.study_file_reading import load_study_file, load_study_text
 
 _DATA = '[data]\ntrain = "train.jsonl"\nvalidation = "validation.jsonl"\n'
 _OWN = '[study]\ntask = "objective"\n[objective]\nfunction = "mine:score"\n[space]\n'

@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.settings.splits import SplitRule
-from dryfit.core.settings.tables import DataSettings
-from dryfit.importers.contractnli import PassageSettings, contractnli_rows, passages_of
-from dryfit.importers.files import Record
-from dryfit.importers.items import ImportedRow, LeftOut, Rejected, drawn, fault_of, joined, trimmed
-from dryfit.importers.redsm5 import redsm5_rows
-from dryfit.importers.squad import squad_rows
-from dryfit.importers.writing import target_of, write_rows
-from dryfit.tasks.rows.checked_rows import load_splits
+from dryfit.settings.splits import SplitRule
+from dryfit.settings.tables import DataSettings
+from dryfit.study.import_files import ImportedRow, LeftOut, Record, Rejected, drawn, fault_of, joined, trimmed
+from dryfit.study.import_formats import PassageSettings, contractnli_rows, passages_of, redsm5_rows, squad_rows
+from dryfit.study.importing import target_of, write_rows
+from dryfit.tasks.rows import load_splits
 
 TEXTS = st.text(max_size=60)  # any script, any plane; half of surrogate pairs are not among them
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Zs", "Zl", "Zp", "Cc")), min_size=1, max_size=12)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocations import allocator_settings_values, columns
-from dryfit.memory.allocator.caching_allocator import CachingAllocator
-from dryfit.memory.allocator.replay import min_cap, replay, sequences
-from dryfit.memory.allocator.settings import MIB, AllocatorSettings
+from dryfit.gpu.allocator_settings import MIB, AllocatorSettings
+from dryfit.gpu.caching_allocator import CachingAllocator, min_cap, replay, sequences
 from slow_allocator import Part, SlowAllocator
 from snapshots import segments_of
 from thinning import examples

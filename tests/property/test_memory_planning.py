@@ -3,17 +3,21 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.jobs.memory import Confidence, Effect, VerdictKind
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import DeviceConstants
-from dryfit.memory.planning.estimate import Device, Lengths, Work, run_of
-from dryfit.memory.planning.fallbacks import PlannedTrial, execution_asked, fallback_stages, smaller_validations
-from dryfit.memory.planning.interpolate import fit, in_canonical_order, plan_fits
-from dryfit.memory.planning.ladder import capacity_bytes, plan
-from dryfit.memory.planning.segment_source import SegmentSource
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import DeviceConstants
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, run_of
+from dryfit.plans.ladder import (
+    PlannedTrial,
+    capacity_bytes,
+    execution_asked,
+    fallback_stages,
+    plan_by_ladder,
+    smaller_validations,
+)
+from dryfit.plans.trace_store import fit, in_canonical_order, plan_fits
+from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl
+from dryfit.settings.memory_plan import Confidence, Effect, VerdictKind
 from planning import MIB, ToyTracer
 
 IMPLS = (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)
@@ -63,7 +67,7 @@ def device(capacity_mib, kind=DeviceKind.CUDA):
 def planned(trial, wish, made, where, every_fallback=False):
     source = SegmentSource(ToyTracer(**made))
     smaller = SegmentSource(ToyTracer(**made | {"states": 0}, key="smaller"))
-    return plan(trial, wish, source, where, resubject=lambda change: smaller, every_fallback=every_fallback)
+    return plan_by_ladder(trial, wish, source, where, resubject=lambda change: smaller, every_fallback=every_fallback)
 
 
 @given(trials, executions, tracers, st.integers(600, 2000), st.sampled_from(DeviceKind), st.booleans())

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.runtime.machine.packing import Allocation, Blocker, Cluster, DeviceCapacity, Fit, Limit, Need, pack
+from dryfit.processes.packing import Allocation, Blocker, Cluster, DeviceCapacity, Fit, Limit, Need, pack
+from dryfit.settings.execution import DeviceSpec
 
 KINDS = [DeviceSpec(name=name, capacity_bytes=size) for name, size in (("small", 4), ("middle", 8), ("large", 16))]
 

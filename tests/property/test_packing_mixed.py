@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.sharding.device_groups import devices_of, places_of
-from dryfit.runtime.machine.packing import (
+from dryfit.processes.packing import (
     BYPASSED_MOST,
     Allocation,
     Blocker,
@@ -19,6 +18,7 @@ from dryfit.runtime.machine.packing import (
     group_capacity,
     pack,
 )
+from dryfit.settings.devices import devices_of, places_of
 
 CAPACITY = 10
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dryfit.parallel.planning.axes import Axes, Dim
+from dryfit.parallel.axes import Axes, Dim
 from thinning import examples
 
 FACTORS = st.lists(st.sampled_from([2, 3, 4]), min_size=2, max_size=5)

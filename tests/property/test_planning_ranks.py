@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.sharding.rank_search import DEGREES, RankOutcome, degrees_within, next_ranks, ranks_taken
+from dryfit.settings.sharding import DEGREES, RankOutcome, degrees_within, next_ranks, ranks_taken
 
 TRUTHS = st.fixed_dictionaries(dict.fromkeys((1, *DEGREES), st.sampled_from(RankOutcome)))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dryfit.core.text.secrets import redacted, redacted_json
+from dryfit.settings.secrets import redacted, redacted_json
 
 NAME = "PLANTED_KEY"
 MARK = f"<{NAME}>"

@@ -3,23 +3,21 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.errors import DryfitError
-from dryfit.core.failure import (
+from dryfit.ledger.events import FailureFacts
+from dryfit.processes.failures import ANOTHER_ATTEMPT, ROWS, attempt_terms, classify, decide_recovery, fault_detail
+from dryfit.settings.errors import (
     PERMITTED,
     Action,
     ChildFault,
+    DryfitError,
     Evidence,
     Failure,
     FailureKind,
     PastFailure,
 )
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.train import StopReason, TrainResult
-from dryfit.runtime.failures.classify import ROWS, classify
-from dryfit.runtime.failures.fault_detail import fault_detail
-from dryfit.runtime.failures.recovery import ANOTHER_ATTEMPT, attempt_terms, decide_recovery
-from dryfit.store.events import FailureFacts
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.training_messages import StopReason, TrainResult
 
 
 def all_codes(cls: type[DryfitError]) -> set[str]:

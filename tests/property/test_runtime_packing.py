@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.sharding.device_groups import HERE, cpu_of, devices_of, left_over, node_of, places_of
-from dryfit.runtime.machine.packing import (
+from dryfit.processes.packing import (
     BYPASSED_MOST,
     CPU,
     Allocation,
@@ -20,6 +19,7 @@ from dryfit.runtime.machine.packing import (
     no_device_left,
     pack,
 )
+from dryfit.settings.devices import HERE, cpu_of, devices_of, left_over, node_of, places_of
 
 GIB = 2**30
 CAPACITY = 10

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.pareto import as_losses, dominates
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.trial import Goal, Outcome
-from dryfit.search.sampling.history_view import best_spread, non_dominated
-from dryfit.store.events import StudyCreated, TrialAsked, TrialFinished
-from dryfit.store.replay import StudyState
+from dryfit.ledger.events import StudyCreated, TrialAsked, TrialFinished
+from dryfit.ledger.replay import StudyState
+from dryfit.search.history_view import best_spread, non_dominated
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.trial import Goal, Outcome, as_losses, dominates
 from thinning import examples
 
 FEW = st.sampled_from([0.0, -0.0, 0.25, 0.5, 1.0, float("inf"), float("-inf")])

@@ -21,10 +21,10 @@ from optuna.pruners import (
     SuccessiveHalvingPruner,
 )
 
-from dryfit.config.schema import SearchSettings
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.sampling.pruning import Rules, judge
+from dryfit.search.pruning import Rules, judge
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SearchSettings
+from dryfit.settings.trial import MetricPoint, Outcome, TrialRecord
 from thinning import examples
 
 pytestmark = pytest.mark.usefixtures("quiet_optuna")

@@ -5,13 +5,12 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.enqueued import enqueued_points
-from dryfit.search.space.fields import apply_params
-from dryfit.search.space.space import Space
+from dryfit.search.enqueued import enqueued_points
+from dryfit.search.samplers import suggest
+from dryfit.search.space import Space, apply_params
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SearchSettings, StudyConfig
+from dryfit.settings.trial import MetricPoint, Outcome, TrialRecord
 
 SETTINGS = {"tpe": {"startup_trials": 3}, "nsga2": {"population_size": 3}}
 MODELS = ["a", "b", "c"]

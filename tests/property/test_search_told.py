@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.sampling.history_view import Window, best_spread, is_visible
-from dryfit.search.sampling.pruning import Curves, quantile
+from dryfit.search.history_view import Window, best_spread, is_visible
+from dryfit.search.pruning import Curves, quantile
+from dryfit.settings.choices import Direction
+from dryfit.settings.trial import MetricPoint, Outcome, TrialRecord
 from thinning import examples
 
 BEST, LAST = 3, 6

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.pruners import BasePruner, HyperbandPruner, SuccessiveHalvingPruner
 
-from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.sampling.pruning import Rules, judge
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.space import Space
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.search.pruning import Rules, judge
+from dryfit.search.samplers import suggest
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SearchSettings, StudyConfig
+from dryfit.settings.trial import MetricPoint, Outcome, TrialRecord
 from thinning import examples
 
 SEARCHES = {

@@ -11,14 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
+from dryfit.ledger.events import ComparabilityKey, Compatibility
 from dryfit.search.changes import PossibleTrials, comparability_key, compare
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.params import Distribution
-from dryfit.search.space.space import Space
-from dryfit.store.events import ComparabilityKey, Compatibility
+from dryfit.search.samplers import suggest
+from dryfit.search.space import Distribution, Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SearchSettings, StudyConfig
+from dryfit.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 from thinning import examples
 
 MODELS = ["a", "b", "c"]

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.splits import fold_groups
-from dryfit.core.settings.tables import DataSettings
-from dryfit.tasks.folds import fold_splits, study_folds
-from dryfit.tasks.rows.checked_rows import TEST, TRAIN, VALIDATION, Row
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.splits import fold_groups
+from dryfit.settings.tables import DataSettings
+from dryfit.tasks.prepare import fold_splits, study_folds
+from dryfit.tasks.rows import TEST, TRAIN, VALIDATION, Row
 
 NAMES = st.text(min_size=1, max_size=6)
 FOLDS = st.integers(2, 20)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dryfit.core.settings.tables import LossSettings
+from dryfit.settings.tables import LossSettings
 from dryfit.tasks.base import MODEL_INPUTS, Batch
 from dryfit.tasks.losses import make_loss
-from dryfit.train.optim.step import backward_batch
+from dryfit.training.step import backward_batch
 from thinning import examples
 
 BALANCES = st.sampled_from(["none", "weighted", "effective"])

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from dryfit.store.events import Event, NodeJoined
+from dryfit.ledger.events import Event, NodeJoined
 from study_runs import RANDOM, objective_study, start, wait_for
 
 NODES = '\n[execution]\ndevice = "cpu"\n[nodes]\nlocal = false\nlease_s = {lease_s}\nslots = 2\ntls = {tls}\n'

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from dryfit.memory.allocator.settings import INTERVALS, MIB, AllocatorSettings
+from dryfit.gpu.allocator_settings import INTERVALS, MIB, AllocatorSettings
 
 _SIZES = st.one_of(
     st.integers(1, 4096),

@@ -4,17 +4,16 @@ from pathlib import Path
 
 import torch
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.calibration import Observation, PartPeak
-from dryfit.core.jobs.memory import Confidence
-from dryfit.core.jobs.plan import CalibrateRequest, CalibrateResult
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.wire import write_model
-from dryfit.jobs.calibrate import calibrate as real
-from dryfit.jobs.calibrate import planned
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import DeviceConstants
-from dryfit.memory.planning.estimate import Device
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import DeviceConstants
+from dryfit.plans.estimate import Device
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_plan import Confidence
+from dryfit.settings.plan_messages import CalibrateRequest, CalibrateResult, Observation, PartPeak
+from dryfit.settings.wire import write_model
+from dryfit.training.calibrate import calibrate as real
+from dryfit.training.calibrate import planned
 
 WORKSPACE_BYTES = 8_519_680
 CONTEXT_BYTES = 456 << 20

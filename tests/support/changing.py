@@ -13,22 +13,22 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from dryfit.config.schema import StudyConfig
-from dryfit.core.failure import Evidence
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import ObjectiveRequest, ResolveResult, TrainRequest, TrainResult
-from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.settings.trial import MetricPoint, Scalar
-from dryfit.core.wire import RESULT_FILE, Report, Started
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.search.followers.process import FollowerStatus, LedgerFollower, writer_of
-from dryfit.search.followers.targets import Mirror
-from dryfit.search.space.space import Space
-from dryfit.store.events import Event
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger
-from dryfit.store.replay import StudyState
-from dryfit.study.loop import session
+from dryfit.ledger.events import Event
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import Ledger
+from dryfit.ledger.replay import StudyState
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
+from dryfit.search.follower_process import FollowerStatus, LedgerFollower, writer_of
+from dryfit.search.followers import Mirror
+from dryfit.search.space import Space
+from dryfit.settings.errors import Evidence
+from dryfit.settings.execution import DeviceKind
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.training_messages import ObjectiveRequest, ResolveResult, TrainRequest, TrainResult
+from dryfit.settings.trial import MetricPoint, Scalar
+from dryfit.settings.wire import RESULT_FILE, Report, Started
+from dryfit.study import session
 from quiet_children import QuietChildren
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import psutil
 
-from dryfit.core.failure import FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.text.tail import LineTail
-from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.children.processes import marker_of
-from dryfit.store.events import EVENT, TrialFinished
-from dryfit.store.replay import StudyState
-from dryfit.store.state import TrialState
+from dryfit.ledger.events import EVENT, TrialFinished
+from dryfit.ledger.replay import StudyState
+from dryfit.ledger.state import TrialState
+from dryfit.processes.process import marker_of
+from dryfit.settings.errors import FailureKind
+from dryfit.settings.text import LineTail
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import MARKER_VARIABLE
 from study_runs import ends, events_of, fold, kill_now, marked_processes, start, summary_of
 
 _LOOK_S = 0.01
@@ -65,7 +65,7 @@ def parent_of(pid: int) -> int | None:
     """The fork server that made a child; None where the child is gone."""
     with suppress(psutil.Error):
         parent = psutil.Process(pid).parent()
-        return parent.pid if parent is not None and "dryfit.runtime.children.fork_server" in parent.cmdline() else None
+        return parent.pid if parent is not None and "dryfit.processes.fork_server" in parent.cmdline() else None
     return None
 
 

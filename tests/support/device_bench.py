@@ -7,9 +7,9 @@ from typing import Any
 
 import instant
 import plan_jobs
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.runtime.machine.node import DeviceFacts
-from dryfit.study.trials.context import StudyContext
+from dryfit.processes.node import DeviceFacts
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.study.context import StudyContext
 from nvml import ScriptedDevices
 
 GIB, MIB = 2**30, 2**20

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import tiny
-from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.wire import Note
-from dryfit.train import trainer as loop
+from dryfit.settings.execution import DeviceKind
+from dryfit.settings.wire import Note
+from dryfit.training import trainer as loop
 from trials import small
 
 

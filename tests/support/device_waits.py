@@ -65,9 +65,9 @@ def main(folder: Path, tables: dict[str, Any]) -> None:
 
         import tiny
         import tiny_lms
-        from dryfit.core.settings.execution import DeviceKind
-        from dryfit.train import model as models
-        from dryfit.train import trainer as loop
+        from dryfit.settings.execution import DeviceKind
+        from dryfit.training import model as models
+        from dryfit.training import trainer as loop
         from trials import small
 
         masking_utils.is_tracing = lambda _=None: False  # it takes fakes for a traced graph, which has no values

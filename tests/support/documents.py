@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from dryfit.cli.app import app
-from dryfit.config.schema import StudyConfig
+from dryfit.documents.command_line import app
+from dryfit.settings.study_file import StudyConfig
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -92,7 +92,7 @@ def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
     for line in lines:
         words = line.split("#")[0].split()
         assert words[0] == "dryfit", line
-        command = [sys.executable, "-m", "dryfit.cli.app", *words[1:]]
+        command = [sys.executable, "-m", "dryfit.documents.command_line", *words[1:]]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (line, done.stderr)
         if words[1] == "init" and not {"--data", "--script"} & set(words):

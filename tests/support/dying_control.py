@@ -5,8 +5,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from dryfit.cli.app import main
-from dryfit.store.ledger import Ledger
+from dryfit.documents.command_line import main
+from dryfit.ledger.ledger import Ledger
 from kill_points import Way, deadly
 
 

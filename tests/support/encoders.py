@@ -12,11 +12,11 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
 from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
 
 import tiny
-from dryfit.core.settings.tables import RegularizationSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
-from dryfit.meta.loading.matching import LoadOptions
-from dryfit.meta.loading.pretrained import Kind, empty_stack, fill_pretrained
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
+from dryfit.meta.matching import LoadOptions
+from dryfit.meta.pretrained import Kind, empty_stack, fill_pretrained
+from dryfit.settings.tables import RegularizationSettings
 
 _FULL_WIDTH = " ".join("".join(chr(ord(char) + 0xFEE0) for char in word) for word in ("full", "width", "123"))
 # Several scripts, full-width forms, accents and emoji: what normalisers change, and what they must not.

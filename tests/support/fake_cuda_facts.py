@@ -15,22 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from dryfit.core.errors import TraceError
-from dryfit.core.jobs.memory import StepPhase
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
-from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.memory.planning.timeline import compose
-from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
-from dryfit.memory.tracing.fake_cuda import FakeDevice, why_not
-from dryfit.memory.tracing.recorder import StorageRecorder
-from dryfit.memory.tracing.stand_ins import StandIns
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.meta.construction.walk import like, put_all
-from dryfit.train.optim.optimizer import OptimizerPlan
-from dryfit.train.rehearsal import step_tracer as tracing
-from dryfit.train.rehearsal.step_rehearsal import Rehearsal
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.gpu.events import Segment, SegmentKind, Shape, Variant
+from dryfit.gpu.fake_cuda import FakeDevice, StandIns, why_not
+from dryfit.gpu.recorder import StorageRecorder
+from dryfit.gpu.timeline import compose
+from dryfit.meta.slots import like, put_all
+from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.errors import TraceError
+from dryfit.settings.execution import DeviceSpec, OptimizerImpl, PlanSubject
+from dryfit.settings.memory_plan import StepPhase
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.training import step_tracer as tracing
+from dryfit.training.optimizer import OptimizerPlan
+from dryfit.training.step_tracer import Rehearsal, step_parts
 
 AMPERE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))
 SHAPE = Shape(rows=4, length=48)

@@ -12,16 +12,15 @@ import warnings
 from collections.abc import Sequence
 from unittest import mock
 
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceSpec, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.memory.allocator.replay import replay
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.interpolate import FitPlan, SegmentFit, fit
-from dryfit.memory.planning.timeline import compose
-from dryfit.memory.tracing.events import Segment, SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
-from dryfit.train.rehearsal.step_tracer import StepTracer
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.caching_allocator import replay
+from dryfit.gpu.events import Segment, SegmentKind, Shape, Variant
+from dryfit.gpu.timeline import compose
+from dryfit.plans.trace_store import FitPlan, SegmentFit, fit
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import DeviceSpec, PlanSubject
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.training.step_tracer import StepTracer
 
 AMPERE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))
 WORKSPACE_BYTES = 8_519_680

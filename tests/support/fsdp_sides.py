@@ -8,21 +8,20 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dryfit.core.jobs.train import TrainRequest
-from dryfit.core.seeds import derive_seed
-from dryfit.parallel.layout.fsdp import FsdpLayout
-from dryfit.parallel.layout.fsdp_bytes import HeldBytes
-from dryfit.parallel.layout.model_slices import ModelRecipe, empty_model, local_shard
-from dryfit.parallel.layout.processes import ProcessGroup, RankGroup, run_in_process_group
-from dryfit.parallel.proof.stand_in import InDouble
+from dryfit.parallel.fsdp import FsdpLayout, HeldBytes
+from dryfit.parallel.layout import ModelRecipe, empty_model, local_shard
+from dryfit.parallel.processes import ProcessGroup, RankGroup, run_in_process_group
+from dryfit.parallel.prove import InDouble
+from dryfit.settings.splits import derive_seed
+from dryfit.settings.training_messages import TrainRequest
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.heads import freeze
-from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
-from dryfit.train.data import read_tokens, trial_task
-from dryfit.train.model import build_model
-from dryfit.train.optim.optimizer import make_optimizer, optimizer_plan
-from dryfit.train.optim.step import backward_batch
-from dryfit.train.start import start_training
+from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.training.batches import read_tokens, trial_task
+from dryfit.training.model import build_model
+from dryfit.training.optimizer import make_optimizer, optimizer_plan
+from dryfit.training.start import start_training
+from dryfit.training.step import backward_batch
 from trials import ScriptedChannel, Trial, apart
 
 

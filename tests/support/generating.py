@@ -27,9 +27,9 @@ def main(asked: dict[str, Any]) -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, StoppingCriteriaList
 
-        from dryfit.virtual.known_values import value_of
-        from dryfit.virtual.script.generated_tokens import LeftOutTokens
-        from dryfit.virtual.work import WorkCounter
+        from dryfit.gpu.left_out import LeftOutTokens
+        from dryfit.gpu.values import value_of
+        from dryfit.gpu.work import WorkCounter
 
         work = WorkCounter()
         tokens = LeftOutTokens(work)

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from dryfit.core.errors import DryfitError
+from dryfit.settings.errors import DryfitError
 
 FOLDER: Final = Path(__file__).parents[1] / "golden"
 _HEAD: Final = "=== "

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import DataError
-from dryfit.core.jobs.train import TrainRequest, TrainResult
-from dryfit.core.wire import Note, Phase
-from dryfit.jobs.train import train
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.errors import DataError
+from dryfit.settings.training_messages import TrainRequest, TrainResult
+from dryfit.settings.wire import Note, Phase
 from dryfit.tasks.guard import BatchGuard
 from dryfit.tasks.heads import EncoderWithHead
+from dryfit.training.trial_jobs import train
 
 WRONG = "DRYFIT_TEST_WRONG"
 """Variable: ``assert``, ``hang``, ``oom`` or ``context``."""

@@ -14,7 +14,7 @@ import psutil
 import rehearsed
 import walled
 from attack import Attack
-from dryfit.core.jobs.rehearsal import RehearsalRequest
+from dryfit.settings.rehearsal_messages import RehearsalRequest
 
 HOSTILE = {
     "sqlite by uri": """
@@ -201,7 +201,7 @@ def rehearsed_writes(attack: Attack) -> str:
     (folder / "request.json").write_text(body.model_dump_json(), encoding="utf-8")
     before = walled.tree(project)
     attack.report.commands += 1
-    command = [sys.executable, "-m", "dryfit.virtual", str(folder / "request.json")]
+    command = [sys.executable, "-m", "dryfit.gpu", str(folder / "request.json")]
     with subprocess.Popen(
         command,
         cwd=project,

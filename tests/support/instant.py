@@ -9,28 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import plan_jobs
-from dryfit.config.schema import StudyConfig
-from dryfit.core.failure import Evidence
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.plan import PlanRequest, PlanResult
-from dryfit.core.jobs.train import FinalRequest, FinalResult, TrainRequest
-from dryfit.core.settings.trial import MetricPoint
-from dryfit.core.sharding.device_groups import HERE
-from dryfit.core.wire import Checkpointed, Report, Started
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
-from dryfit.runtime.machine.gpus import GpuMonitor
-from dryfit.runtime.machine.host_memory import HostMemory, read_host_memory
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
-from dryfit.search.space.space import Space
-from dryfit.store.events import Event, SessionClosed, SessionOpened, StudyCreated
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.next_step import End
-from dryfit.study.loop.stops import StopRequests
-from dryfit.study.loop.study_run import TrialDecider
-from dryfit.study.trials.context import StudyContext
+from dryfit.ledger.events import Event, SessionClosed, SessionOpened, StudyCreated
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import Ledger
+from dryfit.ledger.replay import StudyState
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec
+from dryfit.processes.gpus import GpuMonitor
+from dryfit.processes.node import DeviceFacts, HostMemory, LocalNode, NodeFacts, read_host_memory
+from dryfit.search.space import Space
+from dryfit.settings.devices import HERE
+from dryfit.settings.errors import Evidence
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.plan_messages import PlanRequest, PlanResult
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.training_messages import FinalRequest, FinalResult, TrainRequest
+from dryfit.settings.trial import MetricPoint
+from dryfit.settings.wire import Checkpointed, Report, Started
+from dryfit.study.context import StudyContext
+from dryfit.study.loop import TrialDecider
+from dryfit.study.next_step import End
+from dryfit.study.stops import StopRequests
 from quiet_children import QuietChildren
 
 

@@ -15,14 +15,29 @@ from typing import Any, NoReturn, Self
 import pytest
 
 import plan_jobs
-from dryfit.config.load import load_document
-from dryfit.core.failure import Evidence
-from dryfit.core.jobs.baselines import BaselineScore, BaselinesRequest, BaselinesResult
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.plan import PlanRequest, PlanResult
-from dryfit.core.jobs.train import ResolveRequest, StopReason, TrainRequest, TrainResult
-from dryfit.core.settings.trial import MetricPoint
-from dryfit.core.wire import (
+from dryfit.ledger.events import Event
+from dryfit.ledger.folder import StudyLayout, attempt_key
+from dryfit.ledger.ledger import Ledger
+from dryfit.ledger.replay import StudyState
+from dryfit.processes.attempt import clear, read_messages
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
+from dryfit.processes.node import LocalNode
+from dryfit.search.space import Space
+from dryfit.settings.errors import Evidence
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.plan_messages import PlanRequest, PlanResult
+from dryfit.settings.study_file_reading import load_document
+from dryfit.settings.training_messages import (
+    BaselineScore,
+    BaselinesRequest,
+    BaselinesResult,
+    ResolveRequest,
+    StopReason,
+    TrainRequest,
+    TrainResult,
+)
+from dryfit.settings.trial import MetricPoint
+from dryfit.settings.wire import (
     BEAT_FILE,
     MESSAGES_FILE,
     RESULT_FILE,
@@ -34,18 +49,10 @@ from dryfit.core.wire import (
     Started,
     Verdict,
 )
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage, ChildSpec, SupervisorSettings
-from dryfit.runtime.children.result_reading import clear, read_messages
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.scoring.row_files import FACTS_FILE, write_facts
-from dryfit.search.space.space import Space
-from dryfit.store.events import Event
-from dryfit.store.layout import StudyLayout, attempt_key
-from dryfit.store.ledger import Ledger
-from dryfit.store.replay import StudyState
-from dryfit.study.loop import session
-from dryfit.study.loop.session import SessionResult, read_study, run_session
-from dryfit.study.loop.stops import StopSignals
+from dryfit.study import session
+from dryfit.study.session import SessionResult, read_study, run_session
+from dryfit.study.stops import StopSignals
+from dryfit.tasks.scored_rows import FACTS_FILE, write_facts
 from quiet_children import QuietChildren
 
 REPORTS = 3

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents import end, write_study
-from dryfit.core.errors import ExitStatus
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.events import NodeJoined, NodeLost, TrialFinished
+from dryfit.ledger.events import NodeJoined, NodeLost, TrialFinished
+from dryfit.settings.errors import ExitStatus
+from dryfit.settings.trial import Outcome
 from slurm_cluster import processes_with, wait_until
 from study_runs import DEADLINE_S, ends, events_of, fold, marked_processes, run, start
 

@@ -11,17 +11,7 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import plan_jobs
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.jobs.train import ResolveResult, SplitFacts
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.core.settings.trial import Goal, MetricPoint, Outcome, Scalar
-from dryfit.search.space.fields import apply_params
-from dryfit.search.space.params import Distribution, to_text
-from dryfit.store.events import (
+from dryfit.ledger.events import (
     AttemptEnded,
     AttemptPlaced,
     AttemptStarted,
@@ -40,7 +30,16 @@ from dryfit.store.events import (
     TrialPlanned,
     VerdictGiven,
 )
-from dryfit.store.replay import StudyState
+from dryfit.ledger.replay import StudyState
+from dryfit.search.space import Distribution, apply_params, to_text
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
+from dryfit.settings.tables import TrialSettings
+from dryfit.settings.training_messages import ResolveResult, SplitFacts
+from dryfit.settings.trial import Goal, MetricPoint, Outcome, Scalar
 
 BEGAN_S = 1_760_000_000.0
 DEVICE = DeviceSpec(name="made-up 1 GiB", kind=DeviceKind.CUDA, capacity_bytes=2**30)

@@ -14,7 +14,7 @@ from transformers.models.bert import BertConfig
 from transformers.models.llama import LlamaConfig
 
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.construction.walk import slots
+from dryfit.meta.slots import slots
 
 VOCAB = 64
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

@@ -27,7 +27,7 @@ import spans
 import study_runs
 import tiny
 import tiny_lms
-from dryfit import api
+from dryfit.study import functions
 
 HERE = older_studies.HERE
 _TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
@@ -346,7 +346,7 @@ def _tune(folder: Path, scenario: Scenario, words: tuple[str, ...]) -> None:
         return max(steps, default=0) >= scenario.stop_at
 
     assert study_runs.wait_for(under_way, process), process.communicate()
-    assert api.stop(folder, now=False) is not None
+    assert functions.stop(folder, now=False) is not None
     _, errors = process.communicate()
     assert process.returncode == 3, errors
     assert not undisturbed, "the study was not disturbed as it should have been"

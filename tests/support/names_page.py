@@ -10,10 +10,10 @@ from pathlib import Path
 
 from transformers import AutoModel, PreTrainedModel
 
-from dryfit.core.settings.known_devices import device_names, parse_device
 from dryfit.meta import build
-from dryfit.meta.loading.catalogue import catalogue_config, catalogue_entries
-from dryfit.meta.loading.pretrained import Kind, make_model, stored_kind
+from dryfit.meta.configs import catalogue_config, catalogue_entries
+from dryfit.meta.pretrained import Kind, make_model, stored_kind
+from dryfit.settings.devices import device_names, parse_device
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-and-devices.md"
 _HEADS = {Kind.CAUSAL_LM: "decoder with its head", Kind.SEQ2SEQ_LM: "encoder-decoder with its head"}

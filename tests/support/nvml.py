@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dryfit.runtime.machine.gpus import GpuProcess, GpuState, ProcessOwner
+from dryfit.processes.gpus import GpuProcess, GpuState, ProcessOwner
 
 GIB = 2**30
 

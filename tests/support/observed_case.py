@@ -10,9 +10,9 @@ import torch
 from pydantic import TypeAdapter
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dryfit.core.jobs.calibration import MemoryCase, PartPeak
-from dryfit.memory.tracing.recorder import StorageRecorder
-from dryfit.train.rehearsal.observing import CudaMeter, run_case
+from dryfit.gpu.recorder import StorageRecorder
+from dryfit.settings.plan_messages import MemoryCase, PartPeak
+from dryfit.training.measured_step import CudaMeter, run_case
 
 case = MemoryCase.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
 for mode in _get_current_dispatch_mode_stack():

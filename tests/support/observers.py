@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dryfit
-from dryfit.store.events import Event, ReportMade
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
+from dryfit.ledger.events import Event, ReportMade
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
 
 HANG_S = 60.0
 

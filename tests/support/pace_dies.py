@@ -1,8 +1,8 @@
 """A stand-in for the job PACE that raises."""
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import MachineError
-from dryfit.core.jobs.diagnostics import PaceRequest, PaceResult
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.check_messages import PaceRequest, PaceResult
+from dryfit.settings.errors import MachineError
 
 
 def dies(body: PaceRequest, channel: ChildChannel) -> PaceResult:

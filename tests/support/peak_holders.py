@@ -14,12 +14,12 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.core.jobs.memory import MemoryCategory, StepPhase
-from dryfit.memory.allocator.replay import replay
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.timeline import BLOCK_BYTES
-from dryfit.memory.tracing.events import Label
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.caching_allocator import replay
+from dryfit.gpu.events import Label
+from dryfit.gpu.timeline import BLOCK_BYTES
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.plan_messages import MemoryCase
 
 LASTING = (
     MemoryCategory.WEIGHTS,
@@ -64,9 +64,9 @@ def of_plan(case: MemoryCase) -> dict[str, int]:
     """Of the plan of a case."""
     import torch
 
-    from dryfit.jobs.calibrate import planned
-    from dryfit.memory.planning.constants import device_constants
-    from dryfit.memory.planning.estimate import Device
+    from dryfit.gpu.constants import device_constants
+    from dryfit.plans.estimate import Device
+    from dryfit.training.calibrate import planned
     from rehearsed import device
 
     torch.set_num_threads(1)

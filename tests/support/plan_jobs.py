@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.failure import ChildFault
-from dryfit.core.jobs.child import JOBS
-from dryfit.core.jobs.diagnostics import ProbeRequest, ProbeResult
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.memory import (
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.check_messages import ProbeRequest, ProbeResult
+from dryfit.settings.errors import ChildFault
+from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import JOBS
+from dryfit.settings.memory_plan import (
     Effect,
     ExecutionChoice,
     Fallback,
@@ -27,10 +28,9 @@ from dryfit.core.jobs.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest
-from dryfit.core.jobs.train import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.settings.trial import MetricPoint
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest
+from dryfit.settings.training_messages import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
+from dryfit.settings.trial import MetricPoint
 from nvml import Driver
 
 MIB = 2**20

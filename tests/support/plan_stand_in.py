@@ -3,9 +3,10 @@
 import os
 import signal
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.memory import (
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.memory_plan import (
     Effect,
     ExecutionChoice,
     Fallback,
@@ -16,8 +17,7 @@ from dryfit.core.jobs.memory import (
     VerdictKind,
     WorstBatch,
 )
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest, PlanResult
-from dryfit.core.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult
 
 GIB = 2**30
 FIXED_BYTES = 2 * GIB

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dryfit.core.errors import TraceError
-from dryfit.core.jobs.memory import MemoryCategory, StepPhase
-from dryfit.core.settings.execution import OptimizerImpl
-from dryfit.memory.tracing.events import Label, Segment, SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
+from dryfit.gpu.events import Label, Segment, SegmentKind, Shape, Variant
+from dryfit.settings.errors import TraceError
+from dryfit.settings.execution import OptimizerImpl
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase
 
 MIB = 2**20
 

@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from dryfit.core.jobs.load_report import LoadReport
-from dryfit.core.settings.choices import BaseFormat, Precision
-from dryfit.core.settings.tables import (
+from dryfit.meta.filling import materialise
+from dryfit.meta.matching import LoadOptions
+from dryfit.meta.pretrained import DTYPES, Kind, empty_stack, fill_frozen
+from dryfit.settings.check_messages import LoadReport
+from dryfit.settings.choices import BaseFormat, Precision
+from dryfit.settings.execution import WeightFormat
+from dryfit.settings.tables import (
     DataSettings,
     LoraSettings,
     ModelSettings,
@@ -17,14 +21,9 @@ from dryfit.core.settings.tables import (
     TrainSettings,
     TrialSettings,
 )
-from dryfit.core.settings.weight_formats import WeightFormat
-from dryfit.meta.loading.filling import materialise
-from dryfit.meta.loading.frozen_weights import DTYPES, fill_frozen
-from dryfit.meta.loading.matching import LoadOptions
-from dryfit.meta.loading.pretrained import Kind, empty_stack
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
-from dryfit.tasks.tokens.token_set import TokenFacts
+from dryfit.tasks.causal_lm import CausalLm, CausalLmTask
+from dryfit.tasks.tokens import TokenFacts
 
 NF4 = WeightFormat(BaseFormat.NF4, 4, Precision.FP32, quantised=True)
 NF4_TWICE = WeightFormat(BaseFormat.NF4, 4, Precision.BF16, quantised=True, double_quant=True)

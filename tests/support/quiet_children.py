@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from dryfit.core.wire import Verdict
-from dryfit.runtime.children.child_spec import ChildEvent, ChildSpec
+from dryfit.processes.child_spec import ChildEvent, ChildSpec
+from dryfit.settings.wire import Verdict
 
 
 class QuietChildren:
-    """Children that never start, say nothing and hear nothing (:class:`dryfit.runtime.machine.node.Children`)."""
+    """Children that never start, say nothing and hear nothing (:class:`dryfit.processes.node.Children`)."""
 
     def start(self, spec: ChildSpec) -> None:
         """Start nothing."""

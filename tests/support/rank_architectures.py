@@ -13,16 +13,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 import reads
-from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import build
-from dryfit.parallel.planning import planner
-from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof.stand_in import InDouble
-from dryfit.parallel.ranks.apply import slice_tensor
-from dryfit.parallel.ranks.check import shards_of
-from dryfit.parallel.ranks.collectives import ProcessRanks
-from dryfit.parallel.trace.capture import SMALL, Inputs, capture
-from dryfit.parallel.trace.graph import Graph
+from dryfit.parallel import planner
+from dryfit.parallel.apply import shards_of, slice_tensor
+from dryfit.parallel.capture import SMALL, Inputs, capture
+from dryfit.parallel.collectives import ProcessRanks
+from dryfit.parallel.graph import Graph
+from dryfit.parallel.planner import plan_shards
+from dryfit.parallel.prove import InDouble
+from dryfit.settings.sharding import ShardPlan
 from loading import config_of
 from rank_groups import Facts
 from rank_loading import LoadedRank

@@ -10,21 +10,19 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.parallel.layout.proved_plans import shard_plan
-from dryfit.parallel.layout.tensor_parallel import TensorParallel
-from dryfit.parallel.ranks.apply import slice_tensor
-from dryfit.parallel.ranks.check import shards_of
-from dryfit.parallel.ranks.collectives import ProcessRanks
+from dryfit.parallel.apply import shards_of, slice_tensor
+from dryfit.parallel.collectives import ProcessRanks
+from dryfit.parallel.proved_plans import shard_plan
+from dryfit.parallel.tensor_parallel import TensorParallel
+from dryfit.settings.sharding import ShardPlan
+from dryfit.settings.tables import DataSettings, TrialSettings
+from dryfit.tasks import causal_lm
 from dryfit.tasks.base import Batch, Task, TaskContext
-from dryfit.tasks.lm import causal_lm
-from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
-from dryfit.tasks.rows.prompts import PromptPart
-from dryfit.tasks.tokens.prompt_tokens import Example, sequences
-from dryfit.tasks.tokens.token_set import TokenFacts
-from dryfit.train.chunked_loss import loss_in_chunks
-from dryfit.train.optim.step import backward_batch
+from dryfit.tasks.causal_lm import CausalLm, CausalLmTask
+from dryfit.tasks.prompts import Example, PromptPart, sequences
+from dryfit.tasks.tokens import TokenFacts
+from dryfit.training.model import loss_in_chunks
+from dryfit.training.step import backward_batch
 
 WORDS = 4608
 """So many that their scores are worth sharding."""

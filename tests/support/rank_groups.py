@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dryfit.core.process import die_with_parent
-from dryfit.parallel.ranks.collectives import ProcessRanks
+from dryfit.parallel.collectives import ProcessRanks
+from dryfit.processes.process import die_with_parent
 
 Facts = dict[str, Any]
 Case = Callable[[ProcessRanks], Facts]

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dryfit.core.jobs.load_report import LoadReport
-from dryfit.core.settings.tables import ModelSettings, RegularizationSettings
-from dryfit.core.sharding.shard_plan import ShardPlan
-from dryfit.meta.loading.matching import LoadOptions
-from dryfit.meta.loading.pretrained import Kind, fill_pretrained
-from dryfit.parallel.layout import model_slices
-from dryfit.parallel.layout.processes import RankGroup
-from dryfit.parallel.layout.tensor_parallel import TensorParallelLayout
-from dryfit.parallel.ranks.collectives import AbsentRanks, Ranks
+from dryfit.meta.matching import LoadOptions
+from dryfit.meta.pretrained import Kind, fill_pretrained
+from dryfit.parallel import layout
+from dryfit.parallel.collectives import AbsentRanks, Ranks
+from dryfit.parallel.processes import RankGroup
+from dryfit.parallel.tensor_parallel import TensorParallelLayout
+from dryfit.settings.check_messages import LoadReport
+from dryfit.settings.sharding import ShardPlan
+from dryfit.settings.tables import ModelSettings, RegularizationSettings
 from dryfit.tasks.base import MakeBase, TaskModel
 
 
@@ -69,8 +69,8 @@ class LoadedRank:
 
         self._on_meta, self._dtype = on_meta, dtype
         with self._constructing():
-            recipe = model_slices.ModelRecipe(make, RegularizationSettings(), device)
-            whole = model_slices.empty_model(recipe)
+            recipe = layout.ModelRecipe(make, RegularizationSettings(), device)
+            whole = layout.empty_model(recipe)
             self._layout = TensorParallelLayout(recipe, _of_inner(plan), group)
             self._model, self.report = self._layout.load(whole)
 
@@ -82,8 +82,8 @@ class LoadedRank:
             return fill_pretrained(model, source, kind, replace(options, dtype=self._dtype))
 
         with (
-            mock.patch.object(model_slices, "empty_stack", side_effect=lambda *_, **__: self._on_meta()),
-            mock.patch.object(model_slices, "fill_frozen", side_effect=fill),
+            mock.patch.object(layout, "empty_stack", side_effect=lambda *_, **__: self._on_meta()),
+            mock.patch.object(layout, "fill_frozen", side_effect=fill),
         ):
             yield
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, adapters
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.jobs.plan import plan
-from dryfit.meta.construction.walk import Slot, put_all
+from dryfit.meta.slots import Slot, put_all
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, adapters
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
+from dryfit.settings.tables import TrialSettings
+from dryfit.training.plan_job import plan
 
 GIB = 2**30
 CPU = DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=64 * GIB)

@@ -14,13 +14,13 @@ from torch.nn import functional
 import rank_chunks
 import rank_groups
 import shard_plans as made
-from dryfit.core.errors import ShardError
-from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import materialise
-from dryfit.parallel.proof.stand_in import InDouble
-from dryfit.parallel.ranks.apply import apply, check_ranks
-from dryfit.parallel.ranks.collectives import ProcessRanks
-from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
+from dryfit.parallel.apply import apply, check_ranks
+from dryfit.parallel.collectives import ProcessRanks
+from dryfit.parallel.prove import InDouble
+from dryfit.parallel.vocabulary_loss import VocabularyLoss
+from dryfit.settings.errors import ShardError
+from dryfit.settings.sharding import ShardPlan
 from rank_groups import ERROR, Facts
 from rank_loading import LoadedRank
 

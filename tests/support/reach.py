@@ -33,7 +33,7 @@ HEAVY: Final = frozenset(
     }
 )
 """What ``make check`` runs without."""
-_STARTS: Final = frozenset({"subprocess", "dryfit.runtime.children.supervisor"})
+_STARTS: Final = frozenset({"subprocess", "dryfit.processes.supervisor"})
 """Whoever reaches one of these starts processes, and what those import no import statement of the test says."""
 _DOCUMENTS: Final = ".md"
 

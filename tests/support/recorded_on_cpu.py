@@ -108,10 +108,8 @@ def step_of(case: str) -> Callable[[], None]:
 
 def recorded_peak_bytes(work: Callable[[], None]) -> int:
     """The most that work takes, by the recorder of rehearsals."""
-    from dryfit.memory.allocator.settings import AllocatorSettings
-    from dryfit.virtual.allocations import LiveAllocations
-    from dryfit.virtual.places import Places
-    from dryfit.virtual.recorder import ScriptRecorder
+    from dryfit.gpu.allocator_settings import AllocatorSettings
+    from dryfit.gpu.script_recorder import LiveAllocations, Places, ScriptRecorder
 
     run = LiveAllocations(AllocatorSettings, None, 0)
     recorder = ScriptRecorder(run, Places(), "cpu")

@@ -11,8 +11,12 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from dryfit.core.jobs.memory import MemoryCategory, PeakAt, StepPhase, VerdictKind
-from dryfit.core.jobs.rehearsal import (
+from dryfit.processes.process import die_with_parent
+from dryfit.processes.wall import Places
+from dryfit.processes.wall_keeper import end_as, run_walled
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_plan import MemoryCategory, PeakAt, StepPhase, VerdictKind
+from dryfit.settings.rehearsal_messages import (
     Growth,
     LargestBatch,
     LineBytes,
@@ -28,11 +32,7 @@ from dryfit.core.jobs.rehearsal import (
     TimelinePoint,
     Unknown,
 )
-from dryfit.core.process import die_with_parent
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.wall.keeper import end_as, run_walled
-from dryfit.core.wall.places import Places
-from dryfit.core.wire import write_model
+from dryfit.settings.wire import write_model
 
 GIB = 2**30
 FIXED = 2 * GIB

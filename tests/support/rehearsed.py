@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest
-from dryfit.core.settings.execution import DeviceSpec
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest
 
 PROGRAMS: Final = Path(__file__).parents[1] / "programs"
 SUPPORT: Final = Path(__file__).parent
@@ -50,7 +50,7 @@ def rehearse(
     )
     file = folder / "request.json"
     file.write_text(body.model_dump_json(), encoding="utf-8")
-    command = [sys.executable, "-m", "dryfit.virtual", str(file)]
+    command = [sys.executable, "-m", "dryfit.gpu", str(file)]
     done = _run(command, folder, {"CUDA_VISIBLE_DEVICES": "", **(surroundings or {})})
     answer = folder / "answer.json"
     assert answer.is_file(), f"no answer, status {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dryfit.core.jobs.memory import MemoryCategory, VerdictKind
-from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalMemory, ScriptEnd
-from dryfit.memory.planning.timeline import BLOCK_BYTES
+from dryfit.gpu.timeline import BLOCK_BYTES
+from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from rehearsed import PROGRAMS, rehearse
 
 

@@ -14,19 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dryfit.config.schema import Isolation
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import DataError
-from dryfit.core.jobs.child import JOBS as ALL_JOBS
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.train import StopReason, TrainRequest, TrainResult
-from dryfit.core.process import die_with_parent
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.execution import DeviceKind, ExecutionPlan
-from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.core.settings.trial import MetricPoint, Scalar, TrialConfig
-from dryfit.core.wire import Note, Phase
-from dryfit.runtime.children.child_spec import (
+from dryfit.processes.channel import ChildChannel
+from dryfit.processes.child_spec import (
     ChildEvent,
     ChildExited,
     ChildLimits,
@@ -34,7 +23,18 @@ from dryfit.runtime.children.child_spec import (
     ChildSpec,
     SupervisorSettings,
 )
-from dryfit.runtime.children.supervisor import Supervisor
+from dryfit.processes.process import die_with_parent
+from dryfit.processes.supervisor import Supervisor
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.errors import DataError
+from dryfit.settings.execution import DeviceKind, ExecutionPlan
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import JOBS as ALL_JOBS
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.tables import DataSettings, TrialSettings
+from dryfit.settings.training_messages import StopReason, TrainRequest, TrainResult
+from dryfit.settings.trial import MetricPoint, Scalar, TrialConfig
+from dryfit.settings.wire import Note, Phase
 
 PATIENCE_S = 120.0
 GENEROUS = ChildLimits(start_s=60.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)

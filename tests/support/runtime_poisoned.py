@@ -7,9 +7,9 @@ import os
 import sys
 from types import ModuleType, SimpleNamespace
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import DataError, PoisonedError
-from dryfit.core.jobs.train import TrainRequest, TrainResult
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.errors import DataError, PoisonedError
+from dryfit.settings.training_messages import TrainRequest, TrainResult
 from runtime_jobs import done
 
 changed = os.environ.get("POISON_AT") == "start"

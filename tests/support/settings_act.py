@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 import spans
 import tiny
-from dryfit.core.settings.tables import DataSettings, SpanSettings, TrialSettings
+from dryfit.settings.tables import DataSettings, SpanSettings, TrialSettings
 from dryfit.tasks.base import Task, TaskContext
-from dryfit.tasks.tokens.token_set import CLASSES
+from dryfit.tasks.tokens import CLASSES
 from trials import Trial
 
 Tables = dict[str, dict[str, Any]]

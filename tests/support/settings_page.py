@@ -8,12 +8,11 @@ import re
 from enum import Enum
 from pathlib import Path
 
-from dryfit.config.schema import StudyConfig
-from dryfit.config.schema_json import TABLES, key_description, legal_values
-from dryfit.core.settings.choices import Metric
-from dryfit.core.settings.switches import TRIAL_NEEDS
-from dryfit.core.settings.tables import DataSettings, Settings, TrialSettings
-from dryfit.core.settings.task_facts import BUILT_IN, OWN_TABLE, metrics_of_classes, reads
+from dryfit.settings.choices import Metric
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_text import TABLES, key_description, legal_values
+from dryfit.settings.tables import TRIAL_NEEDS, DataSettings, Settings, TrialSettings
+from dryfit.settings.task_facts import BUILT_IN, OWN_TABLE, metrics_of_classes, reads
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan
+from dryfit.settings.sharding import Boundary, ModuleShard, ParameterShard, ShardPlan
 
 ATTENTION, MLP = "model.layers.1.self_attn", "model.layers.1.mlp"
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan
 from dryfit.meta import build
+from dryfit.settings.sharding import Boundary, ModuleShard, ParameterShard, ShardPlan
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

@@ -6,7 +6,7 @@ A second reading of ``c10/cuda/CUDACachingAllocator.cpp``, to hold the fast simu
 from dataclasses import dataclass, field
 from enum import Enum
 
-from dryfit.memory.allocator.settings import AllocatorSettings
+from dryfit.gpu.allocator_settings import AllocatorSettings
 
 MIB = 2**20
 ENDLESS = 2**55

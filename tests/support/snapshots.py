@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from dryfit.memory.allocator.caching_allocator import CachingAllocator
-from dryfit.memory.allocator.settings import SMALL_SEGMENT_BYTES
+from dryfit.gpu.allocator_settings import SMALL_SEGMENT_BYTES
+from dryfit.gpu.caching_allocator import CachingAllocator
 
 _SMALL_BELOW = 1 << 56
 """Addresses of the expandable segment of small blocks."""

@@ -12,17 +12,15 @@ import torch
 from hypothesis import strategies as st
 
 import tiny
-from dryfit.jobs.prediction import ModelPredictor
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
 from dryfit.tasks.base import Batch
-from dryfit.tasks.rows.characters import word_spans
-from dryfit.tasks.rows.checked_rows import UnlabelledRow
-from dryfit.tasks.saved.model_input import read_model_input
-from dryfit.tasks.saved.saved_model import load
-from dryfit.tasks.spans.span_metrics import span_metrics
-from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.tasks.tokens.windows import Ragged, Windows, extras
+from dryfit.tasks.rows import UnlabelledRow
+from dryfit.tasks.saved_models import load, read_model_input
+from dryfit.tasks.spans import span_metrics
+from dryfit.tasks.tokens import TokenSet
+from dryfit.tasks.windows import Ragged, Windows, extras, word_spans
+from dryfit.training.prediction import ModelPredictor
 from trials import Trial
 
 TOKENIZERS = ("bert", "roberta", "xlm-roberta", "deberta-v3", "xlnet", "modernbert")

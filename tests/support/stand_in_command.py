@@ -3,9 +3,9 @@
 python stand_in_command.py WORDS
 """
 
-from dryfit.cli.app import main
-from dryfit.core.jobs.child import JOBS
-from dryfit.core.jobs.job import Job
+from dryfit.documents.command_line import main
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import JOBS
 
 if __name__ == "__main__":
     for job in (Job.PLAN, Job.TRAIN, Job.RESOLVE):

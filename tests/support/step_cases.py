@@ -7,11 +7,11 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.core.jobs.memory import ExecutionChoice, MemoryPlan
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask
-from dryfit.core.settings.execution import Allocator, OptimizerImpl, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.settings.choices import BaseFormat, BuiltInTask
+from dryfit.settings.execution import Allocator, OptimizerImpl, PlanSubject
+from dryfit.settings.memory_plan import ExecutionChoice, MemoryPlan
+from dryfit.settings.plan_messages import MemoryCase
+from dryfit.settings.tables import LoraSettings, TrialSettings
 from rehearsed import device
 
 ENCODER = {
@@ -56,12 +56,12 @@ PLANNED = """
 import sys
 from pathlib import Path
 import torch
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.jobs.calibrate import planned
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import device_constants
-from dryfit.memory.planning.estimate import Device
+from dryfit.settings.plan_messages import MemoryCase
+from dryfit.settings.execution import DeviceSpec
+from dryfit.training.calibrate import planned
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import device_constants
+from dryfit.plans.estimate import Device
 torch.set_num_threads(1)
 case = MemoryCase.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
 spec = DeviceSpec.model_validate_json(sys.argv[2])

@@ -17,12 +17,12 @@ from unittest.mock import patch
 import psutil
 
 import tiny
-from dryfit.cli.app import main
-from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.children.processes import marker_of
-from dryfit.store.events import Event
-from dryfit.store.ledger import each_event, read_ledger
-from dryfit.store.replay import StudyState
+from dryfit.documents.command_line import main
+from dryfit.ledger.events import Event
+from dryfit.ledger.ledger import each_event, read_ledger
+from dryfit.ledger.replay import StudyState
+from dryfit.processes.process import marker_of
+from dryfit.settings.wire import MARKER_VARIABLE
 
 DEADLINE_S = 600
 """When a command counts as hung: a machine that others use makes everything many times slower."""
@@ -128,13 +128,13 @@ def write_stepwise(folder: Path, *, runtime: str = "") -> Path:
 
 def command(*words: str | Path) -> list[str]:
     """A dryfit command line."""
-    return [sys.executable, "-m", "dryfit.cli.app", *map(str, words)]
+    return [sys.executable, "-m", "dryfit.documents.command_line", *map(str, words)]
 
 
 _PREPARED = """\
 import os, resource, signal, sys
 {}
-os.execv(sys.executable, [sys.executable, "-m", "dryfit.cli.app", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "dryfit.documents.command_line", *sys.argv[1:]])
 """
 
 

@@ -3,19 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.tables import (
-    DataSettings,
-    HeadSettings,
-    LossSettings,
-    ModelSettings,
-    TrainSettings,
-    TrialSettings,
-)
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.tables import DataSettings, HeadSettings, LossSettings, ModelSettings, TrainSettings, TrialSettings
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.saved.model_input import model_input
-from dryfit.tasks.tokens.token_set import TokenFacts
+from dryfit.tasks.saved_models import model_input
+from dryfit.tasks.tokens import TokenFacts
 
 NO_LOSS = LossSettings()
 

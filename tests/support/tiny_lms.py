@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dryfit.tasks.lm.tiny_lm import train_tokenizer
+from dryfit.tasks.tiny_lm import train_tokenizer
 
 TEXTS = (
     "I sleep badly and feel sad. They never eat, we always walk!",

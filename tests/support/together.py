@@ -17,9 +17,9 @@ import spans
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.errors import CommError
-from dryfit.parallel.layout import sharded_model as model_module
-from dryfit.train import trainer as loop
+from dryfit.parallel import fsdp as model_module
+from dryfit.settings.errors import CommError
+from dryfit.training import trainer as loop
 from trials import Trial, Undisturbed
 
 ROUNDING = 2e-5

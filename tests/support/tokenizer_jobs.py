@@ -8,11 +8,11 @@ from pathlib import Path
 from google.protobuf.internal import api_implementation
 
 import encoders
-from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.train import TrainRequest, TrainResult
-from dryfit.core.wire import Note
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.training_messages import TrainRequest, TrainResult
+from dryfit.settings.wire import Note
 from runtime_jobs import done
 
 

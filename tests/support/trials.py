@@ -11,9 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from dryfit.core.channel import ChildChannel
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.train import (
+from dryfit.ledger.folder import FinalLayout
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.execution import DeviceKind, ExecutionPlan, OptimizerImpl
+from dryfit.settings.job import Job
+from dryfit.settings.tables import DataSettings, TrialSettings
+from dryfit.settings.task_facts import metric_of
+from dryfit.settings.text import LineTail
+from dryfit.settings.training_messages import (
     PredictRequest,
     PredictResult,
     ResolveRequest,
@@ -22,18 +28,12 @@ from dryfit.core.jobs.train import (
     TrainRequest,
     TrainResult,
 )
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, OptimizerImpl
-from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.core.settings.task_facts import metric_of
-from dryfit.core.settings.trial import MetricPoint, TrialConfig
-from dryfit.core.text.tail import LineTail
-from dryfit.core.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Message
-from dryfit.jobs.predict import predict
-from dryfit.jobs.resolve import resolve
-from dryfit.jobs.train import train
-from dryfit.store.layout import FinalLayout
-from dryfit.study.resources.attempt_files import take_over
+from dryfit.settings.trial import MetricPoint, TrialConfig
+from dryfit.settings.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Message
+from dryfit.study.files import take_over
+from dryfit.training.prediction import predict
+from dryfit.training.resolve import resolve
+from dryfit.training.trial_jobs import train
 
 
 def merged(*several: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -10,18 +10,18 @@ from typing import Any, Self
 
 import pytest
 
-from dryfit.core.jobs.train import ResolveResult
-from dryfit.runtime.children.child_spec import ChildEvent, SupervisorSettings
-from dryfit.runtime.children.supervisor import Supervisor
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.study.loop import session
+from dryfit.processes.child_spec import ChildEvent, SupervisorSettings
+from dryfit.processes.node import LocalNode
+from dryfit.processes.supervisor import Supervisor
+from dryfit.settings.training_messages import ResolveResult
+from dryfit.study import session
 
 NAMES = "n1", "n2"
 _POLL_S = 0.02
 
 
 class TwoNodes:
-    """The nodes ``n1`` and ``n2``, each with a fork server of its own (:class:`dryfit.runtime.machine.node.Nodes`).
+    """The nodes ``n1`` and ``n2``, each with a fork server of its own (:class:`dryfit.processes.node.Nodes`).
 
     Args:
         settings: How one process runs its children.

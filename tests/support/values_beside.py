@@ -18,7 +18,7 @@ def main(seed: int, programs: int) -> None:
     with dryfit.virtual_gpu("1GiB"):
         import torch
 
-        from dryfit.virtual.known_values import value_of
+        from dryfit.gpu.values import value_of
 
         draw = random.Random(seed)
         torch.manual_seed(seed)

@@ -11,16 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import thinning
-from dryfit.core.jobs.rehearsal import Muted
-from dryfit.core.wall import landlock
-from dryfit.core.wall.keeper import wall_here
-from dryfit.core.wall.places import Wall
+from dryfit.processes import linux_kernel
+from dryfit.processes.wall import Wall
+from dryfit.processes.wall_keeper import wall_here
+from dryfit.settings.rehearsal_messages import Muted
 
 
 def is_here(wall: Wall) -> bool:
     """Whether this machine has a wall."""
     if wall is Wall.LANDLOCK:
-        return landlock.version() > 0
+        return linux_kernel.version() > 0
     return wall is Wall.REDIRECT or wall_here() is Wall.NAMESPACES
 
 
@@ -35,11 +35,11 @@ _HEAD = """
 import json, os, sys, traceback
 from pathlib import Path
 import torch
-from dryfit.core.wall.keeper import run_walled
-from dryfit.core.wall.places import Places, Wall
+from dryfit.processes.wall_keeper import run_walled
+from dryfit.processes.wall import Places, Wall
 from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode
-from dryfit.virtual.writes.muting import install
-from dryfit.virtual.writes.written import SAVES_FILE, Saved, written
+from dryfit.gpu.muting import install
+from dryfit.gpu.written import SAVES_FILE, Saved, written
 fakes = FakeTensorMode(allow_non_fake_inputs=True)
 def made(shape, dtype):
     with fakes: return torch.empty(shape, dtype=dtype)

@@ -41,8 +41,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from dryfit.core.process import die_with_parent
-from dryfit.runtime.children.environment import FIXED
+from dryfit.processes.child_spec import FIXED
+from dryfit.processes.process import die_with_parent
 
 COLD_VARIABLE: Final = "DRYFIT_COLD"
 IMPORT_VARIABLES: Final = (
@@ -70,24 +70,34 @@ class Kind(StrEnum):
 
 _MODULES: Final = {
     Kind.WHOLE: (
-        *("dryfit.cli.app", "dryfit.cli.live", "dryfit.api.studies", "dryfit.api.training"),
-        *("dryfit.study.loop.session", "dryfit.jobs.train", "dryfit.jobs.final", "dryfit.jobs.resolve"),
-        *("dryfit.jobs.plan", "dryfit.jobs.batch_check", "dryfit.runtime.children.fork_server"),
-        *("dryfit.search.followers.process", "dryfit.jobs.own.objective"),
+        *(
+            "dryfit.documents.command_line",
+            "dryfit.documents.live_progress",
+            "dryfit.study.studies",
+            "dryfit.study.trainings",
+        ),
+        *(
+            "dryfit.study.session",
+            "dryfit.training.trial_jobs",
+            "dryfit.training.trial_jobs",
+            "dryfit.training.resolve",
+        ),
+        *("dryfit.training.plan_job", "dryfit.training.batch_check", "dryfit.processes.fork_server"),
+        *("dryfit.search.follower_process", "dryfit.training.objective"),
     ),
-    Kind.NO_DEVICE: ("dryfit.virtual.__main__", "dryfit.virtual.session"),
+    Kind.NO_DEVICE: ("dryfit.gpu.__main__", "dryfit.gpu.session"),
 }
 _ENVIRONMENT: Final = {Kind.WHOLE: FIXED, Kind.NO_DEVICE: {**FIXED, _DEVICES: ""}}
 """What a warm process has in its environment besides what the tests have."""
-_REHEARSAL: Final = "dryfit.virtual"
+_REHEARSAL: Final = "dryfit.gpu"
 _COMMANDS: Final = (
     *(
-        "dryfit.cli.app",
-        "dryfit.runtime.children.fork_server",
-        "dryfit.runtime.children.child",
-        "dryfit.jobs.in_process",
+        "dryfit.documents.command_line",
+        "dryfit.processes.fork_server",
+        "dryfit.processes.child",
+        "dryfit.training.in_process",
     ),
-    *("dryfit.search.followers.process", _REHEARSAL),
+    *("dryfit.search.follower_process", _REHEARSAL),
 )
 """What is started warm: modules with something to import."""
 _PYTHON: Final = sys.executable
@@ -418,7 +428,7 @@ def _become(start: Start, held: Sequence[int], ready: int, *, of_command: bool) 
         os.environ.clear()
         _show_in_proc(start)
         os.environ.update(start.environment)
-        if start.module.startswith("dryfit.runtime"):
+        if start.module.startswith("dryfit.processes"):
             os.environ.update(_set_by_imports)
         os.chdir(start.folder)
         signal.set_wakeup_fd(-1)
@@ -538,10 +548,10 @@ def main() -> None:
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
     if kind is Kind.WHOLE:
-        sys.modules["dryfit.runtime.children.child"].library_versions()
+        sys.modules["dryfit.processes.child"].library_versions()
     else:
         with suppress(ImportError):  # as a rehearsal does, before all else
-            sys.modules["dryfit.virtual.session"].import_offline("bitsandbytes")
+            sys.modules["dryfit.gpu.session"].import_offline("bitsandbytes")
     gc.collect()
     gc.freeze()
     _set_by_imports.update({name: value for name, value in os.environ.items() if name not in _imported_with})

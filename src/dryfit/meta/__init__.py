@@ -7,21 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dryfit.core.jobs.load_report import LoadReport
-    from dryfit.meta.construction.construction import build, meta_init, on_meta
-    from dryfit.meta.construction.walk import leaks
-    from dryfit.meta.loading.filling import materialise
+    from dryfit.meta.construction import build, meta_init, on_meta
+    from dryfit.meta.filling import materialise
     from dryfit.meta.moves import move
     from dryfit.meta.propagation import shapes
+    from dryfit.meta.slots import leaks
+    from dryfit.settings.check_messages import LoadReport
 
 _HOMES = {
-    "LoadReport": "dryfit.core.jobs.load_report",
-    "build": "dryfit.meta.construction.construction",
-    "leaks": "dryfit.meta.construction.walk",
-    "materialise": "dryfit.meta.loading.filling",
-    "meta_init": "dryfit.meta.construction.construction",
+    "LoadReport": "dryfit.settings.check_messages",
+    "build": "dryfit.meta.construction",
+    "leaks": "dryfit.meta.slots",
+    "materialise": "dryfit.meta.filling",
+    "meta_init": "dryfit.meta.construction",
     "move": "dryfit.meta.moves",
-    "on_meta": "dryfit.meta.construction.construction",
+    "on_meta": "dryfit.meta.construction",
     "shapes": "dryfit.meta.propagation",
 }
 

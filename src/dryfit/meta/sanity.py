@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dryfit.core.errors import PoisonedError
+from dryfit.settings.errors import PoisonedError
 
 _METHODS = {
     "torch.nn.modules.module": ("Module.register_parameter", "Module.register_buffer", "Module.__setattr__"),

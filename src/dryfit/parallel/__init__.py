@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dryfit.parallel.layout.parallelize import parallelize
+    from dryfit.parallel.parallelize import parallelize
 
-_HOMES = {"parallelize": "dryfit.parallel.layout.parallelize"}
+_HOMES = {"parallelize": "dryfit.parallel.parallelize"}
 
 __all__ = ["parallelize"]
 

@@ -1,1 +1,1 @@
-"""The search: its space, suggestions and pruning, and how a changed study is compared with what it was."""
+"""The search: its space, suggestions and pruning, and what follows a study elsewhere."""

@@ -1,12 +1,7 @@
-"""Compare two study files: which settings changed, and whether earlier trials still count.
-
-The files are compared by the trials that they allow, not by how they are written. A key that is not searched has one
-value, the file's own. So a key is widened if it becomes searched and its old value can be drawn, and narrowed if it is
-no longer searched. Keys that depend on others are compared branch by branch of their conditions.
-"""
+"""Two study files compared: which earlier trials still count, and the best points of another study."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,25 +9,34 @@ from typing import Final
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from dryfit.config.schema import StudyConfig
-from dryfit.config.schema_json import SEARCHABLE
-from dryfit.core.settings.switches import TRIAL_NEEDS
-from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.core.settings.task_facts import OWN_TABLE, TaskName, facts_of, reads, task_word
-from dryfit.core.settings.trial import Scalar
-from dryfit.search.space.fields import setting
-from dryfit.search.space.params import (
+from dryfit.ledger.events import ComparabilityKey, Compatibility
+from dryfit.ledger.replay import StudyState
+from dryfit.search.space import (
     Distribution,
     Param,
+    Space,
     contains,
     describe,
     describe_when,
     enumerated,
     is_one_of,
     only_value,
+    public_name,
+    setting,
 )
-from dryfit.search.space.space import Space
-from dryfit.store.events import ComparabilityKey, Compatibility
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_text import SEARCHABLE
+from dryfit.settings.tables import TRIAL_NEEDS, DataSettings, TrialSettings
+from dryfit.settings.task_facts import OWN_TABLE, TaskName, facts_of, reads, task_word
+from dryfit.settings.trial import Scalar
+
+# Compare two study files: which settings changed, and whether earlier trials still count.
+#
+# The files are compared by the trials that they allow, not by how they are written. A key that is not searched has
+# one value, the file's own. So a key is widened if it becomes searched and its old value can be drawn, and narrowed
+# if it is no longer searched. Keys that depend on others are compared branch by branch of their conditions.
+
 
 _OF_DATA: Final = ("num_labels", "multi_label", "folds")
 """Keys of ``[data]`` that are not in the fingerprint of the rows, but change the model's head,
@@ -462,3 +466,74 @@ def _logarithmic(distribution: Distribution) -> bool:
 
 def _text(fixed: Fixed) -> str:
     return "unset" if fixed.value is None else json.dumps(fixed.value)
+
+
+# Enqueued points from the best trials of another study.
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPoints:
+    """Points that a study takes from another study.
+
+    Attributes:
+        points: Values by public dotted name, the best first, each point once.
+        notes: In words where they come from, and what of them is left to the sampler.
+    """
+
+    points: tuple[dict[str, Scalar], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def take_points(other: StudyState, count: int, source: str, space: Space) -> TakenPoints:
+    """Return the best trials of a study as points of a space.
+
+    A key that they did not draw has the value of their study file. What the space could not draw is left out, with all
+    that depends on it.
+
+    Args:
+        other: The other study.
+        count: How many of its best trials to take at most.
+        source: The setting, for messages.
+        space: The space of the new study.
+
+    Raises:
+        ConfigError: The other study has no trial with a value, or none has a value in the space.
+    """
+    doing = f"reading search.enqueue_from = {source}"
+    basis = other.generation.comparability
+    best = other.ranked[:count]
+    if not best:
+        raise ConfigError(doing, "that study has no complete trial yet", "a study with complete trials")
+    points: list[dict[str, Scalar]] = []
+    left: dict[str, list[int]] = {}
+    for trial in best:
+        own = with_defaults(trial.own or basis.own or {}, basis.task)
+        point = {public_name(name): value for name, value in space.read(trial.params, own).items()}
+        missing = [name for name in space.names if name not in point and space.active(name, point) is not None]
+        for name in missing:
+            left.setdefault(name, []).append(trial.number)
+        if point and point not in points:
+            points.append(point)
+    if not points:
+        raise ConfigError(doing, "no value of its best trials lies in [space]", "a study of some of the same keys")
+    numbers = _listed([trial.number for trial in best])
+    tried = f"trying {len(points)} point(s) first: trials {numbers} of {source}, the best by {other.goals[0].name}"
+    notes = [tried]
+    for name, trials in left.items():
+        notes.append(f"{name} of its trials {_listed(trials)} is unknown or outside [space]: the sampler draws it")
+    if dropped := {name: None for trial in best for name in trial.params if name not in space.names}:
+        notes.append(f"searched there and not here, so left out: {', '.join(dropped)}")
+    return TakenPoints(tuple(points), tuple(notes))
+
+
+def not_taken(source: str, before: str) -> tuple[str, ...]:
+    """Return the note for an existing study that began with other points, or with none."""
+    if source == before:
+        return ()
+    began = f"with {before}" if before else "without it"
+    hint = "further points can stand in [[search.enqueue]]"
+    return (f"search.enqueue_from = {source} is not read: it says how a study begins, and this began {began}; {hint}",)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -8,10 +8,10 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import CmaEsSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from dryfit.core.private_names import PrivateNames
-from dryfit.core.settings.choices import Direction
-from dryfit.search.sampling.history_view import Floats
-from dryfit.search.sampling.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
+from dryfit.search.history_view import Floats
+from dryfit.search.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
+from dryfit.settings.choices import Direction
+from dryfit.settings.private_names import PrivateNames
 
 NAMES: Final = (
     # working out the numbers of a trial's values once, and not in each suggestion; until: Optuna keeps them

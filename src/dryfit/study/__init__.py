@@ -1,1 +1,1 @@
-"""One study: next steps, their execution, plans, devices, and the doctor."""
+"""One study: what comes next, doing it, its plans, its doctor; and the Python functions of dryfit."""

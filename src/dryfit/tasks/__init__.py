@@ -1,1 +1,1 @@
-"""Tasks: how rows become tokens, a model, a loss, metrics and predictions."""
+"""Tasks: how rows become tokens, a model, a loss, metrics and predictions; and what scored rows tell."""

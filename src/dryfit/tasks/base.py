@@ -14,16 +14,15 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dryfit.core.errors import DataError
-from dryfit.core.settings.settings_table import Knob
-from dryfit.core.settings.tables import DataSettings, ModelSettings, TrialSettings
-from dryfit.core.settings.task_facts import MetricName
-from dryfit.core.settings.weight_formats import WeightFormat
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind
-from dryfit.scoring.scored_row import ScoredRow
-from dryfit.tasks.rows.checked_rows import Readable, Splits, UnlabelledRow
-from dryfit.tasks.tokens.token_set import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.pretrained import Kind
+from dryfit.settings.errors import DataError
+from dryfit.settings.execution import WeightFormat
+from dryfit.settings.tables import DataSettings, Knob, ModelSettings, TrialSettings
+from dryfit.settings.task_facts import MetricName
+from dryfit.tasks.rows import Readable, Splits, UnlabelledRow
+from dryfit.tasks.scored_rows import ScoredRow
+from dryfit.tasks.tokens import NOT_TOKENISED, TokenFacts, Tokens, TokenSet
 
 Batch = dict[str, torch.Tensor]
 """Tensors by name; the first dimension of each is the row."""
@@ -151,7 +150,7 @@ class Task(Loss, Protocol):
     """Further columns that rows must have, by the user's own names; each row keeps them in ``extra``."""
     tables: ClassVar[frozenset[str]] = frozenset()
     """Tables that a task of the user's own reads beside those of the training loop. Another one is refused where it is
-    set or searched. ``core/settings/task_facts.py`` has those of dryfit's tasks."""
+    set or searched. ``settings/task_facts.py`` has those of dryfit's tasks."""
     knobs: ClassVar[Mapping[str, Knob]] = MappingProxyType({})
     """Keys of ``[own]`` with their defaults."""
     context: TaskContext

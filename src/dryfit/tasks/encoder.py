@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dryfit.core.errors import DataError
-from dryfit.core.settings.tables import ModelSettings
-from dryfit.meta.construction.construction import build
-from dryfit.meta.loading.pretrained import Kind
+from dryfit.meta.construction import build
+from dryfit.meta.pretrained import Kind
+from dryfit.settings.errors import DataError
+from dryfit.settings.tables import ModelSettings
 from dryfit.tasks.base import MODEL_INPUTS, Batch, MakeBase, Outputs, Task, TaskContext, TaskModel, pad_rows
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.rows.checked_rows import Readable, Row, Splits, UnlabelledRow
-from dryfit.tasks.tokens.token_set import Tokens, TokenSet, crowded_criteria, token_set, tokenise
+from dryfit.tasks.rows import Readable, Row, Splits, UnlabelledRow
+from dryfit.tasks.tokens import Tokens, TokenSet, crowded_criteria, token_set, tokenise
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 

@@ -4,7 +4,7 @@ A token id or label out of range ends a CUDA kernel with a device-side assert, w
 problem. Here every tensor is checked while it is on the CPU, so that no check waits for a device. A whole split is
 checked once, before the first step; each batch again, because a worker or the collation may damage it. Messages name
 rows by their ids, never by their text. Labels as they stand in the user's files are checked in
-:mod:`dryfit.tasks.rows.checked_rows`: here they are tensors, which a cache or a worker may have damaged since.
+:mod:`dryfit.tasks.rows`: here they are tensors, which a cache or a worker may have damaged since.
 
 Dimension suffixes: ``T`` all tokens of a split one after another, ``R`` rows of a split, ``B`` rows of a batch, ``L``
 tokens, ``N`` any.
@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 
-from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.text.words import few
-from dryfit.meta.loading.configs import most_tokens
+from dryfit.meta.configs import most_tokens
+from dryfit.settings.errors import ConfigError, DataError
+from dryfit.settings.text import few
 from dryfit.tasks.base import Batch, Outputs, TaskModel
-from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.tasks.tokens import TokenSet
 
 _VOCABULARY_HINT = "use the tokenizer that the model was trained with, or give the model an embedding for added tokens"
 _MOST_NAMES = 64

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.tables import HeadSettings
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import HeadSettings
 from dryfit.tasks.base import TaskModel
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU}

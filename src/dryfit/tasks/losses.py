@@ -11,8 +11,8 @@ from typing import TypeAlias, final
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.tables import LossSettings
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import LossSettings
 from dryfit.tasks.base import Batch
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Metric
-from dryfit.scoring.row_metrics import class_metric, correlation
+from dryfit.settings.choices import Metric
+from dryfit.settings.errors import ConfigError
 from dryfit.tasks.base import Task
+from dryfit.tasks.row_metrics import class_metric, correlation
 
 
 def one_class_metrics(

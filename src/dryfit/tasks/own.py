@@ -1,22 +1,24 @@
-"""Tasks of the user's own: a class is imported by name, checked, and made with the keys that it declares."""
+"""Tasks by name: the built-in ones, and those of the user's own."""
 
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.settings.functions import FunctionName
-from dryfit.core.settings.settings_table import Knob, OwnSettings
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.core.settings.task_facts import OWN_TABLE, TASK_TABLES
-from dryfit.core.settings.trial import Scalar
-from dryfit.core.text.words import did_you_mean
-from dryfit.core.user_code import imported, source_file, source_hash
+from dryfit.settings.errors import ConfigError, InternalError, LoadError
+from dryfit.settings.tables import Knob, OwnSettings, TrialSettings
+from dryfit.settings.task_facts import OWN_TABLE, TASK_TABLES, TaskName, facts_of
+from dryfit.settings.text import did_you_mean
+from dryfit.settings.trial import Scalar
+from dryfit.settings.user_code import FunctionName, imported, source_file, source_hash
 from dryfit.tasks.base import Loss, Task, TaskContext
 from dryfit.tasks.encoder import EncoderTask
+
+# Tasks of the user's own: a class is imported by name, checked, and made with the keys that it declares.
+
 
 _WANTED: Final = "a class that is a Task, such as a subclass of dryfit.tasks.encoder.EncoderTask"
 _GUIDE: Final = "docs/own-task.md has a whole one"
@@ -174,3 +176,31 @@ def _lacks(made: type, name: str) -> bool:
 
 def _static(made: type, name: str) -> object:
     return inspect.getattr_static(made, name, None)
+
+
+# The class of each task, imported on demand.
+
+
+def task_class(name: TaskName) -> Any:
+    """Return the class of a task, to be called with a :class:`~dryfit.tasks.base.TaskContext`.
+
+    Raises:
+        ConfigError: A class of the user's own cannot be imported, or is no task.
+    """
+    facts = facts_of(name)
+    if facts.own:
+        return own_class(name)
+    if not facts.implementation:
+        raise InternalError(f"looking for the task {name}", "it has no model")
+    module, _, qualname = facts.implementation.partition(":")
+    return getattr(import_module(module), qualname)
+
+
+def make_task(name: TaskName, context: TaskContext) -> Task:
+    """Make a task from the settings of one trial.
+
+    Raises:
+        ConfigError: As :func:`task_class`; or the task refuses a setting.
+    """
+    made = task_class(name)
+    return made_with_own(made, context) if facts_of(name).own else made(context)

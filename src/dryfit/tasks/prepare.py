@@ -1,17 +1,95 @@
-"""Tokens of a study's data: read, checked and tokenised once, then taken from the cache."""
+"""Tokens of a study's data, made once and cached, and the folds of cross-validation."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from dryfit.core.errors import ChangedError, ConfigError
-from dryfit.meta.files.source import model_identity
-from dryfit.meta.loading.configs import load_tokenizer, most_tokens
-from dryfit.meta.loading.pretrained import pretrained_config
+from dryfit.meta.checkpoint_files import model_identity
+from dryfit.meta.configs import load_tokenizer, most_tokens
+from dryfit.meta.pretrained import pretrained_config
+from dryfit.settings.errors import ChangedError, ConfigError, DataError
+from dryfit.settings.splits import fold_groups
+from dryfit.settings.tables import DataSettings
 from dryfit.tasks.base import Task
-from dryfit.tasks.folds import Fold, checked_fold
 from dryfit.tasks.guard import check_tokens, config_bounds
 from dryfit.tasks.own import own_source
-from dryfit.tasks.rows.checked_rows import Splits, fingerprint, load_splits
-from dryfit.tasks.tokens.token_set import Tokens, load_tokens, save_tokens, token_folder
+from dryfit.tasks.rows import TRAIN, VALIDATION, Splits, fingerprint, load_splits
+from dryfit.tasks.tokens import Tokens, load_tokens, save_tokens, token_folder
+
+# k-fold cross-validation: rows of train and validation divided into folds, each held out once.
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """One of a study's folds.
+
+    Attributes:
+        number: From 1.
+        count: How many there are.
+        seed: Of the division.
+    """
+
+    number: int
+    count: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"fold {self.number} of {self.count}"
+
+    @property
+    def token_key(self) -> str:
+        """Return what its tokens depend on beside what a study's do."""
+        return f"{self}, seed {self.seed}"
+
+
+def study_folds(data: DataSettings) -> tuple[Fold, ...]:
+    """Return the folds of a study; none where its trials train once."""
+    if data.folds == 1:
+        return ()
+    return tuple(Fold(number, data.folds, data.split_seed) for number in range(1, data.folds + 1))
+
+
+def fold_splits(splits: Splits, fold: Fold, data: DataSettings) -> Splits:
+    """Return the training and validation rows of a fold, each in the study's order, train before validation.
+
+    Args:
+        splits: The study's; test is left out.
+        fold: Which one.
+        data: Where the rows are from, for the message.
+
+    Raises:
+        ConfigError: There are fewer groups than folds.
+    """
+    rows = (*splits[TRAIN], *splits[VALIDATION])
+    of_group = fold_groups(
+        (row.group for row in rows),
+        fold.count,
+        seed=fold.seed,
+        doing=f"dividing {len(rows)} rows of train and validation into folds by {data.group}",
+        hint="set a smaller data.folds, or add rows of other groups",
+    )
+    return {
+        TRAIN: tuple(row for row in rows if of_group[row.group] != fold.number),
+        VALIDATION: tuple(row for row in rows if of_group[row.group] == fold.number),
+    }
+
+
+def checked_fold(task: Task, splits: Splits, fold: Fold) -> Splits:
+    """Return a fold's rows, checked by the task.
+
+    Raises:
+        ConfigError: There are fewer groups than folds.
+        DataError: The training rows of the fold lack something that the task needs.
+    """
+    splits = fold_splits(splits, fold, task.context.data)
+    try:
+        task.check_rows(splits)
+    except DataError as error:
+        hint = "set another data.split_seed or a smaller data.folds, or add rows of other groups that have it"
+        raise DataError(f"{fold}: {error.doing}", error.found, error.allowed, hint) from error
+    return splits
+
+
+# Tokens of a study's data: read, checked and tokenised once, then taken from the cache.
 
 
 def checked_splits(task: Task) -> Splits:
@@ -32,7 +110,7 @@ def prepared_tokens(
     """Return the tokens of a study's data: from the cache, else made again.
 
     Args:
-        only: As in :func:`dryfit.tasks.tokens.token_set.load_tokens`.
+        only: As in :func:`dryfit.tasks.tokens.load_tokens`.
         fold: Which rows are train and validation; None: those of the sources.
 
     Raises:

@@ -9,10 +9,10 @@ import pytest
 
 import dryfit
 import objectives
-from dryfit.api.objectives import caller_paths, function_name, objective_study, trainer_study
-from dryfit.core.errors import ConfigError, DryfitError, ObjectiveError
-from dryfit.core.settings.choices import Direction
-from dryfit.core.wire import MARKER_VARIABLE
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import ConfigError, DryfitError, ObjectiveError
+from dryfit.settings.wire import MARKER_VARIABLE
+from dryfit.study.own_functions import caller_paths, function_name, objective_study, trainer_study
 from golden import refusal
 
 SUPPORT = str(Path(objectives.__file__).parent)

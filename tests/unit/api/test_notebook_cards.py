@@ -9,11 +9,10 @@ import pytest
 
 import dryfit
 import ledgers
-from dryfit.core.errors import ConfigError, LedgerError, MachineError
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.text.shown import Shown
-from dryfit.core.text.table import Table
-from dryfit.reporting.document import Document, Line
+from dryfit.documents.document import Document, Line
+from dryfit.settings.errors import ConfigError, LedgerError, MachineError
+from dryfit.settings.text import Shown, Table
+from dryfit.settings.trial import Outcome
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&\"'"
 

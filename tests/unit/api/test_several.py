@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import ledgers
-from dryfit.api import studies
-from dryfit.api.studies import StudyRun, Turn, overall, tune_all
-from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import ChildError, ConfigError, DataError, ExitStatus, InternalError
-from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.summary import several_table
-from dryfit.store.layout import StudyLayout
-from dryfit.study.loop.next_step import End
-from dryfit.study.loop.session import SessionResult
+from dryfit.documents.summary import several_table
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.errors import ChildError, ConfigError, DataError, ExitStatus, InternalError
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.trial import Outcome
+from dryfit.study import studies
+from dryfit.study.next_step import End
+from dryfit.study.session import SessionResult
+from dryfit.study.studies import StudyRun, Turn, overall, tune_all
 
 TEXT = '[study]\ntask = "objective"\n{study}\n[objective]\nfunction = "nowhere:f"\n[space]\nx = [1]\n{more}'
 
@@ -58,7 +58,7 @@ class Sessions:
     began: list[StudyConfig] = field(default_factory=list[StudyConfig])
 
     def run(self, config: StudyConfig, _space: object, layout: StudyLayout, *_: object) -> SessionResult:
-        """As :func:`dryfit.study.loop.session.run_session`."""
+        """As :func:`dryfit.study.session.run_session`."""
         self.began.append(config)
         return self.made.get(config.study.name, done)(layout)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit import api
-from dryfit.core.errors import ExitStatus
+from dryfit.settings.errors import ExitStatus
+from dryfit.study import functions
 from study_runs import run_here
 
 
@@ -32,7 +32,7 @@ def test_what_the_process_lacks_is_said(
     def lacking(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(api, "status", lacking)
+    monkeypatch.setattr(functions, "status", lacking)
     done = run_here("status", tmp_path)
     assert done.returncode == ExitStatus.CANNOT_RUN
     assert words in done.stderr and "[MACHINE]" in done.stderr
@@ -44,7 +44,7 @@ def test_a_bug_of_ours_has_its_own_status(error: Exception, monkeypatch: pytest.
     def wrong(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(api, "status", wrong)
+    monkeypatch.setattr(functions, "status", wrong)
     done = run_here("status", tmp_path)
     assert done.returncode == ExitStatus.BUG
     assert "[INTERNAL]" in done.stderr and "Traceback" in done.stderr

@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dryfit.api import StudyRun, Turn
-from dryfit.cli import live
-from dryfit.cli.live import LiveDisplay, watching
-from dryfit.core.errors import DataError
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.choices import BuiltInTask, Direction
-from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
-from dryfit.core.wire import Message, Note, Phase, Progress
-from dryfit.reporting.live import LiveStudy, Vitals, read_vitals
-from dryfit.reporting.watch import StudyPanel, remaining_text
-from dryfit.store import events
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.observers import Observer
+from dryfit.documents import live_progress
+from dryfit.documents.live_progress import LiveDisplay, watching
+from dryfit.documents.live_study import LiveStudy, StudyPanel, Vitals, read_vitals, remaining_text
+from dryfit.ledger import events
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.choices import BuiltInTask, Direction
+from dryfit.settings.errors import Action, DataError, FailureKind
+from dryfit.settings.trial import Goal, MetricPoint, Outcome
+from dryfit.settings.wire import Message, Note, Phase, Progress
+from dryfit.study.functions import StudyRun, Turn
+from dryfit.study.observers import Observer
 
 GOAL = Goal(name="loss", direction=Direction.MINIMIZE)
 BEGAN_S = 1_000_000.0
@@ -387,4 +385,4 @@ def test_vitals_of_a_real_process_and_of_none(tmp_path):
     assert found.beat_age_s == 2.5 and found.rss_bytes is not None and found.rss_bytes > 10 * 2**20
     assert read_vitals(tmp_path / "gone", 2**22 + 1, 0.0) == Vitals()
     assert read_vitals(tmp_path / "gone", None, 0.0) == Vitals()
-    assert live._PROGRESS_EVERY_S == 60.0
+    assert live_progress._PROGRESS_EVERY_S == 60.0

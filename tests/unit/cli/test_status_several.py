@@ -8,8 +8,8 @@ import pytest
 
 import dryfit
 import ledgers
-from dryfit.core.errors import ExitStatus
-from dryfit.core.settings.trial import Outcome
+from dryfit.settings.errors import ExitStatus
+from dryfit.settings.trial import Outcome
 from study_runs import run_here
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dryfit.cli.live import watch
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.watch import StudyFollower
-from dryfit.store.events import SessionClosed
-from dryfit.store.layout import StudyLayout
+from dryfit.documents.live_progress import watch
+from dryfit.documents.live_study import StudyFollower
+from dryfit.ledger.events import SessionClosed
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.trial import Outcome
 from ledgers import Script
 
 

@@ -2,9 +2,9 @@ import shutil
 
 import pytest
 
-from dryfit.config.freeze import dump_toml
-from dryfit.config.load import load_study_file
-from dryfit.core.errors import ConfigError
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file_reading import load_study_file
+from dryfit.settings.study_file_text import dump_toml
 
 TEXT = '[data]\ntrain = "train.jsonl"\nvalidation = "validation.jsonl"\n[space]\n"optim.lr" = [1e-4, 1e-5]\n'
 

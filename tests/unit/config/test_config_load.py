@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.load import load_study_file
-from dryfit.config.schema import Case
-from dryfit.core.errors import ConfigError
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file import Case
+from dryfit.settings.study_file_reading import load_study_file
 
 DATA = '[data]\ntrain = "train.jsonl"\nvalidation = "sub/validation.csv"\n'
 

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.checks import Use
-from dryfit.config.freeze import dump_toml
-from dryfit.config.load import load_study_file, load_study_text
-from dryfit.config.schema import StudyConfig
-from dryfit.config.schema_json import TABLES
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import FUNCTION_TASK
-from dryfit.core.settings.task_facts import reads
-from dryfit.search.space.space import Space
+from dryfit.search.space import Space
+from dryfit.settings.choices import FUNCTION_TASK
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_checks import Use
+from dryfit.settings.study_file_reading import load_study_file, load_study_text
+from dryfit.settings.study_file_text import TABLES, dump_toml
+from dryfit.settings.task_facts import reads
 from golden import Golden, refusal
 
 HEAD = '[study]\ntask = "objective"\n'

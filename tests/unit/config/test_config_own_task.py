@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.freeze import dump_toml
-from dryfit.config.load import LoadedStudy, load_study_text
-from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.trial import TrialConfig
-from dryfit.reporting.summary import summarise
+from dryfit.documents.summary import summarise
+from dryfit.ledger.events import Compatibility, StudyCreated
+from dryfit.ledger.replay import StudyState
 from dryfit.search.changes import comparability_key, compare
-from dryfit.search.space.space import Space
-from dryfit.store.events import Compatibility, StudyCreated
-from dryfit.store.replay import StudyState
-from dryfit.study.trials.child_requests import resolve_request
+from dryfit.search.space import Space
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_reading import LoadedStudy, load_study_text
+from dryfit.settings.study_file_text import dump_toml
+from dryfit.settings.trial import TrialConfig
+from dryfit.study.requests import resolve_request
 
 DATA = '[data]\nfile = "rows.jsonl"\n'
 STUDY = '[study]\ntask = "{task}"\nmetric = "{metric}"\n{more}\n' + DATA

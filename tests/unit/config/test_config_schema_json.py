@@ -1,7 +1,14 @@
 import json
 
-from dryfit.config.schema import Case, StudyConfig
-from dryfit.config.schema_json import CASE_KEYS, SEARCHABLE, TABLES, key_description, legal_values, study_json_schema
+from dryfit.settings.study_file import Case, StudyConfig
+from dryfit.settings.study_file_text import (
+    CASE_KEYS,
+    SEARCHABLE,
+    TABLES,
+    key_description,
+    legal_values,
+    study_json_schema,
+)
 
 
 def test_the_schema_names_every_key_with_a_description():

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.checks import Use
-from dryfit.config.freeze import dump_toml
-from dryfit.config.load import load_study_file, load_study_text
-from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Direction
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_checks import Use
+from dryfit.settings.study_file_reading import load_study_file, load_study_text
+from dryfit.settings.study_file_text import dump_toml
 from golden import Golden, refusal
 
 HEAD = '[study]\ntask = "script"\n'

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.load import load_study_file
-from dryfit.config.trackers import tracker_of, tracker_problems
-from dryfit.core.errors import ConfigError, MachineError
-from dryfit.search.followers import targets
-from dryfit.search.followers.targets import demand_trackers, server_trouble, target_environment
+from dryfit.search import followers
+from dryfit.search.followers import demand_trackers, server_trouble, target_environment
+from dryfit.settings.errors import ConfigError, MachineError
+from dryfit.settings.study_file_checks import tracker_of, tracker_problems
+from dryfit.settings.study_file_reading import load_study_file
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_a_url_with_a_password_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_machine_lacks_is_told_before_the_first_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MachineError, match="mlflow is not installed") as caught:
-        monkeypatch.setattr(targets, "find_spec", lambda name: None)
+        monkeypatch.setattr(followers, "find_spec", lambda name: None)
         demand_trackers(["mlflow:env:SERVER"], tmp_path, {"SERVER": "http://x"})
     assert "pip install 'dryfit[mlflow]'" in str(caught.value)
 
     class Installed:
         origin = "somewhere"
 
-    monkeypatch.setattr(targets, "find_spec", lambda name: Installed)
+    monkeypatch.setattr(followers, "find_spec", lambda name: Installed)
     with pytest.raises(MachineError, match="the environment variable SERVER is not set"):
         demand_trackers(["mlflow:env:SERVER"], tmp_path, {"SERVER": ""})
     with pytest.raises(MachineError, match=r'"mlflow:env:A" is the same target'):
@@ -117,7 +117,7 @@ def test_trackio_writes_to_a_folder_or_a_server(tmp_path: Path, monkeypatch: pyt
     class Installed:
         origin = "somewhere"
 
-    monkeypatch.setattr(targets, "find_spec", lambda name: Installed)
+    monkeypatch.setattr(followers, "find_spec", lambda name: Installed)
     (tmp_path / "file").write_text("", encoding="utf-8")
     folder = {"TRACKIO_DIR": str(tmp_path / "file")}
     with pytest.raises(MachineError, match="is no folder"):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.config.checks import Use
-from dryfit.config.load import load_study_file, load_study_text
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.tables import DataSettings
-from dryfit.core.settings.task_facts import default_metric, facts_of
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file_checks import Use
+from dryfit.settings.study_file_reading import load_study_file, load_study_text
+from dryfit.settings.tables import DataSettings
+from dryfit.settings.task_facts import default_metric, facts_of
 from golden import Golden, refusal
 
 DATA = '[data]\ntrain = "a.jsonl"\nvalidation = "b.jsonl"\n'

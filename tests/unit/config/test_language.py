@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dryfit.config.load import load_study_text
+from dryfit.settings.study_file_reading import load_study_text
 from golden import Golden, refusal
 
 TEXT = """

@@ -1,7 +1,7 @@
 """The page of settings says what the types say."""
 
-from dryfit.config.schema_json import SEARCHABLE
-from dryfit.core.settings.choices import Metric
+from dryfit.settings.choices import Metric
+from dryfit.settings.study_file_text import SEARCHABLE
 from settings_page import PAGE, render
 
 

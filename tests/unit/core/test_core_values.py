@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.core.errors import ConfigError, DryfitError, ExitStatus, InternalError
-from dryfit.core.seeds import derive_seed
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
-from dryfit.core.settings.tables import DataSettings, TrainSettings, TrialSettings
-from dryfit.core.settings.trial import (
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.errors import ConfigError, DryfitError, ExitStatus, InternalError
+from dryfit.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
+from dryfit.settings.splits import derive_seed
+from dryfit.settings.tables import DataSettings, TrainSettings, TrialSettings
+from dryfit.settings.text import LineTail
+from dryfit.settings.trial import (
     FoldScore,
     MetricPoint,
     Outcome,
@@ -22,8 +23,7 @@ from dryfit.core.settings.trial import (
     fold_means,
     fold_spreads,
 )
-from dryfit.core.text.tail import LineTail
-from dryfit.core.wire import ErrorParts, Verdict, canonical_json, read_model, write_model, write_text_atomic
+from dryfit.settings.wire import ErrorParts, Verdict, canonical_json, read_model, write_model, write_text_atomic
 
 NAN, INFINITY = float("nan"), float("inf")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.settings.known_devices import ProductPrecision, device_names, device_rates, parse_device
+from dryfit.settings.devices import ProductPrecision, device_names, device_rates, parse_device
+from dryfit.settings.execution import DeviceSpec
 
 
 @pytest.mark.parametrize("name", device_names())

@@ -1,9 +1,9 @@
 import pytest
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.execution import DeviceKind
-from dryfit.core.settings.known_devices import LEAST_BYTES, MOST_BYTES, device_names, parse_device
-from dryfit.core.text.units import parse_bytes
+from dryfit.settings.devices import LEAST_BYTES, MOST_BYTES, device_names, parse_device
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import DeviceKind
+from dryfit.settings.text import parse_bytes
 
 # What nvidia-smi calls the total, in MiB, of devices as they come (ECC on where it is by default): public listings.
 DRIVER_TOTAL_MIB = {

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dryfit.core.errors import MachineError
-from dryfit.core.sharding.device_groups import (
+from dryfit.settings.devices import (
     check_enough,
     cpu_of,
     devices_of,
@@ -19,6 +18,7 @@ from dryfit.core.sharding.device_groups import (
     visible_devices,
     with_node,
 )
+from dryfit.settings.errors import MachineError
 
 
 def test_a_place_is_named_by_its_devices() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.installed import version_lines
-from dryfit.core.version import VERSION
+from dryfit.settings.installed import version_lines
+from dryfit.settings.version import VERSION
 from study_runs import run_here
 
 OPEN = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@U16)  Thu Jan
@@ -31,7 +31,7 @@ def test_version_says_what_dryfit_stands_on() -> None:
 
 def test_version_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom dryfit.core.installed import version_lines\nversion_lines()\n"
+        "import sys\nfrom dryfit.settings.installed import version_lines\nversion_lines()\n"
         "heavy = {'torch', 'transformers', 'numpy', 'pynvml', 'optuna'} & set(sys.modules)\nassert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

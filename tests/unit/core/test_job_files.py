@@ -6,23 +6,24 @@ import pytest
 from pydantic import ValidationError
 
 import runtime_jobs
-from dryfit.core.failure import ChildFault
-from dryfit.core.jobs.child import JOBS, ChildRequest, ChildResult, training_of
-from dryfit.core.jobs.diagnostics import BatchCheckRequest, ProbeRequest
-from dryfit.core.jobs.export import ExportRequest, MergeRequest
-from dryfit.core.jobs.job import Job, ProcessNeeds
-from dryfit.core.jobs.plan import CalibrateRequest
-from dryfit.core.jobs.train import (
+from dryfit.settings.check_messages import BatchCheckRequest, ProbeRequest
+from dryfit.settings.errors import ChildFault
+from dryfit.settings.job import Job, ProcessNeeds
+from dryfit.settings.jobs import JOBS, ChildRequest, ChildResult, training_of
+from dryfit.settings.plan_messages import CalibrateRequest
+from dryfit.settings.tables import ObjectiveSettings
+from dryfit.settings.training_messages import (
+    ExportRequest,
     FinalRequest,
     FinalResult,
     ImportRequest,
     ImportResult,
+    MergeRequest,
     RowsRequest,
     StopReason,
     TrainResult,
 )
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.core.wire import ErrorParts, Wire
+from dryfit.settings.wire import ErrorParts, Wire
 
 NAMES = (
     "resolve baselines train check plan calibrate probe pace batch_check imported script_arguments final "

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import PlanSubject
-from dryfit.core.settings.memory_key import IRRELEVANT, NEUTRAL, SET_OR_UNSET, memory_key
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_key import IRRELEVANT, NEUTRAL, SET_OR_UNSET, memory_key
+from dryfit.settings.tables import LoraSettings, TrialSettings
 
 OTHER: dict[str, Any] = {
     "model.name": "x",

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import os, sys
-from dryfit.core.process import CopiesEndHere
+from dryfit.processes.process import CopiesEndHere
 
 try:
     with CopiesEndHere():
@@ -47,6 +47,6 @@ def test_a_copy_that_goes_on_to_the_end_of_the_block_ends_there() -> None:
 
 
 def test_the_process_itself_leaves_as_it_would() -> None:
-    program = "from dryfit.core.process import CopiesEndHere\nwith CopiesEndHere():\n    raise SystemExit(4)"
+    program = "from dryfit.processes.process import CopiesEndHere\nwith CopiesEndHere():\n    raise SystemExit(4)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (4, "")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.text.script_command import CommandTemplate
+from dryfit.settings.user_code import CommandTemplate
 
 VALUES: dict[str, Any] = {"lr": 1e-5, "n": 3, "flag": True, "none": None, "folder": "/trial", "seed": 7, "number": 0}
 

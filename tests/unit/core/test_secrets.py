@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from dryfit.core.text.secrets import forget_secrets, redacted, redacted_json, secrets_of, url_secrets
+from dryfit.settings.secrets import forget_secrets, redacted, redacted_json, secrets_of, url_secrets
 
 ENVIRONMENT = {
     "HF_TOKEN": "hf_aBcDeFgH",

@@ -1,7 +1,7 @@
 import pytest
 
-from dryfit.core.errors import DataError
-from dryfit.core.settings.splits import SPLITS, SplitRule, split_groups
+from dryfit.settings.errors import DataError
+from dryfit.settings.splits import SPLITS, SplitRule, split_groups
 
 RULE = SplitRule(validation=0.2, test=0.1, seed=0)
 

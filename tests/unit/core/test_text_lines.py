@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import DataError
-from dryfit.core.text.lines import decoded, existing_file, without_mark
+from dryfit.settings.errors import DataError
+from dryfit.settings.text import decoded, existing_file, without_mark
 
 
 def test_the_nearest_name_is_named(tmp_path: Path):

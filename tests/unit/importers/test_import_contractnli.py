@@ -1,8 +1,8 @@
 import pytest
 
-from dryfit.core.errors import DataError
-from dryfit.importers.contractnli import PassageSettings, contractnli_rows, passages_of
-from dryfit.importers.items import ImportedRow, LeftOut, Rejected, fault_of
+from dryfit.settings.errors import DataError
+from dryfit.study.import_files import ImportedRow, LeftOut, Rejected, fault_of
+from dryfit.study.import_formats import PassageSettings, contractnli_rows, passages_of
 from import_files import HYPOTHESES, SENTENCES, contract, contractnli
 
 ALL = PassageSettings(passage_chars=60, negatives=None)

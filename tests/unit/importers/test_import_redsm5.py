@@ -2,10 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import DataError
-from dryfit.importers.files import csv_records
-from dryfit.importers.items import ImportedRow, LeftOut, Rejected
-from dryfit.importers.redsm5 import ANNOTATION_COLUMNS, POST_COLUMNS, read_criteria, redsm5_rows
+from dryfit.settings.errors import DataError
+from dryfit.study.import_files import ImportedRow, LeftOut, Rejected, csv_records
+from dryfit.study.import_formats import ANNOTATION_COLUMNS, POST_COLUMNS, read_criteria, redsm5_rows
 from import_files import ANNOTATIONS, CRITERIA, POSTS, write_text
 
 HEADER = ANNOTATIONS.splitlines()[0]

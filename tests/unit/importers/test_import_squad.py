@@ -1,8 +1,8 @@
 import pytest
 
-from dryfit.core.errors import DataError
-from dryfit.importers.items import ImportedRow, Rejected
-from dryfit.importers.squad import squad_rows
+from dryfit.settings.errors import DataError
+from dryfit.study.import_files import ImportedRow, Rejected
+from dryfit.study.import_formats import squad_rows
 from import_files import squad
 
 FIRST = "dev.json, data[0].paragraphs[0].qas[0]"

@@ -3,11 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import DataError
-from dryfit.importers.columns import hub_rows, mapped_row, table_rows
-from dryfit.importers.files import csv_records, tsv_records
-from dryfit.importers.items import ImportedRow, Rejected, fault_of
-from dryfit.importers.options import ColumnMap
+from dryfit.settings.errors import DataError
+from dryfit.study.import_files import ColumnMap, ImportedRow, Rejected, csv_records, fault_of, tsv_records
+from dryfit.study.import_formats import hub_rows, mapped_row, table_rows
 from golden import Golden, refusal
 from import_files import COLA, RTE, write_text
 

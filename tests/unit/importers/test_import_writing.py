@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.settings.splits import SplitRule
-from dryfit.importers.items import ImportedRow, LeftOut, Rejected
-from dryfit.importers.writing import refuse_taken, target_of, write_rows
+from dryfit.settings.errors import ConfigError, DataError
+from dryfit.settings.splits import SplitRule
+from dryfit.study.import_files import ImportedRow, LeftOut, Rejected
+from dryfit.study.importing import refuse_taken, target_of, write_rows
 
 RULE = SplitRule(validation=0.25, test=0.25, seed=0)
 

@@ -5,10 +5,9 @@ Sizes are in MiB unless they say otherwise.
 
 import pytest
 
-from dryfit.core.errors import InternalError
-from dryfit.memory.allocator.caching_allocator import CachingAllocator
-from dryfit.memory.allocator.replay import Replay, min_cap, replay, sequences
-from dryfit.memory.allocator.settings import MIB, AllocatorSettings
+from dryfit.gpu.allocator_settings import MIB, AllocatorSettings
+from dryfit.gpu.caching_allocator import CachingAllocator, Replay, min_cap, replay, sequences
+from dryfit.settings.errors import InternalError
 
 NATIVE = AllocatorSettings()
 EXPANDABLE = AllocatorSettings(expandable_segments=True)

@@ -1,7 +1,7 @@
 import pytest
 
-from dryfit.core.errors import ConfigError
-from dryfit.memory.allocator.settings import INTERVALS, MIB, AllocatorSettings
+from dryfit.gpu.allocator_settings import INTERVALS, MIB, AllocatorSettings
+from dryfit.settings.errors import ConfigError
 
 
 def test_no_text_means_the_defaults_of_torch() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dryfit.memory.tracing.attention import AttentionCall, Backend, choose_backend
+from dryfit.gpu.kernels import AttentionCall, Backend, choose_backend
 
 PLAIN = AttentionCall(dtype=torch.bfloat16, width=64, value_width=64, has_mask=False, dropout=0.1, trains=True)
 FP32 = replace(PLAIN, dtype=torch.float32)

@@ -4,18 +4,12 @@ import json
 
 import pytest
 
-from dryfit.core.jobs.calibration import CaseComparison, MemoryCase, Observation, PartPeak
-from dryfit.core.jobs.memory import (
-    ExecutionChoice,
-    MemoryPlan,
-    PeakAt,
-    StepPhase,
-    WorstBatch,
-)
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceSpec, PlanSubject
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.jobs.calibrate import calibration_of, comparison, spread
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import DeviceSpec, PlanSubject
+from dryfit.settings.memory_plan import ExecutionChoice, MemoryPlan, PeakAt, StepPhase, WorstBatch
+from dryfit.settings.plan_messages import CaseComparison, MemoryCase, Observation, PartPeak
+from dryfit.settings.tables import TrialSettings
+from dryfit.training.calibrate import calibration_of, comparison, spread
 
 MIB = 2**20
 DEVICE = DeviceSpec(name="NVIDIA H200", capacity_bytes=2**37, capability=(9, 0))

@@ -1,8 +1,6 @@
 import pytest
 
-from dryfit.core.jobs.memory import Confidence
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.memory.planning.constants import (
+from dryfit.gpu.constants import (
     CALIBRATION_FILE,
     Calibration,
     device_constants,
@@ -10,6 +8,8 @@ from dryfit.memory.planning.constants import (
     read_calibrations,
     write_calibration,
 )
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_plan import Confidence
 
 MIB = 2**20
 TORCH = "2.13.0+cu130"

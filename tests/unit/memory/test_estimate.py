@@ -2,15 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.core.jobs.memory import Confidence, MemoryCategory, StepPhase
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator.replay import replay
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import DeviceConstants
-from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, layer_of, run_of, with_fragmentation
-from dryfit.memory.planning.segment_source import SegmentSource
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.caching_allocator import replay
+from dryfit.gpu.constants import DeviceConstants
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, estimate, layer_of, run_of, with_fragmentation
+from dryfit.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
+from dryfit.settings.memory_plan import Confidence, MemoryCategory, StepPhase
 from planning import MIB, ToyTracer
 
 KIB = 1024

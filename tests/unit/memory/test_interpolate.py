@@ -2,11 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.core.jobs.memory import MemoryCategory
-from dryfit.memory.planning.interpolate import FitPlan, Regime, fit, in_canonical_order, plan_fits, regime
-from dryfit.memory.planning.timeline import peak_bytes
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.timeline import peak_bytes
+from dryfit.plans.trace_store import FitPlan, Regime, fit, in_canonical_order, plan_fits, regime
+from dryfit.settings.memory_plan import MemoryCategory
 from planning import Recording, ToyTracer
 
 GRID = FitPlan((52, 96), (64, 128, 512), (Shape(16, 512), Shape(32, 128)))

@@ -2,13 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.memory import Confidence, Effect, ExecutionChoice, StepPhase, VerdictKind
-from dryfit.core.settings.execution import DeviceSpec, ExecutionSettings, OptimizerImpl
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import DeviceConstants
-from dryfit.memory.planning.estimate import Device, Lengths
-from dryfit.memory.planning.fallbacks import (
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import DeviceConstants
+from dryfit.plans.estimate import Device, Lengths, SegmentSource
+from dryfit.plans.ladder import (
     ChangeKind,
     PlannedTrial,
     SettingChange,
@@ -16,10 +13,12 @@ from dryfit.memory.planning.fallbacks import (
     execution_asked,
     fallback_stages,
     halvings,
+    plan_by_ladder,
     time_factor,
 )
-from dryfit.memory.planning.ladder import plan
-from dryfit.memory.planning.segment_source import SegmentSource
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import DeviceSpec, ExecutionSettings, OptimizerImpl
+from dryfit.settings.memory_plan import Confidence, Effect, ExecutionChoice, StepPhase, VerdictKind
 from planning import MIB, ToyTracer
 
 TRIAL = PlannedTrial(
@@ -44,7 +43,7 @@ def device(capacity_mib):
 def planned(capacity_mib, trial=TRIAL, execution=None, tracer=None, **more):
     source = SegmentSource(tracer or ToyTracer(**MODEL))
     more.setdefault("resubject", lambda change: None)
-    return plan(trial, execution or ExecutionSettings(), source, device(capacity_mib), **more)
+    return plan_by_ladder(trial, execution or ExecutionSettings(), source, device(capacity_mib), **more)
 
 
 def choice(micro_batch, checkpointing=False, **more):

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from dryfit.core.jobs.memory import MemoryCategory, StepPhase
-from dryfit.memory.tracing.events import Segment
-from dryfit.memory.tracing.recorder import StorageRecorder
+from dryfit.gpu.events import Segment
+from dryfit.gpu.recorder import StorageRecorder
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase
 
 
 def live_bytes(segment: Segment) -> list[int]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dryfit.parallel.layout.fsdp_bytes import HeldBytes, held_bytes, share_of
+from dryfit.parallel.fsdp import HeldBytes, held_bytes, share_of
 
 
 @given(size=st.integers(1, 40), processes=st.integers(1, 9))

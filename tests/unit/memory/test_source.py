@@ -2,18 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.core.errors import TraceError
-from dryfit.core.jobs.memory import Confidence
-from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import DeviceConstants
-from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate, with_fragmentation
-from dryfit.memory.planning.interpolate import in_canonical_order
-from dryfit.memory.planning.segment_source import SegmentSource, compact, relevant
-from dryfit.memory.planning.timeline import end_bytes
-from dryfit.memory.planning.trace_store import TraceStore
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import DeviceConstants
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.timeline import end_bytes
+from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, compact, estimate, relevant, with_fragmentation
+from dryfit.plans.trace_store import TraceStore, in_canonical_order
+from dryfit.settings.errors import TraceError
+from dryfit.settings.execution import DeviceSpec, OptimizerImpl
+from dryfit.settings.memory_plan import Confidence
 from planning import MIB, ToyTracer
 
 FIRST = SegmentKind.MICRO_FIRST

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 import dryfit
-from dryfit.core.jobs.memory import Confidence
-from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
-from dryfit.memory.allocator.settings import AllocatorSettings
-from dryfit.memory.planning.constants import DeviceConstants
-from dryfit.memory.planning.estimate import Device, Lengths, Work, estimate
-from dryfit.memory.planning.interpolate import FitPlan, fit, regime
-from dryfit.memory.planning.segment_source import SegmentSource
-from dryfit.memory.planning.trace_store import TraceStore, code_fingerprint
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import DeviceConstants
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, estimate
+from dryfit.plans.trace_store import FitPlan, TraceStore, code_fingerprint, fit, regime
+from dryfit.settings.execution import DeviceSpec, OptimizerImpl
+from dryfit.settings.memory_plan import Confidence
 from planning import ToyTracer
 
 SHAPE = Shape(4, 64)
@@ -198,9 +195,9 @@ WRITER = """
 import sys
 from pathlib import Path
 from planning import ToyTracer
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.planning.trace_store import TraceStore
-from dryfit.memory.tracing.tracer import Variant
+from dryfit.gpu.events import SegmentKind, Shape
+from dryfit.plans.trace_store import TraceStore
+from dryfit.gpu.events import Variant
 store, place = TraceStore(Path(sys.argv[1])), ("toy", SegmentKind.MICRO_FIRST, Variant(), Shape(4, 64))
 for _ in range(200):
     store.put_segment(ToyTracer().trace(*place[1:]), *place)

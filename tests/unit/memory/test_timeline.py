@@ -1,10 +1,9 @@
 import pytest
 
-from dryfit.core.errors import InternalError
-from dryfit.core.jobs.memory import MemoryCategory, StepPhase
-from dryfit.memory.planning.timeline import WORKSPACE_OP, compose, end_bytes, peak_bytes
-from dryfit.memory.tracing.events import SegmentKind, Shape
-from dryfit.memory.tracing.tracer import Variant
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.timeline import WORKSPACE_OP, compose, end_bytes, peak_bytes
+from dryfit.settings.errors import InternalError
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase
 from planning import MIB, Recording, ToyTracer
 
 SHAPE = Shape(rows=4, length=64)

@@ -6,17 +6,16 @@ import huggingface_hub.constants
 import pytest
 import torch
 
-from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.settings.tables import PACKAGED_MODEL
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading import catalogue
-from dryfit.meta.loading.catalogue import catalogue_config, catalogue_entries, planning_config
-from dryfit.meta.loading.configs import load_config, most_tokens
+from dryfit.meta import configs
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import catalogue_config, catalogue_entries, load_config, most_tokens, planning_config
+from dryfit.settings.errors import ConfigError, LoadError
+from dryfit.settings.tables import PACKAGED_MODEL
 from names_page import PAGE, render, whole_model
 from parts import need_package
 from published import PUBLISHED
 
-SOURCE = Path(catalogue.__file__).with_name("catalogue.json")
+SOURCE = Path(configs.__file__).with_name("catalogue.json")
 COMMIT = "a" * 40
 
 
@@ -185,7 +184,7 @@ def test_the_network_is_asked_last(monkeypatch):
         asked.append(source.name)
         raise OSError("We couldn't connect\n  to the hub")
 
-    monkeypatch.setattr(catalogue, "read_config", load)
+    monkeypatch.setattr(configs, "read_config", load)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     assert planning_config(FolderSource("gpt2")).n_layer == 12
     assert asked == []

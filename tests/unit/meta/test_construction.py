@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import AutoConfig, AutoModel, BertForSequenceClassification, BertModel
 
 import dryfit
-from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise, meta_init, on_meta
+from dryfit.settings.errors import LoadError
 from loading import From, assert_same, bert_config, dirty, fresh, llama_config, made, perturb, several, written
 
 MIB = 1 << 20

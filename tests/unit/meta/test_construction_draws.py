@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from transformers import BertModel
 
-from dryfit.core.jobs.load_report import TensorOrigin
 from dryfit.meta import build, leaks, materialise
+from dryfit.settings.check_messages import TensorOrigin
 from loading import From, assert_same, bert_config, dirty, fresh, made, perturb, several
 
 

@@ -13,14 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 import tasks
 import tiny
-from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.jobs.checkpoint_health import Health, Subject
-from dryfit.core.settings.tables import HeadSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_pretrained
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.pretrained import Kind, load_pretrained
+from dryfit.settings.check_messages import Health, Subject
+from dryfit.settings.errors import ConfigError, LoadError
+from dryfit.settings.tables import HeadSettings
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.saved.load_check import folder_health
-from dryfit.tasks.saved.saved_model import load, save_trained
+from dryfit.tasks.saved_models import folder_health, load, save_trained
 
 Weights = dict[str, torch.Tensor]
 

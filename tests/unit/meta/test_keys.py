@@ -20,9 +20,9 @@ from transformers import (
 )
 
 import dryfit
-from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.loading.keys import map_keys
+from dryfit.meta.keys import map_keys
+from dryfit.settings.errors import LoadError
 from loading import assert_same, bert_config, config_of, fresh, llama_config, output, perturb, written
 from thinning import examples
 

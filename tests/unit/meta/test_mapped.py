@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import dryfit
 import tiny
-from dryfit.core.errors import LoadError
+from dryfit.settings.errors import LoadError
 
 INPUTS = {"input_ids": torch.tensor([[2, 7, 9, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.int64)}
 

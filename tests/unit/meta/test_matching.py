@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertModel
 
-from dryfit.core.errors import LoadError
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.loading.matching import allowed_by, memory_of, targets
+from dryfit.meta.matching import allowed_by, memory_of, targets
+from dryfit.settings.errors import LoadError
 from loading import assert_same, bert_config, fresh, written
 
 

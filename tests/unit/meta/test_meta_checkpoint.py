@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 import tiny
-from dryfit.core.errors import LoadError
-from dryfit.meta.files import reading
-from dryfit.meta.files.checkpoint_files import ADAPTER_STEM, CheckpointFiles, CheckpointFormat, open_checkpoint
-from dryfit.meta.files.reading import CheckpointReader, ReadMode
+from dryfit.meta import reading
+from dryfit.meta.checkpoint_files import ADAPTER_STEM, CheckpointFiles, CheckpointFormat, open_checkpoint
+from dryfit.meta.reading import CheckpointReader, ReadMode
+from dryfit.settings.errors import LoadError
 
 WEIGHTS = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(5, dtype=torch.int16), "c": torch.tensor(2.5)}
 MODES = list(ReadMode)

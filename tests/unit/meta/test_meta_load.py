@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 import tasks
 import tiny
-from dryfit.core.errors import ConfigError, LoadError, MachineError
-from dryfit.core.settings.tables import HeadSettings, ModelSettings, RegularizationSettings
-from dryfit.meta.files.source import FolderSource, model_identity
-from dryfit.meta.loading.pretrained import Kind, empty_stack, load_pretrained
+from dryfit.meta.checkpoint_files import FolderSource, model_identity
+from dryfit.meta.pretrained import Kind, empty_stack, load_pretrained
+from dryfit.settings.errors import ConfigError, LoadError, MachineError
+from dryfit.settings.tables import HeadSettings, ModelSettings, RegularizationSettings
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.saved.saved_model import load, save_trained
+from dryfit.tasks.saved_models import load, save_trained
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dryfit.core.errors import LoadError, MachineError
 from dryfit.meta import moves as move_module
-from dryfit.meta.construction.walk import SlotKind, leaks, slots
 from dryfit.meta.moves import move
+from dryfit.meta.slots import SlotKind, leaks, slots
+from dryfit.settings.errors import LoadError, MachineError
 from thinning import examples
 
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.complex64)

@@ -27,7 +27,7 @@ assert sys.modules.get("kernels") is (kernels if {there} else None) and ({there}
 
 WAYS = {
     "ours": 'from dryfit.meta.offline_import import import_offline\nimport_offline("bitsandbytes")',
-    "a job": "import dryfit.jobs.plan\nimport peft\nfrom dryfit.meta.offline_import import import_offline",
+    "a job": "import dryfit.training.plan_job\nimport peft\nfrom dryfit.meta.offline_import import import_offline",
 }
 
 
@@ -71,7 +71,7 @@ assert torch.cuda.get_device_capability is original
     "how",
     [
         pytest.param('import_offline("bitsandbytes")', marks=pytest.mark.nightly),
-        "import dryfit.jobs\nimport peft.tuners.lora",
+        "import dryfit.training\nimport peft.tuners.lora",
     ],
 )
 def test_the_device_is_not_touched(how: str) -> None:

@@ -8,14 +8,9 @@ from accelerate import cpu_offload, disk_offload
 from torch import nn
 from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 
-from dryfit.core.errors import LoadError
-from dryfit.meta import offload
-from dryfit.meta.offload import (
-    early_optimizers,
-    refuse_early_optimizer,
-    refuse_early_optimizers,
-    refuse_offload,
-)
+from dryfit.meta import moves
+from dryfit.meta.moves import early_optimizers, refuse_early_optimizer, refuse_early_optimizers, refuse_offload
+from dryfit.settings.errors import LoadError
 
 IDS = torch.arange(5, 15)[None]
 
@@ -126,7 +121,7 @@ def test_optimizers_built_too_early_are_found_wherever_they_are() -> None:
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     get_objects = gc.get_objects
-    monkeypatch.setattr(offload.gc, "get_objects", lambda: seen.append(1) or get_objects())
+    monkeypatch.setattr(moves.gc, "get_objects", lambda: seen.append(1) or get_objects())
     return seen
 
 

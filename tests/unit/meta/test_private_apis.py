@@ -15,9 +15,6 @@ import transformers.trainer
 from optuna.samplers import CmaEsSampler, NSGAIISampler, TPESampler
 from torch import nn
 
-from dryfit.core import private_names
-from dryfit.core.errors import LibraryError
-from dryfit.core.private_names import PrivateNames, require
 from dryfit.meta import build
 from dryfit.meta.private_apis import (
     torch_capture,
@@ -36,6 +33,9 @@ from dryfit.meta.private_apis import (
     transformers_trainer,
 )
 from dryfit.search import private_apis as search_apis
+from dryfit.settings import private_names
+from dryfit.settings.errors import LibraryError
+from dryfit.settings.private_names import PrivateNames, require
 
 GROUPS = {
     "modes": torch_modes.MODES,

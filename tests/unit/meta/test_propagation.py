@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, T5Config, T5EncoderModel
 
-from dryfit.core.errors import LoadError
-from dryfit.meta.construction.walk import leaks, slots
-from dryfit.meta.inputs import allow_real_inputs, refuse_real_inputs
-from dryfit.meta.propagation import ShapeSpec, as_specs, shapes
+from dryfit.meta.propagation import ShapeSpec, allow_real_inputs, as_specs, refuse_real_inputs, shapes
+from dryfit.meta.slots import leaks, slots
+from dryfit.settings.errors import LoadError
 
 COMMON = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from dryfit.core.errors import LoadError
-from dryfit.meta.files import safetensors_file
-from dryfit.meta.files.checkpoint_files import open_checkpoint
-from dryfit.meta.files.reading import CheckpointReader, ReadMode
-from dryfit.meta.files.safetensors_file import DTYPES, read_safetensors_header
+from dryfit.meta import file_formats
+from dryfit.meta.checkpoint_files import open_checkpoint
+from dryfit.meta.file_formats import DTYPES, read_safetensors_header
+from dryfit.meta.reading import CheckpointReader, ReadMode
+from dryfit.settings.errors import LoadError
 from thinning import examples
 
 
@@ -189,14 +189,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_while_its_header_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "model.safetensors", {"a": entry()})
-    parse = safetensors_file.parse_json
+    parse = file_formats.parse_json
 
     def slow(text: bytes) -> Any:
         with path.open("ab") as file:
             file.write(b"more")
         return parse(text)
 
-    monkeypatch.setattr(safetensors_file, "parse_json", slow)
+    monkeypatch.setattr(file_formats, "parse_json", slow)
     with pytest.raises(LoadError, match="changed since its header was read: its size changed"):
         read_safetensors_header(path)
 

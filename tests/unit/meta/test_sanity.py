@@ -9,12 +9,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.initialization import guard_torch_init_functions, no_tie_weights
 
-from dryfit.core.errors import PoisonedError
-from dryfit.core.failure import Evidence, FailureKind
-from dryfit.core.jobs.child import ChildResult
 from dryfit.meta.sanity import check_process
-from dryfit.runtime.children.child import describe_fault
-from dryfit.runtime.failures.classify import classify
+from dryfit.processes.child import describe_fault
+from dryfit.processes.failures import classify
+from dryfit.settings.errors import Evidence, FailureKind, PoisonedError
+from dryfit.settings.jobs import ChildResult
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForPreTraining, LlamaConfig, LlamaForCausalLM
 
 import dryfit
-from dryfit.core.errors import LoadError
+from dryfit.settings.errors import LoadError
 
 SMALL = {
     "hidden_size": 32,

@@ -11,12 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dryfit.core.errors import LoadError
-from dryfit.meta import build, leaks, materialise, on_meta
-from dryfit.meta.construction import construction
-from dryfit.meta.construction import construction_recorder as recorder
-from dryfit.meta.construction.construction_recorder import ConstructionRecorder
-from dryfit.meta.construction.tape import Tape, is_deferred, tape_of
+from dryfit.meta import build, construction, leaks, materialise, on_meta
+from dryfit.meta import construction as recorder
+from dryfit.meta.construction import ConstructionRecorder
+from dryfit.meta.tape import Tape, is_deferred, tape_of
+from dryfit.settings.errors import LoadError
 from loading import dirty
 from thinning import examples
 

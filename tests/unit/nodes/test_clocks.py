@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import dryfit.nodes
-from dryfit.core.clock import since_boot_s
-from dryfit.nodes import agent
-from dryfit.study.resources import study_nodes
+import dryfit.processes
+from dryfit.processes import agent
+from dryfit.settings.wire import since_boot_s
+from dryfit.study import study_nodes
 
-PACKAGE = Path(dryfit.nodes.__file__).parent
+PACKAGE = Path(dryfit.processes.__file__).parent
 OF_THE_DAY = {"time", "time_ns", "ctime", "localtime", "gmtime", "strftime", "CLOCK_REALTIME", "now", "utcnow", "today"}
 
 

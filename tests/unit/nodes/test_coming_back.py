@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from dryfit.config.schema import Isolation
-from dryfit.core.failure import Evidence
-from dryfit.core.jobs.child import ChildResult, training_of
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.train import StopReason, TrainResult
-from dryfit.core.wire import Started, Verdict
-from dryfit.nodes.agent_children import AgentChildren
-from dryfit.nodes.connection import Connection
-from dryfit.nodes.installation import installation, own_identity
-from dryfit.nodes.joined_nodes import JoinedNodes, LeftRunning, Terms, left_running
-from dryfit.nodes.listener import Listener
-from dryfit.nodes.messages import (
+from dryfit.documents.live_study import LiveStudy, Vitals
+from dryfit.documents.story import trial_story
+from dryfit.ledger.events import AttemptPlaced, AttemptStarted, Event, NodeJoined, NodeLost
+from dryfit.ledger.folder import StudyLayout
+from dryfit.processes.agent import AgentChildren
+from dryfit.processes.agent_link import installation, listening, own_identity, publish
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildMessage
+from dryfit.processes.connection import Connection
+from dryfit.processes.joined_nodes import JoinedNodes, LeftRunning, Listener, Terms, left_running
+from dryfit.processes.node import HostMemory, LocalNode, NodeFacts
+from dryfit.processes.node_messages import (
     FROM_CONTROL,
     AnswerChild,
     Beat,
@@ -31,18 +30,16 @@ from dryfit.nodes.messages import (
     Identity,
     KillChild,
     Said,
+    Side,
     Welcome,
+    new_token,
 )
-from dryfit.nodes.rendezvous import listening, publish
-from dryfit.nodes.secure_lines import Side, new_token
-from dryfit.reporting.live import LiveStudy, Vitals
-from dryfit.reporting.story import trial_story
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildMessage
-from dryfit.runtime.machine.host_memory import HostMemory
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.runtime.machine.node import NodeFacts
-from dryfit.store.events import AttemptPlaced, AttemptStarted, Event, NodeJoined, NodeLost
-from dryfit.store.layout import StudyLayout
+from dryfit.settings.errors import Evidence
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import ChildResult, training_of
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.training_messages import StopReason, TrainResult
+from dryfit.settings.wire import Started, Verdict
 from ledgers import Script
 
 TOKEN = new_token()

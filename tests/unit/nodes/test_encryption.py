@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import dryfit.nodes.encryption as encryption
-from dryfit.core.errors import ConfigError, FileError, MachineError
-from dryfit.nodes.agent import serve
-from dryfit.nodes.agent_link import AgentLink, Meeting
-from dryfit.nodes.connection import Connection
-from dryfit.nodes.encryption import PlainBytes, TlsBytes, WireBytes, agent_context, control_context
-from dryfit.nodes.listener import Listener
-from dryfit.nodes.messages import Bye, Left
-from dryfit.nodes.rendezvous import listening, publish, read_address, read_fingerprint
-from dryfit.nodes.secure_lines import LineError, Side, new_token
-from dryfit.store.layout import StudyLayout
+import dryfit.processes.connection as encryption
+from dryfit.ledger.folder import StudyLayout
+from dryfit.processes.agent import serve
+from dryfit.processes.agent_link import AgentLink, Meeting, listening, publish, read_address, read_fingerprint
+from dryfit.processes.connection import Connection, PlainBytes, TlsBytes, WireBytes, agent_context, control_context
+from dryfit.processes.joined_nodes import Listener
+from dryfit.processes.node_messages import Bye, Left, LineError, Side, new_token
+from dryfit.settings.errors import ConfigError, FileError, MachineError
 
 TOKEN = new_token()
 OTHER = "0" * 64

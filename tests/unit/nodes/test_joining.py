@@ -12,20 +12,25 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from dryfit.config.schema import Isolation
-from dryfit.core.errors import ConfigError, FileError, MachineError
-from dryfit.core.failure import ChildFault, Evidence
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.train import ObjectiveRequest, ScriptRequest
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.core.wire import FirstStep, Started, Verdict
-from dryfit.nodes.agent import Agent
-from dryfit.nodes.agent_children import AgentChildren
-from dryfit.nodes.connection import Connection
-from dryfit.nodes.installation import differences, has_ended, installation, own_identity
-from dryfit.nodes.joined_nodes import JoinedNodes, Terms
-from dryfit.nodes.listener import Listener
-from dryfit.nodes.messages import (
+from dryfit.ledger.events import Event, NodeJoined, NodeLost
+from dryfit.ledger.folder import StudyLayout
+from dryfit.processes.agent import Agent, AgentChildren
+from dryfit.processes.agent_link import (
+    differences,
+    has_ended,
+    installation,
+    listening,
+    own_identity,
+    publish,
+    read_token,
+    split_address,
+    token_of,
+)
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec
+from dryfit.processes.connection import Connection
+from dryfit.processes.joined_nodes import JoinedNodes, Listener, Terms
+from dryfit.processes.node import HostMemory, LocalNode, NodeFacts
+from dryfit.processes.node_messages import (
     FROM_AGENT,
     FROM_CONTROL,
     AgentProof,
@@ -38,18 +43,18 @@ from dryfit.nodes.messages import (
     Identity,
     Refusal,
     Said,
+    Side,
     StartChild,
     StopChild,
     Welcome,
+    new_token,
 )
-from dryfit.nodes.rendezvous import listening, publish, read_token, split_address, token_of
-from dryfit.nodes.secure_lines import Side, new_token
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec
-from dryfit.runtime.machine.host_memory import HostMemory
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.runtime.machine.node import NodeFacts
-from dryfit.store.events import Event, NodeJoined, NodeLost
-from dryfit.store.layout import StudyLayout
+from dryfit.settings.errors import ChildFault, ConfigError, Evidence, FileError, MachineError
+from dryfit.settings.job import Job
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.tables import ObjectiveSettings
+from dryfit.settings.training_messages import ObjectiveRequest, ScriptRequest
+from dryfit.settings.wire import FirstStep, Started, Verdict
 
 TOKEN = new_token()
 FACTS = NodeFacts(cores=4, host_bytes=1 << 30)
@@ -517,7 +522,7 @@ def test_connections_that_say_nothing_keep_no_agent_of_another_host_out(study: S
 
 
 def test_an_agent_without_a_study_says_once_that_it_waits_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dryfit.nodes.agent._TURN_S", 0.0)
+    monkeypatch.setattr("dryfit.processes.agent._TURN_S", 0.0)
     said: list[str] = []
     seconds = itertools.count()
     agent = Agent(own_identity(), lambda: None, str, 600.0, said.append, lambda: float(next(seconds)))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from dryfit.config.nodes_table import NodesSettings
-from dryfit.nodes.launchers.launch import (
+from dryfit.ledger.folder import StudyLayout
+from dryfit.processes.launch import (
     Slurm,
     launch_text,
     launched,
@@ -17,7 +17,7 @@ from dryfit.nodes.launchers.launch import (
     slurm_environment,
     submission,
 )
-from dryfit.store.layout import StudyLayout
+from dryfit.settings.study_file import NodesSettings
 from study_runs import objective_study, run_here
 
 FAKE = """\

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.nodes.connection import Connection
-from dryfit.nodes.messages import Bye, KillChild
-from dryfit.nodes.outbox import Inbox, Outbox
-from dryfit.nodes.secure_lines import (
+from dryfit.processes.connection import Connection, Inbox, Outbox
+from dryfit.processes.node_messages import (
     MOST_GREETING_BYTES,
     MOST_LINE_BYTES,
+    Bye,
     Handshake,
+    KillChild,
     LineCutter,
     LineError,
     SealedLines,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import CheckpointError
-from dryfit.core.jobs.train import ObjectiveRequest
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.jobs.own.objective_files import TRIAL_FILE, make_checkpoint_folder
-from dryfit.store.layout import TrialLayout
+from dryfit.ledger.folder import TrialLayout
+from dryfit.settings.errors import CheckpointError
+from dryfit.settings.tables import ObjectiveSettings
+from dryfit.settings.training_messages import ObjectiveRequest
+from dryfit.training.objective import TRIAL_FILE, make_checkpoint_folder
 
 
 def request(trial: TrialLayout, *, attempt: int = 2, fingerprint: str = "mine") -> ObjectiveRequest:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import objectives
-from dryfit.core.errors import ObjectiveError
-from dryfit.core.settings.functions import FunctionName
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.jobs.own.objective import seed_libraries
-from dryfit.jobs.own.objective_function import check_callable, import_function
+from dryfit.settings.errors import ObjectiveError
+from dryfit.settings.tables import ObjectiveSettings
+from dryfit.settings.user_code import FunctionName
+from dryfit.training.objective import check_callable, import_function, seed_libraries
 
 SCRIPT = """
 import sys
@@ -113,7 +112,7 @@ def test_all_generators_are_seeded():
 def test_the_childs_side_imports_nothing_heavy():
     code = """
         import sys
-        import dryfit.jobs.own.objective
+        import dryfit.training.objective
         print(sorted({"torch", "numpy", "transformers", "optuna"} & set(sys.modules)))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)

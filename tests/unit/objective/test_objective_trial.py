@@ -7,11 +7,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dryfit.core.errors import NonFiniteError, ObjectiveError
-from dryfit.core.jobs.train import ObjectiveRequest, StopReason
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.core.settings.trial import MetricPoint
-from dryfit.jobs.own.objective_trial import Trial, as_number, as_values
+from dryfit.settings.errors import NonFiniteError, ObjectiveError
+from dryfit.settings.tables import ObjectiveSettings
+from dryfit.settings.training_messages import ObjectiveRequest, StopReason
+from dryfit.settings.trial import MetricPoint
+from dryfit.training.current_trial import Trial, as_number, as_values
 
 
 @dataclass

@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 import pytest
 
-from dryfit.core.jobs.memory import Effect, ExecutionChoice, StepPhase, VerdictKind
-from dryfit.core.jobs.plan import NOTHING_TAKEN, PlanAnswer
-from dryfit.core.jobs.rehearsal import (
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_plan import Effect, ExecutionChoice, StepPhase, VerdictKind
+from dryfit.settings.plan_messages import NOTHING_TAKEN, PlanAnswer
+from dryfit.settings.rehearsal_messages import (
     FAILED_BY_ITSELF,
     ArgumentValue,
     EvaluationGrowth,
@@ -15,8 +16,7 @@ from dryfit.core.jobs.rehearsal import (
     ScriptEnd,
     SeenArguments,
 )
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.jobs.own.rehearsed_plan import plan_by_rehearsal
+from dryfit.training.rehearsed_plan import plan_by_rehearsal
 from rehearsal_stand_in import GIB, answer_of
 
 OWN: Mapping[str, ArgumentValue] = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.errors import ObjectiveError
-from dryfit.jobs.script.arguments import ArgumentReads
+from dryfit.settings.errors import ObjectiveError
+from dryfit.training.script_arguments import ArgumentReads
 
 OPTIONS = {"lr": "--learning-rate", "wd": "--wd"}
 
@@ -19,7 +19,7 @@ def reads(monkeypatch: Any) -> Iterator[ArgumentReads]:
     parser_class = argparse.ArgumentParser
     for cls, name in ((parser_class, "parse_known_args"), (parser_class, "error"), (argparse.Action, "__init__")):
         monkeypatch.setattr(cls, name, getattr(cls, name))
-    monkeypatch.setattr("dryfit.jobs.script.arguments.when_imported", lambda *_: None)
+    monkeypatch.setattr("dryfit.training.script_arguments.when_imported", lambda *_: None)
     watch = ArgumentReads(OPTIONS, {"lr": 0.1, "wd": 0.0}, "/trial")
     watch.install()
     yield watch

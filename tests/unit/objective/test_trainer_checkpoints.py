@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.jobs.own.trainer_checkpoints import MARK_FILE, Evaluation, mark_whole, newest_whole
+from dryfit.training.current_trial import MARK_FILE, Evaluation, mark_whole, newest_whole
 
 SEEN = (Evaluation(step=10, epoch=0.5, metrics={"eval_loss": float("nan"), "eval_f1": 0.5}),)
 

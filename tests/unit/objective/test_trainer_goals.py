@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.errors import ObjectiveError
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.jobs.own.read_params import ReadParams
-from dryfit.jobs.own.trainer_checkpoints import Evaluation
-from dryfit.jobs.own.trainer_goals import Goals, numbers_of
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import ObjectiveError
+from dryfit.settings.tables import ObjectiveSettings
+from dryfit.training.current_trial import Evaluation, Goals, ReadParams, numbers_of
 
 LOSS = Goals(("eval_loss",), minimized=True)
 

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 import shard_plans as made
-from dryfit.core.errors import ShardError
-from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ParameterShard, ShardPlan
 from dryfit.meta import materialise
-from dryfit.parallel.ranks.apply import apply, connect, shard
-from dryfit.parallel.ranks.collectives import AbsentRanks
-from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
+from dryfit.parallel.apply import apply, connect, shard
+from dryfit.parallel.collectives import AbsentRanks, SimulatedRanks, simulate
+from dryfit.settings.errors import ShardError
+from dryfit.settings.sharding import Boundary, ModuleShard, ParameterShard, ShardPlan
 
 GOOD = {"shape": (32, 32), "dim": 0, "blocks": (32,)}
 

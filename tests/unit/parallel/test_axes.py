@@ -2,8 +2,8 @@
 
 import pytest
 
-from dryfit.core.errors import InternalError
-from dryfit.parallel.planning.axes import Axes, Obstacle, Reason
+from dryfit.parallel.axes import Axes, Obstacle, Reason
+from dryfit.settings.errors import InternalError
 
 WHY = Reason(Obstacle.OPERATOR, "they cross")
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from dryfit.core.sharding.shard_plan import Boundary
-from dryfit.parallel.ranks.boundary_hooks import cross
-from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
+from dryfit.parallel.apply import cross
+from dryfit.parallel.collectives import SimulatedRanks, simulate
+from dryfit.settings.sharding import Boundary
 
 DEGREE = 4
 VALUES = torch.randn(DEGREE, 3, 8, dtype=torch.float64)

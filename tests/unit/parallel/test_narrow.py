@@ -12,16 +12,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaForCausalLM
 
 import shard_plans as made
-from dryfit.core.errors import ShardError
-from dryfit.core.sharding.shard_plan import ModuleShard, ShardPlan
-from dryfit.core.sharding.shard_proof import ShardProof
 from dryfit.meta import build
-from dryfit.parallel.proof import narrow as narrow_module
-from dryfit.parallel.proof.narrow import WideModel, carried_over, prove_narrowed, prove_on
-from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config
-from dryfit.parallel.proof.prove import proof_bytes, prove
-from dryfit.parallel.trace.capture import Inputs, follow
-from dryfit.parallel.trace.graph import Graph
+from dryfit.parallel import narrow as narrow_module
+from dryfit.parallel.capture import Inputs, follow
+from dryfit.parallel.graph import Graph
+from dryfit.parallel.narrow import Narrowing, WideModel, carried_over, narrow_config, prove_narrowed, prove_on
+from dryfit.parallel.prove import proof_bytes, prove
+from dryfit.settings.errors import ShardError
+from dryfit.settings.sharding import ModuleShard, ShardPlan, ShardProof
 from shard_mutants import MUTANTS, changed_module
 
 WIDE: dict[str, Any] = {

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, LlamaConfig
 
-from dryfit.meta.loading.catalogue import catalogue_config
-from dryfit.parallel.proof.narrow_config import Narrowing, narrow_config, sizes_changed
+from dryfit.meta.configs import catalogue_config
+from dryfit.parallel.narrow import Narrowing, narrow_config, sizes_changed
 
 
 def changed(name: str, step: Narrowing, degree: int = 2) -> dict[str, tuple[int, int]]:

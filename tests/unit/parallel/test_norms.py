@@ -7,9 +7,9 @@ import torch
 
 import shard_plans as made
 from dryfit.meta import materialise
-from dryfit.parallel.layout.tensor_parallel import gradient_norm
-from dryfit.parallel.ranks.apply import apply
-from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
+from dryfit.parallel.apply import apply
+from dryfit.parallel.collectives import SimulatedRanks, simulate
+from dryfit.parallel.tensor_parallel import gradient_norm
 
 
 @pytest.mark.parametrize("degree", [2, 4])

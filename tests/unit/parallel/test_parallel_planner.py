@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dryfit.core.errors import ConfigError, TraceError
-from dryfit.core.sharding.shard_plan import Boundary, ShardPlan
-from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof.prove import prove
+from dryfit.parallel.planner import plan_shards
+from dryfit.parallel.prove import prove
+from dryfit.settings.errors import ConfigError, TraceError
+from dryfit.settings.sharding import Boundary, ShardPlan
 from shard_plans import batch, on_meta
 
 COPY, REDUCE, GATHER = Boundary.COPY, Boundary.REDUCE, Boundary.GATHER

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import shard_plans as made
-from dryfit.core.errors import ShardError
-from dryfit.core.sharding.shard_plan import Boundary, ModuleShard, ShardPlan
 from dryfit.meta import build, leaks
-from dryfit.parallel.proof.prove import prove
+from dryfit.parallel.prove import prove
+from dryfit.settings.errors import ShardError
+from dryfit.settings.sharding import Boundary, ModuleShard, ShardPlan
 from shard_mutants import MUTANTS, changed_module, changed_parameter
 
 PLANS: dict[str, Callable[..., ShardPlan]] = {

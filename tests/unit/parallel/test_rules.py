@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dryfit.parallel.planning.graph_axes import GraphAxes, find_axes
-from dryfit.parallel.trace.capture import capture
-from dryfit.parallel.trace.graph import LeafRole, Ref
+from dryfit.parallel.capture import capture
+from dryfit.parallel.graph import LeafRole, Ref
+from dryfit.parallel.regions import GraphAxes, find_axes
 
 RANKS = 2
 

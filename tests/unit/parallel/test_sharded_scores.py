@@ -8,16 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import shard_plans as made
-from dryfit.core.errors import ShardError
-from dryfit.core.sharding.shard_plan import Boundary, ShardPlan
 from dryfit.meta import build
-from dryfit.parallel.planning.planner import plan_shards
-from dryfit.parallel.proof.prove import prove
-from dryfit.parallel.ranks import vocabulary_loss
-from dryfit.parallel.ranks.apply import connect, shard
-from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.sharded_scores import ShardedScores
-from dryfit.parallel.ranks.simulated import simulate
+from dryfit.parallel import vocabulary_loss
+from dryfit.parallel.apply import connect, shard
+from dryfit.parallel.collectives import Ranks, simulate
+from dryfit.parallel.planner import plan_shards
+from dryfit.parallel.prove import prove
+from dryfit.parallel.vocabulary_loss import ShardedScores
+from dryfit.settings.errors import ShardError
+from dryfit.settings.sharding import Boundary, ShardPlan
 
 FEATURES, WORDS = 16, 24
 COPY, GATHER = Boundary.COPY, Boundary.GATHER

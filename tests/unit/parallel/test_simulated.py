@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from dryfit.core.errors import ShardError
-from dryfit.parallel.ranks.simulated import SimulatedRanks, simulate
+from dryfit.parallel.collectives import SimulatedRanks, simulate
+from dryfit.settings.errors import ShardError
 
 
 def test_a_sum_is_the_same_on_each_rank_bit_for_bit():

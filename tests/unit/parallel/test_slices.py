@@ -12,20 +12,19 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 import reads
 import shard_plans as made
-from dryfit.core.errors import LoadError
-from dryfit.core.jobs.load_report import TensorOrigin
-from dryfit.core.settings.tables import HeadSettings, ModelSettings, RegularizationSettings
-from dryfit.core.sharding.shard_plan import ShardPlan
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.construction.walk import slots
-from dryfit.meta.files.checkpoint_files import open_checkpoint
-from dryfit.meta.files.stored_slices import StoredSlice
-from dryfit.meta.loading.filling import fill
-from dryfit.meta.loading.matching import LoadOptions
-from dryfit.meta.loading.pretrained import Kind
-from dryfit.parallel.layout.model_slices import ModelRecipe, empty_model, filled_slices
-from dryfit.parallel.ranks.apply import slice_tensor
-from dryfit.parallel.ranks.check import shards_of
+from dryfit.meta.checkpoint_files import open_checkpoint
+from dryfit.meta.filling import fill
+from dryfit.meta.keys import StoredSlice
+from dryfit.meta.matching import LoadOptions
+from dryfit.meta.pretrained import Kind
+from dryfit.meta.slots import slots
+from dryfit.parallel.apply import shards_of, slice_tensor
+from dryfit.parallel.layout import ModelRecipe, empty_model, filled_slices
+from dryfit.settings.check_messages import TensorOrigin
+from dryfit.settings.errors import LoadError
+from dryfit.settings.sharding import ShardPlan
+from dryfit.settings.tables import HeadSettings, ModelSettings, RegularizationSettings
 from dryfit.tasks.base import MakeBase, TaskModel
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from rank_loading import LoadedRank

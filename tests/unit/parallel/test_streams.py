@@ -2,7 +2,7 @@
 
 import torch
 
-from dryfit.parallel.ranks.streams import RegionStream
+from dryfit.parallel.collectives import RegionStream
 
 CPU = torch.device("cpu")
 

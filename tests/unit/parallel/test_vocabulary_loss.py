@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dryfit.core.errors import ShardError
-from dryfit.parallel.ranks import vocabulary_loss
-from dryfit.parallel.ranks.collectives import Ranks
-from dryfit.parallel.ranks.simulated import simulate
-from dryfit.parallel.ranks.vocabulary_loss import VocabularyLoss
+from dryfit.parallel import vocabulary_loss
+from dryfit.parallel.collectives import Ranks, simulate
+from dryfit.parallel.vocabulary_loss import VocabularyLoss
+from dryfit.settings.errors import ShardError
 
 IGNORED = -100
 TOKENS, WORDS = 257, 1000

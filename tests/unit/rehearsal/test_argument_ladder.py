@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.jobs.memory import Effect, PeakAt, StepPhase, VerdictKind
-from dryfit.core.jobs.rehearsal import ArgumentValue, SeenArguments
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.sharding.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
+from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_plan import Effect, PeakAt, StepPhase, VerdictKind
+from dryfit.settings.rehearsal_messages import ArgumentValue, SeenArguments
 from rehearsal_stand_in import GIB, answer_of, seen_arguments
 
 SMALL = DeviceSpec(name="1GiB", capacity_bytes=GIB)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.errors import ConfigError
-from dryfit.runtime.rehearsed_command import ScriptCommand, parse_command
+from dryfit.processes.rehearsed_command import ScriptCommand, parse_command
+from dryfit.settings.errors import ConfigError
 
 ARGUMENTS = st.lists(st.text(max_size=12) | st.sampled_from(["--device", "-m", "--", "torchrun", "--steps=3"]))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dryfit.runtime import rehearsed_command
+from dryfit.processes import rehearsed_command
 
 pytestmark = pytest.mark.heavy
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dryfit.core.errors import ChildError
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.jobs.rehearsal import RehearsalAnswer, RehearsalRequest, ScriptEnd
-from dryfit.core.rehearsal_process import RehearsalSurroundings, run_rehearsal
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.wall.places import Wall, claimed_folder
+from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehearsal
+from dryfit.processes.wall import Wall, claimed_folder
+from dryfit.settings.errors import ChildError
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest, ScriptEnd
 
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=24 * 2**30)
 SUPPORT = str(Path(__file__).parents[2] / "support")
@@ -96,7 +96,7 @@ def all_gone(word: str) -> bool:
 
 @pytest.mark.parametrize("wall", Wall)
 def test_a_process_that_hangs_is_ended(wall: Wall, sleeps: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dryfit.core.rehearsal_process._LIMIT_EXTRA_S", 2.0)
+    monkeypatch.setattr("dryfit.processes.rehearsal_process._LIMIT_EXTRA_S", 2.0)
     answer = run_rehearsal(request("hang", sleeps, timeout_s=1.0, wall=wall), surroundings(), lambda _: None)
     assert (answer.end, answer.reasons) == (ScriptEnd.NO_STEP, ("no answer within 4 s",))
     assert all_gone(sleeps)

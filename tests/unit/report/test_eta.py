@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.reporting.eta import Pace, Running, expected_end, study_left_s, trial_left_s
+from dryfit.documents.live_study import Pace, Running, expected_end, study_left_s, trial_left_s
 
 
 def test_a_trials_pace_is_that_of_this_process():

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.reporting.trials import file_locations
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
+from dryfit.documents.report_tables import file_locations
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
 
 
 @pytest.mark.parametrize(("journal", "named"), [("/somewhere/optuna.journal", True), ("", False)])

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dryfit.core.jobs.analysis import ANALYSIS_FILE, Analysis
-from dryfit.reporting.finals import final_sections
-from dryfit.reporting.page import Section
-from dryfit.scoring.analysis import analyse
-from dryfit.scoring.scored_row import RowFacts, ScoredRow
-from dryfit.store.layout import StudyLayout
+from dryfit.documents.finals import final_sections
+from dryfit.documents.plots import Section
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.training_messages import ANALYSIS_FILE, Analysis
+from dryfit.tasks.analysis import analyse
+from dryfit.tasks.scored_rows import RowFacts, ScoredRow
 
 
 def written(folder: Path, name: str, text: str, at_s: int) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs.baselines import BaselineScore
-from dryfit.core.settings.choices import Direction
-from dryfit.reporting import worth
-from dryfit.scoring.intervals import Interval
-from dryfit.search.followers.runs import parse_event
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
+from dryfit.documents import worth
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.search.follower_runs import parse_event
+from dryfit.settings.choices import Direction
+from dryfit.settings.training_messages import BaselineScore
+from dryfit.tasks.row_metrics import Interval
 from golden import Golden
 from toy_ledger import Ledger
 

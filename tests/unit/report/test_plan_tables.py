@@ -3,23 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from dryfit.core.jobs.memory import (
-    Effect,
-    ExecutionChoice,
-    Fallback,
-    MemoryCategory,
-    MemoryPlan,
-    PeakAt,
-    StepPhase,
-    VerdictKind,
-    WorstBatch,
-)
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.execution import DeviceSpec, OptimizerImpl
-from dryfit.core.settings.trial import Scalar
-from dryfit.core.sharding.shard_summary import KeptWhole, Sent, ShardRow, ShardSummary
-from dryfit.reporting.document import json_text
-from dryfit.reporting.plans import (
+from dryfit.documents.document import json_text
+from dryfit.documents.plans import (
     choice_text,
     headline,
     ladder_table,
@@ -34,8 +19,23 @@ from dryfit.reporting.plans import (
     space_table,
     trust_text,
 )
-from dryfit.study.planning.plan_requests import PlannedCell, SpacePlan
-from dryfit.study.planning.refusals import refusal_text
+from dryfit.settings.execution import DeviceSpec, OptimizerImpl
+from dryfit.settings.memory_plan import (
+    Effect,
+    ExecutionChoice,
+    Fallback,
+    MemoryCategory,
+    MemoryPlan,
+    PeakAt,
+    StepPhase,
+    VerdictKind,
+    WorstBatch,
+)
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.sharding import KeptWhole, Sent, ShardRow, ShardSummary
+from dryfit.settings.trial import Scalar
+from dryfit.study.plan_requests import PlannedCell, SpacePlan
+from dryfit.study.trial_plans import refusal_text
 from golden import Golden
 
 GIB = 2**30

@@ -3,9 +3,9 @@
 import json
 import re
 
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.reporting.page import render
-from dryfit.reporting.rehearsals import rehearsal_page, timeline_figure
+from dryfit.documents.plots import render
+from dryfit.documents.rehearsals import rehearsal_page, timeline_figure
+from dryfit.settings.execution import DeviceSpec
 from rehearsal_stand_in import GIB, answer_of, memory_of
 
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=24 * GIB)

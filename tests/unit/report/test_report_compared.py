@@ -6,10 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import FoldScore
-from dryfit.reporting.comparison import (
+from dryfit.documents.comparison import (
     BestIs,
     Comparison,
     Contender,
@@ -19,12 +16,14 @@ from dryfit.reporting.comparison import (
     judgement,
     read_comparison,
 )
-from dryfit.reporting.report import build_page
-from dryfit.reporting.worth import verdict_of
-from dryfit.scoring.row_files import write_rows
-from dryfit.scoring.scored_row import RowFacts, ScoredRow
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
+from dryfit.documents.report import build_page
+from dryfit.documents.worth import verdict_of
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.trial import FoldScore
+from dryfit.tasks.scored_rows import RowFacts, ScoredRow, write_rows
 from golden import Golden
 from ledgers import Script
 

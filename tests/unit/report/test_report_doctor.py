@@ -2,9 +2,9 @@
 
 import json
 
-from dryfit.reporting.document import json_text
-from dryfit.reporting.findings import finding_lines, verdict_document
-from dryfit.study.doctor.finding import Diagnosis, failed, passed, warned
+from dryfit.documents.document import json_text
+from dryfit.documents.findings import finding_lines, verdict_document
+from dryfit.study.machine_checks import Diagnosis, failed, passed, warned
 
 GOOD, ODD, BAD = (
     passed("machine", "cores", "2"),

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs.checkpoint_health import Adapter, Health, Stored, StoredFile, Subject
-from dryfit.core.jobs.load_report import LoadReport
-from dryfit.core.wire import write_model
-from dryfit.reporting.findings import health_table, health_verdict, size_text
-from dryfit.reporting.story import story_lines, trial_story
-from dryfit.store.layout import StudyLayout
+from dryfit.documents.findings import health_table, health_verdict, size_text
+from dryfit.documents.story import story_lines, trial_story
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.check_messages import Adapter, Health, LoadReport, Stored, StoredFile, Subject
+from dryfit.settings.wire import write_model
 from golden import Golden
 from ledgers import Script
 

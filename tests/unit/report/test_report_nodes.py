@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 
-import dryfit.api as api
-from dryfit.core.errors import ConfigError
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import LOG_FILE
-from dryfit.reporting.document import document_of
-from dryfit.reporting.nodes import nodes_ever, nodes_view
-from dryfit.reporting.plots import lanes
-from dryfit.store.events import AttemptEnded, AttemptPlaced, NodeJoined, NodeLost
-from dryfit.store.layout import StudyLayout
+import dryfit.study.functions as api
+from dryfit.documents.document import document_of
+from dryfit.documents.plots import lanes
+from dryfit.documents.summary import nodes_ever, nodes_view
+from dryfit.ledger.events import AttemptEnded, AttemptPlaced, NodeJoined, NodeLost
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.errors import Action, ConfigError, FailureKind
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import LOG_FILE
 from golden import Golden
 from ledgers import Script
 from study_runs import run_here

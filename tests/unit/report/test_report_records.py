@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Goal, MetricPoint, Outcome
-from dryfit.reporting.plots import (
+from dryfit.documents.plots import (
     MOST_CURVE_POINTS,
     MOST_CURVES,
     WorkAxis,
@@ -28,12 +25,15 @@ from dryfit.reporting.plots import (
     text,
     timeline_figure,
 )
-from dryfit.reporting.report import refusal_cells, refusals
-from dryfit.reporting.troubles import failures_by_kind
-from dryfit.reporting.worth import verdict_of
-from dryfit.search.sampling.importance import Importance, Importances
-from dryfit.store.events import ReportMade
-from dryfit.store.state import AttemptEnd, SessionState
+from dryfit.documents.report import refusal_cells, refusals
+from dryfit.documents.report_tables import failures_by_kind
+from dryfit.documents.worth import verdict_of
+from dryfit.ledger.events import ReportMade
+from dryfit.ledger.state import AttemptEnd, SessionState
+from dryfit.search.importance import Importance, Importances
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.trial import Goal, MetricPoint, Outcome
 from golden import Golden
 from ledgers import Script, drawn, eventful
 

@@ -5,12 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.trial import FoldScore, MetricPoint, Outcome
-from dryfit.core.wire import MESSAGES_FILE, STACKS_FILE, Checkpointed, FirstStep, Message, Note, Phase, Report, Started
-from dryfit.reporting.story import FOLLOWED, MomentKind, TrialStory, story_lines, trial_story
-from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts, ReportMade, TrialAsked
-from dryfit.store.layout import StudyLayout
+from dryfit.documents.story import FOLLOWED, MomentKind, TrialStory, story_lines, trial_story
+from dryfit.ledger.events import AttemptEnded, AttemptPlaced, AttemptStarted, FailureFacts, ReportMade, TrialAsked
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.trial import FoldScore, MetricPoint, Outcome
+from dryfit.settings.wire import (
+    MESSAGES_FILE,
+    STACKS_FILE,
+    Checkpointed,
+    FirstStep,
+    Message,
+    Note,
+    Phase,
+    Report,
+    Started,
+)
 from golden import Golden
 from ledgers import Script, eventful
 

@@ -1,9 +1,9 @@
 """What is said of a study that is not all well."""
 
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.troubles import trouble_lines, troubles_of
-from dryfit.store.events import AttemptEnded, DeviceSetAside, ParallelSet
+from dryfit.documents.report_tables import trouble_lines, troubles_of
+from dryfit.ledger.events import AttemptEnded, DeviceSetAside, ParallelSet
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.trial import Outcome
 from golden import Golden
 from ledgers import Script, eventful
 

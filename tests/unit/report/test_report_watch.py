@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.wire import BEAT_FILE, MESSAGES_FILE, Message, Phase, Progress
-from dryfit.reporting.watch import StudyFollower, WatchedMemory, watched_lines
-from dryfit.store.events import AttemptEnded, AttemptPlaced, AttemptStarted, SessionClosed, SessionOpened
-from dryfit.store.layout import StudyLayout
-from dryfit.store.lock import StudyLock
+from dryfit.documents.live_study import StudyFollower, WatchedMemory, watched_lines
+from dryfit.ledger.events import AttemptEnded, AttemptPlaced, AttemptStarted, SessionClosed, SessionOpened
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.lock import StudyLock
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.wire import BEAT_FILE, MESSAGES_FILE, Message, Phase, Progress
 from ledgers import BEGAN_S, Script
 
 

@@ -2,14 +2,13 @@
 
 import pytest
 
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.document import duration_text
-from dryfit.reporting.live import LiveStudy
-from dryfit.reporting.summary import summarise
-from dryfit.reporting.trials import csv_text, outcomes_table, trials_table
-from dryfit.reporting.troubles import failures_by_kind
-from dryfit.store.events import AttemptEnded, CheckpointMade
+from dryfit.documents.document import duration_text
+from dryfit.documents.live_study import LiveStudy
+from dryfit.documents.report_tables import csv_text, failures_by_kind, outcomes_table, trials_table
+from dryfit.documents.summary import summarise
+from dryfit.ledger.events import AttemptEnded, CheckpointMade
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.trial import Outcome
 from ledgers import Script
 
 NIGHT_S = 9 * 3600.0

@@ -3,7 +3,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.reporting.watch import sparkline
+from dryfit.documents.live_study import sparkline
 
 
 def test_the_lowest_and_the_highest_value_have_the_ends_of_the_scale():

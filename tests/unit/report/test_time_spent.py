@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import MESSAGES_FILE, Phase, Progress
-from dryfit.reporting.page import Section
-from dryfit.reporting.time_spent import WORK, Spent, TimeSpent, spent_table, time_spent, with_time
-from dryfit.runtime.children.result_reading import read_phases
-from dryfit.store.events import AttemptEnded, ParallelSet
-from dryfit.store.state import AttemptState
+from dryfit.documents.plots import Section
+from dryfit.documents.time_spent import WORK, Spent, TimeSpent, spent_table, time_spent, with_time
+from dryfit.ledger.events import AttemptEnded, ParallelSet
+from dryfit.ledger.state import AttemptState
+from dryfit.processes.attempt import read_phases
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import MESSAGES_FILE, Phase, Progress
 from ledgers import Script
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dryfit.core.failure import ChildFault, Evidence
-from dryfit.runtime.failures.device_memory import DeviceMemory, known_device_memory, memory_text, parse_oom_message
+from dryfit.processes.evidence import DeviceMemory, known_device_memory, memory_text, parse_oom_message
+from dryfit.settings.errors import ChildFault, Evidence
 
 GIB, MIB = 2**30, 2**20
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.failure import PERMITTED, Action, FailureKind, Permission, Stage
-from dryfit.reporting.troubles import NO_FAULTS
-from dryfit.runtime.failures.classify import ROWS
-from dryfit.runtime.failures.fault_texts import FATAL_XIDS
+from dryfit.documents.report_tables import NO_FAULTS
+from dryfit.processes.failure_texts import FATAL_XIDS
+from dryfit.processes.failures import ROWS
+from dryfit.settings.errors import PERMITTED, Action, FailureKind, Permission, Stage
 
 DOCS = Path(__file__).parents[3] / "docs"
 INDEX, KINDS = (DOCS / "failures.md").read_text(encoding="utf-8").split("## By kind\n")

@@ -3,9 +3,9 @@
 import faulthandler
 import tempfile
 
-from dryfit.core.failure import ChildFault, Evidence, FailureKind
-from dryfit.runtime.children.child import describe_fault
-from dryfit.runtime.failures.fault_detail import FaultDetail, fault_detail
+from dryfit.processes.child import describe_fault
+from dryfit.processes.failures import FaultDetail, fault_detail
+from dryfit.settings.errors import ChildFault, Evidence, FailureKind
 
 
 def fail() -> None:

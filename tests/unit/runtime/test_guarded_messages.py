@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.cleanup import closing, first_error_wins
-from dryfit.core.errors import FileError
-from dryfit.core.failure import Action, ChildFault, Evidence, FailureKind
-from dryfit.core.jobs.child import ChildResult
-from dryfit.runtime.children.child import ChildStatus, _last_word
-from dryfit.runtime.children.child_spec import SupervisorSettings
-from dryfit.runtime.children.result_reading import read_result
-from dryfit.runtime.children.supervisor import Supervisor
-from dryfit.runtime.failures.classify import ROWS, classify, render
-from dryfit.runtime.failures.fault_detail import fault_detail
-from dryfit.store.events import EVENT, AttemptEnded, FailureFacts
-from dryfit.store.ledger import Ledger
+from dryfit.ledger.events import EVENT, AttemptEnded, FailureFacts
+from dryfit.ledger.ledger import Ledger
+from dryfit.processes.attempt import read_result
+from dryfit.processes.channel import ChildChannel
+from dryfit.processes.child import ChildStatus, _last_word
+from dryfit.processes.child_spec import SupervisorSettings
+from dryfit.processes.failures import ROWS, classify, fault_detail, render
+from dryfit.processes.supervisor import Supervisor
+from dryfit.settings.errors import Action, ChildFault, Evidence, FailureKind, FileError
+from dryfit.settings.files import closing, first_error_wins
+from dryfit.settings.jobs import ChildResult
 
 ODD = {
     "braces": "{said} {status} {0} {} {{}} {beat!r:>{width}}",
@@ -121,7 +119,7 @@ def test_less_is_said_of_an_exception_that_cannot_be_described(tmp_path, monkeyp
     def fails(error: BaseException) -> ChildResult:
         raise RecursionError
 
-    monkeypatch.setattr("dryfit.runtime.children.child._fault_result", fails)
+    monkeypatch.setattr("dryfit.processes.child._fault_result", fails)
     assert _last_word(channel(tmp_path), KeyError("a"), {}) is ChildStatus.FAULT
     result = read_result(tmp_path)
     assert result is not None and result.fault is not None
@@ -212,7 +210,7 @@ def test_the_kinds_are_words():
 
 def test_a_sign_of_life_survives_the_loss_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody deletes the folder of a running trial file by file: the trial itself is not to blame."""
-    monkeypatch.setattr("dryfit.core.channel._BEAT_EVERY_S", 0.0)
+    monkeypatch.setattr("dryfit.processes.channel._BEAT_EVERY_S", 0.0)
     channel = ChildChannel(tmp_path, wakeup_fifo=None, placed_at_s=0.0)
     (beat,) = tmp_path.iterdir()
     beat.unlink()
@@ -225,7 +223,7 @@ def test_a_sign_of_life_survives_the_loss_of_its_file(tmp_path: Path, monkeypatc
 
 def test_a_sign_of_life_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is a file made where the link leads, nor is one there given another time."""
-    monkeypatch.setattr("dryfit.core.channel._BEAT_EVERY_S", 0.0)
+    monkeypatch.setattr("dryfit.processes.channel._BEAT_EVERY_S", 0.0)
     folder = tmp_path / "attempt"
     folder.mkdir()
     channel = ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0)

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 import plan_jobs
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.runtime.machine import local_devices as devices
-from dryfit.runtime.machine.local_devices import first_gpu, gpu_count, local_facts, processor
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.runtime.machine.node import DeviceFacts
+from dryfit.processes import node as devices
+from dryfit.processes.node import DeviceFacts, LocalNode, first_gpu, gpu_count, local_facts, processor
+from dryfit.settings.execution import DeviceKind, DeviceSpec
 from nvml import ScriptedDevices
 from quiet_children import QuietChildren
 

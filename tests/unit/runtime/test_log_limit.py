@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.runtime.children import attempt
-from dryfit.runtime.children.attempt import HEAD_BYTES, MOST_BYTES, TAIL_BYTES, LogLimit
+from dryfit.processes import attempt
+from dryfit.processes.attempt import HEAD_BYTES, MOST_BYTES, TAIL_BYTES, LogLimit
 
 LINE = b"a line of sixty-four bytes, counted with its end, as all others\n"
 

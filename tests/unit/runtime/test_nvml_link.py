@@ -12,10 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.children.processes import carries_marker
-from dryfit.runtime.machine.gpus import GpuProcess, GpuState, ProcessOwner
-from dryfit.runtime.machine.nvml_link import NvmlLink
+from dryfit.processes.gpus import GpuProcess, GpuState, NvmlLink, ProcessOwner
+from dryfit.processes.process import carries_marker
+from dryfit.settings.wire import MARKER_VARIABLE
 from nvml import GIB, Driver
 
 MIB = 2**20
@@ -126,7 +125,7 @@ def test_without_room_for_a_process_the_session_goes_on(driver: Driver, asked: A
 CONTROL = """
 import sys, time
 from pathlib import Path
-from dryfit.runtime.machine.nvml_link import NvmlLink
+from dryfit.processes.gpus import NvmlLink
 link = NvmlLink("mine", Path(sys.argv[1]), print, 120.0)
 assert link.look("0") is not None
 print(link.pid, flush=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.failure import Evidence
-from dryfit.core.wire import MARKER_VARIABLE
-from dryfit.runtime.children.processes import carries_marker, lives
-from dryfit.runtime.failures.evidence import EvidenceCollector
-from dryfit.runtime.failures.fault_case import lost_devices
-from dryfit.runtime.machine.gpus import FALLEN_OFF, GpuMonitor, GpuProcess, GpuState, NvmlMonitor, ProcessOwner
+from dryfit.processes.evidence import EvidenceCollector
+from dryfit.processes.failure_texts import lost_devices
+from dryfit.processes.gpus import FALLEN_OFF, GpuMonitor, GpuProcess, GpuState, NvmlMonitor, ProcessOwner
+from dryfit.processes.process import carries_marker, lives
+from dryfit.settings.errors import Evidence
+from dryfit.settings.wire import MARKER_VARIABLE
 from nvml import GIB, Board, FakeNvml, ScriptedDevices
 
 OURS, OTHER = 11, 12
@@ -152,7 +152,7 @@ def test_nvml_is_loaded_at_the_first_look_and_let_go() -> None:
 def test_the_real_library_where_there_is_no_driver() -> None:
     """In a process of its own: as every study does it, on this machine."""
     code = (
-        "from dryfit.runtime.machine.gpus import NvmlMonitor\n"
+        "from dryfit.processes.gpus import NvmlMonitor\n"
         "found = NvmlMonitor('m')\n"
         "print(found.look('GPU-none'), found.xids('GPU-none')); found.close()\n"
     )

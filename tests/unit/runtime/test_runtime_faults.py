@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.core.failure import ChildFault, Evidence, FailureKind
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.job import Job
-from dryfit.core.jobs.plan import PlanResult
-from dryfit.core.jobs.train import StopReason, TrainResult
-from dryfit.runtime.children.child import ChildStatus, describe_fault
-from dryfit.runtime.failures.classify import ROWS, classify
-from dryfit.runtime.failures.fault_case import FaultCase
+from dryfit.processes.child import ChildStatus, describe_fault
+from dryfit.processes.failure_texts import FaultCase
+from dryfit.processes.failures import ROWS, classify
+from dryfit.settings.errors import ChildFault, Evidence, FailureKind
+from dryfit.settings.job import Job
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.plan_messages import PlanResult
+from dryfit.settings.training_messages import StopReason, TrainResult
 
 OOM_HOST = FailureKind.OOM_HOST
 
@@ -45,7 +45,7 @@ def stopped(by: StopReason) -> ChildResult:
         (fault(code="CONFIG"), FailureKind.CONFIG),
         (fault(code="LOAD"), FailureKind.CONFIG),
         (fault(code="INTERNAL"), FailureKind.INTERNAL),
-        (fault("dryfit.core.errors.NonFiniteError", code="NONFINITE"), FailureKind.NONFINITE),
+        (fault("dryfit.settings.errors.NonFiniteError", code="NONFINITE"), FailureKind.NONFINITE),
         (fault("torch.OutOfMemoryError", "builtins.RuntimeError"), FailureKind.OOM_DEVICE),
         (fault(message="CUDA out of memory. Tried to allocate 2 GiB"), FailureKind.OOM_DEVICE),
         (replace(fault("torch.OutOfMemoryError"), phase="evaluate"), FailureKind.OOM_DEVICE),
@@ -54,7 +54,7 @@ def stopped(by: StopReason) -> ChildResult:
         (fault("builtins.OSError[ENOSPC]", "builtins.OSError"), FailureKind.DISK_FULL),
         (fault(message="I/O error: No space left on device (os error 28)"), FailureKind.DISK_FULL),
         (fault("httpx2.ConnectTimeout", "httpx2.TransportError"), FailureKind.NETWORK),
-        (fault("dryfit.core.errors.DataError", "builtins.ConnectionError", code="DATA"), FailureKind.NETWORK),
+        (fault("dryfit.settings.errors.DataError", "builtins.ConnectionError", code="DATA"), FailureKind.NETWORK),
         (
             fault("huggingface_hub.errors.OfflineModeIsEnabled", "builtins.ConnectionError"),
             FailureKind.CONFIG,
@@ -86,7 +86,10 @@ def stopped(by: StopReason) -> ChildResult:
         (Evidence(exit_code=0), FailureKind.KILLED),
         (Evidence(), FailureKind.KILLED),
         (fault(code="POISONED"), FailureKind.POISONED),
-        (fault("dryfit.core.errors.PoisonedError", "builtins.OSError[ENOSPC]", code="POISONED"), FailureKind.POISONED),
+        (
+            fault("dryfit.settings.errors.PoisonedError", "builtins.OSError[ENOSPC]", code="POISONED"),
+            FailureKind.POISONED,
+        ),
         (fault(code="CHANGED"), FailureKind.CHANGED),
         (fault(code="CORRUPT"), FailureKind.CHECKPOINT_CORRUPT),
         (fault(code="CHECKPOINT"), FailureKind.CONFIG),
@@ -148,7 +151,7 @@ def test_an_example_of_each_row(evidence, kind):
     ("evidence", "kind"),
     [
         (fault("builtins.KeyError"), FailureKind.PLANNER),
-        (fault("dryfit.core.errors.TraceError", code="TRACE"), FailureKind.PLANNER),
+        (fault("dryfit.settings.errors.TraceError", code="TRACE"), FailureKind.PLANNER),
         (fault("builtins.MemoryError"), FailureKind.PLANNER),
         (fault("builtins.AssertionError", code="INTERNAL"), FailureKind.PLANNER),
         (Evidence(signal=signal.SIGSEGV), FailureKind.PLANNER),
@@ -198,7 +201,7 @@ def test_what_was_said_is_one_line_of_the_exception_or_of_the_log(golden):
     assertion = "device-side assert triggered"
     ends = [
         fault("builtins.OSError[ENOTDIR]", "builtins.OSError", message="\nno folder\nmore"),
-        fault("dryfit.core.errors.DataError", code="DATA", message="reading rows: none"),
+        fault("dryfit.settings.errors.DataError", code="DATA", message="reading rows: none"),
         fault("mine.Silent", message=""),
         fault(message="of no type"),
         *(aborted(log) for log in (f"before\nCUDA error: {assertion}\nafter", f"{assertion}\nafter", "no such text")),

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import TrainResult
-from dryfit.core.wire import MARKER_VARIABLE, Note, Phase
-from dryfit.runtime.children.environment import child_environment
-from dryfit.runtime.children.protocol import LineBuffer
-from dryfit.runtime.children.result_reading import child_log_tail, clear, read_messages, read_result
-from dryfit.runtime.machine.host_memory import memory_limit_bytes, oom_kills, rose
+from dryfit.processes.attempt import child_log_tail, clear, read_messages, read_result
+from dryfit.processes.child_spec import LineBuffer, child_environment
+from dryfit.processes.node import memory_limit_bytes, oom_kills, rose
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.training_messages import TrainResult
+from dryfit.settings.wire import MARKER_VARIABLE, Note, Phase
 
 
 def test_an_empty_folder_says_nothing(tmp_path):

@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from dryfit.runtime.machine import host_memory as host
-from dryfit.runtime.machine.host_memory import HostMemory, read_host_memory
+from dryfit.processes import node as host
+from dryfit.processes.node import HostMemory, read_host_memory
 
 
 def test_what_is_promised_is_not_given_twice() -> None:

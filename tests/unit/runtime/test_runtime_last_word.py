@@ -5,16 +5,14 @@ import sys
 
 import pytest
 
-from dryfit.config.schema import Isolation
-from dryfit.core.errors import DataError
-from dryfit.core.failure import FailureKind
-from dryfit.core.jobs.train import FinalRequest
-from dryfit.core.wire import Note
-from dryfit.runtime.children import child
-from dryfit.runtime.children.child import ChildStatus, describe_fault
-from dryfit.runtime.children.child_spec import ChildSpec
-from dryfit.runtime.children.environment import leave_secrets
-from dryfit.runtime.failures.classify import classify
+from dryfit.processes import child
+from dryfit.processes.child import ChildStatus, describe_fault
+from dryfit.processes.child_spec import ChildSpec, leave_secrets
+from dryfit.processes.failures import classify
+from dryfit.settings.errors import DataError, FailureKind
+from dryfit.settings.study_file import Isolation
+from dryfit.settings.training_messages import FinalRequest
+from dryfit.settings.wire import Note
 from runtime_jobs import GENEROUS, Harness, request
 
 

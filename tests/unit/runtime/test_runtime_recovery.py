@@ -2,8 +2,8 @@
 
 import pytest
 
-from dryfit.core.failure import Action, AttemptTerms, FailureKind, PastFailure
-from dryfit.runtime.failures.recovery import attempt_terms, terms_text
+from dryfit.processes.failures import attempt_terms, terms_text
+from dryfit.settings.errors import Action, AttemptTerms, FailureKind, PastFailure
 
 KIND = FailureKind.DEVICE_LOST
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.config.schema import RuntimeSettings
-from dryfit.core.failure import FailureKind, PastFailure
-from dryfit.core.wire import Phase, Progress, Started
-from dryfit.runtime.children.attempt import FACTOR, LEAST_GAPS, LEAST_S, Attempt, SilenceLimits, silence_limit_s
-from dryfit.runtime.children.child_spec import ChildLimits, ChildSpec
-from dryfit.study.trials.child_limits import training_limits
+from dryfit.processes.attempt import FACTOR, LEAST_GAPS, LEAST_S, Attempt, SilenceLimits, silence_limit_s
+from dryfit.processes.child_spec import ChildLimits, ChildSpec
+from dryfit.settings.errors import FailureKind, PastFailure
+from dryfit.settings.study_file import RuntimeSettings
+from dryfit.settings.wire import Phase, Progress, Started
+from dryfit.study.requests import training_limits
 from runtime_jobs import request
 
 seconds = st.floats(0.0, 1e5)

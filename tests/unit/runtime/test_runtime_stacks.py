@@ -1,6 +1,6 @@
 """What faulthandler wrote, in a line a thread."""
 
-from dryfit.runtime.failures.stacks import innermost_frames
+from dryfit.processes.evidence import innermost_frames
 
 TEXT = """Fatal Python error: something of before
 

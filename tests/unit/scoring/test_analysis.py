@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from dryfit.core.jobs.analysis import Analysis, ClassAnalysis
-from dryfit.scoring.analysis import analyse
-from dryfit.scoring.row_files import read_rows, write_rows
-from dryfit.scoring.scored_row import RowFacts, ScoredRow
+from dryfit.settings.training_messages import Analysis, ClassAnalysis
+from dryfit.tasks.analysis import analyse
+from dryfit.tasks.scored_rows import RowFacts, ScoredRow, read_rows, write_rows
 
 sk: Any = metrics
 """Its types say less than it takes."""

@@ -1,7 +1,7 @@
 import pytest
 
-from dryfit.scoring.collapse import collapsed
-from dryfit.scoring.scored_row import ScoredRow
+from dryfit.tasks.row_metrics import collapsed
+from dryfit.tasks.scored_rows import ScoredRow
 
 
 def rows(part: str, *pairs: tuple[object, object]) -> list[ScoredRow]:

@@ -3,7 +3,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from dryfit.scoring.intervals import (
+from dryfit.tasks.row_metrics import (
     SeedDifference,
     Split,
     difference_interval,
@@ -11,7 +11,7 @@ from dryfit.scoring.intervals import (
     surviving,
     value_interval,
 )
-from dryfit.scoring.scored_row import RowFacts, ScoredRow
+from dryfit.tasks.scored_rows import RowFacts, ScoredRow
 
 
 def right_or_wrong(right: np.ndarray, labels: np.ndarray) -> list[ScoredRow]:

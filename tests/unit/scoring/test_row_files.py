@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from dryfit.core.errors import FileError
-from dryfit.scoring import row_files
-from dryfit.scoring.row_files import kept, read_facts, read_rows, write_facts, write_rows
-from dryfit.scoring.scored_row import RowFacts, ScoredRow
+from dryfit.settings.errors import FileError
+from dryfit.tasks import scored_rows
+from dryfit.tasks.scored_rows import RowFacts, ScoredRow, kept, read_facts, read_rows, write_facts, write_rows
 
 ROWS = [
     ScoredRow("a", {"class": 1, "span": [[0, 4]]}, {"class": 0, "span": None}, (0.75, 0.25), {"token_f1": 0.0}),
@@ -53,7 +52,7 @@ def test_probabilities_of_fp32_are_kept_exactly(tmp_path: Path) -> None:
 
 def test_large_splits_are_thinned_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [ScoredRow(f"row-{at}", {"text": "x" * 2000}, {"text": "y"}) for at in range(300)]
-    monkeypatch.setattr(row_files, "MOST_BYTES", 60_000)
+    monkeypatch.setattr(scored_rows, "MOST_BYTES", 60_000)
     write_rows(tmp_path, "validation", rows, {})
     found = read_rows(tmp_path / "validation.jsonl.gz")
     assert found.of == 300 and 30 <= len(found.rows) <= 120

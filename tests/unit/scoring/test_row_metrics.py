@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from dryfit.core.settings.choices import Metric
-from dryfit.scoring.row_metrics import row_metric
-from dryfit.scoring.scored_row import ScoredRow
+from dryfit.settings.choices import Metric
 from dryfit.tasks.classification import ClassAnswers
 from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
-from dryfit.tasks.spans.span_answers import scored_spans
-from dryfit.tasks.spans.span_metrics import span_metrics
-from dryfit.tasks.tokens.windows import Ragged
+from dryfit.tasks.row_metrics import row_metric
+from dryfit.tasks.scored_rows import ScoredRow
+from dryfit.tasks.spans import scored_spans, span_metrics
+from dryfit.tasks.windows import Ragged
 
 pytestmark = pytest.mark.heavy
 

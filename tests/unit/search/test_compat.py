@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from changing import config, own_function, space_of
-from dryfit.config.schema import StudyConfig
+from dryfit.ledger.events import ComparabilityKey, Compatibility
 from dryfit.search.changes import PossibleTrials, comparability_key, compare
-from dryfit.search.space.space import Space
-from dryfit.store.events import ComparabilityKey, Compatibility
+from dryfit.search.space import Space
+from dryfit.settings.study_file import StudyConfig
 
 SAME, EXTENDS, FORKS = Compatibility
 

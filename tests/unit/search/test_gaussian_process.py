@@ -4,15 +4,12 @@ import json
 from collections.abc import Mapping
 from math import inf, nan
 
-from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.sampling.gp_handle import GpQuestion
-from dryfit.search.sampling.sampler_input import SamplerInput
-from dryfit.search.sampling.samplers import drawn_otherwise
-from dryfit.search.sampling.suggest import Suggestion, suggest_at
-from dryfit.search.space.space import Space
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.search.samplers import GpQuestion, SamplerInput, Suggestion, drawn_otherwise, suggest_at
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SamplerName, SearchSettings, StudyConfig
+from dryfit.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 
 SPACE = Space.from_config(
     StudyConfig.model_validate_json(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.settings.choices import Direction
-from dryfit.search.sampling.gp_handle import GpProcess, GpQuestion
+from dryfit.search.samplers import GpProcess, GpQuestion
+from dryfit.settings.choices import Direction
 
 ONE = '{"params": {"x": 1.5}}'
 QUESTION = GpQuestion(space={"x": "..."}, directions=(Direction.MAXIMIZE,), trials=(), seed=1)

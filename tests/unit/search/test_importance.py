@@ -4,10 +4,10 @@ import random
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.importance import importances_of
-from dryfit.search.space.params import to_text
+from dryfit.search.importance import importances_of
+from dryfit.search.space import to_text
+from dryfit.settings.choices import Direction
+from dryfit.settings.trial import Outcome, TrialRecord
 from ledgers import Script, drawn, eventful, score
 
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.memory import ExecutionChoice, MemoryPlan, PeakAt, StepPhase, VerdictKind, WorstBatch
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.core.settings.trial import FoldScore, Outcome
-from dryfit.search.followers.runs import end_attributes, failure_attributes, plan_attributes, user_attributes
-from dryfit.store.events import FailureFacts, Observed
-from dryfit.store.state import AttemptState, PlanState, TrialState
+from dryfit.ledger.events import FailureFacts, Observed
+from dryfit.ledger.state import AttemptState, PlanState, TrialState
+from dryfit.search.follower_runs import end_attributes, failure_attributes, plan_attributes, user_attributes
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_plan import ExecutionChoice, MemoryPlan, PeakAt, StepPhase, VerdictKind, WorstBatch
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.trial import FoldScore, Outcome
 
 
 def failure(kind: str, error: str = "", error_type: str = "", sentence: str = "said") -> FailureFacts:

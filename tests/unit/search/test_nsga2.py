@@ -8,14 +8,12 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.samplers import NSGAIISampler
 
-from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.sampler_input import SamplerInput
-from dryfit.search.sampling.samplers import nsga2_parents
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.space import Space
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.search.samplers import SamplerInput, nsga2_parents, suggest
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SearchSettings, StudyConfig
+from dryfit.settings.trial import Outcome, TrialRecord
 
 SIZE = 4
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.trial import Outcome
-from dryfit.search.other_study import not_taken, take_points
-from dryfit.search.space.space import Space
+from dryfit.search.changes import not_taken, take_points
+from dryfit.search.space import Space
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.trial import Outcome
 from ledgers import Script
 
 SPACE = {

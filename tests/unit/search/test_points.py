@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.api.files import space_of
-from dryfit.config.freeze import dump_toml
-from dryfit.config.load import LoadedStudy, load_study_text
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.trial import TrialRecord
-from dryfit.search.space.enqueued import enqueued_points, next_enqueued
+from dryfit.search.enqueued import enqueued_points, next_enqueued
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file_reading import LoadedStudy, load_study_text
+from dryfit.settings.study_file_text import dump_toml
+from dryfit.settings.trial import TrialRecord
+from dryfit.study.arguments import space_of
 
 STUDY = """
 [data]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
-from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.seeds import derive_seed
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Scalar, TrialRecord
-from dryfit.search.sampling.suggest import Suggestion, suggest
-from dryfit.search.space.space import Space
+from dryfit.search.samplers import Suggestion, suggest
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.splits import derive_seed
+from dryfit.settings.study_file import SearchSettings, StudyConfig
+from dryfit.settings.trial import Scalar, TrialRecord
 
 BOX = {"optim.weight_decay": {"low": 0.0, "high": 1.0}, "head.dropout": {"low": 0.0, "high": 0.5}}
 SEED = 3

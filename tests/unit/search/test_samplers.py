@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.search.sampling.sampler_input import SEES_REFUSALS
-from dryfit.search.sampling.suggest import Suggestion, suggest
-from dryfit.search.space.space import Space
+from dryfit.search.samplers import SEES_REFUSALS, Suggestion, suggest
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SamplerName, SearchSettings, StudyConfig
+from dryfit.settings.trial import Outcome, TrialRecord
 
 CONFIG = StudyConfig.model_validate_json(json.dumps({"space": {"train.batch_size": {"low": 1, "high": 512}}}))
 SPACE = Space.from_config(CONFIG)

@@ -3,12 +3,12 @@ from math import nan
 
 import pytest
 
-from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.errors import InternalError
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, TrialRecord
-from dryfit.search.sampling.pruning import PruneVerdict, Rules, judge, most_reports
-from dryfit.search.space.space import Space
+from dryfit.search.pruning import PruneVerdict, Rules, judge, most_reports
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.errors import InternalError
+from dryfit.settings.study_file import SearchSettings, StudyConfig
+from dryfit.settings.trial import MetricPoint, Outcome, TrialRecord
 
 
 def settings(**changes: object) -> SearchSettings:

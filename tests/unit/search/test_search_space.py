@@ -4,12 +4,11 @@ import time
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from dryfit.config.schema import StudyConfig
-from dryfit.config.schema_json import SEARCHABLE, legal_values
-from dryfit.core.errors import ConfigError, LedgerError
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.search.space.fields import apply_params
-from dryfit.search.space.space import Space, first_value
+from dryfit.search.space import Space, apply_params, first_value
+from dryfit.settings.errors import ConfigError, LedgerError
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_text import SEARCHABLE, legal_values
+from dryfit.settings.tables import TrialSettings
 
 
 def space(table: dict[str, object]) -> Space:

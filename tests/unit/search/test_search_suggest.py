@@ -8,16 +8,15 @@ from math import nan
 import numpy as np
 import pytest
 
-from dryfit.config.schema import SamplerName, SearchSettings, StudyConfig
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.sampling.history_view import best_spread
-from dryfit.search.sampling.samplers import TpeMemory
-from dryfit.search.sampling.suggest import Suggestion, suggest
-from dryfit.search.space.enqueued import enqueued_points
-from dryfit.search.space.space import Space
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.search.enqueued import enqueued_points
+from dryfit.search.history_view import best_spread
+from dryfit.search.samplers import Suggestion, TpeMemory, suggest
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.study_file import SamplerName, SearchSettings, StudyConfig
+from dryfit.settings.tables import TrialSettings
+from dryfit.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 
 LR_AND_DECAY = {"optim.lr": {"low": 1e-6, "high": 1.0, "log": True}, "optim.weight_decay": {"low": 0.0, "high": 1.0}}
 

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.config.schema import StudyConfig
-from dryfit.config.schema_json import SEARCHABLE
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.memory_key import FEWER_IS_LESS, IRRELEVANT, MORE_IS_LESS, NEUTRAL, SET_OR_UNSET
-from dryfit.core.settings.tables import LoraSettings
-from dryfit.search.sampling.sampler_input import SamplerInput
-from dryfit.search.sampling.suggest import suggest, suggest_at
-from dryfit.search.space.smallest import SmallestPoints
-from dryfit.search.space.space import Space
-from dryfit.store.history import History
+from dryfit.ledger.state import History
+from dryfit.search.enqueued import SmallestPoints
+from dryfit.search.samplers import SamplerInput, suggest, suggest_at
+from dryfit.search.space import Space
+from dryfit.settings.choices import Direction
+from dryfit.settings.memory_key import FEWER_IS_LESS, IRRELEVANT, MORE_IS_LESS, NEUTRAL, SET_OR_UNSET
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_text import SEARCHABLE
+from dryfit.settings.tables import LoraSettings
 
 LR = {"low": 1e-5, "high": 1e-2, "log": True}
 PER_POOLING = [

@@ -7,13 +7,12 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from dryfit.config.schema import SearchSettings, StudyConfig
-from dryfit.core.seeds import derive_seed
-from dryfit.core.settings.choices import Direction
-from dryfit.core.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.params import Distribution, from_text, into_range
-from dryfit.search.space.space import Space
+from dryfit.search.samplers import suggest
+from dryfit.search.space import Distribution, Space, from_text, into_range
+from dryfit.settings.choices import Direction
+from dryfit.settings.splits import derive_seed
+from dryfit.settings.study_file import SearchSettings, StudyConfig
+from dryfit.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord
 
 SPACE = Space.from_config(
     StudyConfig.model_validate_json(

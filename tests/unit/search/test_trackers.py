@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dryfit.search.followers.mlflow_runs import KEY_TAG, MlflowRuns
-from dryfit.search.followers.process import FollowerStatus, LedgerFollower, PositionFile
-from dryfit.search.followers.runs import Runs, parse_event
+from dryfit.search.follower_process import FollowerStatus, LedgerFollower, PositionFile
+from dryfit.search.follower_runs import Runs, parse_event
+from dryfit.search.mlflow_follower import KEY_TAG, MlflowRuns
 from toy_ledger import Ledger
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dryfit.search.followers.runs import Runs, parse_event
-from dryfit.search.followers.trackio_runs import TrackioRuns
+from dryfit.search.follower_runs import Runs, parse_event
+from dryfit.search.trackio_follower import TrackioRuns
 from toy_ledger import Ledger
 
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from dryfit.config.load import load_study_file
-from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.splits import SplitRule, split_groups
-from dryfit.starter.columns import check_separator
-from dryfit.starter.own_rows import NO_COLUMN, OwnRows, own_rows, reference
-from dryfit.starter.roles import AmbiguousError
-from dryfit.starter.template import check_own, init_own, study_toml
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ConfigError, DataError
+from dryfit.settings.splits import SplitRule, split_groups
+from dryfit.settings.study_file_reading import load_study_file
+from dryfit.study.own_data import NO_COLUMN, AmbiguousError, OwnRows, check_separator, own_rows, reference
+from dryfit.study.template import check_own, init_own, study_toml
 
 Row = dict[str, Any]
 

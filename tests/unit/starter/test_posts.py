@@ -7,9 +7,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.pipeline import make_pipeline
 
-from dryfit.core.errors import ConfigError
-from dryfit.starter.phrases import CRITERIA, VERBS
-from dryfit.starter.posts import generate, write_splits
+from dryfit.settings.errors import ConfigError
+from dryfit.study.example_posts import CRITERIA, VERBS, generate, write_splits
 
 
 def test_the_same_seed_gives_the_same_rows():

@@ -6,21 +6,17 @@ from typing import Any, get_args
 
 import pytest
 
-from dryfit.config.checks import Use
-from dryfit.config.load import LoadedStudy, load_study_file, load_study_text
-from dryfit.config.schema import SamplerName, SearchSettings
-from dryfit.config.schema_json import SEARCHABLE
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Direction
-from dryfit.core.settings.presets import PRESETS
-from dryfit.core.settings.switches import TRIAL_NEEDS
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.core.settings.task_facts import facts_of, reads
-from dryfit.search.sampling.suggest import suggest
-from dryfit.search.space.fields import apply_params
-from dryfit.search.space.space import Space
-from dryfit.starter.preset import TASKS, preset_tasks, preset_text
-from dryfit.starter.template import SplitSizes, init_folder
+from dryfit.search.samplers import suggest
+from dryfit.search.space import Space, apply_params
+from dryfit.settings.choices import PRESETS, BaseFormat, BuiltInTask, Direction
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file import SamplerName, SearchSettings
+from dryfit.settings.study_file_checks import Use
+from dryfit.settings.study_file_reading import LoadedStudy, load_study_file, load_study_text
+from dryfit.settings.study_file_text import SEARCHABLE
+from dryfit.settings.tables import TRIAL_NEEDS, TrialSettings
+from dryfit.settings.task_facts import facts_of, reads
+from dryfit.study.template import TASKS, SplitSizes, init_folder, preset_tasks, preset_text
 
 DATA = ("data.train=a.jsonl", "data.validation=b.jsonl")
 
@@ -66,7 +62,7 @@ NOT_SEARCHED_OF: dict[BuiltInTask, dict[str, str]] = {
 
 def test_every_preset_is_legal_for_all_it_is_for() -> None:
     assert set(PRESETS) == {*TRAINABLE, "lora-7b-24gb", "qlora-7b-12gb", "qlora-7b-24gb"}
-    folder = files("dryfit.starter") / "presets"
+    folder = files("dryfit.study") / "presets"
     names = {f"{name}.toml" for name in PRESETS} | {f"{name}.decoder.toml" for name in EVERY_TASK}
     assert {entry.name for entry in folder.iterdir()} == names
     for name in PRESETS:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from dryfit.config.load import load_study_text
-from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.diagnostics import ScriptArgument, ScriptArgumentsResult
-from dryfit.core.text.script_command import CommandTemplate
-from dryfit.starter.script_study import script_toml, searched_argument
+from dryfit.settings.check_messages import ScriptArgument, ScriptArgumentsResult
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file_reading import load_study_text
+from dryfit.settings.user_code import CommandTemplate
+from dryfit.study.template import script_toml, searched_argument
 
 
 def argument(option: str, kind: Any, default: Any = None, **more: Any) -> ScriptArgument:

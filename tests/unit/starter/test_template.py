@@ -2,12 +2,12 @@ import tomllib
 
 import pytest
 
-from dryfit.config.load import load_study_file
-from dryfit.config.schema_json import TABLES
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.task_facts import reads
-from dryfit.starter.template import SplitSizes, init_folder, study_toml
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.study_file_reading import load_study_file
+from dryfit.settings.study_file_text import TABLES
+from dryfit.settings.task_facts import reads
+from dryfit.study.template import SplitSizes, init_folder, study_toml
 
 SMALL = SplitSizes(train=20, validation=8, test=8)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dryfit.core.errors import InternalError
-from dryfit.core.settings.trial import Outcome, TrialRecord
-from dryfit.store.history import History, Ranking, as_history
+from dryfit.ledger.state import History, Ranking, as_history
+from dryfit.settings.errors import InternalError
+from dryfit.settings.trial import Outcome, TrialRecord
 
 
 def running(number: int) -> TrialRecord:

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import FileError, InternalError, LedgerError, StudyBusyError
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.trial import MetricPoint, Outcome
-from dryfit.store.events import (
+from dryfit.ledger.events import (
     EVENT,
     Event,
     GenerationBegan,
@@ -24,9 +21,12 @@ from dryfit.store.events import (
     TrialAsked,
     TrialFinished,
 )
-from dryfit.store.ledger import Ledger, LedgerTail, read_ledger
-from dryfit.store.lock import StudyLock, lock_owner
-from dryfit.store.replay import StudyState
+from dryfit.ledger.ledger import Ledger, LedgerTail, read_ledger
+from dryfit.ledger.lock import StudyLock, lock_owner
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.errors import FileError, InternalError, LedgerError, StudyBusyError
+from dryfit.settings.trial import MetricPoint, Outcome
 
 CREATED = StudyCreated(
     id="abc",
@@ -184,7 +184,7 @@ def test_one_writer_at_a_time_and_the_lock_dies_with_its_process(tmp_path: Path)
     path = tmp_path / "lock"
     assert lock_owner(path) is None
     code = (
-        "import sys, time; from pathlib import Path; from dryfit.store.lock import StudyLock\n"
+        "import sys, time; from pathlib import Path; from dryfit.ledger.lock import StudyLock\n"
         "with StudyLock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)

@@ -4,14 +4,7 @@ import json
 
 import pytest
 
-from dryfit.core.errors import LedgerError
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.settings.trial import FoldScore, Goal, MetricPoint, Outcome
-from dryfit.store.events import (
+from dryfit.ledger.events import (
     EVENT,
     AttemptEnded,
     AttemptPlaced,
@@ -28,7 +21,13 @@ from dryfit.store.events import (
     TrialPlanned,
     VerdictGiven,
 )
-from dryfit.store.replay import StudyState
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.errors import Action, FailureKind, LedgerError
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.trial import FoldScore, Goal, MetricPoint, Outcome
 
 
 def fold(*events: Event) -> StudyState:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dryfit.store.layout import shared_traces
+from dryfit.ledger.folder import shared_traces
 
 HOME = Path("/home/me")
 

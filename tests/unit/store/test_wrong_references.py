@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.errors import LedgerError
-from dryfit.core.settings.trial import Outcome
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.session import read_study
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.errors import LedgerError
+from dryfit.settings.trial import Outcome
+from dryfit.study.session import read_study
 from study_runs import run_here
 
 OLDER = Path(__file__).parents[2] / "older_studies" / "0.1.0"

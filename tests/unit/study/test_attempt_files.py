@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs.job import Job
-from dryfit.store.layout import FinalLayout, TrialLayout
-from dryfit.study.resources.attempt_files import discard, drop_superseded, take_over
+from dryfit.ledger.folder import FinalLayout, TrialLayout
+from dryfit.settings.job import Job
+from dryfit.study.files import discard, drop_superseded, take_over
 
 
 def make(folder: Path, steps: str, text: str) -> None:

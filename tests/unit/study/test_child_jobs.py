@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.errors import ChildError, DataError, InternalError
-from dryfit.core.failure import ChildFault, Evidence
-from dryfit.core.jobs.checkpoint_health import Health, Subject
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.diagnostics import CheckRequest, CheckResult
-from dryfit.core.jobs.export import MergeResult
-from dryfit.core.wire import ErrorParts
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.study.loop.child_jobs import ChildJob, run_job, run_side_by_side
-from dryfit.study.loop.next_step import End
-from dryfit.study.loop.stops import StopRequests
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildLimits, ChildSpec
+from dryfit.processes.node import LocalNode
+from dryfit.settings.check_messages import CheckRequest, CheckResult, Health, Subject
+from dryfit.settings.errors import ChildError, ChildFault, DataError, Evidence, InternalError
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.training_messages import MergeResult
+from dryfit.settings.wire import ErrorParts
+from dryfit.study.child_jobs import ChildJob, run_job, run_side_by_side
+from dryfit.study.next_step import End
+from dryfit.study.stops import StopRequests
 from quiet_children import QuietChildren
 
 HEALTH = CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True))
@@ -64,7 +62,7 @@ def test_a_child_that_was_killed_is_sent_again(tmp_path: Path) -> None:
 
 def test_what_the_child_raised_is_raised(tmp_path: Path) -> None:
     parts = ErrorParts(code="DATA", doing="reading x", found="7", allowed="0 or 1", hint="look")
-    fault = ChildFault(type_names=("dryfit.core.errors.DataError",), code="DATA", message="")
+    fault = ChildFault(type_names=("dryfit.settings.errors.DataError",), code="DATA", message="")
     with pytest.raises(DataError) as caught:
         send(Scripted([(ChildResult(fault=fault, error=parts), Evidence(exit_code=1))]), tmp_path)
     assert (caught.value.doing, caught.value.found, caught.value.hint) == ("reading x", "7", "look")
@@ -137,7 +135,7 @@ def test_several_jobs_run_side_by_side_and_one_death_spoils_no_other(tmp_path: P
 
 def test_what_a_child_of_several_raises_ends_them_all(tmp_path: Path) -> None:
     parts = ErrorParts(code="DATA", doing="reading x", found="7")
-    fault = ChildFault(type_names=("dryfit.core.errors.DataError",), code="DATA", message="")
+    fault = ChildFault(type_names=("dryfit.settings.errors.DataError",), code="DATA", message="")
     script = Several({"a": [(ChildResult(fault=fault, error=parts), Evidence(exit_code=1))]})
     body = CheckRequest(folder="f", task=None, trust=False)
     job = ChildJob("looking", body, tmp_path / "a", ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import MachineError
-from dryfit.store.layout import StudyLayout
-from dryfit.study.resources.disk import DiskNeed, check_disk, disk_need, taken_bytes, what_fits
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.errors import MachineError
+from dryfit.study.files import DiskNeed, check_disk, disk_need, taken_bytes, what_fits
 
 GIB = 2**30
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dryfit.core.failure import Evidence
-from dryfit.core.jobs.diagnostics import CheckRequest
-from dryfit.core.wire import Note
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.study.loop.driver import drive
-from dryfit.study.loop.next_step import End
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildLimits, ChildMessage, ChildSpec
+from dryfit.processes.node import LocalNode
+from dryfit.settings.check_messages import CheckRequest
+from dryfit.settings.errors import Evidence
+from dryfit.settings.wire import Note
+from dryfit.study.messages import drive
+from dryfit.study.next_step import End
 from quiet_children import QuietChildren
 
 LIMITS = ChildLimits(start_s=1, hang_s=1, total_s=None, stop_grace_s=1)

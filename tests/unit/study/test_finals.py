@@ -8,22 +8,19 @@ import pytest
 
 import instant
 import plan_jobs
-from dryfit.core.errors import ChildError, ConfigError, MachineError
-from dryfit.core.failure import ChildFault, Evidence
-from dryfit.core.jobs.plan import PlanRequest
-from dryfit.core.jobs.train import FinalRequest, FinalResult
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, PlanSubject
-from dryfit.core.settings.trial import FoldScore
-from dryfit.runtime.machine.local_node import LocalNode
-from dryfit.runtime.machine.node import DeviceFacts
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
-from dryfit.store.state import PlanState, TrialState
-from dryfit.study.loop.final_runs import final_request, final_run
-from dryfit.study.loop.final_training import FinalTraining, runs_at_once
-from dryfit.study.loop.stops import StopRequests
-from dryfit.study.trials.child_requests import Placement
-from dryfit.study.trials.context import StudySnapshot
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.ledger.state import PlanState, TrialState
+from dryfit.processes.node import DeviceFacts, LocalNode
+from dryfit.settings.errors import ChildError, ChildFault, ConfigError, Evidence, MachineError
+from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.plan_messages import PlanRequest
+from dryfit.settings.training_messages import FinalRequest, FinalResult
+from dryfit.settings.trial import FoldScore
+from dryfit.study.context import StudySnapshot
+from dryfit.study.final_training import FinalTraining, final_request, final_run, runs_at_once
+from dryfit.study.requests import Placement
+from dryfit.study.stops import StopRequests
 
 DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import ledgers
-from dryfit.config.freeze import dump_toml
-from dryfit.config.load import load_study_file
-from dryfit.config.schema import StudyConfig
-from dryfit.core.errors import LedgerError
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.wire import write_text_atomic
-from dryfit.store.layout import StudyLayout
-from dryfit.study.loop.finished import finished
-from dryfit.study.loop.next_step import End
+from dryfit.ledger.folder import StudyLayout
+from dryfit.settings.errors import LedgerError
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_reading import load_study_file
+from dryfit.settings.study_file_text import dump_toml
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import write_text_atomic
+from dryfit.study.next_step import End
+from dryfit.study.session import finished
 
 TEXT = '[study]\ntrials = 1\n[data]\ntrain = "t.jsonl"\nvalidation = "v.jsonl"\n[space]\n"optim.lr" = [1e-4]\n'
 

@@ -6,12 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.failure import Action, FailureKind
-from dryfit.core.jobs.train import StopReason, TrainResult
-from dryfit.core.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.core.settings.trial import FoldScore, Outcome
-from dryfit.runtime.machine.packing import CPU, Allocation, Cluster
-from dryfit.store.events import (
+from dryfit.ledger.events import (
     AttemptEnded,
     AttemptPlaced,
     FailureFacts,
@@ -20,8 +15,13 @@ from dryfit.store.events import (
     TrialAsked,
     TrialFinished,
 )
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.next_step import (
+from dryfit.ledger.replay import StudyState
+from dryfit.processes.packing import CPU, Allocation, Cluster
+from dryfit.settings.choices import BuiltInTask, Direction, Metric
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.training_messages import StopReason, TrainResult
+from dryfit.settings.trial import FoldScore, Outcome
+from dryfit.study.next_step import (
     AskTrial,
     End,
     EndSession,
@@ -36,7 +36,7 @@ from dryfit.study.loop.next_step import (
     next_step,
     tripped,
 )
-from dryfit.study.trials.trial_end import finish_trial
+from dryfit.study.trial_ends import finish_trial
 
 LIMITS = Limits(total=4, parallel=2, max_wall_s=None, patience=None, max_failed_in_a_row=3, max_refused_in_a_row=5)
 

@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 import instant
 import ledgers
-from dryfit.core.settings.choices import Precision
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.store.replay import StudyState
-from dryfit.study.planning.pace import (
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.choices import Precision
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.study.context import most_on_node
+from dryfit.study.pace import (
     MeasuredWay,
     Way,
     divisions,
@@ -20,7 +21,6 @@ from dryfit.study.planning.pace import (
     recorded_precision,
     with_precision,
 )
-from dryfit.study.resources.trial_devices import most_on_node
 
 
 def way(threads: int, together: int, step_s: float, precision: Precision = Precision.FP32) -> MeasuredWay:

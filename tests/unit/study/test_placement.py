@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 
 import instant
-from dryfit.core.failure import Action, AttemptTerms, ChildFault, Evidence, FailureKind
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.jobs.train import ObjectiveRequest, TrainRequest
-from dryfit.core.settings.objective_table import ObjectiveSettings
-from dryfit.core.settings.tables import TrainSettings, TrialSettings
-from dryfit.core.settings.trial import Outcome, TrialConfig
-from dryfit.runtime.children.child_spec import ChildEvent, ChildExited, ChildSpec
-from dryfit.store.events import FailureFacts
-from dryfit.study.trials import trial_config
-from dryfit.study.trials.child_requests import Placement, child_spec, lighter_workers
-from dryfit.study.trials.context import StudyContext
+from dryfit.ledger.events import FailureFacts
+from dryfit.processes.child_spec import ChildEvent, ChildExited, ChildSpec
+from dryfit.settings.errors import Action, AttemptTerms, ChildFault, Evidence, FailureKind
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.tables import ObjectiveSettings, TrainSettings, TrialSettings
+from dryfit.settings.training_messages import ObjectiveRequest, TrainRequest
+from dryfit.settings.trial import Outcome, TrialConfig
+from dryfit.study import context as trial_config
+from dryfit.study.context import StudyContext
+from dryfit.study.requests import Placement, child_spec, lighter_workers
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import pytest
 import instant
 import plan_jobs
 from device_bench import GIB, MIB, NEED, OTHER, PID, Bench, events_of
-from dryfit.core.failure import Failure, FailureKind
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.gpus import ProcessOwner
-from dryfit.runtime.machine.host_memory import HostMemory
-from dryfit.store.events import AttemptPlaced, DeviceSetAside, ParallelSet
-from dryfit.study.loop.next_step import End
-from dryfit.study.resources.leftovers import RETURN_WAIT_S
+from dryfit.ledger.events import AttemptPlaced, DeviceSetAside, ParallelSet
+from dryfit.processes.gpus import ProcessOwner
+from dryfit.processes.node import HostMemory
+from dryfit.settings.errors import Failure, FailureKind
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.trial import Outcome
+from dryfit.study.next_step import End
+from dryfit.study.placements import RETURN_WAIT_S
 from nvml import ScriptedDevices
 
 
@@ -194,7 +194,7 @@ def test_a_lost_device_is_set_aside_and_its_trial_goes_on_elsewhere(bench, monke
 
     monkeypatch.setattr(instant.InstantSupervisor, "_work", crashing)
     lost = Failure(FailureKind.DEVICE_LOST, "Xid 79: fell off the bus")
-    monkeypatch.setattr("dryfit.study.loop.finalizer.classify", lambda *_args, **_known: lost)
+    monkeypatch.setattr("dryfit.study.trial_ends.classify", lambda *_args, **_known: lost)
     found = bench(2 * NEED, 2)
     done = found.run(runtime={"parallel": 1})
     assert done.end is End.DONE and done.state.counts[Outcome.COMPLETE] == 4

@@ -11,14 +11,14 @@ import pytest
 import instant
 import plan_jobs
 from device_bench import GIB, NEED, OTHER, PID, Bench, events_of
-from dryfit.core.failure import Evidence, Failure, FailureKind
-from dryfit.core.settings.trial import Outcome
-from dryfit.core.sharding.device_groups import HERE, place_on
-from dryfit.core.wire import FirstStep
-from dryfit.runtime.machine.gpus import ProcessOwner
-from dryfit.runtime.machine.host_memory import HostMemory
-from dryfit.store.events import AttemptPlaced, DeviceSetAside, FirstStepDone, ParallelSet
-from dryfit.study.loop.next_step import End
+from dryfit.ledger.events import AttemptPlaced, DeviceSetAside, FirstStepDone, ParallelSet
+from dryfit.processes.gpus import ProcessOwner
+from dryfit.processes.node import HostMemory
+from dryfit.settings.devices import HERE, place_on
+from dryfit.settings.errors import Evidence, Failure, FailureKind
+from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import FirstStep
+from dryfit.study.next_step import End
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_lost_device_is_known_by_its_error_else_all_of_the_group_are_set_aside
     bench, monkeypatch: pytest.MonkeyPatch, evidence: Evidence, aside: list[str], then: str
 ) -> None:
     lost = Failure(FailureKind.DEVICE_LOST, "it fell off the bus")
-    monkeypatch.setattr("dryfit.study.loop.finalizer.classify", lambda *_args, **_known: lost)
+    monkeypatch.setattr("dryfit.study.trial_ends.classify", lambda *_args, **_known: lost)
     script = iter([instant.Ends(None, evidence)])
     found = bench(2 * NEED, 4)
     done = found.run(**TWO, script=lambda _: next(script, None), runtime={"parallel": 1}, study={"trials": 2})

@@ -10,18 +10,17 @@ import pytest
 import instant
 import plan_jobs
 from device_bench import GIB, MIB, NEED, OTHER, Bench, events_of
-from dryfit.config.checks import cross_problems
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.core.settings.trial import Outcome
-from dryfit.runtime.machine.gpus import ProcessOwner
-from dryfit.runtime.machine.local_devices import local_facts
-from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
-from dryfit.store.events import AttemptPlaced, TrialPlanned
-from dryfit.store.replay import StudyState
-from dryfit.study.loop.next_step import End
-from dryfit.study.planning.planned_devices import kind_of, plan_here, planned_devices
-from dryfit.study.trials.context import StudyContext, StudySnapshot
+from dryfit.ledger.events import AttemptPlaced, TrialPlanned
+from dryfit.ledger.replay import StudyState
+from dryfit.processes.gpus import ProcessOwner
+from dryfit.processes.node import DeviceFacts, NodeFacts, local_facts
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.study_file_checks import cross_problems
+from dryfit.settings.trial import Outcome
+from dryfit.study.context import StudyContext, StudySnapshot
+from dryfit.study.next_step import End
+from dryfit.study.trial_plans import kind_of, plan_here, planned_devices
 
 SMALL = DeviceSpec(name="small", capacity_bytes=NEED, capability=(8, 6))
 LARGE = DeviceSpec(name="large", capacity_bytes=4 * NEED, capability=(9, 0))

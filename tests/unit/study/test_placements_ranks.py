@@ -10,19 +10,18 @@ import pytest
 import instant
 import plan_jobs
 from device_bench import NEED, Bench, events_of
-from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.settings.execution import DeviceKind, PlanSubject
-from dryfit.core.settings.trial import Outcome
-from dryfit.reporting.story import story_lines, trial_story
-from dryfit.runtime.machine.host_memory import HostMemory
-from dryfit.runtime.machine.node import DeviceFacts
-from dryfit.search.followers.runs import user_attributes
-from dryfit.store.events import AttemptPlaced
-from dryfit.store.layout import StudyLayout
-from dryfit.study.loop.next_step import End
-from dryfit.study.planning.trial_plans import host_bytes_for
-from dryfit.study.resources.trial_devices import degrees_at_hand
+from dryfit.documents.story import story_lines, trial_story
+from dryfit.ledger.events import AttemptPlaced
+from dryfit.ledger.folder import StudyLayout
+from dryfit.processes.node import DeviceFacts, HostMemory
+from dryfit.search.follower_runs import user_attributes
+from dryfit.settings.execution import DeviceKind, PlanSubject
+from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
+from dryfit.settings.trial import Outcome
+from dryfit.study.context import degrees_at_hand
+from dryfit.study.next_step import End
+from dryfit.study.trial_plans import host_bytes_for
 
 AUTO = {"memory_limit": None, "tp": "auto"}
 BIG = 32

@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 
 import plan_jobs
-from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer, PlanRequest
-from dryfit.core.jobs.train import ResolveResult
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import (
+from dryfit.ledger.state import AttemptState, PlanState, TrialState
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import (
     Allocator,
     DeviceKind,
     DeviceSpec,
@@ -19,12 +17,12 @@ from dryfit.core.settings.execution import (
     UnknownPolicy,
     plan_execution,
 )
-from dryfit.core.settings.tables import OptimSettings, TrainSettings, TrialSettings
-from dryfit.store.state import AttemptState, PlanState, TrialState
-from dryfit.study.loop.next_step import Readiness
-from dryfit.study.planning.planned_devices import planning_device
-from dryfit.study.planning.refusals import refusal_text
-from dryfit.study.planning.trial_plans import plan_key, readiness_of
+from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
+from dryfit.settings.tables import OptimSettings, TrainSettings, TrialSettings
+from dryfit.settings.training_messages import ResolveResult
+from dryfit.study.next_step import Readiness
+from dryfit.study.trial_plans import plan_key, planning_device, readiness_of, refusal_text
 
 CARD = DeviceSpec(name="A card", capacity_bytes=24 * 2**30, capability=(8, 9))
 

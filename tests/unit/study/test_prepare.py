@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import instant
-from dryfit.search.space.space import Space
-from dryfit.study.loop.prepare import with_fitted_thresholds
+from dryfit.search.space import Space
+from dryfit.study.session import with_fitted_thresholds
 
 
 @pytest.mark.parametrize(

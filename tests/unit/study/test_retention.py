@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.settings.choices import BuiltInTask, Direction
-from dryfit.core.settings.trial import Goal, Outcome
-from dryfit.store.events import GenerationBegan, StudyCreated, TrialAsked, TrialFinished
-from dryfit.store.layout import StudyLayout
-from dryfit.store.replay import StudyState
-from dryfit.study.resources.retention import forget_what_is_not_needed
+from dryfit.ledger.events import GenerationBegan, StudyCreated, TrialAsked, TrialFinished
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.settings.choices import BuiltInTask, Direction
+from dryfit.settings.trial import Goal, Outcome
+from dryfit.study.files import forget_what_is_not_needed
 
 
 def begun() -> StudyState:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import ExitStatus, MachineError
-from dryfit.search.space.space import Space
-from dryfit.store.layout import StudyLayout
-from dryfit.store.lock import StudyLock, lock_owner
-from dryfit.study.loop.session import run_session
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.lock import StudyLock, lock_owner
+from dryfit.search.space import Space
+from dryfit.settings.errors import ExitStatus, MachineError
+from dryfit.study.session import run_session
 from instant import config
 
 

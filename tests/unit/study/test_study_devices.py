@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 
 import instant
-from dryfit.core.errors import MachineError
-from dryfit.core.settings.execution import DeviceKind
-from dryfit.runtime.machine.node import DeviceFacts, NodeFacts
-from dryfit.study.resources.trial_devices import choose_place, devices_without_torch, most_on_node, parallelism
+from dryfit.processes.node import DeviceFacts, NodeFacts
+from dryfit.settings.errors import MachineError
+from dryfit.settings.execution import DeviceKind
+from dryfit.study.context import choose_place, devices_without_torch, most_on_node, parallelism
 
 
 def test_where_trials_run() -> None:

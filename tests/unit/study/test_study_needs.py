@@ -7,17 +7,17 @@ import pytest
 
 import instant
 import plan_jobs
-from dryfit.core.failure import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
-from dryfit.core.jobs.memory import ExecutionChoice, VerdictKind
-from dryfit.core.jobs.plan import PlanAnswer
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.runtime.machine.node import DeviceFacts
-from dryfit.runtime.machine.packing import Need
-from dryfit.store.events import FailureFacts
-from dryfit.store.state import AttemptState, PlanState, TrialState
-from dryfit.study.loop.next_step import Readiness
-from dryfit.study.planning.device_needs import alone_first, fence, trial_need
-from dryfit.study.resources.trial_devices import parallelism
+from dryfit.ledger.events import FailureFacts
+from dryfit.ledger.state import AttemptState, PlanState, TrialState
+from dryfit.processes.node import DeviceFacts
+from dryfit.processes.packing import Need
+from dryfit.settings.errors import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.study.context import parallelism
+from dryfit.study.next_step import Readiness
+from dryfit.study.placements import alone_first, fence, trial_need
 
 GIB = 2**30
 CHOICE = ExecutionChoice(micro_batch=1, accumulation=1)

@@ -7,18 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.tables import LmSettings
-from dryfit.scoring.intervals import value_interval
-from dryfit.tasks.lm.answer_metrics import (
-    Answered,
-    OwnNumber,
-    answer_metric,
-    mean_of,
-    measured,
-    scored_answers,
-    words_f1,
-)
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import LmSettings
+from dryfit.tasks.generation import Answered, OwnNumber, answer_metric, mean_of, measured, scored_answers, words_f1
+from dryfit.tasks.row_metrics import value_interval
 
 
 def answered(pairs: list[tuple[str, str]], quotes: list[bool] | None = None) -> Answered:

@@ -8,12 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import tiny_lms
-from dryfit.core.settings.tables import LmSettings
-from dryfit.tasks.lm.answer_metrics import mean_of, scored_answers
-from dryfit.tasks.lm.generation import answer, asked_of, sampled
-from dryfit.tasks.lm.tiny_lm import write_tiny_lm
-from dryfit.tasks.rows.prompts import PromptPart
-from dryfit.tasks.tokens.prompt_tokens import Example, PromptTokenizer, sequences
+from dryfit.settings.tables import LmSettings
+from dryfit.tasks.generation import answer, asked_of, mean_of, sampled, scored_answers
+from dryfit.tasks.prompts import Example, PromptPart, PromptTokenizer, sequences
+from dryfit.tasks.tiny_lm import write_tiny_lm
 
 
 def greedy(model: Any, asked: list[int], end: int, most: int) -> list[int]:

@@ -12,18 +12,24 @@ from sklearn.metrics import f1_score
 
 import tiny
 import tiny_lms
-from dryfit.core.settings.choices import BuiltInTask, Metric
-from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.meta.loading.configs import load_tokenizer
-from dryfit.scoring.collapse import collapsed
-from dryfit.scoring.row_metrics import row_metric
-from dryfit.scoring.scored_row import ScoredRow
+from dryfit.meta.configs import load_tokenizer
+from dryfit.settings.choices import BuiltInTask, Metric
+from dryfit.settings.tables import DataSettings, TrialSettings
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.baselines.baseline import Baseline, HasBaselines, TimeIsUpError, at_most
-from dryfit.tasks.baselines.classes import class_baselines
-from dryfit.tasks.baselines.spans import likeliest_sentences, sentences, span_baselines
-from dryfit.tasks.registry import make_task
-from dryfit.tasks.rows.checked_rows import Row, Splits
+from dryfit.tasks.baselines import (
+    Baseline,
+    HasBaselines,
+    TimeIsUpError,
+    at_most,
+    class_baselines,
+    likeliest_sentences,
+    sentences,
+    span_baselines,
+)
+from dryfit.tasks.own import make_task
+from dryfit.tasks.row_metrics import collapsed, row_metric
+from dryfit.tasks.rows import Row, Splits
+from dryfit.tasks.scored_rows import ScoredRow
 
 pytestmark = pytest.mark.heavy
 

@@ -14,18 +14,16 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import tiny_lms
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BaseFormat, Precision
-from dryfit.core.settings.tables import DataSettings, LmSettings, LoraSettings, TrainSettings, TrialSettings
-from dryfit.core.settings.weight_formats import WEIGHT_FORMATS, base_format, check_precision
+from dryfit.settings.choices import BaseFormat, Precision
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import WEIGHT_FORMATS, base_format, check_precision
+from dryfit.settings.tables import DataSettings, LmSettings, LoraSettings, TrainSettings, TrialSettings
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask, check_packing
-from dryfit.tasks.lm.token_loss import over_tokens, whole_token_loss
-from dryfit.tasks.rows.prompts import PromptPart
-from dryfit.tasks.tokens.packs import pack
-from dryfit.tasks.tokens.prompt_tokens import Example, sequences
-from dryfit.tasks.tokens.token_set import TokenFacts
-from dryfit.train.optim.step import backward_batch
+from dryfit.tasks.causal_lm import CausalLm, CausalLmTask, check_packing
+from dryfit.tasks.lm_loss import over_tokens, whole_token_loss
+from dryfit.tasks.prompts import Example, PromptPart, sequences
+from dryfit.tasks.tokens import TokenFacts, pack
+from dryfit.training.step import backward_batch
 
 EXAMPLES = 14
 CAPACITY = 48

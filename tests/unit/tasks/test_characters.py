@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.tasks.rows.characters import Owners, Trimmer, space_flags, word_spans
+from dryfit.tasks.windows import Owners, Trimmer, space_flags, word_spans
 from spans import texts
 
 

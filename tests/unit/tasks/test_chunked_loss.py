@@ -13,22 +13,18 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Precision
-from dryfit.core.settings.execution import DeviceKind, ExecutionPlan
-from dryfit.core.settings.tables import DataSettings, LmSettings, TrialSettings
+from dryfit.settings.choices import Precision
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import DeviceKind, ExecutionPlan
+from dryfit.settings.tables import DataSettings, LmSettings, TrialSettings
+from dryfit.tasks import causal_lm
 from dryfit.tasks.base import Task, TaskContext
-from dryfit.tasks.lm import causal_lm
-from dryfit.tasks.lm.causal_lm import CausalLm, CausalLmTask
-from dryfit.tasks.lm.chunked_loss import CHUNK_SCORES, chunk_tokens, chunked_losses
-from dryfit.tasks.lm.decoder_tail import cannot_chunk, scores_differ
-from dryfit.tasks.lm.lm_batch import IGNORED
-from dryfit.tasks.rows.prompts import PromptPart
-from dryfit.tasks.tokens.packs import pack
-from dryfit.tasks.tokens.prompt_tokens import Example, sequences
-from dryfit.tasks.tokens.token_set import TokenFacts
-from dryfit.train.chunked_loss import as_planned, cannot_chunk_loss, loss_in_chunks
-from dryfit.train.optim.step import backward_batch
+from dryfit.tasks.causal_lm import CausalLm, CausalLmTask
+from dryfit.tasks.lm_loss import CHUNK_SCORES, IGNORED, cannot_chunk, chunk_tokens, chunked_losses, scores_differ
+from dryfit.tasks.prompts import Example, PromptPart, sequences
+from dryfit.tasks.tokens import TokenFacts, pack
+from dryfit.training.model import as_planned, cannot_chunk_loss, loss_in_chunks
+from dryfit.training.step import backward_batch
 
 SIZES = {
     "hidden_size": 32,

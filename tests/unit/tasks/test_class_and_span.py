@@ -7,15 +7,14 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import spans
-from dryfit.core.errors import DataError
-from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.core.settings.task_facts import metrics_of_both
+from dryfit.settings.errors import DataError
+from dryfit.settings.tables import DataSettings, TrialSettings
+from dryfit.settings.task_facts import metrics_of_both
 from dryfit.tasks.base import TaskContext
+from dryfit.tasks.evidence import EvidenceTask
 from dryfit.tasks.guard import BatchGuard, Bounds
-from dryfit.tasks.joint.class_and_span import row_means
-from dryfit.tasks.joint.share import ShareTask
-from dryfit.tasks.spans.evidence import EvidenceTask
-from dryfit.tasks.tokens.token_set import CLASSES
+from dryfit.tasks.joint import ShareTask, row_means
+from dryfit.tasks.tokens import CLASSES
 
 ROWS = 70
 

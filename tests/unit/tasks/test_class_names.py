@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 import tiny
-from dryfit.core.errors import DataError
-from dryfit.core.settings.tables import DataSettings
-from dryfit.tasks.rows.checked_rows import LABELLED, check_classes, label_counts, load_splits
-from dryfit.tasks.rows.class_names import sorted_names, with_names
+from dryfit.settings.errors import DataError
+from dryfit.settings.tables import DataSettings
+from dryfit.tasks.rows import LABELLED, check_classes, label_counts, load_splits, sorted_names, with_names
 
 
 def written(folder: Path, train: list[object], validation: list[object] | None = None, **settings) -> DataSettings:

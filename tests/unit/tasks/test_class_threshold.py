@@ -8,14 +8,14 @@ import pytest
 import torch
 from sklearn import metrics as reference
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Metric
-from dryfit.core.settings.tables import DataSettings, HeadSettings, TrialSettings
-from dryfit.core.settings.task_facts import MetricName
+from dryfit.settings.choices import Metric
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import DataSettings, HeadSettings, TrialSettings
+from dryfit.settings.task_facts import MetricName
+from dryfit.tasks.answers import CLASS_THRESHOLD, HALF, fit_threshold, fit_thresholds
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.class_threshold import CLASS_THRESHOLD, HALF, fit_threshold, fit_thresholds
 from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.tokens.token_set import TokenFacts, TokenSet
+from dryfit.tasks.tokens import TokenFacts, TokenSet
 
 BY: dict[Metric, Callable[..., float]] = {
     Metric.F1_MACRO: lambda truth, said: reference.f1_score(truth, said, average="macro", zero_division=0),

@@ -6,10 +6,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from dryfit.core.channel import ChildChannel
-from dryfit.core.errors import DataError
-from dryfit.core.jobs.train import RowsRequest
-from dryfit.jobs.copy_rows import copy_rows
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.errors import DataError
+from dryfit.settings.training_messages import RowsRequest
+from dryfit.training.resolve import copy_rows
 
 
 def copied(source: Path, *columns: str) -> list[dict]:

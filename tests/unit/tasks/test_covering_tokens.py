@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.tasks.tokens.windows import covering_tokens
+from dryfit.tasks.windows import covering_tokens
 
 Span = tuple[int, int]
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import tiny_lms
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import BaseFormat, Precision
-from dryfit.core.settings.tables import LoraSettings, TrainSettings
-from dryfit.core.settings.weight_formats import base_format
-from dryfit.meta.loading.frozen_weights import DTYPES
-from dryfit.tasks.lm.causal_lm import check_packing
-from dryfit.train.model import enable_checkpointing
-from dryfit.train.optim.step import backward_batch
+from dryfit.meta.pretrained import DTYPES
+from dryfit.settings.choices import BaseFormat, Precision
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import base_format
+from dryfit.settings.tables import LoraSettings, TrainSettings
+from dryfit.tasks.causal_lm import check_packing
+from dryfit.training.model import enable_checkpointing
+from dryfit.training.step import backward_batch
 from quantised import batch, by_transformers, loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:bitsandbytes", "ignore::DeprecationWarning:bitsandbytes")

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dryfit.core.errors import ConfigError, DataError
+from dryfit.settings.errors import ConfigError, DataError
 from dryfit.tasks.base import Batch, pad_rows
 from dryfit.tasks.guard import BatchGuard, Bounds, check_tokens
-from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.tasks.tokens import TokenSet
 
 BOUNDS = Bounds(tokens=50, segments=2, length=8, labels=3)
 LENGTHS = (3, 8, 5, 1)

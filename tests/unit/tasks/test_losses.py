@@ -9,8 +9,8 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from transformers.loss.loss_for_object_detection import sigmoid_focal_loss
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.tables import LossSettings
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import LossSettings
 from dryfit.tasks.base import Loss
 from dryfit.tasks.losses import class_weights, make_loss
 

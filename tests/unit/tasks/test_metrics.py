@@ -6,12 +6,12 @@ import torch
 from sklearn import metrics as reference
 
 import tasks
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.tables import DataSettings
-from dryfit.core.settings.task_facts import metrics_of_classes
-from dryfit.scoring.row_metrics import class_metric
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import DataSettings
+from dryfit.settings.task_facts import metrics_of_classes
 from dryfit.tasks.metrics import check_metrics, multi_label_metrics, one_class_metrics
-from dryfit.tasks.tokens.token_set import TokenSet
+from dryfit.tasks.row_metrics import class_metric
+from dryfit.tasks.tokens import TokenSet
 
 
 def split_of(labels: torch.Tensor) -> TokenSet:

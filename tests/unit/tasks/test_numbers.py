@@ -8,16 +8,15 @@ import torch
 from scipy import stats
 from sklearn.metrics import mean_absolute_error, mean_squared_error
 
-from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.scoring.collapse import collapsed
-from dryfit.scoring.row_metrics import row_metric
-from dryfit.scoring.scored_row import ScoredRow
+from dryfit.settings.tables import DataSettings, TrialSettings
+from dryfit.tasks.answers import NumberAnswers
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.baselines.numbers import number_baselines
+from dryfit.tasks.baselines import number_baselines
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.metrics import number_metrics
-from dryfit.tasks.number_answers import NumberAnswers
-from dryfit.tasks.rows.checked_rows import Row
+from dryfit.tasks.row_metrics import collapsed, row_metric
+from dryfit.tasks.rows import Row
+from dryfit.tasks.scored_rows import ScoredRow
 
 pytestmark = pytest.mark.heavy
 

@@ -3,8 +3,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dryfit.core.errors import ConfigError, LoadError
-from dryfit.core.settings.tables import DataSettings, OwnSettings, TrialSettings
+from dryfit.settings.errors import ConfigError, LoadError
+from dryfit.settings.tables import DataSettings, OwnSettings, TrialSettings
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.own import check_settings, made_with_own, own_class, own_source, saved_name
 from own_tasks import example_file, wrong_file

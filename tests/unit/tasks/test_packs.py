@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.core.errors import InternalError
-from dryfit.tasks.tokens.packs import pack
+from dryfit.settings.errors import InternalError
+from dryfit.tasks.tokens import pack
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=120)
 

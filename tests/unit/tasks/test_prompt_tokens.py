@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny_lms
-from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.settings.tables import LmSettings
-from dryfit.tasks.lm.lm_batch import IGNORED, labelled
-from dryfit.tasks.lm.tiny_lm import END, train_tokenizer
-from dryfit.tasks.rows.checked_rows import Row, UnlabelledRow
-from dryfit.tasks.rows.prompts import answer_words, exchanges, questions
-from dryfit.tasks.tokens.prompt_tokens import PromptTokenizer, sequences
+from dryfit.settings.errors import ConfigError, DataError
+from dryfit.settings.tables import LmSettings
+from dryfit.tasks.lm_loss import IGNORED, labelled
+from dryfit.tasks.prompts import PromptTokenizer, answer_words, exchanges, questions, sequences
+from dryfit.tasks.rows import Row, UnlabelledRow
+from dryfit.tasks.tiny_lm import END, train_tokenizer
 
 SMALL, LARGE = (train_tokenizer(tiny_lms.TEXTS, vocab_size=size) for size in (0, 700))
 WITH_CHAT = train_tokenizer(tiny_lms.TEXTS, vocab_size=400)

@@ -15,18 +15,16 @@ from safetensors.torch import load_file, save_file
 
 import quantised
 import tiny_lms
-from dryfit.core.errors import ConfigError, LoadError, MachineError
-from dryfit.core.settings.choices import BaseFormat, BuiltInTask, Precision
-from dryfit.core.settings.execution import PlanSubject
-from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrainSettings, TrialSettings
-from dryfit.core.settings.weight_formats import WEIGHT_FORMATS, WeightFormat, check_sharded
-from dryfit.meta.loading import quantised_layers
-from dryfit.meta.loading.frozen_weights import load_frozen
-from dryfit.meta.loading.pretrained import Kind
-from dryfit.tasks.lm.causal_lm import CausalLm
-from dryfit.train.model import enable_checkpointing
-from dryfit.train.optim.step import backward_batch
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.meta import quantised_layers
+from dryfit.meta.pretrained import Kind, load_frozen
+from dryfit.settings.choices import BaseFormat, BuiltInTask, Precision
+from dryfit.settings.errors import ConfigError, LoadError, MachineError
+from dryfit.settings.execution import WEIGHT_FORMATS, PlanSubject, WeightFormat, check_sharded
+from dryfit.settings.tables import LoraSettings, ModelSettings, TrainSettings, TrialSettings
+from dryfit.tasks.causal_lm import CausalLm
+from dryfit.training.model import enable_checkpointing
+from dryfit.training.step import backward_batch
+from dryfit.training.step_tracer import step_parts
 from parts import need_package
 from quantised import FORMATS, INT8, NF4, NF4_TWICE
 
@@ -293,11 +291,11 @@ def test_processes_do_not_share_a_quantised_base(base: WeightFormat) -> None:
 PEAK = """
 import gc, re, sys, threading, time, torch
 from pathlib import Path
-from dryfit.core.settings.choices import BaseFormat, Precision
-from dryfit.core.settings.tables import ModelSettings
-from dryfit.core.settings.weight_formats import WeightFormat
-from dryfit.meta.loading.frozen_weights import load_frozen
-from dryfit.meta.loading.pretrained import Kind
+from dryfit.settings.choices import BaseFormat, Precision
+from dryfit.settings.tables import ModelSettings
+from dryfit.settings.execution import WeightFormat
+from dryfit.meta.pretrained import load_frozen
+from dryfit.meta.pretrained import Kind
 torch.set_num_threads(1)
 
 def own_bytes():

@@ -6,9 +6,9 @@ import pyarrow.parquet
 import pytest
 
 import tiny
-from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.settings.tables import DataSettings
-from dryfit.tasks.rows.checked_rows import check_classes, fingerprint, label_counts, load_splits
+from dryfit.settings.errors import ConfigError, DataError
+from dryfit.settings.tables import DataSettings
+from dryfit.tasks.rows import check_classes, fingerprint, label_counts, load_splits
 from golden import Golden, refusal
 
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.tasks.tokens.sampling import epoch_roles, epoch_windows
+from dryfit.tasks.tokens import epoch_roles, epoch_windows
 
 flags = st.lists(st.booleans(), min_size=1, max_size=60).map(torch.tensor)
 

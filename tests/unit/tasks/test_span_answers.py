@@ -7,16 +7,15 @@ import pytest
 import torch
 
 import spans
-from dryfit.core.settings.choices import Metric
-from dryfit.core.settings.tables import DataSettings, LossSettings, SpanSettings, TrialSettings
-from dryfit.core.settings.task_facts import metrics_of_both
+from dryfit.settings.choices import Metric
+from dryfit.settings.tables import DataSettings, LossSettings, SpanSettings, TrialSettings
+from dryfit.settings.task_facts import metrics_of_both
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.joint.share import ShareTask
-from dryfit.tasks.spans.evidence import EvidenceTask
-from dryfit.tasks.spans.span_answers import NULL_THRESHOLD, SpanAnswers
-from dryfit.tasks.spans.span_decoding import Decoded
-from dryfit.tasks.tokens.token_set import CLASSES
-from dryfit.tasks.tokens.windows import Ragged, Windows
+from dryfit.tasks.evidence import EvidenceTask
+from dryfit.tasks.joint import ShareTask
+from dryfit.tasks.spans import NULL_THRESHOLD, Decoded, SpanAnswers
+from dryfit.tasks.tokens import CLASSES
+from dryfit.tasks.windows import Ragged, Windows
 
 ROWS = 120
 MEANS = (Metric.SPAN_BALANCED, Metric.TOKEN_F1, Metric.EXACT_MATCH, Metric.SPAN_IOU)

@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dryfit.core.settings.tables import LossSettings, SpanSettings
-from dryfit.tasks.spans.span_decoding import (
-    Decoded,
-    decode,
-    fit_threshold,
-    pack,
-    rows_without,
-    window_losses,
-)
-from dryfit.tasks.spans.span_losses import SpanLoss
-from dryfit.tasks.tokens.windows import Windows
+from dryfit.settings.tables import LossSettings, SpanSettings
+from dryfit.tasks.spans import Decoded, SpanLoss, decode, fit_threshold, pack, rows_without, window_losses
+from dryfit.tasks.windows import Windows
 from spans import drawn_windows, span_batch
 
 ROWS = 40

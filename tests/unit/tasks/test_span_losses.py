@@ -5,10 +5,9 @@ import torch
 import torch.nn.functional as F
 from transformers.loss.loss_for_object_detection import sigmoid_focal_loss
 
-from dryfit.core.settings.tables import LossSettings
+from dryfit.settings.tables import LossSettings
 from dryfit.tasks.base import Batch
-from dryfit.tasks.spans.span_decoding import answerable
-from dryfit.tasks.spans.span_losses import SpanLoss
+from dryfit.tasks.spans import SpanLoss, answerable
 
 
 def drawn(windows: int, length: int, *, seed: int = 0) -> tuple[torch.Tensor, Batch]:

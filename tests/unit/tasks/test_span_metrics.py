@@ -7,9 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dryfit.tasks.rows.characters import word_spans
-from dryfit.tasks.spans.span_metrics import row_scores, span_metrics
-from dryfit.tasks.tokens.windows import Ragged
+from dryfit.tasks.spans import row_scores, span_metrics
+from dryfit.tasks.windows import Ragged, word_spans
 
 Span = tuple[int, int]
 

@@ -10,15 +10,15 @@ import spans
 import tiny
 import tiny_lms
 import trials
-from dryfit.core.settings.choices import BuiltInTask, Metric
-from dryfit.core.settings.tables import DataSettings, LmSettings, Settings, TrialSettings
-from dryfit.core.settings.task_facts import BUILT_IN, TASK_TABLES, facts_of, reads
-from dryfit.meta.loading.pretrained import Kind
+from dryfit.meta.pretrained import Kind
+from dryfit.settings.choices import BuiltInTask, Metric
+from dryfit.settings.tables import DataSettings, LmSettings, Settings, TrialSettings
+from dryfit.settings.task_facts import BUILT_IN, TASK_TABLES, facts_of, reads
 from dryfit.tasks.base import TaskContext
-from dryfit.tasks.registry import make_task, task_class
+from dryfit.tasks.own import make_task, task_class
 
 TRAINED = [task for task, facts in BUILT_IN.items() if not facts.calls_function]
-GENERIC = ("dryfit.tasks.saved.", "dryfit.tasks.base")
+GENERIC = ("dryfit.tasks.", "dryfit.tasks.base")
 """Modules of ``tasks/`` that copy settings of any task."""
 
 

@@ -7,13 +7,13 @@ import torch
 
 import tasks
 import tiny
-from dryfit.core.errors import ChangedError, ConfigError, DataError, LoadError
-from dryfit.core.settings.tables import DataSettings, ModelSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
+from dryfit.settings.errors import ChangedError, ConfigError, DataError, LoadError
+from dryfit.settings.tables import DataSettings, ModelSettings
 from dryfit.tasks.prepare import cache_tokens, prepared_tokens
-from dryfit.tasks.rows.checked_rows import Splits, fingerprint, load_splits
-from dryfit.tasks.tokens.token_set import load_tokens, save_tokens, token_folder
+from dryfit.tasks.rows import Splits, fingerprint, load_splits
+from dryfit.tasks.tokens import load_tokens, save_tokens, token_folder
 
 DATA = DataSettings()
 

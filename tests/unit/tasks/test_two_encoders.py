@@ -8,13 +8,13 @@ import torch.nn.functional as F
 
 import encoders
 import tiny
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.choices import Fusion, Weighting
-from dryfit.core.settings.tables import HeadSettings, JointSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_pretrained
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.pretrained import Kind, load_pretrained
+from dryfit.settings.choices import Fusion, Weighting
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import HeadSettings, JointSettings
 from dryfit.tasks.heads import HeadSpec
-from dryfit.tasks.joint.two_encoders import CriterionFusion, TwoEncoders, share_layers
+from dryfit.tasks.joint import CriterionFusion, TwoEncoders, share_layers
 
 B, L, K = 7, 19, 6
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dryfit.core.settings.choices import Weighting
-from dryfit.core.settings.tables import LossSettings, MultitaskSettings
+from dryfit.settings.choices import Weighting
+from dryfit.settings.tables import LossSettings, MultitaskSettings
 from dryfit.tasks.base import Batch
-from dryfit.tasks.joint.class_and_span import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
+from dryfit.tasks.joint import TRAINS_CLASS, TRAINS_SPAN, TwoLosses
 from dryfit.tasks.losses import make_loss
-from dryfit.tasks.tokens.token_set import CLASSES
-from dryfit.train.optim.step import backward_batch
+from dryfit.tasks.tokens import CLASSES
+from dryfit.training.step import backward_batch
 
 WINDOWS, LENGTH, COUNTS = 23, 17, {0: 40, 1: 9, 2: 21}
 

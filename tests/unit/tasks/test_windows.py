@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 import encoders
 import tiny
-from dryfit.core.errors import ConfigError
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
-from dryfit.tasks.tokens.windows import Cut, Windows, cut_into_windows
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
+from dryfit.settings.errors import ConfigError
+from dryfit.tasks.windows import Cut, Windows, cut_into_windows
 from spans import TOKENIZERS, SpanRow, texts
 
 

@@ -11,14 +11,14 @@ import torch
 import sick
 import tiny
 import trials
-from dryfit.core.errors import ConfigError
-from dryfit.core.jobs.diagnostics import BatchCheckRequest, BatchCheckResult, ProbeRequest
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.jobs import batch_check as checking
-from dryfit.jobs.batch_check import batch_check
-from dryfit.jobs.resolve import probe
-from dryfit.train import model as train_model
-from dryfit.train import trainer as loop
+from dryfit.settings.check_messages import BatchCheckRequest, BatchCheckResult, ProbeRequest
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import TrialSettings
+from dryfit.training import batch_check as checking
+from dryfit.training import model as train_model
+from dryfit.training import trainer as loop
+from dryfit.training.batch_check import batch_check
+from dryfit.training.resolve import probe
 from trials import ScriptedChannel, Trial
 
 

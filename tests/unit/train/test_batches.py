@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import tasks
-from dryfit.core.errors import ConfigError
-from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.batches import EpochBatchSampler, RowDataset, epoch_batches, train_loader
-from dryfit.train.validation import evaluation_steps
+from dryfit.settings.errors import ConfigError
+from dryfit.tasks.tokens import TokenSet
+from dryfit.training.batches import EpochBatchSampler, RowDataset, epoch_batches, train_loader
+from dryfit.training.validation import evaluation_steps
 
 
 def padding(batches: list[list[int]], lengths: torch.Tensor) -> int:

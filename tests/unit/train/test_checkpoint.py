@@ -10,12 +10,12 @@ import pytest
 import torch
 import xxhash
 
-from dryfit.core.errors import CheckpointError, CorruptCheckpointError
-from dryfit.core.jobs.job import Job
-from dryfit.core.settings.trial import FoldScore, MetricPoint
-from dryfit.store.layout import TrialLayout
-from dryfit.study.resources.attempt_files import take_over
-from dryfit.train.checkpoint import Reading, newest_good, save_checkpoint
+from dryfit.ledger.folder import TrialLayout
+from dryfit.settings.errors import CheckpointError, CorruptCheckpointError
+from dryfit.settings.job import Job
+from dryfit.settings.trial import FoldScore, MetricPoint
+from dryfit.study.files import take_over
+from dryfit.training.checkpoint import Reading, newest_good, save_checkpoint
 
 POINTS = (
     MetricPoint(n=0, step=5, epoch=0.5, value=0.25, metrics={"f1": 0.25, "loss": 1 / 3}),

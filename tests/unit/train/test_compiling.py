@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dryfit.core.errors import DataError
-from dryfit.core.settings.execution import DeviceKind, ExecutionSettings, plan_execution
-from dryfit.train.optim.compiling import CompiledLayers
+from dryfit.settings.errors import DataError
+from dryfit.settings.execution import DeviceKind, ExecutionSettings, plan_execution
+from dryfit.training.model import CompiledLayers
 
 # torch's own, where it imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

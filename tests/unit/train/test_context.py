@@ -10,11 +10,11 @@ import torch
 
 import tiny
 import trials
-from dryfit.core.wire import Note
-from dryfit.jobs.train import train
-from dryfit.runtime.children.child import describe_fault
+from dryfit.processes.child import describe_fault
+from dryfit.settings.wire import Note
 from dryfit.tasks.heads import EncoderWithHead
-from dryfit.train import trainer as loop
+from dryfit.training import trainer as loop
+from dryfit.training.trial_jobs import train
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_between_two_batches_no_batch_is_named(tmp_path: Path, encoder: Path, mo
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dryfit.train.trial_callback.save_trained", full)
+    monkeypatch.setattr("dryfit.training.trainer.save_trained", full)
     with pytest.raises(OSError, match="No space") as caught:
         trial.run()
     assert [line for line in told(caught.value, trial) if "batch of" in line] == []
@@ -99,7 +99,7 @@ def test_a_note_that_cannot_be_made_leaves_the_error_as_it_is(
     def gone(*_: object) -> tuple[str, ...]:
         raise OSError("the file with the ids is gone")
 
-    monkeypatch.setattr("dryfit.tasks.tokens.token_set.TokenSet.names_of", gone)
+    monkeypatch.setattr("dryfit.tasks.tokens.TokenSet.names_of", gone)
     with pytest.raises(IndexError) as caught:
         trial.run()
     assert describe_fault(caught.value).context == ""

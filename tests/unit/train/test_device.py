@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.execution import Allocator, DeviceKind, ExecutionPlan
-from dryfit.train.device import CONTEXT_BYTES, observed_memory, prepare_device
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import Allocator, DeviceKind, ExecutionPlan
+from dryfit.training.device import CONTEXT_BYTES, observed_memory, prepare_device
 
 GIB = 2**30
 MIB = 2**20
@@ -131,8 +131,8 @@ def test_torch_takes_the_setting_after_its_import() -> None:
     """In a process of its own: it cannot be taken back."""
     code = (
         "import torch\n"
-        "from dryfit.core.settings.execution import DeviceKind, ExecutionPlan\n"
-        "from dryfit.train.device import prepare_device\n"
+        "from dryfit.settings.execution import DeviceKind, ExecutionPlan\n"
+        "from dryfit.training.device import prepare_device\n"
         "plan = ExecutionPlan(device=DeviceKind.CUDA, effective_batch=1, micro_batch=1, accumulation=1)\n"
         "prepare_device(plan, {})\n"
         "print(torch._C._accelerator_getAllocatorSettings())\n"

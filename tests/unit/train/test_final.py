@@ -11,27 +11,24 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
-from dryfit.core.errors import DataError
-from dryfit.core.jobs.analysis import Analysis
-from dryfit.core.jobs.train import FinalRequest, FinalResult, StopReason, TrainResult
-from dryfit.core.settings.choices import Metric
-from dryfit.jobs import final as final_module
-from dryfit.jobs.final import final
-from dryfit.jobs.train import train
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
-from dryfit.runtime.children.child import describe_fault
-from dryfit.scoring.analysis import analyse
-from dryfit.scoring.row_files import read_rows, write_facts
-from dryfit.scoring.scored_row import RowFacts
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
+from dryfit.processes.child import describe_fault
+from dryfit.settings.choices import Metric
+from dryfit.settings.errors import DataError
+from dryfit.settings.training_messages import Analysis, FinalRequest, FinalResult, StopReason, TrainResult
+from dryfit.tasks.analysis import analyse
 from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.rows.checked_rows import TRAIN, VALIDATION
-from dryfit.tasks.saved.saved_model import load
-from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.data import read_tokens, trial_task
-from dryfit.train.model import trial_parts
-from dryfit.train.run import FixedLength
-from dryfit.train.trainer import run_training
+from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.tasks.saved_models import load
+from dryfit.tasks.scored_rows import RowFacts, read_rows, write_facts
+from dryfit.tasks.tokens import TokenSet
+from dryfit.training import trial_jobs as final_module
+from dryfit.training.batches import read_tokens, trial_task
+from dryfit.training.model import trial_parts
+from dryfit.training.run import FixedLength
+from dryfit.training.trainer import run_training
+from dryfit.training.trial_jobs import final, train
 
 
 def with_test_rows(folder: Path, *, alone: bool = False) -> dict[str, str]:
@@ -145,7 +142,7 @@ def test_test_rows_are_scored_with_the_saved_weights(again: Again) -> None:
 def test_a_search_never_reads_test(again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
     body = again.request("y").training
     read: list[tuple[str, ...]] = []
-    monkeypatch.setattr("dryfit.jobs.train.read_tokens", lambda *_, only, fold: read.append(only) or 1 / 0)
+    monkeypatch.setattr("dryfit.training.trial_jobs.read_tokens", lambda *_, only, fold: read.append(only) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(body, trials.ScriptedChannel(again.folder / "channel"))
     assert read == [("train", "validation")]

@@ -11,18 +11,17 @@ from safetensors.torch import load_file, save_file
 import tasks
 import tiny
 import trials
-from dryfit.core.errors import ConfigError, DataError
-from dryfit.core.failure import Evidence, FailureKind
-from dryfit.core.jobs.child import ChildResult
-from dryfit.core.seeds import derive_seed
-from dryfit.runtime.children.child import describe_fault
-from dryfit.runtime.failures.classify import classify
+from dryfit.processes.child import describe_fault
+from dryfit.processes.failures import classify
+from dryfit.settings.errors import ConfigError, DataError, Evidence, FailureKind
+from dryfit.settings.jobs import ChildResult
+from dryfit.settings.splits import derive_seed
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead
 from dryfit.tasks.prepare import prepared_tokens
-from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.batches import epoch_batches
+from dryfit.tasks.tokens import TokenSet
+from dryfit.training.batches import epoch_batches
 
 Damage = Callable[[dict[str, torch.Tensor]], None]
 

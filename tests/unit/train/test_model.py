@@ -8,12 +8,12 @@ from transformers import AutoConfig, AutoModel
 
 import encoders
 import tiny
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.tables import HeadSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_pretrained
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.pretrained import Kind, load_pretrained
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.tables import HeadSettings
 from dryfit.tasks.heads import AttentionPooling, EncoderWithHead, HeadSpec, freeze
-from dryfit.train.model import enable_checkpointing
+from dryfit.training.model import enable_checkpointing
 
 WITHOUT = ("albert", "xlnet")
 SHARES = ("deberta-v2", "deberta-v3")
@@ -106,7 +106,7 @@ def test_normalised_relative_embeddings_go_through_reentrant_autograd_twice(
 ) -> None:
     """Why DeBERTa is refused; once this fails, the refusal can go."""
     folder = tiny.model(tmp_path, "deberta-v2", norm_rel_ebd="layer_norm")
-    monkeypatch.setattr("dryfit.train.model.class_cannot_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr("dryfit.training.model.class_cannot_checkpoint", lambda *_, **__: None)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         gradients(folder, reentrant=True, frozen=0, dropout=0.0)
 

@@ -8,18 +8,20 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dryfit.core.errors import ConfigError
-from dryfit.core.settings.execution import DeviceKind, OptimizerImpl
-from dryfit.core.settings.tables import OptimSettings
-from dryfit.train.optim.optimizer import (
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.execution import DeviceKind, OptimizerImpl
+from dryfit.settings.tables import OptimSettings
+from dryfit.training.optimizer import (
     IMPLEMENTATIONS,
+    ModelledOptimizer,
     OptimizerPlan,
+    adamw8bit_state,
     cannot_offload,
     check_optimizer,
     make_optimizer,
     paged_adamw,
+    paged_state,
 )
-from dryfit.train.rehearsal.optimizer_stand_ins import ModelledOptimizer, adamw8bit_state, paged_state
 from parts import need_package
 
 

@@ -12,15 +12,14 @@ from torch import nn
 import tasks
 import tiny
 import trials
-from dryfit.core.errors import NonFiniteError
-from dryfit.core.failure import Evidence, FailureKind
-from dryfit.core.jobs.child import ChildResult
-from dryfit.runtime.children.child import describe_fault
-from dryfit.runtime.failures.classify import classify
+from dryfit.processes.child import describe_fault
+from dryfit.processes.failures import classify
+from dryfit.settings.errors import Evidence, FailureKind, NonFiniteError
+from dryfit.settings.jobs import ChildResult
 from dryfit.tasks.heads import EncoderWithHead
-from dryfit.train.optim.nonfinite import loss_origin, non_finite
-from dryfit.train.run import ALONE
-from dryfit.train.trainer import TrialTrainer
+from dryfit.training.run import ALONE
+from dryfit.training.step import loss_origin, non_finite
+from dryfit.training.trainer import TrialTrainer
 
 
 @pytest.fixture(scope="module")

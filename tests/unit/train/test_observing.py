@@ -11,14 +11,14 @@ import torch
 
 import tiny
 import tiny_lms
-from dryfit.core.jobs.calibration import MemoryCase
-from dryfit.core.jobs.memory import ExecutionChoice, StepPhase
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import OptimizerImpl, PlanSubject
-from dryfit.core.settings.tables import LoraSettings, TrialSettings
-from dryfit.study.planning.calibration import calibration_cases
-from dryfit.train.rehearsal.observing import CudaMeter, fill, run_case, used_before
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.execution import OptimizerImpl, PlanSubject
+from dryfit.settings.memory_plan import ExecutionChoice, StepPhase
+from dryfit.settings.plan_messages import MemoryCase
+from dryfit.settings.tables import LoraSettings, TrialSettings
+from dryfit.study.plan_requests import calibration_cases
+from dryfit.training.measured_step import CudaMeter, fill, run_case, used_before
+from dryfit.training.step_tracer import step_parts
 
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 PARTS = ["load", "first step", "second step", "validation", "third step", "checkpoint"]

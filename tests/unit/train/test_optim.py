@@ -7,14 +7,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiny
-from dryfit.core.errors import ConfigError, MachineError
-from dryfit.core.settings.execution import DeviceKind, OptimizerImpl
-from dryfit.core.settings.tables import HeadSettings, OptimSettings, SchedSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_pretrained
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.pretrained import Kind, load_pretrained
+from dryfit.settings.errors import ConfigError, MachineError
+from dryfit.settings.execution import DeviceKind, OptimizerImpl
+from dryfit.settings.tables import HeadSettings, OptimSettings, SchedSettings
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze
-from dryfit.train.optim.optimizer import (
+from dryfit.training.optimizer import (
     IMPLEMENTATIONS,
     OptimizerPlan,
     cannot_offload,

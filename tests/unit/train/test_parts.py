@@ -2,8 +2,8 @@
 
 import math
 
-from dryfit.core.settings.trial import FoldScore, MetricPoint
-from dryfit.train.run import ALONE, FoldPosition
+from dryfit.settings.trial import FoldScore, MetricPoint
+from dryfit.training.run import ALONE, FoldPosition
 
 POINT = MetricPoint(n=2, step=7, epoch=1.5, value=0.25, metrics={"loss": 0.25})
 DONE = (FoldScore(0.5, (), 3, 8, 10), FoldScore(0.75, (), 10, 10, 10))

@@ -14,17 +14,14 @@ import torch
 
 import tiny
 import trials
-from dryfit.core.errors import DataError, LoadError
-from dryfit.core.wire import Note
-from dryfit.jobs import prediction as predicting
-from dryfit.jobs.predict import predict_rows
-from dryfit.jobs.prediction import ModelPredictor
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.configs import load_tokenizer
-from dryfit.tasks.rows.checked_rows import UnlabelledRow
-from dryfit.tasks.rows.sources import RawRow, stream_rows
-from dryfit.tasks.saved.model_input import read_model_input
-from dryfit.tasks.saved.saved_model import load
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.configs import load_tokenizer
+from dryfit.settings.errors import DataError, LoadError
+from dryfit.settings.wire import Note
+from dryfit.tasks.rows import RawRow, UnlabelledRow, stream_rows
+from dryfit.tasks.saved_models import load, read_model_input
+from dryfit.training import prediction as predicting
+from dryfit.training.prediction import ModelPredictor, predict_rows
 from trials import predicted
 
 ROWS = [{key: row[key] for key in ("id", "criterion", "text")} for row in tiny.rows(23, seed=5, start=900)]

@@ -7,13 +7,13 @@ from safetensors.torch import load_file
 
 import tiny
 import trials
-from dryfit.core.errors import ConfigError, DataError, MachineError
-from dryfit.core.jobs.train import ResolveRequest
-from dryfit.core.settings.choices import BuiltInTask
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec, smallest_device
-from dryfit.core.settings.tables import DataSettings, TrialSettings
-from dryfit.jobs.resolve import device_specs, resolve
-from dryfit.train.device import check_precisions, find_device
+from dryfit.settings.choices import BuiltInTask
+from dryfit.settings.errors import ConfigError, DataError, MachineError
+from dryfit.settings.execution import DeviceKind, DeviceSpec, smallest_device
+from dryfit.settings.tables import DataSettings, TrialSettings
+from dryfit.settings.training_messages import ResolveRequest
+from dryfit.training.device import check_precisions, find_device
+from dryfit.training.resolve import device_specs, resolve
 from trials import ScriptedChannel
 
 
@@ -59,7 +59,7 @@ def test_devices_and_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_processes_than_devices_are_refused_before_a_row_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dryfit.jobs.resolve.find_device", lambda _: (DeviceKind.CUDA, 3))
+    monkeypatch.setattr("dryfit.training.resolve.find_device", lambda _: (DeviceKind.CUDA, 3))
     nowhere = tmp_path / "nowhere.jsonl"
     body = ResolveRequest(
         task=BuiltInTask.CRITERIA,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from dryfit.core.jobs.memory import VerdictKind
-from dryfit.core.settings.tables import OptimSettings
-from dryfit.core.text.units import gib
-from dryfit.train.optim.optimizer import OptimizerPlan, make_optimizer, moments_of
-from dryfit.train.rehearsal.subjects import step_parts
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.tables import OptimSettings
+from dryfit.settings.text import gib
+from dryfit.training.optimizer import OptimizerPlan, make_optimizer, moments_of
+from dryfit.training.step_tracer import step_parts
 from rank_plans import config, planned, subject
 
 

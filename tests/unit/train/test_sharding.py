@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from dryfit.core.errors import ShardError
-from dryfit.core.settings.choices import BuiltInTask, Precision
-from dryfit.core.settings.execution import PlanSubject
-from dryfit.core.settings.tables import LoraSettings, ModelSettings, TrainSettings, TrialSettings
-from dryfit.parallel.layout.proved_plans import PLANS_FOLDER, proved_plan
-from dryfit.parallel.proof.prove import proof_bytes
-from dryfit.train.rehearsal.subjects import StepParts, step_parts
+from dryfit.parallel.prove import proof_bytes
+from dryfit.parallel.proved_plans import PLANS_FOLDER, proved_plan
+from dryfit.settings.choices import BuiltInTask, Precision
+from dryfit.settings.errors import ShardError
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.tables import LoraSettings, ModelSettings, TrainSettings, TrialSettings
+from dryfit.training.step_tracer import StepParts, step_parts
 
 MOST_BYTES = 48 << 20
 HEADS: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": 8}

@@ -11,16 +11,16 @@ from torch import nn
 
 import tasks
 import tiny
-from dryfit.core.settings.tables import HeadSettings, LossSettings, OptimSettings
-from dryfit.meta.files.source import FolderSource
-from dryfit.meta.loading.pretrained import Kind, load_pretrained
-from dryfit.parallel.layout.portions import portions
+from dryfit.meta.checkpoint_files import FolderSource
+from dryfit.meta.pretrained import Kind, load_pretrained
+from dryfit.parallel.layout import portions
+from dryfit.settings.tables import HeadSettings, LossSettings, OptimSettings
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
-from dryfit.tasks.tokens.token_set import TokenSet
-from dryfit.train.optim.optimizer import make_optimizer
-from dryfit.train.optim.step import backward_batch, micro_batches
+from dryfit.tasks.tokens import TokenSet
+from dryfit.training.optimizer import make_optimizer
+from dryfit.training.step import backward_batch, micro_batches
 
 CLASSES = 3
 ROWS = 11

@@ -9,9 +9,8 @@ from torch import nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from dryfit.core.settings.tables import SchedSettings
-from dryfit.train.optim.offload import Groups, HostOptimizer
-from dryfit.train.optim.optimizer import make_schedule
+from dryfit.settings.tables import SchedSettings
+from dryfit.training.optimizer import Groups, HostOptimizer, make_schedule
 
 MAKERS: dict[str, Callable[[Groups], Optimizer]] = {
     "adamw": lambda groups: AdamW(groups, fused=True),

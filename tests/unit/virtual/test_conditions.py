@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from dryfit.virtual import conditions
-from dryfit.virtual.conditions import PATIENCE, Conditions
+from dryfit.gpu import values
+from dryfit.gpu.values import PATIENCE, Conditions
 
 
 @pytest.fixture(autouse=True)
 def asked_from_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no frame of this file count: torch asks in C."""
-    monkeypatch.setattr(conditions, "_BETWEEN", (*conditions._BETWEEN, __file__))
+    monkeypatch.setattr(values, "_BETWEEN", (*values._BETWEEN, __file__))
 
 
 class Unknown:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dryfit.virtual.script import micro_batches
-from dryfit.virtual.script.micro_batches import RepeatedMicroBatches
-from dryfit.virtual.work import WorkCounter
+from dryfit.gpu import left_out
+from dryfit.gpu.left_out import RepeatedMicroBatches
+from dryfit.gpu.work import WorkCounter
 
 
 class Trainer:
@@ -37,7 +37,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
         work = WorkCounter()
 
     module = SimpleNamespace(Trainer=Own)
-    monkeypatch.setattr(micro_batches, "when_imported", lambda name, act: act(module))
+    monkeypatch.setattr(left_out, "when_imported", lambda name, act: act(module))
     return Own
 
 

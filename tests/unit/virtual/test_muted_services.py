@@ -7,7 +7,7 @@ import pytest
 
 import thinning
 import walled
-from dryfit.core.wall.places import Wall
+from dryfit.processes.wall import Wall
 
 pytestmark = pytest.mark.heavy
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.virtual.places import Place, Places
+from dryfit.gpu.script_recorder import Place, Places
 
 pytestmark = pytest.mark.heavy
 

@@ -10,9 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from dryfit.virtual.script.loaders import EVALUATION_BATCHES
-from dryfit.virtual.script.optimizer_steps import RehearsalDone
-from dryfit.virtual.script.shortening import Shortening
+from dryfit.gpu.loaders import EVALUATION_BATCHES, RehearsalDone
+from dryfit.gpu.shortening import Shortening
 from in_fork import in_fork
 
 pytestmark = pytest.mark.heavy

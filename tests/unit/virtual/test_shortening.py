@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from dryfit.virtual.script.loaders import EVALUATION_BATCHES, Stock
-from dryfit.virtual.script.optimizer_steps import PATIENCE, RehearsalDone
-from dryfit.virtual.script.shortening import Shortening
+from dryfit.gpu.loaders import EVALUATION_BATCHES, PATIENCE, RehearsalDone, Stock
+from dryfit.gpu.shortening import Shortening
 from in_fork import in_fork
 
 pytestmark = pytest.mark.heavy

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.core.jobs.rehearsal import RehearsalRequest
-from dryfit.core.settings.execution import DeviceSpec
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.rehearsal_messages import RehearsalRequest
 
 CODE = """
 import sys
-from dryfit.core.jobs.rehearsal import RehearsalRequest
-from dryfit.virtual.script.target import add_working_folder, own_code, started
+from dryfit.settings.rehearsal_messages import RehearsalRequest
+from dryfit.gpu.target import add_working_folder, own_code, started
 request = RehearsalRequest.model_validate_json(sys.argv[1])
 add_working_folder(request)
 print("own", own_code(request))

@@ -19,7 +19,7 @@ CASES = {
 }
 CODE = f"""
 import dataclasses, json, os, sys
-from dryfit.virtual.script.training_arguments import ArgumentWatch
+from dryfit.gpu.training_arguments import ArgumentWatch
 
 watch = ArgumentWatch({{}})
 watch.install()

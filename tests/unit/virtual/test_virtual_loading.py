@@ -18,8 +18,8 @@ from pathlib import Path
 import bitsandbytes
 import torch
 from torch import nn
-from dryfit.virtual.gpu import virtual_gpu
-from dryfit.meta.loading.catalogue import catalogue_config
+from dryfit.gpu.device import virtual_gpu
+from dryfit.meta.configs import catalogue_config
 
 folder = Path(sys.argv[1])
 said = {}

@@ -11,7 +11,7 @@ import pytest
 
 import thinning
 import walled
-from dryfit.core.wall.places import Wall, caches
+from dryfit.processes.wall import Wall, caches
 from hostile_writes import HEAD, HOSTILE, make_project
 
 pytestmark = pytest.mark.heavy

@@ -10,12 +10,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import BertConfig, BertForSequenceClassification
 
-from dryfit.core.jobs.rehearsal import StepWork
-from dryfit.core.settings.known_devices import parse_device
+from dryfit.gpu.work import WorkCounter, flops_of
 from dryfit.meta.offline_import import import_offline
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
-from dryfit.virtual.flops import flops_of
-from dryfit.virtual.work import WorkCounter
+from dryfit.settings.devices import parse_device
+from dryfit.settings.rehearsal_messages import StepWork
 from parts import need_package
 
 pytestmark = pytest.mark.heavy

@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 
-from dryfit.core.private_names import PrivateNames, importing
+from dryfit.settings.private_names import PrivateNames, importing
 
 with importing("torch", "following a module's forward pass"):
     from torch._dynamo.exc import TorchDynamoException

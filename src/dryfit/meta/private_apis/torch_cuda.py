@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateNames
+from dryfit.settings.private_names import PrivateNames
 
 FAKED: Final = (
     # a device guard for CUDA on a build without it; until: torch can fake a device that is absent (pytorch

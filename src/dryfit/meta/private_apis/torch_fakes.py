@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateNames, importing
 from dryfit.meta.private_apis.torch_cuda import guard_of_caller
+from dryfit.settings.private_names import PrivateNames, importing
 
 with importing("torch", "computing with tensors that have no values"):
     from torch._library.fake_impl import FakeImplCtx

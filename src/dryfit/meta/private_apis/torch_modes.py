@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dryfit.core.private_names import PrivateNames, importing
+from dryfit.settings.private_names import PrivateNames, importing
 
 with importing("torch", "seeing what code does to tensors"):
     from torch._ops import OpOverload

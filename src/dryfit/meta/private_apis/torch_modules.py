@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from dryfit.core.private_names import PrivateNames
+from dryfit.settings.private_names import PrivateNames
 
 NAMES: Final = (
     # replacing a parameter in one place, past __setattr__; until: a public way to read and replace one entry,

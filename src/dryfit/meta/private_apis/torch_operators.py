@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateNames
 from dryfit.meta.private_apis.torch_modes import schema_of
+from dryfit.settings.private_names import PrivateNames
 
 ARGUMENTS: Final = {
     # seeing where code asks for a value

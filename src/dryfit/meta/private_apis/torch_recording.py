@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateNames
 from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
 from dryfit.meta.private_apis.torch_tensors import storage_key
+from dryfit.settings.private_names import PrivateNames
 
 NAMES: Final = (
     # knowing that autograd would add a gradient in place; until: autograd adds gradients of fake tensors in

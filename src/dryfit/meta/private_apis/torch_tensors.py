@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from dryfit.core.private_names import PrivateNames
+from dryfit.settings.private_names import PrivateNames
 
 NAMES: Final = (
     # telling storages apart, also those on meta, whose address is 0; until: a public identity of storages that

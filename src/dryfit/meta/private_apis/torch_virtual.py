@@ -12,11 +12,11 @@ import torch
 import torch.profiler
 from torch import nn
 
-from dryfit.core.errors import TraceError
-from dryfit.core.private_names import PrivateNames, importing
 from dryfit.meta.private_apis.torch_cuda import guard_of_caller
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.meta.private_apis.torch_tensors import takes_data
+from dryfit.settings.errors import TraceError
+from dryfit.settings.private_names import PrivateNames, importing
 
 with importing("torch", "choosing kernels for lists of tensors"):
     from torch.optim.optimizer import _foreach_supported_types as _optimizer_types

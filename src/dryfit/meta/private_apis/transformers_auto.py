@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from dryfit.core.private_names import PrivateNames, library_error
+from dryfit.settings.private_names import PrivateNames, library_error
 
 NAMES: Final = (
     # knowing the class that a head has for a config, without building it; until: the Auto classes give the

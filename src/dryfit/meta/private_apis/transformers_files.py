@@ -4,7 +4,7 @@ from typing import Final
 
 from transformers.utils.hub import cached_file
 
-from dryfit.core.private_names import PrivateNames
+from dryfit.settings.private_names import PrivateNames
 
 NAMES: Final = (
     # asking for a file that a model may not have, offline too; until: a public keyword; huggingface_hub tells

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from dryfit.core.private_names import PrivateNames
+from dryfit.settings.private_names import PrivateNames
 
 NAMES: Final = (
     # keeping in fp32 what an architecture wants in fp32; until: models say by a public name which weights these

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.core.private_names import PrivateNames
+from dryfit.settings.private_names import PrivateNames
 
 NAMES: Final = (
     # keeping tables that a constructor computed, where it calls from_pretrained, which would replace them;

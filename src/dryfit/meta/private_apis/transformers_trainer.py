@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from dryfit.core.private_names import PrivateNames
+from dryfit.settings.private_names import PrivateNames
 
 NAMES: Final = (
     # refusing a checkpoint that lacks weights; until: the Trainer writes and reads its state by public methods

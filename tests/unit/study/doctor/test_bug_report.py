@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import dryfit.api  # noqa: F401  # the module `doctor` there has the name of its function
-from dryfit.core.errors import ExitStatus
-from dryfit.core.text.shareable import shareable
-from dryfit.study.doctor.bug_report import MOST_EVENTS, MOST_LOG_BYTES, MOST_LOGS
-from dryfit.study.doctor.finding import Finding, passed
+import dryfit.study.functions  # noqa: F401  # the module `doctor` there has the name of its function
+from dryfit.settings.errors import ExitStatus
+from dryfit.settings.secrets import shareable
+from dryfit.study.bug_report import MOST_EVENTS, MOST_LOG_BYTES, MOST_LOGS
+from dryfit.study.machine_checks import Finding, passed
 from study_runs import run_here
 
 TEXT = "I feel so empty since my sister Annabelle left"
@@ -99,7 +99,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MY_PASSWORD", PLANTED["variable"])
     monkeypatch.setenv("SERVICE", PLANTED["oddly named"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(sys.modules["dryfit.api.doctor"], "examine", checks)
+    monkeypatch.setattr(sys.modules["dryfit.study.functions.doctor"], "examine", checks)
     return folder
 
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_examined_is_said(study: Path, tmp_path: Path, monkeypatc
         yield passed("machine", "first", "fine")
         raise PermissionError(13, "Permission denied", "/tmp")
 
-    monkeypatch.setattr(sys.modules["dryfit.api.doctor"], "examine", broken)
+    monkeypatch.setattr(sys.modules["dryfit.study.functions.doctor"], "examine", broken)
     parts = reported(study, tmp_path / "bug.zip")
     found = json.loads(parts["doctor.json"])
     assert (found[-1]["status"], found[-1]["check"]) == ("fail", "checks") and "Permission denied" in found[-1]["found"]

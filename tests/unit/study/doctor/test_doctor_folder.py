@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.study.doctor import folder as tried
-from dryfit.study.doctor.folder import look_at_folder, nearest_folder
+from dryfit.study import machine_checks as tried
+from dryfit.study.machine_checks import look_at_folder, nearest_folder
 
 
 def test_a_good_folder_leaves_nothing_behind(tmp_path: Path) -> None:

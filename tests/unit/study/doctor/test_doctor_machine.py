@@ -8,22 +8,24 @@ from typing import Any
 
 import pytest
 
-from dryfit.core.jobs.diagnostics import ProbeResult
-from dryfit.core.settings.execution import DeviceSpec
-from dryfit.core.wall.places import Wall
-from dryfit.study.doctor import machine_facts as gathered
-from dryfit.study.doctor.finding import Finding, Status
-from dryfit.study.doctor.folder import FolderFacts
-from dryfit.study.doctor.machine_checks import folder_findings, machine_findings
-from dryfit.study.doctor.machine_facts import (
+from dryfit.processes.wall import Wall
+from dryfit.settings.check_messages import ProbeResult
+from dryfit.settings.execution import DeviceSpec
+from dryfit.study import machine_checks as gathered
+from dryfit.study.machine_checks import (
     Driver,
+    Finding,
+    FolderFacts,
     Gpu,
     MachineFacts,
     Package,
     RoundTrip,
+    Status,
     driver,
+    folder_findings,
     hub_cache,
     machine_facts,
+    machine_findings,
     packages,
 )
 from golden import Golden

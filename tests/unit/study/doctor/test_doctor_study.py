@@ -9,18 +9,18 @@ import pytest
 
 import instant
 import ledgers
-from dryfit.config.freeze import dump_toml
-from dryfit.config.schema import StudyConfig
-from dryfit.core.settings.trial import Outcome
-from dryfit.search.space.space import Space
-from dryfit.store.events import Resolved, SessionOpened, StudyCreated, TrialAsked, TrialFinished
-from dryfit.store.layout import StudyLayout
-from dryfit.store.ledger import Ledger
-from dryfit.store.lock import StudyLock
-from dryfit.store.replay import StudyState
-from dryfit.study.doctor.finding import Finding, Status, failed
-from dryfit.study.doctor.folder import FolderFacts
-from dryfit.study.doctor.study_checks import (
+from dryfit.ledger.events import Resolved, SessionOpened, StudyCreated, TrialAsked, TrialFinished
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.ledger import Ledger
+from dryfit.ledger.lock import StudyLock
+from dryfit.ledger.replay import StudyState
+from dryfit.search.space import Space
+from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_text import dump_toml
+from dryfit.settings.trial import Outcome
+from dryfit.study.files import disk_need
+from dryfit.study.machine_checks import Finding, FolderFacts, Status, failed
+from dryfit.study.study_checks import (
     cache_finding,
     data_changed,
     disk_finding,
@@ -29,7 +29,6 @@ from dryfit.study.doctor.study_checks import (
     record_findings,
     space_findings,
 )
-from dryfit.study.resources.disk import disk_need
 from golden import Golden
 
 SPACE = {"optim.lr": {"low": 1e-5, "high": 1e-3, "log": True}, "head.pooling": ["cls", "mean", "max"]}

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import instant
-from dryfit.core.errors import ChildError
-from dryfit.core.jobs.diagnostics import (
+from dryfit.search.space import Space
+from dryfit.settings.check_messages import (
     BatchCheckRequest,
     BatchCheckResult,
     BatchWalk,
@@ -18,14 +18,13 @@ from dryfit.core.jobs.diagnostics import (
     ProbeResult,
     StepCheck,
 )
-from dryfit.core.jobs.train import ResolveResult, SplitFacts
-from dryfit.core.settings.execution import DeviceKind, DeviceSpec
-from dryfit.core.settings.tables import TrialSettings
-from dryfit.core.wire import ErrorParts
-from dryfit.search.space.space import Space
-from dryfit.study.doctor.finding import Finding, Status
-from dryfit.study.doctor.study_checks import space_findings
-from dryfit.study.doctor.study_walk import (
+from dryfit.settings.errors import ChildError
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.tables import TrialSettings
+from dryfit.settings.training_messages import ResolveResult, SplitFacts
+from dryfit.settings.wire import ErrorParts
+from dryfit.study.machine_checks import Finding, Status
+from dryfit.study.study_checks import (
     CheckScope,
     batch_checks,
     covering,
@@ -33,6 +32,7 @@ from dryfit.study.doctor.study_walk import (
     device_findings,
     fold_findings,
     model_findings,
+    space_findings,
 )
 from golden import Golden
 

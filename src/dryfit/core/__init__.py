@@ -1,1 +1,0 @@
-"""What both planes share: settings, job types, messages, errors. The standard library and pydantic only."""

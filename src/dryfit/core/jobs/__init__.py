@@ -1,1 +1,0 @@
-"""Requests and results of the jobs that child processes do."""

@@ -1,1 +1,0 @@
-"""Ways to make a training fit, for both planes: sharded models, groups of devices, changed arguments."""

@@ -1,1 +1,0 @@
-"""Small tools for text: units, lists of names, secrets, lines of files."""

@@ -1,1 +1,0 @@
-"""The sandbox of a rehearsal: the script cannot change the user's files. Standard library alone."""

@@ -1,0 +1,1 @@
+"""A virtual GPU: any training script runs on a CUDA device that is not there, and its memory is known by line."""

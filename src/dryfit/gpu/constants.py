@@ -1,0 +1,121 @@
+"""Memory that a device takes besides tensors (CUDA context, workspaces), and how reliable the numbers are.
+
+Measured values come from a calibration file; without one, the table below holds the larger end of what is published.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_plan import Confidence
+from dryfit.settings.plan_messages import Calibration
+from dryfit.settings.wire import Wire, read_model, write_model
+
+CALIBRATION_FILE = "calibration.json"
+
+_MIB = 2**20
+_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
+_WORKSPACE_BYTES_LARGE = 4096 * 1024 * 8
+_LARGE_WORKSPACE_MAJORS = (9, 10, 12)
+"""Compute capabilities for which cuBLAS gets the larger workspace (torch: aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+
+_EAGER_CONTEXT_BYTES = 1343 * _MIB
+"""V100, all kernels loaded at the start: transformers' guide to training on one GPU."""
+
+_LAZY_CONTEXT_BYTES: dict[int, int] = {7: 480 * _MIB, 8: 550 * _MIB, 9: 767 * _MIB, 10: 750 * _MIB, 12: 650 * _MIB}
+"""CUDA context, kernels and library handles by major capability; kernels are loaded when first called (torch >= 1.13).
+
+Published for the context alone: 274 MiB (pytorch#86509), about 300 and 400 MiB (pytorch#107667, #109888), 426 MiB on
+an RTX 6000 Ada with CUDA 13 (unsloth-zoo#1053). The rest is an allowance for cuBLAS, attention and optimizer kernels;
+larger devices have larger contexts. That of 9 is what an H200 took after a training
+(torch 2.11, CUDA 13.0); the others were not measured: calibration replaces them.
+"""
+
+_CPU_PROCESS_BYTES = 521 * _MIB
+"""Resident size of a training process with torch 2.13, transformers and the Trainer imported, after one tiny step
+(measured on Linux, x86-64). Most of it is shared with the fork server."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConstants:
+    """Memory that a device takes besides tensors.
+
+    Attributes:
+        overhead_bytes: Outside of the caching allocator: context, kernels, library handles. One device: no NCCL.
+        workspace_bytes: What cuBLAS takes through the allocator for each thread that multiplies matrices.
+        error_p95: 95th percentile of the relative error of peak allocated, where it was measured.
+    """
+
+    overhead_bytes: int
+    workspace_bytes: int
+    confidence: Confidence
+    error_p95: float | None = None
+
+
+class Calibrations(Wire):
+    """The calibration file."""
+
+    devices: tuple[Calibration, ...] = ()
+
+
+def read_calibrations(folder: Path) -> tuple[Calibration, ...]:
+    """Return the calibrations of this user's machines; none where the file is absent or of another version."""
+    try:
+        stored = read_model(folder / CALIBRATION_FILE, Calibrations)
+    except ValidationError:
+        return ()
+    return stored.devices if stored else ()
+
+
+def write_calibration(folder: Path, calibration: Calibration) -> None:
+    """Add a measurement to the file, in place of an earlier one of the same device and minor version of torch."""
+    folder.mkdir(parents=True, exist_ok=True)
+    others = tuple(other for other in read_calibrations(folder) if not _same_device(other, calibration))
+    write_model(folder / CALIBRATION_FILE, Calibrations(devices=(*others, calibration)))
+
+
+def device_constants(
+    device: DeviceSpec, torch_version: str, calibrations: Sequence[Calibration] = ()
+) -> DeviceConstants:
+    """Return the constants of a device.
+
+    Args:
+        device: The device planned for.
+        torch_version: The version that will run.
+        calibrations: Preferred are those of the same device and minor version of torch, then the one with the largest
+            context among those of the same compute capability.
+    """
+    if device.kind is DeviceKind.CPU:
+        return DeviceConstants(_CPU_PROCESS_BYTES, 0, Confidence.UNCALIBRATED)
+    same = [
+        calibration
+        for calibration in calibrations
+        if calibration.device_name == device.name and _minor(calibration.torch) == _minor(torch_version)
+    ]
+    family = [calibration for calibration in calibrations if calibration.capability == device.capability]
+    for candidates, confidence in ((same, Confidence.CALIBRATED), (family, Confidence.FAMILY)):
+        if candidates:
+            worst = max(candidates, key=lambda calibration: calibration.context_bytes)
+            return DeviceConstants(worst.context_bytes, worst.workspace_bytes, confidence, worst.error_p95)
+    return DeviceConstants(
+        _LAZY_CONTEXT_BYTES.get(device.capability[0], _EAGER_CONTEXT_BYTES),
+        _WORKSPACE_BYTES_LARGE if device.capability[0] in _LARGE_WORKSPACE_MAJORS else _WORKSPACE_BYTES,
+        Confidence.UNCALIBRATED,
+    )
+
+
+def margin_bytes(kind: DeviceKind, min_cap_bytes: int) -> int:
+    """Return the bytes kept free beyond the plan, for what no plan sees."""
+    share, least_bytes = (0.05, 64 * _MIB) if kind is DeviceKind.CPU else (0.02, 300 * _MIB)
+    return max(int(min_cap_bytes * share), least_bytes)
+
+
+def _same_device(one: Calibration, other: Calibration) -> bool:
+    return one.device_name == other.device_name and _minor(one.torch) == _minor(other.torch)
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split("+", maxsplit=1)[0].split(".")[:2])

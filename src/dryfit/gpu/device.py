@@ -1,0 +1,205 @@
+"""The virtual GPU: a device that is not there, and all that a script asks of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from dryfit.gpu import functions, missing_parts, weights
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import DeviceConstants, device_constants
+from dryfit.gpu.cuda_api import CudaApi
+from dryfit.gpu.dispatch import VirtualDispatch
+from dryfit.gpu.fake_cuda import why_not
+from dryfit.gpu.kernels import route_attention
+from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places
+from dryfit.meta.private_apis.torch_virtual import VIRTUAL
+from dryfit.settings.devices import parse_device
+from dryfit.settings.errors import TraceError
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.private_names import require
+from dryfit.settings.rehearsal_messages import OutOfMemory, Unknown
+
+_DOING = "making a virtual GPU"
+
+
+class VirtualGpu:
+    """A CUDA device without hardware, for the rest of this process.
+
+    Args:
+        spec: The device.
+        ranks: How many such devices the process sees.
+        unlimited: Whether it has room for everything, to find out how much a script needs.
+        constants: What the device takes besides tensors; None: as published.
+
+    Raises:
+        TraceError: This build of torch cannot do it.
+    """
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        *,
+        ranks: int = 1,
+        unlimited: bool = False,
+        constants: DeviceConstants | None = None,
+    ) -> None:
+        if spec.kind is not DeviceKind.CUDA:
+            raise TraceError(_DOING, f"{spec.name} is no GPU", hint="name a GPU: rtx4090, a100-80, 24GiB")
+        require(_DOING, VIRTUAL)
+        reason = why_not()
+        if reason:
+            raise TraceError(_DOING, reason, hint="dryfit hides GPUs from a rehearsal that it starts itself")
+        self.spec = spec
+        self.constants = constants or device_constants(spec, torch.__version__)
+        room = None if unlimited else spec.capacity_bytes - self.constants.overhead_bytes
+        self.allocations = LiveAllocations(
+            lambda: AllocatorSettings.of_environment(os.environ, AllocatorSettings()),
+            room,
+            self.constants.workspace_bytes,
+        )
+        self.room_bytes = room
+        self.out_of_memory: list[OutOfMemory] = []
+        self.failed_at: list[int] = []
+        """Number of allocations and frees at each out-of-memory error."""
+        self.unknown: dict[tuple[str, str], Unknown] = {}
+        self.notes: list[str] = []
+        """Remarks on the whole run."""
+        self.places = Places()
+        self.dispatch = VirtualDispatch(self.allocations, self.places, ranks, spec.capability)
+        self.dispatch.on_no_room = self._no_room
+        self.dispatch.on_unknown = self.note_unknown
+        self.dispatch.on_note = self._note
+        self.step = 1
+        self.is_compiled = False
+        """Whether something was compiled, which runs as it is here."""
+        self._api = CudaApi(spec, ranks, self.constants.overhead_bytes, self.allocations, self.note_unknown)
+
+    @contextmanager
+    def active(self) -> Iterator["VirtualGpu"]:
+        """Let this process's tensors be on the virtual GPU, inside the block; what was patched stays."""
+        self._api.install()
+        functions.install(self.dispatch)
+        functions.run_compiled_eagerly(self._compiles)
+        functions.follow_threads(self._modes)
+        functions.mark_forks(self._forked)
+        missing_parts.install_triton(self._note)
+        missing_parts.install_flex_attention(self._note)
+        missing_parts.install_managed_memory(self.dispatch.empty, self._note)
+        missing_parts.install_missing_parts(self._note)
+        weights.install(self._fake, self._demand_room)
+        # Kept alive as long as the block: what is collected takes its kernels with it.
+        with route_attention("cuda", self.spec.capability) as attention, self._modes():
+            self.dispatch.attention = attention
+            yield self
+
+    @contextmanager
+    def _modes(self) -> Iterator[None]:
+        """Let one thread's tensors be on the virtual GPU, inside the block."""
+        torch.autograd.set_multithreading_enabled(False)
+        self.dispatch.functions = functions.VirtualFunctions(self.dispatch)
+        with self.dispatch, self.dispatch.functions:
+            yield
+
+    def _forked(self) -> None:
+        self.dispatch.is_bad_fork = bool(self.allocations.blocks)
+
+    def _compiles(self) -> None:
+        self.is_compiled = True
+        self._note("torch.compile: run without it, which is an upper bound of what compiled code keeps")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Most bytes allocated so far."""
+        return max(self.allocations.allocated, default=0)
+
+    def note_unknown(self, what: str) -> None:
+        """Note that something was asked for that nobody knows without a device, with its line."""
+        _, place = self.dispatch.place()
+        line = place.line or place.source
+        self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=self.places.code_of(line)))
+
+    def _fake(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> torch.Tensor:
+        try:
+            made = self.dispatch.empty(shape, dtype, device)
+        except NoRoomError as error:
+            raise self._no_room(error) from None
+        return made.requires_grad_(requires_grad)
+
+    def _no_room(self, error: NoRoomError) -> torch.OutOfMemoryError:
+        """Return torch's error, in its words (``CUDACachingAllocator.cpp``, ``malloc``)."""
+        allocator, spec = self.allocations.allocator, self.spec
+        used = self.constants.overhead_bytes + allocator.reserved_bytes
+        idle = allocator.reserved_bytes - allocator.allocated_bytes
+        message = (
+            f"CUDA out of memory. Tried to allocate {_size(error.requested_bytes)}. "
+            f"GPU 0 has a total capacity of {_size(spec.capacity_bytes)} of which "
+            f"{_size(max(0, spec.capacity_bytes - used))} is free. "
+            f"Including non-PyTorch memory, this process has {_size(used)} memory in use. "
+            f"Of the allocated memory {_size(allocator.allocated_bytes)} is allocated by PyTorch, and "
+            f"{_size(idle)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+            "setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+            "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
+            "pytorch-alloc-conf)"
+        )
+        return self._refused(message, error.requested_bytes)
+
+    def _demand_room(self, requested_bytes: int, what: str) -> None:
+        """Raise an out-of-memory error for what would lie elsewhere in part; not where the device has no limit."""
+        if self.room_bytes is not None:
+            message = f"{what} takes {_size(requested_bytes)}: a part of it would not be on the device"
+            raise self._refused(message, requested_bytes)
+
+    def _refused(self, message: str, requested_bytes: int) -> torch.OutOfMemoryError:
+        """Note an out-of-memory error with its line, and return it."""
+        _, place = self.dispatch.place()
+        self.dispatch.categorize()
+        self.failed_at.append(len(self.allocations.blocks))
+        self.out_of_memory.append(
+            OutOfMemory(
+                message=message,
+                requested_bytes=requested_bytes,
+                line=place.line,
+                code=self.places.code_of(place.line),
+                source=place.source,
+                phase=self.dispatch.phase,
+                step=self.step,
+                caught=True,
+            )
+        )
+        return torch.OutOfMemoryError(message)
+
+
+def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
+    """Return a context in which CUDA is a device that is not there; use it in a fresh process.
+
+    ::
+
+        with dryfit.virtual_gpu("rtx4090") as gpu:
+            train()
+        print(gpu.peak_allocated_bytes)
+
+    Args:
+        device: ``rtx4090``, ``a100-80``, ``24GiB``, ...
+
+    Raises:
+        ConfigError: There is no such device.
+        TraceError: This build of torch cannot do it, or a real device is visible.
+    """
+    return VirtualGpu(parse_device(device) if isinstance(device, str) else device).active()
+
+
+def _size(size: int) -> str:
+    """Return bytes as torch's allocator prints them (``format_size``)."""
+    if size <= 1024:
+        return f"{size} bytes"
+    if size <= 1048576:
+        return f"{size / 1024:.2f} KiB"
+    if size <= 1073741824:
+        return f"{size / 1048576:.2f} MiB"
+    return f"{size / 1073741824:.2f} GiB"

@@ -1,0 +1,466 @@
+"""Decides for every operator whether it runs for real, or on tensors of a device that is not there."""
+
+import math
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+
+from dryfit.gpu import fake_tensors
+from dryfit.gpu.fake_cuda import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
+from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
+from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, remember, share, value_of
+from dryfit.meta.private_apis.torch_fakes import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    active_fake_mode,
+    dynamic_size,
+    in_kernel_of,
+)
+from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
+from dryfit.settings.errors import TraceError
+
+# Views of one fake and writes to it, without torch's way around them.
+#
+# torch's fake mode remembers what an operator gives by its arguments. A loop over the elements of a tensor has new
+# ones each time (``labels[n] = 3``, ``for label in labels``): it goes the longest way, twice for a view, some
+# milliseconds each. What these operators give is known without it.
+
+
+_aten = torch.ops.aten
+_VIEWS = frozenset(
+    {
+        _aten.select.int,
+        _aten.slice.Tensor,
+        _aten.unbind.int,
+        _aten.split.Tensor,
+        _aten.unsqueeze.default,
+        _aten.view.default,
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.expand.default,
+    }
+)
+_FILLS = frozenset({_aten.fill_.Scalar, _aten.zero_.default})
+
+
+def viewed_or_filled(func: Any, args: Any, kwargs: Any, fakes: FakeTensorMode) -> Any:
+    """Return what such an operator gives; None: it is another one.
+
+    Args:
+        fakes: The mode that made all fakes.
+    """
+    if kwargs or not args or not isinstance(first := args[0], FakeTensor):
+        return None
+    if func in _VIEWS and first.layout is torch.strided:
+        device = first.device
+        with in_kernel_of(fakes):
+            seen = func(*args)
+        if isinstance(seen, torch.Tensor):
+            return FakeTensor(fakes, seen, device)
+        return [FakeTensor(fakes, one, device) for one in seen]
+    if func in _FILLS or (func is _aten.copy_.default and _is_element(args)):
+        return first
+    return None
+
+
+def _is_element(args: Any) -> bool:
+    """Whether a number is copied into a number."""
+    return len(args) == 2 and not args[0].ndim and isinstance(args[1], torch.Tensor) and not args[1].ndim
+
+
+# There is no ambient fake mode: an operator whose tensors are all real and whose device is the CPU runs for real, so
+# that samplers, tokenizers, collators and metrics work on true values. One that has a fake argument, or asks for a
+# CUDA device, runs on fakes.
+
+
+_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
+"""Of a subclass of tensors that leaves operators as they are."""
+_CPU = torch.device("cpu")
+_DEVICE = torch.ops.prim.device.default
+_MANY_ELEMENTS = 1 << 14
+"""From so many elements on, what a module's constructor allocates on the CPU is a fake."""
+_ALLOCATES = frozenset(
+    {
+        _aten.empty.memory_format,
+        _aten.empty_strided.default,
+        _aten.zeros.default,
+        _aten.ones.default,
+        _aten.full.default,
+        _aten.rand.default,
+        _aten.randn.default,
+    }
+)
+_ATTENTION = _aten.scaled_dot_product_attention.default
+_COPIES = frozenset({_aten._to_copy.default, _aten.clone.default})
+_TAKES_STORAGE = frozenset({_aten.set_.source_Storage, _aten.set_.source_Storage_storage_offset})
+_DRAWS = _aten.multinomial.default
+_COMPARES = frozenset({_aten.equal.default, _aten.allclose.default})
+_CHOOSES = frozenset({_DRAWS, _aten.argmax.default, _aten.topk.default})
+_GENERATES = "/transformers/generation/"
+_SCALER = frozenset({"unscale_", "step"})
+_OF_TORCH = frozenset({"aten", "prim", "prims"})
+_APART = 2.0**-20
+"""By how much two numbers that nobody knows differ: a loop may end where one is as the one before it."""
+_ASKS_FOR_KERNELS = "aten::_use_"
+"""How questions begin whether a library's kernel is used instead of torch's own; answered with no."""
+
+
+def _of_inference(args: Any) -> bool:
+    """Whether an operator runs in inference mode, or behind it on a tensor that was made there."""
+    return torch.is_inference_mode_enabled() or any(
+        isinstance(one, torch.Tensor) and one.is_inference() for one in args
+    )
+
+
+def _rows(args: Any) -> int:
+    """Return the number of rows of an operator's first tensor: boxes that are kept, entries that are found."""
+    first = next((one for one in tree_iter(args) if isinstance(one, torch.Tensor) and one.ndim), None)
+    return 1 if first is None else first.shape[0]
+
+
+class NoStandInError(NotImplementedError):
+    """Nobody knows what an operator gives or takes without a device."""
+
+
+class VirtualDispatch(ScriptRecorder):
+    """The mode through which every operator of the process goes.
+
+    Args:
+        allocations: Of the device.
+        places: Finds the running line.
+        devices: Number of CUDA devices that the script sees.
+        capability: Their compute capability.
+    """
+
+    def __init__(self, allocations: LiveAllocations, places: Places, devices: int, capability: tuple[int, int]) -> None:
+        super().__init__(allocations, places, capability=capability)
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.is_bad_fork = False
+        """Whether this process was forked from one that had used the device, and so must not use it."""
+        self._devices = devices
+        self._denies = False
+        self._primitive: set[Any] = set()
+        """Operators that are made of no others."""
+        self._lock = threading.RLock()  # fakes are made under one mode, which counts how often it was entered
+        self._stand_ins = StandIns()
+        self._conditions = Conditions()
+        self._numbers = 0
+        self.on_no_room: Any = None
+        """Called with a :class:`NoRoomError`; returns the error that the script gets."""
+        self.on_unknown: Any = lambda _what: None
+        """Called with a text where a value was asked for that nobody knows."""
+        self.on_note: Any = lambda _text: None
+        """Called with a remark on the whole run."""
+        self.functions: TorchFunctionMode | None = None
+        """The mode of functions that belongs to this one."""
+        self.attention: Any = None
+        """What takes the place of attention on the device."""
+        self.listeners: list[Any] = []
+        """Each is called with function, arguments and result of an operator on the device, after it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, for real or on fakes."""
+        if func is _DEVICE:  # two of three calls are this question
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        has_fake = False
+        for one in types:
+            if issubclass(one, FakeTensor):
+                has_fake = True
+            elif one.__torch_dispatch__ is not _NO_DISPATCH:
+                if self.functions is None or issubclass(one, DTensor):
+                    return NotImplemented  # a wrapper: its local operators come back here
+                with self, self.functions:  # within it torch would call constructors past the mode of functions
+                    return one.__torch_dispatch__(func, types, args, kwargs)
+        if has_fake and self._is_foreign(args):
+            return func(*args, **kwargs)
+        if func not in self._primitive and _of_inference(args):
+            # Elsewhere torch takes an operator apart before it comes here (``item``, ``linear``, ``to``).
+            with self:
+                routed = func is _ATTENTION and _is_on_cuda(args, None)
+                out = self.attention(*args, **kwargs) if routed else func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+            self._primitive.add(func)
+        if kwargs.get("pin_memory"):  # of the host alone, and there is no device to pin it for
+            made = self.__torch_dispatch__(func, types, args, {**kwargs, "pin_memory": False})
+            made.untyped_storage().dryfit_pinned = True
+            return made
+        if func is _aten.is_pinned.default:
+            return args[0].layout is torch.strided and hasattr(args[0].untyped_storage(), "dryfit_pinned")
+        device = kwargs.get("device")
+        if not has_fake:
+            if device is None or device.type == "cpu":
+                if func in _ALLOCATES and math.prod(args[0]) >= _MANY_ELEMENTS and _in_constructor():
+                    return self._run(func, types, args, kwargs)
+                out = func(*args, **kwargs)
+                note_written(func, args, kwargs)
+                return out
+            if device.type != "cuda" or active_fake_mode() is not None:  # torch itself computes a shape
+                return func(*args, **kwargs)
+        if device is not None and device.type == "cuda" and (device.index or 0) >= self._devices:
+            raise torch.AcceleratorError(
+                "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+            )
+        if self.is_bad_fork and _is_on_cuda(args, device):
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
+        with self._lock:
+            return self._on_device(func, types, args, kwargs, device)
+
+    @contextmanager
+    def denying(self) -> Iterator[None]:
+        """Take conditions on values that nobody knows as false, in the block."""
+        before, self._denies = self._denies, True
+        try:
+            yield
+        finally:
+            self._denies = before
+
+    def empty(self, shape: Any, dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:
+        """Return a fake without a known value."""
+        with self.fakes:
+            made = torch.empty(shape, dtype=dtype, device=device)
+        self.note(_aten.empty.memory_format, (shape,), made)
+        return made
+
+    def faked(self, real: torch.Tensor) -> torch.Tensor:
+        """Return a fake on the CPU in the place of a real tensor; it knows small values."""
+        with self._lock, self.fakes:
+            made = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype)
+        share(made, real.detach())
+        return made
+
+    def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
+        if func is _aten._local_scalar_dense.default:
+            return self._item(args)
+        if func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda":
+            return _to_host(args[0], kwargs)
+        if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
+            value = value_of(args[1])
+            initialised(args[0])
+            return args[0].zero_() if value is None else args[0].copy_(value)
+        try:
+            out = self._run(func, types, args, kwargs)
+        except (RuntimeError, TraceError) as error:
+            if not _has_no_fake(error):
+                raise
+            raise self._no_stand_in(func) from error
+        if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
+            raise self._no_stand_in(func)
+        try:
+            self.note(func, args, out)
+        except NoRoomError as error:
+            raise self.on_no_room(error) from None
+        carry(func, args, kwargs, out)
+        if func in _CHOOSES:
+            self._draw(func, args, out)
+        if func is _aten.convolution.default and torch.backends.cudnn.benchmark:
+            self.on_unknown("what cuDNN's algorithms take while it times them (torch.backends.cudnn.benchmark)")
+        for listener in self.listeners:
+            listener(func, args, kwargs, out)
+        return out
+
+    def _draw(self, func: Any, args: Any, out: Any) -> None:
+        """Let tokens be known that are drawn at random, or by the library that generates text."""
+        chosen = out[1] if isinstance(out, tuple) else out
+        if value_of(chosen) is not None:
+            return
+        generates = _GENERATES in self.places.now().source
+        if generates:
+            self.on_note("which tokens a model chooses is not known: each generated sequence is as long as it may be")
+        if generates or func is _DRAWS:
+            draw(chosen, args[0])
+
+    def _no_stand_in(self, func: Any) -> NoStandInError:
+        self.on_unknown(f"{func} cannot run without a device: it has no stand-in")
+        return NoStandInError(f"{func} has no stand-in")
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        out = viewed_or_filled(func, args, kwargs, self.fakes)
+        if out is not None:
+            return out
+        given = tuple(self._in_place_of(one) for one in args)
+        options = {name: self._in_place_of(one) for name, one in kwargs.items()}
+        try:
+            out = options["out"] if func in OUT_VARIANTS else self._answered(func, given)
+            if out is None:
+                self.fakes.cache_enabled = func not in _TAKES_STORAGE  # it would keep the storage alive
+                out = self.fakes.dispatch(func, types, given, options)
+        except ASKS_FOR_VALUES as error:
+            if func is fake_tensors.PACKS and (lengths := value_of(args[1])) is not None:
+                return fake_tensors.packed(args, lengths)
+            known = self._computed(func, args, kwargs)
+            if known is not None:
+                return known
+            if func is _aten.index.Tensor:
+                return self.fakes.dispatch(func, types, (args[0], self._positions(args[1])), kwargs)
+            if func in _COMPARES:
+                return self._stand_ins.answer(func, args, error) and self._condition()
+            if func is not _aten._local_scalar_dense.default:
+                self.on_unknown(f"{func}: its size depends on values; the largest was taken")
+            if isinstance(error, DynamicOutputShapeException) and func.namespace not in _OF_TORCH:
+                with dynamic_size(_rows(args)):
+                    out = self.fakes.dispatch(func, types, given, options)
+            else:
+                with self.fakes:
+                    out = self._stand_ins.answer(func, args, error)
+        except NotImplementedError:  # torch has no fake of it, and so asked for the device itself
+            if func.name().startswith(_ASKS_FOR_KERNELS):
+                return False
+            if schema_of(func).is_mutable or not _is_on_cuda(args, kwargs.get("device")):
+                raise
+            out = self._as_on_the_host(func, types, given, options)
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
+            if isinstance(leaf, FakeTensor):
+                leaf.constant = None
+        return out
+
+    def _answered(self, func: Any, args: Any) -> Any:
+        """Return what an operator gives of which torch has no fake; None: it has one, or we have none either."""
+        if not self._stand_ins.replaces(func, args):
+            return None
+        with self.fakes:
+            return self._stand_ins.answer(func, args)
+
+    def _as_on_the_host(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operator gives by the shapes of the CPU's kernel, which torch runs on zeros."""
+        device = next(one.device for one in tree_iter(args) if isinstance(one, FakeTensor) and one.is_cuda)
+        self.on_unknown(f"{func}: scratch memory of its kernel; its outputs are counted")
+        options = {**kwargs, "device": _CPU} if kwargs.get("device") is not None else kwargs
+        with self.fakes:
+            made = self.fakes.dispatch(func, types, _moved(args, _CPU), _moved(options, _CPU))
+            return _moved(made, device)
+
+    def _in_place_of(self, argument: Any) -> Any:
+        """Return a fake in the place of a real tensor: with one, the fake mode would compute on its values."""
+        if isinstance(argument, torch.Tensor):
+            if isinstance(argument, FakeTensor):
+                return argument
+            with self.fakes:
+                return torch.empty_strided(
+                    argument.size(), argument.stride(), dtype=argument.dtype, device=argument.device
+                )
+        if isinstance(argument, list | tuple) and any(isinstance(one, torch.Tensor) for one in argument):
+            return type(argument)([self._in_place_of(one) for one in argument])
+        return argument
+
+    def _positions(self, indices: Any) -> list[torch.Tensor | None]:
+        """Return positions in the place of masks, as the kernel of indexing makes them; all, where nobody knows."""
+        found: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                found.append(index)
+                continue
+            value = value_of(index)
+            if value is None:
+                self.on_unknown("a mask's values decide a size; it was taken as true everywhere")
+            count = index.numel() if value is None else int(value.count_nonzero())
+            positions = self.empty((count, index.ndim), torch.int64, index.device)
+            if value is not None:
+                remember(positions, value.nonzero())
+            with self.fakes:
+                found += positions.unbind(1)
+        return found
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operator whose size depends on values gives where all values are known."""
+        values = [value_of(one) if isinstance(one, torch.Tensor) else one for one in args]
+        device = next((one.device for one in args if isinstance(one, FakeTensor)), None)
+        if device is None or any(value is None and one is not None for value, one in zip(values, args, strict=True)):
+            return None
+        if any(isinstance(one, list | tuple) and any(isinstance(t, FakeTensor) for t in one) for one in args):
+            return None
+
+        def on_device(real: torch.Tensor) -> torch.Tensor:
+            with self.fakes:
+                made = torch.empty(real.shape, dtype=real.dtype, device=device)
+            remember(made, real)
+            return made
+
+        return tree_map_only(torch.Tensor, on_device, func(*values, **kwargs))
+
+    def _item(self, args: Any) -> bool | int | float:
+        value = value_of(args[0])
+        if value is not None:
+            return value.item()
+        if args[0].dtype is torch.bool:
+            return self._condition()
+        # GradScaler asks for the number of infinite gradients: with one it would leave the step out.
+        self._numbers += 1
+        self._stand_ins.number = 0 if runs_in(_SCALER, "grad_scaler.py") else 1 + self._numbers * _APART
+        return self._stand_ins.item(args)
+
+    def _condition(self) -> bool:
+        """Answer a condition on values that nobody knows, and say how."""
+        if self._denies:
+            return False
+        truth, what = self._conditions.answer()
+        self.on_unknown(what)
+        return truth
+
+    def _is_foreign(self, args: Any) -> bool:
+        """Whether a fake belongs to a fake mode that is not ours."""
+        for leaf in args:
+            if isinstance(leaf, FakeTensor):
+                return leaf.fake_mode is not self.fakes
+            if isinstance(leaf, list | tuple):
+                for one in leaf:
+                    if isinstance(one, FakeTensor):
+                        return one.fake_mode is not self.fakes
+        return False
+
+
+def _has_no_fake(error: Exception) -> bool:
+    """Whether an error says that an operator cannot run on fakes; of custom operators torch says it in words."""
+    kinds = (NotImplementedError, UnsupportedOperatorException, TraceError)
+    return isinstance(error, kinds) or "no fake impl registered" in str(error)
+
+
+def _moved(given: Any, device: torch.device) -> Any:
+    """Return new fakes of the same shapes on a device, in the fake mode that is active."""
+
+    def moved(one: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(one.size(), one.stride(), dtype=one.dtype, device=device)
+
+    return tree_map_only(torch.Tensor, moved, given)
+
+
+def _is_on_cuda(args: Any, device: torch.device | None) -> bool:
+    tensors = [leaf for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)]
+    return (device is not None and device.type == "cuda") or any(one.device.type == "cuda" for one in tensors)
+
+
+def _to_host(source: torch.Tensor, kwargs: Any) -> torch.Tensor:
+    """Return a real tensor: known values, or zeros that take no memory until they are touched."""
+    dtype = kwargs.get("dtype") or source.dtype
+    value = value_of(source)
+    return value.to(dtype, copy=True) if value is not None else zeros(source.shape, dtype)
+
+
+def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a real tensor of zeros on the CPU whose pages are not there before they are touched."""
+    elements = torch.Size(shape).numel()
+    if not elements:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def _in_constructor() -> bool:
+    """Whether a module is being made: an ``__init__`` of a module, or torch's own initialisers, is running."""
+    running = (frame for frame, _ in traceback.walk_stack(sys._getframe(2)) if frame.f_code.co_name == "__init__")
+    return any(isinstance(frame.f_locals.get("self"), nn.Module) for frame in running)

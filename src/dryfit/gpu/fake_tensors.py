@@ -1,0 +1,242 @@
+"""Tensors that become fakes: addresses, late parameters, recurrent layers, subclasses."""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import (
+    UninitializedBuffer,
+    UninitializedParameter,
+    UninitializedTensorMixin,  # pyright: ignore[reportAttributeAccessIssue]
+)
+
+from dryfit.meta.private_apis.torch_fakes import FakeTensor, forget
+from dryfit.meta.private_apis.torch_tensors import key_of, replace_make_subclass
+
+# Addresses of fakes, which differ as those of real tensors do, and memory that they need not share.
+#
+# torch gives them all the address 0, by which safetensors and transformers would take them for tied. To be removed
+# when torch's fakes have addresses of their own.
+
+
+_of_storage: Any = torch.UntypedStorage.data_ptr
+
+
+def install_addresses() -> None:
+    """Let ``data_ptr`` tell fakes apart."""
+    torch.UntypedStorage.data_ptr = _storage_address  # pyright: ignore[reportAttributeAccessIssue]
+    FakeTensor.data_ptr = _address  # pyright: ignore[reportAttributeAccessIssue]
+    FakeTensor.share_memory_ = _shared  # pyright: ignore[reportAttributeAccessIssue]
+    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
+
+
+def _storage_address(storage: torch.UntypedStorage) -> int:
+    if storage.device.type != "meta":
+        return _of_storage(storage)
+    return key_of(storage) if storage.nbytes() else 0
+
+
+def _address(tensor: torch.Tensor) -> int:
+    if not tensor.numel():
+        return 0
+    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    """Leave a tensor without memory as it is: a copy of it in another process has no values either."""
+    return tensor
+
+
+# Real tensors that become fakes when they are given memory: lazy parameters, and what is set as ``tensor.data``.
+#
+# They stay the same objects, as for torch.
+
+
+def install_late_tensors() -> None:
+    """Let parameters and buffers without a shape be on the host until they have one, and then where they belong."""
+    for cls in (UninitializedParameter, UninitializedBuffer):
+        cls.__new__ = _made_on_the_host(cls, cls.__new__)  # pyright: ignore[reportAttributeAccessIssue]
+    UninitializedTensorMixin.materialize = _materialize  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def moved(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Note where a tensor without a shape is moved to; whether it is one."""
+    lazy: Any = tensor
+    if not isinstance(tensor, UninitializedTensorMixin):
+        return False
+    probe = fn(torch.empty(0, dtype=lazy.dtype, device=lazy.dryfit_device))
+    lazy.data = torch.empty(0, dtype=probe.dtype, device="cpu")
+    lazy.dryfit_device = probe.device
+    return True
+
+
+def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Let a real tensor be a fake on the memory of another one.
+
+    Raises:
+        RuntimeError: Something refers to it weakly, or autograd holds it.
+    """
+    _become(tensor, data, tensor.requires_grad)
+
+
+def _made_on_the_host(owner: type, make: Any) -> Any:
+    def new(
+        cls: Any,
+        requires_grad: bool = issubclass(owner, nn.Parameter),
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
+    ) -> Any:
+        made = make(cls, requires_grad, torch.device("cpu"), dtype, **options)
+        made.dryfit_device = torch.get_default_device() if device is None else torch.device(device)
+        return made
+
+    return new
+
+
+def _materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    """Give a tensor its shape (``UninitializedTensorMixin.materialize``)."""
+    made = torch.empty(shape, device=device or self.dryfit_device, dtype=dtype or self.dtype)
+    requires_grad = self.requires_grad
+    becomes = self.cls_to_become
+    if issubclass(becomes, nn.Parameter):
+        made = nn.Parameter(made, requires_grad)
+    self.__class__ = becomes
+    _become(self, made, requires_grad)
+
+
+def _become(tensor: torch.Tensor, other: torch.Tensor, requires_grad: bool) -> None:
+    """Let a tensor be on the memory of another one, and of its kind."""
+    made = other.detach().requires_grad_(requires_grad)  # of its own: nothing refers to it yet
+    for source in (other, tensor):
+        vars(made).update({name: value for name, value in vars(source).items() if not hasattr(made, name)})
+    if isinstance(made, FakeTensor):
+        forget(made)
+    torch.utils.swap_tensors(tensor, made)
+
+
+# Recurrent layers: without a device torch runs them step by step, and cuDNN's own buffers are not known.
+
+
+LAYERS = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
+UNKNOWN = "buffers of cuDNN within a recurrent layer; what its steps give, one by one, is counted"
+_aten = torch.ops.aten
+PACKS = _aten._pack_padded_sequence.default
+_WORKSPACE = 5
+"""Numbers that CUDA's cell of a GRU keeps for each one of its output (``GRU_WORKSPACE_MULTIPLIER`` in RNN.cu)."""
+
+
+def install_recurrent() -> None:
+    """Let a GRU's cell on CUDA be run on fakes: torch has fakes of an LSTM's alone."""
+    torch.library.register_fake("aten::_thnn_fused_gru_cell", _cell)
+    torch.library.register_fake("aten::_thnn_fused_gru_cell_backward", _backward)
+    torch.backends.cudnn.is_acceptable = _no_cudnn
+
+
+def _no_cudnn(_tensor: torch.Tensor) -> bool:
+    """Whether cuDNN takes a tensor: layers must not ask it to lay out their weights, nor warn that it is not there."""
+    return False
+
+
+def _cell(
+    input_gates: torch.Tensor, _hidden_gates: torch.Tensor, state: torch.Tensor, *_biases: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the next state (rows x width) and the cell's workspace; gates are rows x 3 widths."""
+    rows, width = state.shape
+    return state.new_empty(rows, width), input_gates.new_empty(rows, _WORKSPACE * width)
+
+
+def _backward(gradient: torch.Tensor, _workspace: torch.Tensor, has_bias: bool) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of both gates, of the state and, where there are any, of both biases."""
+    rows, width = gradient.shape
+    gates = [gradient.new_empty(rows, 3 * width) for _ in range(2)]
+    biases = [gradient.new_empty(3 * width) if has_bias else None for _ in range(2)]
+    return *gates, gradient.new_empty(rows, width), *biases
+
+
+def packed(args: tuple[Any, ...], lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what packs padded sequences (``nn.utils.rnn.pack_padded_sequence``) whose lengths are known.
+
+    Args:
+        args: Of the operator: a fake, two of whose dimensions are rows and lengths; lengths; which of them is first.
+        lengths: A real tensor.
+    """
+    data = args[0]
+    _, sizes = PACKS(torch.zeros(*data.shape[:2], 1), lengths, *args[2:])
+    return data.new_empty(int(lengths.sum()), *data.shape[2:]), sizes
+
+
+# Subclasses of tensors that libraries make with ``torch.Tensor._make_subclass``, of fakes.
+#
+# torch cannot make one of a fake: that has a class already. bitsandbytes keeps its quantised weights in such classes
+# (``Params4bit``, ``Int8Params``), by whose names other libraries know them. Here a fake becomes an instance of a
+# class that is both: theirs first, so that its methods and attributes act, and a fake for torch.
+#
+# To be removed when ``_make_subclass`` takes fakes.
+
+
+Make = Callable[[torch.Size, torch.dtype, torch.device, bool], torch.Tensor]
+"""Makes a fake of a shape, type and device; whether it requires a gradient."""
+
+_DATA: Any = torch.Tensor.data
+
+
+def install_tensor_classes(make: Make) -> None:
+    """Let libraries make their own classes of fakes.
+
+    Args:
+        make: Makes a fake.
+    """
+
+    def made(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
+        is_fake = isinstance(data, FakeTensor)
+        if cls is FakeTensor or not (is_fake or (_is_weight(cls) and not data.is_meta)):
+            return original(cls, data, require_grad, **options)
+        fake: Any = data.detach() if is_fake else make(data.shape, data.dtype, data.device, False)
+        fake.__class__ = _both(cls)
+        return fake.requires_grad_(require_grad)
+
+    def like(cls: Any, *args: Any, **state: Any) -> Any:
+        is_data = args and (
+            isinstance(args[0], FakeTensor) or (type(args[0]) is torch.Tensor and not state.get("fake_mode"))
+        )
+        if cls is not FakeTensor or not is_data:
+            return new(cls, *args, **state)
+        # ``type(parameter)(data, **vars(parameter))``, as accelerate gives one other data, small ones with values
+        return nn.Parameter(args[0], state.get("requires_grad", False))
+
+    new = FakeTensor.__new__
+    FakeTensor.__new__ = like  # pyright: ignore[reportAttributeAccessIssue]
+    original = replace_make_subclass(made)
+    FakeTensor.data = property(_DATA.__get__, _setting_data(make))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _setting_data(make: Make) -> Callable[[Any, torch.Tensor], None]:
+    """Return what sets ``tensor.data`` of a fake: it stays one, and is where its new data are."""
+
+    def set_data(tensor: Any, data: torch.Tensor) -> None:
+        if not isinstance(data, FakeTensor):
+            data = make(data.shape, data.dtype, data.device, False)
+        _DATA.__set__(tensor, data)
+        tensor.fake_device = data.device
+
+    return set_data
+
+
+@cache
+def _is_weight(cls: Any) -> bool:
+    """Whether a class is one of weights, all of which are fakes; one without a shape yet is none."""
+    return issubclass(cls, nn.Parameter) and cls is not nn.Parameter and not issubclass(cls, UninitializedTensorMixin)
+
+
+@cache
+def _both(cls: Any) -> Any:
+    """Return the class of fakes that are instances of a library's class of tensors as well."""
+    if issubclass(cls, FakeTensor):
+        return cls
+
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls)(cls.__name__, (cls, FakeTensor), names)

@@ -1,0 +1,259 @@
+"""Work left out because an equal piece ran before: generated tokens, micro-batches of transformers' Trainer."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from dryfit.gpu.import_hooks import when_imported
+from dryfit.gpu.work import WorkCounter
+from dryfit.meta.private_apis.transformers_steps import SAMPLING, arguments_after, has_own_arguments, replace_sampling
+from dryfit.settings.errors import LibraryError
+from dryfit.settings.private_names import require
+
+# Leave out tokens in the middle of a long sequence that transformers generates.
+#
+# Each token takes what the one before it took, and a cache that is one token longer. So the first and the last ones
+# are generated, and between them the cache becomes longer at once.
+
+
+Until = Callable[[int, torch.Tensor], torch.Tensor]
+
+_AT_ONCE = 8
+"""Tokens that are generated in a row: twice as many at the beginning, and so many at the end."""
+_ARGUMENTS = frozenset({"attention_mask", "decoder_attention_mask", "position_ids"})
+"""With other tensors, of images for example, a sequence cannot be continued as it was begun."""
+
+
+class LeftOutTokens:
+    """Knows how many tokens were left out.
+
+    Args:
+        work: Counts what is left out too, as much as those on both sides of it.
+    """
+
+    def __init__(self, work: WorkCounter) -> None:
+        self.left_out = 0
+        self.hindrance = ""
+        """Why every token is generated; empty: nothing hinders."""
+        self._work = work
+
+    def install(self) -> None:
+        """Change transformers' generation for good."""
+        when_imported("transformers.generation.utils", self._change)
+
+    def _change(self, module: Any) -> None:
+        try:
+            require("rehearsing generate", SAMPLING)
+        except LibraryError as error:  # most scripts that import this generate nothing
+            self.hindrance = error.found
+            return
+        mixin = module.GenerationMixin
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(original)
+            def sample(
+                model: Any,
+                input_ids: torch.Tensor,
+                logits_processor: Any,
+                stopping_criteria: Any,
+                generation_config: Any,
+                **arguments: Any,
+            ) -> Any:
+                def until(length: int, ids: torch.Tensor) -> torch.Tensor:
+                    others = [one for one in stopping_criteria if not isinstance(one, module.MaxLengthCriteria)]
+                    criteria = module.StoppingCriteriaList([*others, module.MaxLengthCriteria(length)])
+                    new = ids.shape[1] - input_ids.shape[1]
+                    config, given = generation_config, arguments
+                    if new:
+                        given = arguments_after(model, config, arguments, ids.shape[1], new)
+                    return original(model, ids, logits_processor, criteria, config, **given)
+
+                end = stopping_criteria.max_length
+                layers = _layers_of(arguments.get("past_key_values"))
+                if end is not None and layers is not None and _can_continue(model, mixin, generation_config, arguments):
+                    return self._both_ends(input_ids, end, layers, until)
+                return original(model, input_ids, logits_processor, stopping_criteria, generation_config, **arguments)
+
+            return sample
+
+        replace_sampling(mixin, wrap)
+
+    def _both_ends(self, prompt_ids: torch.Tensor, end: int, layers: list[Any], until: Until) -> torch.Tensor:
+        """Return the ids of a sequence of which both ends were generated.
+
+        Args:
+            prompt_ids: ``(batch, tokens)``.
+            end: Length of the whole sequence.
+            layers: Of its cache, filled as the first tokens are generated.
+            until: Continues a sequence up to a length.
+        """
+        prompt = prompt_ids.shape[1]
+        left_out = end - prompt - 3 * _AT_ONCE
+        if left_out <= 0:
+            return until(end, prompt_ids)
+        begun, first = until(prompt + _AT_ONCE, prompt_ids), Counter[Any]()
+        if begun.shape[1] == prompt + _AT_ONCE:
+            first, begun = self._counted(until, prompt + 2 * _AT_ONCE, begun)
+        if begun.shape[1] < prompt + 2 * _AT_ONCE:  # it has ended by itself
+            return begun
+        for layer in layers:
+            _lengthen(layer, left_out)
+        longer = torch.cat([begun, begun[:, -1:].expand(-1, left_out)], dim=1)
+        last, done = self._counted(until, end, longer)
+        # What a token costs grows evenly: those left out cost as much as the mean of as many on either side.
+        mean = {cost: round(times * left_out / (2 * _AT_ONCE)) for cost, times in (first + last).items()}
+        self._work.add(Counter(mean))
+        self.left_out += left_out
+        return done
+
+    def _counted(self, until: Until, length: int, ids: torch.Tensor) -> tuple[Counter[Any], torch.Tensor]:
+        before = self._work.so_far()
+        longer = until(length, ids)
+        return self._work.so_far() - before, longer
+
+
+def _layers_of(cache: Any) -> list[Any] | None:
+    """Return the layers of an empty cache that grow with the sequence; None where one grows in a way of its own."""
+    name, grows = type(cache).__name__, {"DynamicLayer", "DynamicSlidingWindowLayer"}
+    own = cache.self_attention_cache if name == "EncoderDecoderCache" else cache
+    if type(own).__name__ != "DynamicCache" or {type(layer).__name__ for layer in own.layers} - grows:
+        return None
+    return None if own.get_seq_length() else own.layers
+
+
+def _can_continue(model: Any, mixin: Any, config: Any, arguments: dict[str, Any]) -> bool:
+    """Whether a sequence that was begun can be continued, and nothing is kept of its tokens but their ids."""
+    tensors = {name for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    return (
+        tensors <= _ARGUMENTS
+        and not config.return_dict_in_generate
+        and arguments.get("streamer") is None
+        and not has_own_arguments(model, mixin)
+    )
+
+
+def _lengthen(layer: Any, tokens: int) -> None:
+    """Let the cache of a layer have so many tokens more, as if each had been appended."""
+    length = layer.keys.shape[-2] + tokens
+    if hasattr(layer, "sliding_window"):
+        layer.cumulative_length += tokens
+        length = min(length, layer.sliding_window - 1)
+    for name in ("keys", "values"):
+        cached = getattr(layer, name)
+        setattr(layer, name, cached.new_empty((*cached.shape[:-2], length, cached.shape[-1])))
+
+
+# Leave out micro-batches of transformers' Trainer that take what one before them took.
+#
+# A step over 16 micro-batches adds to the same gradients 16 times. The first one makes them, a later one finds them
+# made: after both, only a micro-batch with more rows or longer ones can take more. So that there is none, the second
+# one is the largest that the trainer has met, where the largest batch is what is asked for.
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Step:
+    """Micro-batches of one optimizer step that ran after its first.
+
+    Attributes:
+        number: Steps before it.
+        rows: Rows of a micro-batch, which change where a trainer looks for a number that fits.
+        begun: Whether its first one ran.
+        ran: Shapes of each, and what it cost.
+    """
+
+    number: int
+    rows: int | None
+    begun: bool = False
+    ran: list[tuple[Shapes, Counter[Any]]] = field(default_factory=list[tuple[Shapes, Counter[Any]]])
+
+
+class RepeatedMicroBatches:
+    """Knows which micro-batches ran in the current step of each trainer.
+
+    Args:
+        work: Counts what is left out too, as much as the one that it repeats.
+        largest: Whether the second of a step is the largest that was met.
+    """
+
+    def __init__(self, work: WorkCounter | None = None, *, largest: bool = False) -> None:
+        self.left_out = 0
+        """How many were not run."""
+        self._work = work or WorkCounter()
+        self._steps: WeakKeyDictionary[Any, _Step] = WeakKeyDictionary()
+        self._wants_largest = largest
+        self._largest: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Change transformers' Trainer for good; a subclass that replaces ``training_step`` wholly runs everything."""
+        when_imported("transformers.trainer", self._change)
+
+    def _change(self, module: Any) -> None:
+        original = module.Trainer.training_step
+
+        @wraps(original)
+        def training_step(trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            step, state = self._steps.get(trainer), trainer.state
+            if step is None or step.rows != state.train_batch_size:  # it begins anew, after an error too
+                self._largest.pop(trainer, None)
+            if step is None or (step.number, step.rows) != (state.global_step, state.train_batch_size):
+                step = self._steps[trainer] = _Step(state.global_step, state.train_batch_size)
+            shapes = _batch_shapes(inputs)
+            cost = _cost_of_repeated(step, shapes)
+            if cost is not None and trainer.args.world_size == 1:  # of several ranks the last one sends gradients
+                self.left_out += 1
+                self._work.add(cost)
+                return torch.zeros((), device=trainer.args.device)
+            if self._wants_largest and shapes:
+                largest = self._largest_of(trainer, inputs, shapes)
+                if step.begun and not step.ran:
+                    inputs, shapes = largest, _batch_shapes(largest)
+            before = self._work.so_far()
+            del self._steps[trainer]  # put back where there is no error
+            loss = original(trainer, model, inputs, *args, **kwargs)
+            if step.begun and shapes:
+                step.ran.append((shapes, self._work.so_far() - before))
+            step.begun = True
+            self._steps[trainer] = step
+            return loss
+
+        module.Trainer.training_step = training_step
+
+    def _largest_of(self, trainer: Any, inputs: Any, shapes: Shapes) -> Any:
+        """Return the largest batch that a trainer has met, of those that have the same entries."""
+        largest = self._largest.get(trainer)
+        known = _batch_shapes(largest)
+        if known.keys() != shapes.keys() or _elements(shapes) > _elements(known):
+            self._largest[trainer] = largest = inputs
+        return largest
+
+
+def _batch_shapes(inputs: Any) -> Shapes:
+    """Return the shapes of a batch's tensors; none of what is no mapping: nobody knows what is made of it."""
+    if not isinstance(inputs, Mapping):
+        return {}
+    return {str(name): tuple(value.shape) for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+
+
+def _cost_of_repeated(step: _Step, shapes: Shapes) -> Counter[Any] | None:
+    """Return the cost of a micro-batch that ran and was at least as large; None where none was."""
+    for ran, cost in step.ran:
+        if ran.keys() == shapes.keys() and all(_within(shapes[name], ran[name]) for name in ran):
+            return cost
+    return None
+
+
+def _elements(shapes: Shapes) -> int:
+    return sum(map(prod, shapes.values()))
+
+
+def _within(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    return len(small) == len(large) and all(one <= other for one, other in zip(small, large, strict=True))

@@ -1,0 +1,190 @@
+"""Parts of a machine that are not there: packages, managed memory, Triton launches, fused flex attention."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dryfit.gpu.import_hooks import rebind, when_imported
+from dryfit.gpu.values import forget
+from dryfit.meta.private_apis.torch_virtual import stand_in
+from dryfit.meta.private_apis.transformers_steps import let_flash_attention
+
+# Packages that need a GPU to be built or used: what stands in for one, and what is said where one is missing.
+#
+# A model of transformers that asks for flash attention by name is rehearsed with torch's own flash kernel, which
+# keeps the same tensors; rows are not unpadded. No package is made up: a script that looks whether one is there sees
+# this machine as it is.
+
+
+_NAME = "flash_attention_2"
+_NOTE = "{} is rehearsed with the flash kernel of torch's scaled_dot_product_attention, without unpadding"
+_SERVES = {
+    "flash_attn": 'attn_implementation="flash_attention_2" of transformers, or torch\'s scaled_dot_product_attention',
+    "flash_attn_interface": "torch's scaled_dot_product_attention",
+    "xformers": "torch's scaled_dot_product_attention",
+    "triton": "pip install triton: its kernels are followed without a GPU",
+    "liger_kernel": "pip install --no-deps liger-kernel triton",
+    "bitsandbytes": "pip install --no-deps bitsandbytes",
+    "apex": "torch.amp and torch.optim",
+}
+"""By package, what serves in its place, or how it comes without a GPU."""
+
+
+def install_missing_parts(note: Callable[[str], None]) -> None:
+    """Let models of transformers ask for flash attention by name.
+
+    Args:
+        note: Called with a remark where one does.
+    """
+
+    def on_ask(name: str) -> None:
+        note(_NOTE.format(name))
+
+    when_imported("transformers.modeling_utils", lambda module: let_flash_attention(module, _NAME, _by_torch, on_ask))
+
+
+def lack(error: ImportError) -> str:
+    """Return what is said of a script that ended because it could not import something."""
+    package = (error.name or "").partition(".")[0]
+    serves = f"; what serves: {_SERVES[package]}" if package in _SERVES else ""
+    return f"this machine lacks what the script imports: {str(error).strip().partition(chr(10))[0]}{serves}"
+
+
+def _by_torch(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as the flash kernel does, which sees no mask but a causal one, and needs no copies of grouped heads."""
+    is_causal = kwargs.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        dropout_p=kwargs.get("dropout", 0.0) or 0.0,
+        is_causal=bool(is_causal) and query.shape[2] > 1,
+        scale=kwargs.get("scaling"),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended.transpose(1, 2).contiguous(), None
+
+
+# Memory that CUDA moves between host and device as it is needed: state of bitsandbytes' paged optimizers.
+#
+# Its allocator is CUDA's own (``cudaMallocManaged``), not torch's, and the driver takes it back from the device where
+# that is full: it counts as host memory.
+
+
+_MANAGED = "paged optimizer state counts as host memory: CUDA takes it back from the device where that is full"
+
+
+def install_managed_memory(empty: Callable[[Any, torch.dtype], torch.Tensor], note: Callable[[str], None]) -> None:
+    """Let bitsandbytes page tensors that have no memory.
+
+    Args:
+        empty: Makes a tensor of the host without values, from shape and type.
+        note: Called with a remark where a tensor is paged.
+    """
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+        note(_MANAGED)
+        made: Any = empty(shape, dtype)
+        made.is_paged, made.page_deviceid = True, getattr(device, "index", None) or 0
+        return made
+
+    def nothing(*_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def change(module: Any) -> None:
+        module.get_paged, module.prefetch_tensor, module.fill = get_paged, nothing, nothing
+
+    when_imported("bitsandbytes.functional", change)
+
+
+# Launches of Triton kernels on the virtual GPU.
+#
+# A launch allocates nothing: the caller has allocated the outputs. So a launch does nothing here but be noted, and
+# the values of the tensors that the kernel gets are unknown from then on. An autotuner launches nothing either: it
+# times no configurations.
+
+
+def install_triton(note: Callable[[str], None]) -> None:
+    """Let launches of Triton kernels do nothing for the rest of this process.
+
+    Args:
+        note: Called with a remark at each launch.
+    """
+
+    def launched(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        forget([*args, *kwargs.values()])
+        note(f"Triton kernel {_name(kernel)}: launched without effect; its outputs are counted, its time is not")
+
+    for module, class_names in (
+        ("triton.runtime.jit", ("JITFunction",)),
+        ("triton.runtime.autotuner", ("Autotuner", "Heuristics")),
+    ):
+        when_imported(module, lambda found, names=class_names: _replace(found, names, launched))
+
+
+def _replace(module: Any, class_names: tuple[str, ...], launched: Callable[..., None]) -> None:
+    for name in class_names:
+        getattr(module, name).run = launched
+
+
+def _name(kernel: Any) -> str:
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return getattr(kernel, "__name__", "")
+
+
+# Flex attention on a virtual GPU: the memory of its fused kernel, whatever its scores and masks are.
+
+
+_FLEX = "flex_attention: counted as its compiled kernel takes it; its arithmetic is not counted"
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what the kernel keeps: queries, keys and values, the output, and a sum in fp32 of each row of scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:  # pyright: ignore
+        """Allocate the output and the sums."""
+        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        ctx.save_for_backward(query, key, value, out, sums)
+        return out, sums
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """Allocate the products of outputs and their gradients, summed by row, and the gradients."""
+        query, key, value, _, sums = ctx.saved_tensors
+        torch.empty_like(sums)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def install_flex_attention(note: Callable[[str], None]) -> None:
+    """Take the place of ``torch.nn.attention.flex_attention`` on the device.
+
+    Args:
+        note: Called with a remark where it is used.
+    """
+
+    def replace(module: Any) -> None:
+        replaced = module.flex_attention
+
+        def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            if not query.is_cuda:
+                return replaced(query, key, value, *args, **kwargs)
+            note(_FLEX)
+            given = (query, key, value)
+            if torch.is_autocast_enabled("cuda"):
+                given = tuple(one.to(torch.get_autocast_dtype("cuda")) for one in given)
+            out, sums = _Attention.apply(*given)  # pyright: ignore[reportGeneralTypeIssues]
+            if kwargs.get("return_aux") is not None:
+                return out, module.AuxOutput(lse=sums, max_scores=None)
+            return (out, sums) if kwargs.get("return_lse") else out
+
+        rebind(replaced, stand_in(attention, replaced))
+
+    when_imported("torch.nn.attention.flex_attention", replace)

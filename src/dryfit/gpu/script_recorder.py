@@ -1,0 +1,488 @@
+"""What a script allocates on the virtual GPU: served or refused, by line, module, phase and category."""
+
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.caching_allocator import CachingAllocator
+from dryfit.gpu.events import Label
+from dryfit.gpu.recorder import ForwardPlaces, OpenSegment, StorageRecorder
+from dryfit.gpu.timeline import LT_WORKSPACE_BYTES, LT_WORKSPACE_OP, WORKSPACE_OP
+from dryfit.meta.private_apis.torch_recording import running_node_number, sequence_number
+from dryfit.meta.private_apis.torch_tensors import storage_key
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.version import PACKAGE_FOLDER
+
+# Allocations of a script as they happen: each is served, or refused, by the simulated allocator at once.
+
+
+class NoRoomError(Exception):
+    """The device has no room for a block.
+
+    Attributes:
+        requested_bytes: Size of the block.
+    """
+
+    def __init__(self, requested_bytes: int) -> None:
+        super().__init__(f"no room for {requested_bytes} bytes")
+        self.requested_bytes = requested_bytes
+
+
+@dataclass(slots=True)
+class Peaks:
+    """Most bytes since the last reset, as ``torch.cuda`` reports them."""
+
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+
+
+class LiveAllocations(OpenSegment):
+    """All allocations of a run, in order, each placed by the allocator when it is made.
+
+    Args:
+        settings: Gives those of the allocator; asked at the first allocation, as a device does.
+        capacity_bytes: What the device leaves to it; None for as much as is asked.
+        workspace_bytes: What cuBLAS takes for each thread that multiplies matrices.
+
+    Attributes:
+        allocator: The simulated allocator.
+        peaks: Since the script last reset them.
+        allocated: Allocated bytes after each event.
+        reserved: Reserved bytes after each event.
+    """
+
+    def __init__(
+        self, settings: Callable[[], AllocatorSettings], capacity_bytes: int | None, workspace_bytes: int
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self.allocator = CachingAllocator(settings(), capacity_bytes)
+        self.peaks = Peaks()
+        self.allocated: list[int] = []
+        self.reserved: list[int] = []
+        self._is_closed = False
+        self._address_of: dict[int, int] = {}
+        self._workspace_bytes = workspace_bytes
+        self._with_workspace: set[str] = set()
+        self._next_workspace = -1
+
+    def add(self, block: int, delta: int, label: int | None) -> None:
+        """Place or free a block.
+
+        Raises:
+            NoRoomError: The allocator cannot serve it; nothing has changed then.
+        """
+        allocator = self.allocator
+        if self._is_closed:
+            return
+        if delta > 0:
+            if not self.blocks:
+                allocator.configure(self._settings())
+            address = allocator.malloc(delta)
+            if address is None:
+                raise NoRoomError(delta)
+            self._address_of[block] = address
+            peaks = self.peaks
+            peaks.allocated_bytes = max(peaks.allocated_bytes, allocator.allocated_bytes)
+            peaks.reserved_bytes = max(peaks.reserved_bytes, allocator.reserved_bytes)
+        else:
+            address = self._address_of.pop(block, None)
+            if address is None:  # it was never allocated
+                return
+            allocator.free(address)
+        super().add(block, delta, label)
+        self.allocated.append(allocator.allocated_bytes)
+        self.reserved.append(allocator.reserved_bytes)
+
+    def multiplies(self, phase: StepPhase, *, with_bias: bool = False) -> None:
+        """Take cuBLAS's workspace at the first matrix product of a thread; backward passes run in one of their own.
+
+        At the first product with a bias, cuBLASLt takes one too.
+        """
+        if not self._workspace_bytes:
+            return
+        backward = phase is StepPhase.BACKWARD
+        self._take_workspace(str(backward), phase, WORKSPACE_OP, self._workspace_bytes)
+        if with_bias:
+            self._take_workspace("bias", phase, LT_WORKSPACE_OP, LT_WORKSPACE_BYTES)
+
+    def _take_workspace(self, whose: str, phase: StepPhase, op: str, size_bytes: int) -> None:
+        if whose not in self._with_workspace:
+            label = self.label(Label(phase, MemoryCategory.WORKSPACES, "", op))
+            self.add(self._next_workspace, size_bytes, label)
+            self._next_workspace -= 1
+            self._with_workspace.add(whose)
+
+    def held_since(self, event: int) -> list[int]:
+        """Return the sizes of what was allocated since an event and is still there, in order."""
+        held: dict[int, int] = {}
+        for block, delta in zip(self.blocks[event:], self.deltas[event:], strict=True):
+            if delta > 0:
+                held[block] = delta
+            else:
+                held.pop(block, None)
+        return list(held.values())
+
+    def close(self) -> None:
+        """Take nothing more, so that another thread may look at what there is."""
+        self._is_closed = True
+
+    def reset_peaks(self) -> None:
+        """Begin new peaks from what is held now."""
+        self.peaks = Peaks(self.allocator.allocated_bytes, self.allocator.reserved_bytes)
+
+
+# The line of a script that runs now: the user's own, and the deepest one outside of torch.
+#
+# Frames are looked at, never kept: a kept frame would keep its tensors.
+
+
+class _Owner(IntEnum):
+    HIDDEN = 0
+    """torch, dryfit and what Python itself makes."""
+    LIBRARY = 1
+    USER = 2
+
+
+_TORCH = str(Path(torch.__file__).parent) + "/"
+_DRYFIT = f"{PACKAGE_FOLDER}/"
+_LIBRARIES = tuple(
+    str(Path(folder)) + "/"
+    for folder in {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+_PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something happens.
+
+    Attributes:
+        line: ``path:number`` of the user's own code; empty where none runs.
+        source: ``path:number`` of the deepest code outside of torch.
+    """
+
+    line: str = ""
+    source: str = ""
+
+
+class Places:
+    """Finds the place of the running code.
+
+    Attributes:
+        own: A file, or a folder with a separator at its end, that is the user's wherever it lies: what is run.
+        folder: Where the script was started: files below it are told relative to it.
+    """
+
+    def __init__(self) -> None:
+        self.own = ""
+        self.folder = f"{Path.cwd()}{os.sep}"
+        self._owners: dict[CodeType, _Owner] = {}
+        self._texts: dict[tuple[CodeType, int], str] = {}
+
+    def now(self) -> Place:
+        """Return the place of the code that called into torch."""
+        frame: FrameType | None = sys._getframe(1)
+        owners, source = self._owners, ""
+        while frame is not None:
+            code = frame.f_code
+            owner = owners.get(code)
+            if owner is None:
+                owner = owners[code] = self._owner(code.co_filename)
+            if owner is not _Owner.HIDDEN:
+                if not source:
+                    source = self._text(code, frame.f_lineno)
+                if owner is _Owner.USER:
+                    return Place(self._text(code, frame.f_lineno), source)
+            frame = frame.f_back
+        return Place("", source)
+
+    def _owner(self, filename: str) -> _Owner:
+        if filename == self.own or (self.own.endswith(os.sep) and filename.startswith(self.own)):
+            return _Owner.USER
+        if filename.startswith((_TORCH, _DRYFIT, "<")):
+            return _Owner.HIDDEN
+        if filename.startswith(_LIBRARIES) or any(folder in filename for folder in _PACKAGE_FOLDERS):
+            return _Owner.LIBRARY
+        if any(filename.startswith(f"{folder}/") and _holds_installed(folder) for folder in sys.path if folder):
+            return _Owner.LIBRARY
+        return _Owner.USER
+
+    def _text(self, code: CodeType, number: int) -> str:
+        key = (code, number)
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = f"{code.co_filename.removeprefix(self.folder)}:{number}"
+        return text
+
+    def code_of(self, line: str) -> str:
+        """Return the text of a line ``path:number``; empty where it cannot be read."""
+        path, _, number = line.rpartition(":")
+        return linecache.getline(str(Path(self.folder, path)), int(number)).strip() if path else ""
+
+
+@cache
+def _holds_installed(folder: str) -> bool:
+    """Whether packages were installed into a folder, as ``pip install --target`` does."""
+    return next(Path(folder).glob("*.dist-info"), None) is not None
+
+
+def runs_in(names: frozenset[str], file_end: str) -> bool:
+    """Whether a function of one of these names, in a file that ends so, is running."""
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return any(code.co_name in names and code.co_filename.endswith(file_end) for code in codes)
+
+
+FREE = "free"
+"""In the place of an operator, of what is freed."""
+RESIZE = "storage.resize_"
+"""In the place of an operator, of a storage that is given another size."""
+_CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
+_ENDS_STEP = frozenset({"zero_grad"})
+_WRAPS = frozenset({"__init__"})
+_COPIES = torch.ops.aten._to_copy.default
+_MOVES = frozenset({"to", "cuda", "half", "bfloat16", "float", "double", "type"})
+_MODULE = "nn/modules/module.py"
+_DATA_PARALLEL = "nn/parallel/distributed.py"
+
+
+class ScriptRecorder(StorageRecorder):
+    """A recorder that finds out by itself what the script is doing.
+
+    Modules are followed by torch's hooks on every module, optimizers by its hooks on every step; weights, gradients
+    and optimizer state are known from the modules and optimizers that were seen.
+
+    Args:
+        allocations: Where allocations go.
+        places: Finds the running line.
+        device: Storages elsewhere are left out; CUDA's kernels take more than their tensors.
+        capability: Compute capability of the CUDA device.
+    """
+
+    def __init__(
+        self,
+        allocations: LiveAllocations,
+        places: Places,
+        device: str = "cuda",
+        capability: tuple[int, int] | None = None,
+    ) -> None:
+        self._forced: StepPhase | None = None
+        self._running_at: Place | None = None
+        self._resting = self._last_phase = StepPhase.LOAD
+        self._backward_passes = 0
+        self._copied: set[int] = set()
+        """Blocks that were copied to the device while the script loaded, by no module."""
+        self._has_run = False
+        """Whether a model was called in training since the last optimizer step."""
+        super().__init__(device, kernels=device == "cuda", capability=capability)
+        self.allocations = allocations
+        self.places = places
+        self._segment = allocations
+        self._forward: ForwardPlaces[tuple[str, Place]] = ForwardPlaces(("", Place()))
+        self._module_names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        register_module_forward_pre_hook(self._module_begins)
+        register_module_forward_hook(self._module_ends, always_call=True)
+        register_optimizer_step_pre_hook(self._step_begins)
+        register_optimizer_step_post_hook(self._step_ends)
+
+    @property
+    def phase(self) -> StepPhase:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the script is doing."""
+        if running_node_number() is not None:
+            return StepPhase.BACKWARD
+        if self._forced is not None and not self._modules:  # a closure runs the model inside of the optimizer's step
+            return self._forced
+        return self._resting
+
+    @phase.setter
+    def phase(self, phase: StepPhase) -> None:
+        self._resting = phase
+
+    def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Record what an operator that has just run allocated, and where it stands."""
+        self._running_at = None
+        super().note(func, args, out)
+
+    def note_resized(self, storage: Any) -> None:
+        """Record that a storage has another size; those of the host are none of ours."""
+        self._running_at = None
+        self._resize(storage, self.allocations, RESIZE)
+
+    def place(self) -> tuple[str, Place]:
+        """Return the module and the line that run; in a backward pass, those of the operator that is undone."""
+        self._running_at = None
+        return self._place()
+
+    def _place(self) -> tuple[str, Place]:
+        if not self._modules and (number := running_node_number()) is not None:
+            module, place = self._forward.at(number)
+            return module, place if place.source else self._here()
+        return self._module(), self._here()
+
+    def categorize(self) -> None:
+        """Say of everything that models and optimizers hold now what it is."""
+        for optimizer in list(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.name(parameter, "weight:", MemoryCategory.WEIGHTS)
+                    if parameter.grad is not None:
+                        self.name(parameter.grad, "gradient:", MemoryCategory.GRADIENTS)
+            for state in list(optimizer.state.values()):
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        self.name(value, f"optimizer:{key}", MemoryCategory.OPTIMIZER)
+        for root in list(self._roots):
+            for name, parameter in root.named_parameters(remove_duplicate=False):
+                is_adapter = parameter.requires_grad and "lora_" in name
+                self.name(parameter, f"weight:{name}", _WEIGHTS[is_adapter])
+                if parameter.grad is not None:
+                    self.name(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
+            for name, buffer in root.named_buffers():
+                self.name(buffer, f"weight:{name}", MemoryCategory.WEIGHTS)
+
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """Count what is freed inside the block to a backward pass: autograd frees between two operators too."""
+        self._backward_passes += 1
+        try:
+            yield
+        finally:
+            self._backward_passes -= 1
+
+    def categories(self) -> dict[int, MemoryCategory]:
+        """Return the category of each block of which one is known; averages have the sizes of their weights."""
+        sizes = {self._sizes[block] for block, name in self._names.items() if name.startswith("weight:")}
+        averages = {block for block in self._copied if self._sizes.get(block) in sizes}
+        return dict.fromkeys(averages, MemoryCategory.WEIGHTS) | self._categories
+
+    @property
+    def in_module(self) -> bool:
+        """Whether a module is running."""
+        return bool(self._modules)
+
+    def trains(self) -> None:
+        """Note that loading is over: a script may train without any module."""
+        if self._resting is StepPhase.LOAD:
+            self._resting = StepPhase.FORWARD
+
+    def is_weight(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of a model that was called, or one by itself that has a gradient."""
+        if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None:
+            return True
+        block = self._storages.get(storage_key(tensor))
+        return block is not None and self._names.get(block, "").startswith("weight:")
+
+    def name(self, tensor: torch.Tensor, name: str, category: MemoryCategory) -> None:
+        """Say what a tensor on the device is for, of a sharded one its own shard; tied tensors keep the first name."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if tensor.device.type == self._device:
+            with suppress(NotImplementedError):  # a wrapper of ``torch.func``, which has no memory of its own
+                super().name(tensor, name, category)
+
+    def _label(self, segment: Any, func: Any) -> int:
+        module, place = self._place()
+        phase = self.phase
+        if not self._modules and phase in (StepPhase.FORWARD, StepPhase.LOAD) and runs_in(_CLIPPING, ".py"):
+            phase = StepPhase.CLIP
+        category = _FIRST_GUESS.get(phase, MemoryCategory.TEMPORARIES)
+        if phase is StepPhase.LOAD and func is _COPIES and not runs_in(_MOVES, _MODULE):
+            category = MemoryCategory.INPUTS  # unless a model or an optimizer turns out to hold it
+            self._copied.add(self._next_block)
+        if phase is StepPhase.LOAD and runs_in(_WRAPS, _DATA_PARALLEL):
+            category = MemoryCategory.GRADIENTS  # buckets, into which gradients are copied to be sent
+        if phase is StepPhase.FORWARD and not self._modules and not torch.is_grad_enabled():
+            category = MemoryCategory.TEMPORARIES
+        self._last_phase = phase
+        return segment.label(Label(phase, category, module, str(func), place.line, place.source))
+
+    def _label_of_free(self, segment: Any) -> int:
+        """Return a label of the running line; between two phases, what is freed counts to the one that has ended."""
+        place = self.places.now()
+        if self._backward_passes:
+            phase = StepPhase.BACKWARD
+        elif self._modules or self._forced:
+            phase = self.phase
+        else:
+            ends_step = not self._has_run and runs_in(_ENDS_STEP, ".py")
+            phase = StepPhase.OPTIMIZER if ends_step else self._last_phase
+        return segment.label(Label(phase, MemoryCategory.TEMPORARIES, self._module(), FREE, place.line, place.source))
+
+    def _note_forward(self) -> None:
+        number = sequence_number()
+        if self._forward.is_new(number) and running_node_number() is None:
+            self._forward.note(number, (self._module(), self._here()))
+
+    def _here(self) -> Place:
+        """Return the running line; looked for once for each operator, and not again where one is being noted."""
+        here = self._running_at
+        if here is None:
+            here = self._running_at = self.places.now()
+        return here
+
+    def _module_begins(self, module: nn.Module, _args: Any) -> None:
+        if not self._modules and running_node_number() is None:
+            self._resting = StepPhase.FORWARD if module.training else StepPhase.EVALUATE
+            self._has_run |= module.training
+        name = self._module_names.get(module)
+        if name is None:
+            if not self._modules:
+                self._meet(module)
+            name = self._module_names.get(module) or type(module).__name__
+        self._modules.append(name)
+
+    def _module_ends(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+
+    def _meet(self, root: nn.Module) -> None:
+        """Learn the names of a model's modules the first time that it is called."""
+        self._roots.add(root)
+        for name, module in root.named_modules():
+            self._module_names.setdefault(module, name)
+        self.categorize()
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._optimizers.add(optimizer)
+        self._has_run = False
+        self.categorize()
+        self._forced = self._last_phase = StepPhase.OPTIMIZER
+
+    def _step_ends(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._forced = None
+        self.trains()
+        self.categorize()
+        self._forward.forget()
+
+
+_WEIGHTS = {False: MemoryCategory.WEIGHTS, True: MemoryCategory.ADAPTERS}
+_FIRST_GUESS = {
+    StepPhase.LOAD: MemoryCategory.WEIGHTS,
+    StepPhase.FORWARD: MemoryCategory.ACTIVATIONS,
+    StepPhase.EVALUATE: MemoryCategory.ACTIVATIONS,
+}

@@ -1,0 +1,325 @@
+"""Run a user's script on a virtual GPU, and say what it took."""
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep  # the script may replace the module's
+from typing import Any
+
+import torch
+
+from dryfit.gpu import muting
+from dryfit.gpu.absent_ranks import AbsentGroup
+from dryfit.gpu.constants import device_constants, read_calibrations
+from dryfit.gpu.device import VirtualGpu
+from dryfit.gpu.dispatch import NoStandInError
+from dryfit.gpu.loaders import RehearsalDone, Stock
+from dryfit.gpu.missing_parts import lack
+from dryfit.gpu.shortening import Shortening
+from dryfit.gpu.summary import StepMark, evaluation_growth, least_bytes, summarize
+from dryfit.gpu.target import add_working_folder, own_code, started
+from dryfit.gpu.training_arguments import ArgumentWatch
+from dryfit.gpu.work import WorkCounter
+from dryfit.meta.offline_import import import_offline
+from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
+from dryfit.processes.process import peak_rss_bytes
+from dryfit.processes.wall import Places, Wall
+from dryfit.settings.errors import TraceError
+from dryfit.settings.memory_plan import StepPhase, VerdictKind
+from dryfit.settings.rehearsal_messages import (
+    FAILED_BY_ITSELF,
+    NO_STEP_TAKEN,
+    RehearsalAnswer,
+    RehearsalMemory,
+    RehearsalRequest,
+    ScriptEnd,
+)
+from dryfit.settings.text import gib
+from dryfit.settings.wire import write_model
+
+Finish = Callable[[RehearsalAnswer], None]
+"""Takes an answer and ends the process."""
+_one_answer = threading.Lock()
+_LACKING = (
+    "There was no rule registered for HigherOrderOperator",
+    "Torch not compiled with CUDA enabled",
+    "Tried to instantiate dummy base class",
+    "module 'torch._C' has no attribute",
+    "only be called while FakeTensorMode is active",
+    "Wait timeout",
+)
+"""Words of errors that a device, or a build of torch for one, would not have raised."""
+_LOOK_S = 0.2
+"""How often a request to end is looked for."""
+_SETTLED_S = 0.1
+"""After so long nothing is being recorded any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The wall that this process is behind, the rehearsal's folders, and where the script writes as it is."""
+
+    wall: Wall
+    places: Places
+    kept: tuple[Path, ...] = ()
+
+
+def end_with(answer: RehearsalAnswer, file: Path) -> None:
+    """Write an answer and end the process, whatever its threads do."""
+    _one_answer.acquire()  # for good
+    with muting.unmuted():
+        write_model(file, answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the script left (threads, workers, hooks of torch) must not decide how this ends
+
+
+def rehearse(request: RehearsalRequest, finish: Finish, behind: Behind) -> None:
+    """Run the script of a request in this process, which belongs to it from now on.
+
+    Args:
+        finish: Called with the answer, from any thread; it ends the process.
+
+    Raises:
+        TraceError: This build of torch cannot do it, or a real device is visible.
+    """
+    # After a fork torch makes its pool of threads anew when it is first asked: not by threads of autograd at once.
+    torch.set_num_threads(torch.get_num_threads())
+    with suppress(ImportError):  # before torch says that there is a device: it would look for CUDA's libraries
+        import_offline("bitsandbytes")
+    run = _Run(request, finish, behind)
+    run.arguments.install()
+    with run.gpu.active():
+        run.install()
+        end, failure = run.run()
+        run.gpu.dispatch.categorize()
+    run.finish(end, failure)
+
+
+class _Run:
+    """One script on one device."""
+
+    def __init__(self, request: RehearsalRequest, finish: Finish, behind: Behind) -> None:
+        self._behind = behind
+        self.began_s = time.monotonic()
+        self.request = request
+        calibrations = read_calibrations(Path(request.calibration_dir)) if request.calibration_dir else ()
+        constants = device_constants(request.device, torch.__version__, calibrations)
+        self.gpu = VirtualGpu(request.device, ranks=request.ranks, unlimited=request.unlimited, constants=constants)
+        self.arguments = ArgumentWatch(request.overrides)
+        self.marks: list[StepMark] = []
+        self.notes: list[str] = []
+        self.unseen: list[str] = []
+        """Why it is not known what the rest of the script takes."""
+        held = self.gpu.allocations
+        self.work = WorkCounter()
+        self.shortening = Shortening(
+            request.steps,
+            worst_batch=request.worst_batch,
+            on_step_end=self._step_ended,
+            on_ignored=lambda: self.finish(ScriptEnd.STOPPED, ""),
+            stock=lambda: Stock(held.allocator.allocated_bytes, len(held.blocks), held.held_since),
+            work=self.work,
+        )
+        self.ranks = AbsentGroup(request.ranks)
+        self.sent: dict[str, int] = {}
+        self._give = finish
+
+    def install(self) -> None:
+        """Change this process for good, once the virtual GPU is active."""
+        logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # the script's error says it
+        self.muting = muting.install(self._behind.places, self._behind.wall, self.gpu.dispatch.empty, self._behind.kept)
+        self.shortening.install()
+        self.gpu.dispatch.listeners.append(self._count)
+        threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
+        self.ranks.install(self.muting.say, self.notes.append)
+        self.gpu.dispatch.listeners.append(self.ranks.note)
+        self.gpu.dispatch.listeners.extend(self.shortening.listeners(self.gpu.dispatch))
+
+    def run(self) -> tuple[ScriptEnd, str]:
+        """Run the script; return how it ended, with the traceback of a failure."""
+        pid, error = os.getpid(), None
+        try:
+            add_working_folder(self.request)
+            self.gpu.places.own = own_code(self.request)
+            started(self.request)()
+        except BaseException as raised:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
+            error = raised
+        if os.getpid() != pid:  # a process that the script has forked ends as it would without us
+            raise error or SystemExit
+        match error:
+            case RehearsalDone():
+                return ScriptEnd.STOPPED, ""
+            case SystemExit() if error.code not in (None, 0):
+                return ScriptEnd.FAILED, f"the script ended with exit status {error.code}"
+            case torch.OutOfMemoryError():
+                last = self.gpu.out_of_memory[-1]
+                self.gpu.out_of_memory[-1] = last.model_copy(update={"caught": False})
+                return ScriptEnd.OUT_OF_MEMORY, _traceback(error)
+            case StopIteration() if self.shortening.done:
+                return ScriptEnd.STOPPED, ""
+            case NoStandInError() | TraceError():
+                self.unseen.append(error.found if isinstance(error, TraceError) else str(error))
+                return ScriptEnd.STOPPED, _traceback(error)
+            case Exception() if any(text in str(error) for text in _LACKING):
+                said = str(error).splitlines()[0].partition(" and mode ")[0]  # the mode is ours
+                self.unseen.append(f"a virtual GPU cannot follow it: {said}")
+                return ScriptEnd.STOPPED, _traceback(error)
+            case ImportError():
+                self.unseen.append(lack(error))
+                return ScriptEnd.FAILED, _traceback(error)
+            case None | SystemExit():
+                return (ScriptEnd.FINISHED if self.marks or self._trained() else ScriptEnd.NO_STEP), ""
+            case _:
+                return ScriptEnd.FAILED, _traceback(error)
+
+    def finish(self, end: ScriptEnd, failure: str) -> None:
+        """End the process with the answer of a run that has ended."""
+        answer = self.answer(end, failure)
+        self.muting.close()
+        self._give(answer)
+
+    def answer(self, end: ScriptEnd, failure: str) -> RehearsalAnswer:
+        """Return the answer of a run that has ended."""
+        if end is ScriptEnd.FAILED and self._behind.wall is Wall.LANDLOCK:
+            self.notes.append("on this machine code in C and started programs can write nothing; did it fail by that?")
+        gpu, request = self.gpu, self.request
+        gpu.allocations.close()  # the garbage collector may free tensors while these are read
+        went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
+        memory = summarize(
+            gpu.allocations,
+            gpu.dispatch.categories(),
+            self.marks,
+            gpu.constants,
+            gpu.places,
+            failed_at=gpu.failed_at,
+            enough_bytes=gpu.room_bytes if went_through else None,
+        )
+        if memory is not None and gpu.is_compiled:
+            least = least_bytes(gpu.allocations, gpu.dispatch.categories(), gpu.constants)
+            memory = memory.model_copy(update={"least_bytes": least})
+        kept = self.shortening.kept_of_batch
+        if memory is not None and kept is not None:
+            grown = evaluation_growth(gpu.allocations, kept, gpu.places)
+            memory = memory.model_copy(update={"evaluation_growth": grown})
+        verdict, shortfall, reasons = _verdict(gpu, memory, end)
+        if self.unseen and verdict is not VerdictKind.REFUSED:
+            verdict, reasons = VerdictKind.UNKNOWN, tuple(self.unseen)
+        return RehearsalAnswer(
+            verdict=verdict,
+            end=end,
+            device=request.device,
+            ranks=request.ranks,
+            memory=memory,
+            shortfall_bytes=shortfall,
+            out_of_memory=tuple(gpu.out_of_memory),
+            work=self.work.work(request.device),
+            sent=self.sent if request.ranks > 1 else None,
+            worst_batch=self.shortening.largest_batch,
+            unknown=tuple(gpu.unknown.values()),
+            notes=(*gpu.notes, *self.shortening.notes, *self.notes),
+            muted=tuple(self.muting.muted),
+            wall=self._behind.wall,
+            reasons=reasons,
+            at_least=not went_through or bool(self.unseen),
+            training_arguments=self.arguments.seen,
+            traceback=failure,
+            confidence=gpu.constants.confidence,
+            torch=torch.__version__,
+            rehearsal_s=time.monotonic() - self.began_s,
+            host_peak_bytes=peak_rss_bytes(),
+        )
+
+    def _trained(self) -> bool:
+        """Whether a backward pass was made: a script may change its parameters by hand."""
+        return any(label.phase is StepPhase.BACKWARD for label in self.gpu.allocations.label_table)
+
+    def _step_ended(self, number: int) -> None:
+        self.marks.append(StepMark(number, len(self.gpu.allocations.blocks)))
+        self.gpu.step = number + 1
+        self.work.step_ends()
+        self.sent, self.ranks.sent = dict(self.ranks.sent), defaultdict(int)
+
+    def _watch(self, main_thread: int) -> None:
+        """End a script that takes too long, whatever it does with signals and exceptions."""
+        limit_s = self.request.timeout_s
+        self._wait(limit_s)
+        if not self.marks:
+            self.unseen.append(f"no optimizer took a step within {limit_s:g} s")
+            here = traceback.StackSummary.extract(traceback.walk_stack(sys._current_frames()[main_thread]))
+            here.reverse()
+            stack = "".join(_from_script(here).format())
+            self.finish(ScriptEnd.NO_STEP, f"When time was up, the script was here (most recent call last):\n{stack}")
+        self._wait(limit_s)
+        self._end_now(f"the script was ended after {2 * limit_s:g} s")
+
+    def _wait(self, limit_s: float) -> None:
+        """Wait, and end the script where that is asked for meanwhile."""
+        last_s = time.monotonic() + limit_s
+        while (left_s := last_s - time.monotonic()) > 0:
+            if self._behind.places.is_stopped(self._behind.wall):
+                self._end_now("the rehearsal was interrupted")
+            sleep(min(left_s, _LOOK_S))
+
+    def _end_now(self, why: str) -> None:
+        """End the script wherever it is, and say what was seen."""
+        self.gpu.allocations.close()
+        sleep(_SETTLED_S)
+        late = f"{why}, with {len(self.marks)} of {self.request.steps} steps"
+        (self.notes if self.shortening.done else self.unseen).append(late)
+        self.finish(ScriptEnd.STOPPED if self.marks else ScriptEnd.NO_STEP, "")
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Count an operator's work, if it is a part of training."""
+        if not self.shortening.evaluating:
+            self.work.note(func, args, kwargs, out)
+
+
+def _verdict(
+    gpu: VirtualGpu, memory: RehearsalMemory | None, end: ScriptEnd
+) -> tuple[VerdictKind, int, tuple[str, ...]]:
+    """Return the verdict, the bytes that are missing, and why."""
+    capacity = gpu.spec.capacity_bytes
+    missing = 0 if memory is None else max(0, memory.required_bytes - capacity)
+    match end:
+        case ScriptEnd.FAILED:
+            return VerdictKind.UNKNOWN, 0, (FAILED_BY_ITSELF,)
+        case ScriptEnd.NO_STEP:
+            return VerdictKind.UNKNOWN, 0, (NO_STEP_TAKEN,)
+        case ScriptEnd.OUT_OF_MEMORY:
+            asked = gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes
+            reason = gpu.out_of_memory[-1].message.partition(". GPU 0")[0]
+            return VerdictKind.REFUSED, max(missing, asked - capacity), (reason,)
+        case _ if gpu.out_of_memory:
+            return VerdictKind.FITS, 0, ("the script met out-of-memory errors and went on with less",)
+        case _ if memory is not None and (between := memory.between(capacity)) is not None:
+            kind, reason = between
+            return kind, missing, (reason,)
+        case _ if missing and memory is not None:
+            return VerdictKind.REFUSED, missing, (f"it needs {gib(memory.required_bytes)}, its margin included",)
+        case _:
+            return VerdictKind.FITS, 0, ()
+
+
+def _traceback(error: BaseException) -> str:
+    """Return a traceback that begins at the script."""
+    frames = traceback.TracebackException.from_exception(error)
+    _from_script(frames.stack)
+    return "".join(frames.format())
+
+
+def _from_script(stack: traceback.StackSummary) -> traceback.StackSummary:
+    """Leave out the frames before the script's, in place: ours, and those of whatever called us."""
+    ours = str(Path(__file__).parents[1])
+    del stack[: next((number for number, frame in enumerate(stack) if frame.filename == __file__), 0)]
+    while len(stack) > 1 and (stack[0].filename.startswith(ours) or "runpy" in stack[0].filename):
+        del stack[0]
+    return stack

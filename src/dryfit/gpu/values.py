@@ -1,0 +1,479 @@
+"""Values that fake tensors carry along, and answers to conditions on values that nobody knows."""
+
+import ast
+import dis
+import linecache
+import math
+import sys
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from dryfit.gpu.import_hooks import when_imported
+from dryfit.meta.private_apis.torch_fakes import FakeTensor
+from dryfit.meta.private_apis.torch_modes import schema_of
+from dryfit.settings.version import PACKAGE_FOLDER
+
+# Values that fake tensors carry along: of small tensors, and of token ids and masks.
+#
+# Libraries send sizes to the device, gather them and read them back; models ask whether a mask hides anything. Such
+# tensors are made from values that are known, so the values go with them through copies, views, arithmetic and
+# changes in place, until something unknown is written to their memory.
+#
+# They lie in memory of the host, which the fake's storage refers to: every view of that storage shows them, and a
+# tensor that is written by one of them changes all. What was allocated and not yet written to is known of no tensor.
+
+
+MOST_NUMBERS = 1_000
+"""Elements of a floating-point tensor whose values are carried along."""
+MOST_INTEGERS = 1 << 20
+"""Elements of a tensor of integers or booleans whose values are carried along."""
+
+_aten = torch.ops.aten
+_UNINITIALIZED = frozenset(
+    {
+        _aten.empty.memory_format,
+        _aten.empty_like.default,
+        _aten.empty_strided.default,
+        _aten.new_empty.default,
+        _aten.new_empty_strided.default,
+    }
+)
+_RESIZES = frozenset({_aten.resize_.default, _aten.resize_as_.default})
+_SETS = frozenset({_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default})
+_KEEPS_VALUE = _aten._amp_update_scale_.default
+_PLACE = (math.sqrt(5) - 1) / 2
+"""Where in a vocabulary a token is drawn: special ones are its first or its last, and so are those of several beams."""
+_RANDOM = torch.Tag.nondeterministic_seeded
+_FALSE_OF_NUMBERS = frozenset({_aten.isnan.default, _aten.isinf.default})
+_COMPARES = {_aten.eq.Tensor: True, _aten.ne.Scalar: True, _aten.eq.Scalar: False}
+"""What ``isfinite`` is made of, and its answer where a value is a finite number."""
+_SETTLED_BY = {
+    _aten.bitwise_and.Tensor: False,
+    _aten.bitwise_and.Scalar: False,
+    _aten.logical_and.default: False,
+    _aten.bitwise_or.Tensor: True,
+    _aten.logical_or.default: True,
+}
+"""The truth value that settles an operator, whatever its other operand is."""
+
+
+def remember(fake: torch.Tensor, value: torch.Tensor) -> None:
+    """Let the memory of a fake hold a value, if it is small enough and all that the memory has room for."""
+    storage: Any = fake.untyped_storage()
+    size_bytes = storage.nbytes()
+    if not _is_small(value) or fake.numel() * fake.itemsize != size_bytes:
+        storage.dryfit_holds = None
+        return
+    storage.dryfit_holds = torch.UntypedStorage(size_bytes)
+    _seen_by(fake, storage.dryfit_holds).copy_(value)
+
+
+def share(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Let a fake stand for a real tensor of its strides: what becomes known of one is known of the other."""
+    storage: Any = fake.untyped_storage()
+    memory = real.untyped_storage()
+    if _is_small(real) and memory.nbytes() == storage.nbytes():
+        storage.dryfit_holds = memory
+    elif (value := value_of(real)) is not None:
+        remember(fake, value)
+
+
+def forget(written: Any) -> None:
+    """Let nothing be known of the memory of a fake, or of several, any more."""
+    if isinstance(written, FakeTensor):
+        storage: Any = written.untyped_storage()
+        if getattr(storage, "dryfit_holds", None) is not None:
+            storage.dryfit_holds = None
+    elif isinstance(written, list | tuple):
+        for one in written:
+            forget(one)
+
+
+def value_of(tensor: Any) -> torch.Tensor | None:
+    """Return the value that a fake's memory holds, or a real tensor itself; None where it is not known."""
+    if not isinstance(tensor, FakeTensor):
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        return None if is_plain and _is_raw(tensor.untyped_storage()) else tensor
+    storage = tensor.untyped_storage()
+    memory = getattr(storage, "dryfit_holds", None)
+    if memory is None or memory.nbytes() != storage.nbytes() or _is_raw(memory):
+        return None
+    return _seen_by(tensor, memory)
+
+
+def initialised(real: torch.Tensor) -> None:
+    """Let a real tensor count as written to."""
+    if real.layout is torch.strided and _is_raw(storage := real.untyped_storage()):
+        storage.dryfit_raw = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def note_raw(made: torch.Tensor) -> None:
+    """Note that a tensor which Python code asked for has memory that nobody has written to; C++ writes unseen."""
+    if type(made) is torch.Tensor and made.numel():
+        made.untyped_storage().dryfit_raw = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def note_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note which real memory an operator wrote to."""
+    for one in _written_by(func, args, kwargs):
+        for real in one if isinstance(one, list | tuple) else (one,):
+            if isinstance(real, torch.Tensor):
+                initialised(real)
+
+
+def _is_raw(memory: Any) -> bool:
+    return getattr(memory, "dryfit_raw", False)
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    return not value.is_complex() and value.numel() <= (MOST_NUMBERS if value.is_floating_point() else MOST_INTEGERS)
+
+
+def _seen_by(fake: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
+    """Return the memory as a fake's type, shape and strides show it."""
+    seen = torch.empty(0, dtype=fake.dtype, device="cpu")
+    return seen.set_(memory, fake.storage_offset(), fake.shape, fake.stride())  # pyright: ignore[reportArgumentType]
+
+
+def read_masks() -> None:
+    """Let transformers read masks and positions whose values are known, as on a device that has them.
+
+    The library takes every fake for a traced tensor, whose values it must not ask for, and then builds a mask that
+    a run leaves out (causal attention without padding).
+    """
+
+    def change(module: Any) -> None:
+        is_traced = module.is_tracing
+
+        def is_tracing(tensor: Any = None) -> bool:
+            if isinstance(tensor, FakeTensor):
+                return value_of(tensor) is None or is_traced()
+            return is_traced(tensor)
+
+        module.is_tracing = is_tracing
+
+    when_imported("transformers.masking_utils", change)
+
+
+def draw(chosen: torch.Tensor, odds: torch.Tensor) -> None:
+    """Let a fake of chosen tokens carry some, whose odds nobody knows.
+
+    None of them is a special token, so that a generated sequence does not end before its longest length.
+
+    Args:
+        chosen: Their positions in the last dimension of the odds, ``(..., tokens)``, or ``(...)`` for one.
+        odds: ``(..., vocabulary)``.
+    """
+    several = chosen.dim() == odds.dim()
+    count, vocabulary = chosen.shape[-1] if several else 1, odds.shape[-1]
+    found = (int(vocabulary * _PLACE) + torch.arange(count)) % max(vocabulary, 1)
+    remember(chosen, (found if several else found[0]).expand(chosen.shape).clone())
+
+
+def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """Compute an operator on known values too, where all of its inputs are known, and remember the result.
+
+    ``out`` is what the operator gave for the fakes.
+    """
+    if schema_of(func).is_mutable:
+        if not _carry_in_place(func, args, kwargs, out):
+            for one in _written_by(func, args, kwargs):
+                forget(one)
+        return
+    if func.is_view or func in _UNINITIALIZED or _RANDOM in func.tags:
+        return
+    outs = list(out) if isinstance(out, list | tuple) else [out]
+    if not outs or any(type(one) is not FakeTensor or not _is_small(one) for one in outs):
+        return
+    value = _computed(func, args, kwargs)
+    if value is None:
+        _answer(func, args, outs[0])
+        return
+    for one, its in zip(outs, [value] if isinstance(value, torch.Tensor) else value, strict=True):
+        if its.shape == one.shape and its.dtype == one.dtype:
+            remember(one, its)
+
+
+def _written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return what an operator writes to."""
+    return [args[at] if at < len(args) else kwargs.get(name) for at, name in _written(func)]
+
+
+@cache
+def _written(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of each argument that an operator writes to."""
+    arguments = enumerate(schema_of(func).arguments)
+    return tuple((at, one.name) for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
+
+
+def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operator gives for known values; None where not all are known, or it cannot run on them."""
+    known = _known_argument(args)
+    options = {name: _known_argument(argument) for name, argument in kwargs.items() if name != "pin_memory"}
+    if known is _UNKNOWN or any(value is _UNKNOWN for value in options.values()):
+        return None
+    try:
+        return func(*known, **options)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return None  # an operator of CUDA alone, or one that fails: the fake says the rest
+
+
+def _answer(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> None:
+    """Remember what does not depend on the values that nobody knows; numbers are finite, as in training that works."""
+    if func in _FALSE_OF_NUMBERS:
+        remember(out, torch.zeros(out.shape, dtype=out.dtype))
+    elif func in _COMPARES and (args[0] is args[1] or (isinstance(args[1], float) and math.isinf(args[1]))):
+        remember(out, torch.full(out.shape, _COMPARES[func], dtype=out.dtype))
+    elif func in _SETTLED_BY and out.dtype is torch.bool:
+        truth = _SETTLED_BY[func]
+        known = (torch.as_tensor(value) for one in args if (value := value_of(one)) is not None)
+        if any(bool((one == truth).all()) for one in known):
+            remember(out, torch.full(out.shape, truth))
+
+
+def _carry_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+    """Change a known value as the fake was changed; whether it could."""
+    if type(out) is not FakeTensor or out is not args[0] or _RANDOM in func.tags or func in _RESIZES:
+        return False
+    if value_of(out) is not None:
+        return func is _KEEPS_VALUE or _computed(func, args, kwargs) is not None
+    source = value_of(args[1]) if len(args) > 1 else 0
+    if func not in _SETS or source is None:
+        return False
+    remember(out, torch.as_tensor(source, device="cpu").expand(out.shape))
+    return True
+
+
+class _Unknown:
+    pass
+
+
+_UNKNOWN = _Unknown()
+
+
+def _known_argument(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        value = value_of(argument)
+        return _UNKNOWN if value is None else value
+    if isinstance(argument, list | tuple):
+        values = [_known_argument(one) for one in argument]
+        return _UNKNOWN if any(value is _UNKNOWN for value in values) else type(argument)(values)
+    if isinstance(argument, torch.device):
+        return torch.device("cpu")
+    return argument
+
+
+# Answer conditions on values that nobody knows, so that a script goes on, and its loops end.
+#
+# The statement that asks decides: what guards an ``assert``, a ``raise`` or an exit lets it pass, what would only
+# leave a function, a loop or one round of it stays there, and anything else is true. A condition that comes again and
+# again at one place is answered the other way once, since a loop may wait for it.
+
+
+PATIENCE = 100
+"""Times that a condition is asked at one place before it is answered the other way."""
+_TORCH = str(Path(torch.__file__).parent)
+_BETWEEN = (f"{PACKAGE_FOLDER}/", *(f"{_TORCH}/{part}" for part in ("_", "overrides.py", "utils/_")))
+"""Files whose code runs between the one that asks and us."""
+_EXITS = frozenset({"exit", "quit", "abort"})
+_ASSERTS = frozenset({"LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"})
+_KEEPS_TRUTH = frozenset(
+    {"CACHE", "COPY", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "PRECALL", "TO_BOOL"}
+    | {f"STORE_{kind}" for kind in ("DEREF", "FAST", "GLOBAL", "NAME")}
+)
+"""Instructions between a truth value and the jump that it decides."""
+_Where = Callable[[dis.Instruction], bool | None]
+
+
+class Conditions:
+    """Answers the conditions of one script."""
+
+    def __init__(self) -> None:
+        self._times: Counter[tuple[CodeType, int]] = Counter()
+
+    def answer(self) -> tuple[bool, str]:
+        """Return the answer to the condition that the running code asks, and what is to be said of it."""
+        frame: FrameType = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_BETWEEN) and frame.f_back is not None:
+            frame = frame.f_back
+        asked = (frame.f_code, frame.f_lasti)
+        truth, ends = _reply(*asked)
+        if ends:
+            return truth, "a condition on values would end the script; it was answered so that the script goes on"
+        self._times[asked] += 1
+        if self._times[asked] % PATIENCE == 0:
+            return not truth, f"a condition on values, asked {PATIENCE} times; once it was taken as {_said(not truth)}"
+        return truth, f"a condition on values; it was taken as {_said(truth)}"
+
+
+def _said(truth: bool) -> str:
+    return str(truth).lower()
+
+
+@cache
+def _reply(code: CodeType, offset: int) -> tuple[bool, bool]:
+    """Return the answer for an instruction that asks for a truth value, and whether the other would end the script."""
+    instructions = list(dis.get_instructions(code))
+    at = bisect_right(instructions, offset, key=lambda one: one.offset) - 1
+    path = _path_to(_tree(code.co_filename), instructions[at])
+    match path[-1] if path else None:
+        case ast.Assert() as statement:
+            wanted, ends, where = True, True, _where_of_assert(statement)
+        case ast.If() as statement:
+            body, other = statement.body, statement.orelse
+            following = _following(path)
+            leaves = _leaves(body)
+            ends = _ends(body) or _ends(other) or (_ends(following) and (leaves or _leaves(other)))
+            if not ends and leaves == _leaves(other):
+                return True, False
+            wanted = not _ends(body) and (_ends(other) or leaves == _ends(following))
+            where = _where_of_if(statement, path, following)
+        case _:
+            return True, False
+    asks = instructions[at]
+    begin = at if _jumps_if(asks) or asks.opname in ("UNARY_NOT", "TO_BOOL") else at + 1
+    negates = asks.opname == "CONTAINS_OP" and asks.arg == 1  # ``not in``
+    lands = {truth: _lands(instructions, begin, truth != negates, where) for truth in (True, False)}
+    sure = [truth for truth in lands if lands[truth] == {wanted}]
+    possible = [truth for truth in lands if wanted in lands[truth]]
+    return (sure or possible or [True])[0], ends
+
+
+@cache
+def _tree(file: str) -> ast.AST | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _path_to(tree: ast.AST | None, instruction: dis.Instruction) -> list[ast.AST]:
+    """Return the statements around an instruction and what they are parts of, the outermost first."""
+    path: list[ast.AST] = []
+    while tree is not None:
+        path.append(tree)
+        inner = (one for one in ast.iter_child_nodes(tree) if not isinstance(one, ast.expr))
+        tree = next((one for one in inner if _holds(one, instruction)), None)
+    return path
+
+
+def _holds(node: Any, instruction: dis.Instruction) -> bool:
+    """Whether an instruction belongs to a node, or to one of several."""
+    if isinstance(node, list):
+        return any(_holds(one, instruction) for one in node)
+    if isinstance(node, ast.match_case):
+        return _holds(node.body, instruction)
+    at = instruction.positions
+    if at is None or None in at or not hasattr(node, "lineno"):
+        return False
+    begins, ends = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+    return begins <= (at.lineno, at.col_offset) and (at.end_lineno, at.end_col_offset) <= ends
+
+
+def _ends(body: Sequence[ast.stmt]) -> bool:
+    """Whether statements end in an exception or an exit."""
+    match body[-1] if body else None:
+        case ast.Raise():
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
+            return name.lstrip("_") in _EXITS
+        case _:
+            return False
+
+
+def _leaves(body: Sequence[ast.stmt]) -> bool:
+    """Whether statements do no more than leave: those that do more have found what was looked for."""
+    return len(body) == 1 and isinstance(body[0], ast.Return | ast.Break | ast.Continue)
+
+
+def _following(path: Sequence[ast.AST]) -> list[ast.stmt]:
+    """Return the statement that runs where the last one of a path does nothing; none where a function ends."""
+    for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
+        for _, block in ast.iter_fields(outer):
+            if isinstance(block, list) and inner in block[:-1]:
+                return [block[block.index(inner) + 1]]
+        if isinstance(outer, ast.For | ast.While) and outer.orelse:
+            return outer.orelse[:1]
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            break
+    return []
+
+
+def _where_of_assert(statement: ast.Assert) -> _Where:
+    """Return what says of an instruction whether the assertion has passed there, or has not; None: not yet known."""
+
+    def where(one: dis.Instruction) -> bool | None:
+        if one.opname in _ASSERTS:
+            return False
+        return None if _holds(statement, one) and not _returns(one) else True
+
+    return where
+
+
+def _where_of_if(statement: ast.If, path: Sequence[ast.AST], following: list[ast.stmt]) -> _Where:
+    """Return what says of an instruction whether the test has been true there; None: not yet known."""
+    loop = next((one for one in reversed(path) if isinstance(one, ast.For | ast.While)), None)
+    blocks = [one for one in path if isinstance(one, ast.With | ast.AsyncWith)]  # their ends stand in their heads
+
+    def where(one: dis.Instruction) -> bool | None:
+        if _holds(statement.body, one) or _holds(statement.orelse, one):
+            return _holds(statement.body, one)
+        in_head = any(_holds(around, one) and not _holds(around.body, one) for around in blocks)
+        if not _returns(one) and (in_head or _holds(statement, one) or one.positions is None or None in one.positions):
+            return None
+        match statement.body[0]:  # either may be no more than a jump
+            case ast.Break():
+                return not _holds(loop, one)
+            case ast.Continue():
+                return not _holds(following, one)
+            case _:
+                return False
+
+    return where
+
+
+def _returns(instruction: dis.Instruction) -> bool:
+    """Whether a function ends here; where nothing says so, its last statement does."""
+    return instruction.opname.startswith("RETURN_")
+
+
+def _jumps_if(instruction: dis.Instruction) -> bool:
+    return "IF_TRUE" in instruction.opname or "IF_FALSE" in instruction.opname
+
+
+def _lands(instructions: list[dis.Instruction], begin: int, truth: bool, where: _Where) -> set[bool]:
+    """Return where a truth value may lead: both, if others decide as well.
+
+    Args:
+        begin: The instruction that decides by the value, or comes after the one that asks for it.
+    """
+    number_of = {one.offset: number for number, one in enumerate(instructions)}
+    found: set[bool] = set()
+    left: list[tuple[int, bool | None]] = [(begin, truth)]
+    seen: set[tuple[int, bool | None]] = set()
+    while left:
+        at, known = left.pop()
+        if (at, known) in seen or at >= len(instructions):
+            continue
+        seen.add((at, known))
+        one = instructions[at]
+        place = where(one)
+        if place is not None:
+            found.add(place)
+        elif _jumps_if(one):
+            jumps = {True, False} if known is None else {known == ("TRUE" in one.opname)}
+            left += [(number_of[one.argval] if jump else at + 1, None) for jump in jumps]
+        elif one.opname.startswith("JUMP_"):
+            left.append((number_of[one.argval], known))
+        elif one.opname == "UNARY_NOT" and known is not None:
+            left.append((at + 1, not known))
+        else:
+            left.append((at + 1, known if one.opname in _KEEPS_TRUTH else None))
+    return found

@@ -1,0 +1,415 @@
+"""Arithmetic, memory traffic and least time of a training step, operator by operator."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from dryfit.meta.private_apis.torch_modes import schema_of
+from dryfit.settings.devices import KnownGpu, ProductPrecision, device_rates
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.rehearsal_messages import StepWork
+
+# Floating-point operations of matrix products, convolutions and attention, forward and backward.
+#
+# The formulas are those that ``torch.utils.flop_counter`` keeps, also for what other libraries register there; here
+# stand only those that it has not, or not exactly. A multiplication and an addition are two operations.
+
+
+def flops_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+    """Return the floating-point operations of an operator: by our formula, else torch's, else none."""
+    own = _FORMULAS.get(schema_of(func).name)
+    if own is not None:
+        return own(*args, **kwargs)
+    formula = flop_registry.get(func.overloadpacket)
+    if formula is None:
+        return 0
+    # `addmm` and others take the type of their output as well, of which torch's formulas do not know.
+    shaped = [one for one in args if not isinstance(one, torch.dtype)]
+    return int(formula(*shaped, **kwargs, out_val=out))
+
+
+def _convolution_backward(gradient: Any, inputs: Any, weight: Any, *others: Any, **_: Any) -> int:
+    """Return twice the forward's operations, once for each gradient asked for.
+
+    torch's formula counts those of a grouped convolution's weight once for each group.
+    """
+    transposed, output_mask = others[4], others[7]
+    places = (inputs if transposed else gradient).shape
+    return 2 * places[0] * prod(places[2:]) * weight.numel() * sum(map(bool, output_mask[:2]))
+
+
+def _grouped_product(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    """Return the operations of a product by groups (experts): either side may be cut into groups of rows."""
+    if left.dim() == 3 and right.dim() == 2:
+        return 2 * right.numel() * left.shape[-2]
+    return 2 * left.numel() * right.shape[-1]
+
+
+def _batch_summed(_: Any, left: Any, right: Any, **__: Any) -> int:
+    return 2 * left.numel() * right.shape[-1]
+
+
+def _linear(inputs: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return 2 * inputs.numel() * weight.shape[0]
+
+
+def _product(left: Any, right: Any) -> int:
+    if right.dim() == 1:
+        return 2 * left.numel()
+    if left.dim() == 1:
+        return 2 * right.numel()
+    batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    return 2 * prod(batch) * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return 2 * query.numel() * key.shape[-2] + 2 * prod(query.shape[:-1]) * key.shape[-2] * value.shape[-1]
+
+
+def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    """Return the operations of five products: scores again, and the gradients of value, scores, query and key."""
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _four_bit(inputs: Any, _: Any, weight_shape: Sequence[int], *__: Any, **___: Any) -> int:
+    return 2 * inputs.numel() * weight_shape[0]
+
+
+def _eight_bit_and_outliers(inputs: Any, _: Any, weight: Any, *__: Any, **___: Any) -> int:
+    return 2 * inputs.numel() * weight.shape[0]
+
+
+_ATTENTION = ("flash", "efficient", "cudnn")
+_FORMULAS: dict[str, Callable[..., int]] = {
+    "aten::convolution_backward": _convolution_backward,
+    "aten::_int_mm": lambda left, right, **_: 2 * left.numel() * right.shape[-1],
+    "aten::_addmm_activation": lambda _, left, right, **__: 2 * left.numel() * right.shape[-1],
+    "aten::addbmm": _batch_summed,
+    "aten::_grouped_mm": _grouped_product,
+    "aten::_scaled_grouped_mm": _grouped_product,
+    # Whole in inference mode, where no key of autograd takes them apart.
+    "aten::linear": _linear,
+    "aten::matmul": _product,
+    "aten::scaled_dot_product_attention": _attention,
+    # Some versions of torch refuse fewer heads of keys than of queries (grouped-query attention).
+    **{f"aten::_scaled_dot_product_{kernel}_attention": _attention for kernel in _ATTENTION},
+    **{f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_backward for kernel in _ATTENTION},
+    # bitsandbytes' own operators; its other products dequantise, then call torch's.
+    "bitsandbytes::gemm_4bit": _four_bit,
+    "bitsandbytes::gemv_4bit": _four_bit,
+    "bitsandbytes::int8_linear_matmul": _linear,
+    "bitsandbytes::int8_scaled_mm": _linear,
+    "bitsandbytes::int8_mixed_scaled_mm": _eight_bit_and_outliers,
+}
+"""Formulas that ``torch.utils.flop_counter`` has not, or not exactly."""
+
+
+def timed_flops(flops: int, name: str, named: Mapping[str, Any]) -> int:
+    """Return the operations that a kernel has to do: of causal attention, each query's with itself and earlier keys.
+
+    Args:
+        name: The operator's.
+        named: Its arguments by name.
+    """
+    if not flops or not named.get("is_causal") or "key" not in named or "query" not in named:
+        return flops
+    queries, keys = named["query"].shape[-2], named["key"].shape[-2]
+    if named.get("cum_seq_q") is not None or name.startswith(("aten::_flash", "aten::_efficient")):
+        queries, keys = named.get("max_q") or queries, named.get("max_k") or keys
+    seen = min(queries, keys)
+    return flops * (seen * (seen + 1) // 2 + (queries - seen) * keys) // max(1, queries * keys)
+
+
+# Bytes that an operator reads and writes of the device's memory.
+
+
+_FREE = frozenset(
+    {
+        "aten::_assert_async",
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::_unsafe_view",
+        "aten::detach",
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_permuted",
+        "aten::empty_strided",
+        "aten::is_pinned",
+        "aten::is_same_size",
+        "aten::lift",
+        "aten::lift_fresh",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::record_stream",
+        "aten::resize_",
+        "aten::set_",
+    }
+)
+"""Operators that move no bytes, beside views."""
+
+_WRITES_ONLY = frozenset(
+    {
+        "aten::_foreach_copy_",
+        "aten::_foreach_zero_",
+        "aten::bernoulli_",
+        "aten::cauchy_",
+        "aten::copy_",
+        "aten::exponential_",
+        "aten::fill_",
+        "aten::geometric_",
+        "aten::log_normal_",
+        "aten::normal_",
+        "aten::random_",
+        "aten::uniform_",
+        "aten::zero_",
+    }
+)
+"""Operators in place that do not read what they overwrite."""
+
+_GATHERS = frozenset(
+    {
+        "aten::embedding",
+        "aten::gather",
+        "aten::index",
+        "aten::index_select",
+        "aten::nll_loss_forward",
+        "aten::take",
+        "aten::_unsafe_index",
+    }
+)
+"""Operators that read as many values of their first tensor as their output, or a loss's targets, has."""
+
+_SCATTERS = frozenset(
+    {
+        "aten::_index_put_impl_",
+        "aten::index_add_",
+        "aten::index_copy_",
+        "aten::index_put_",
+        "aten::put_",
+        "aten::scatter_",
+        "aten::scatter_add_",
+        "aten::scatter_reduce_",
+        "aten::_unsafe_index_put",
+    }
+)
+"""Operators that touch as much of their first tensor as the largest other tensor has."""
+
+_GRADIENTS = ("grads", "g")
+"""Gradients in fused optimizers: declared as written, but written only where a scale is given."""
+
+
+def moves_nothing(func: Any) -> bool:
+    """Return whether an operator makes no more than a view, an empty tensor or an answer."""
+    return func.is_view or func.namespace == "prim" or schema_of(func).name in _FREE
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one call of an operator reads and writes on the device."""
+
+    device_type: str
+    schema: Any
+    named: Mapping[str, Any]
+    out: Any
+
+    def bytes(self) -> int:
+        """Return the bytes read of all inputs, and written to new outputs and in place."""
+        read = written = 0
+        first = True
+        name = self.schema.name.partition("::")[2]
+        only_sizes = name.endswith("_like") or name.startswith("new_")
+        for argument in self.schema.arguments:
+            for tensor in tensors_in((self.named.get(argument.name),)):
+                size = self._touched(tensor, first=first)
+                first = False
+                alias = argument.alias_info
+                writes = alias is not None and alias.is_write
+                only_writes = writes and (argument.is_out or self.schema.name in _WRITES_ONLY)
+                read += 0 if only_writes or only_sizes else size
+                written += size if writes and not self._left_alone(argument.name) else 0
+        for returned, value in zip(self.schema.returns, self._outputs(), strict=False):
+            if returned.alias_info is None:
+                written += sum(map(self._held, tensors_in((value,))))
+        return read + written
+
+    def _left_alone(self, name: str) -> bool:
+        return name in _GRADIENTS and self.named.get("grad_scale") is None
+
+    def _touched(self, tensor: torch.Tensor, *, first: bool) -> int:
+        held = self._held(tensor)
+        if not first:
+            return held
+        if self.schema.name in _GATHERS:
+            taken = self.named["target"] if self.schema.name == "aten::nll_loss_forward" else self.out
+            return min(held, taken.numel() * tensor.element_size())
+        if self.schema.name in _SCATTERS:
+            others = [given.numel() for given in tensors_in(tuple(self.named.values())) if given is not tensor]
+            return min(held, max(others, default=0) * tensor.element_size())
+        return held
+
+    def _outputs(self) -> Sequence[Any]:
+        return self.out if isinstance(self.out, tuple) and len(self.schema.returns) > 1 else (self.out,)
+
+    def _held(self, tensor: torch.Tensor) -> int:
+        """Return the bytes of a tensor's distinct elements, where they lie on the device."""
+        if tensor.device.type != self.device_type:
+            return 0
+        if tensor.layout is not torch.strided:
+            return tensor.numel() * tensor.element_size()
+        distinct = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+        return distinct * tensor.element_size() if tensor.numel() else 0
+
+
+def tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among an operator's arguments or results, and in lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
+# Arithmetic and memory traffic of a training step, operator by operator, and the least time a device needs for them.
+#
+# FLOPs are those of matrix products, convolutions and attention, by the formulas that ``torch.utils.flop_counter``
+# keeps (also those that other libraries register there): a multiplication and an addition are two, and recomputed
+# activations count as they are computed. Bytes are what an operator reads and writes of the device's memory: a view
+# is nothing, an expanded tensor is what it holds, a gather reads what it gives. Copies over the bus to or from the
+# host count for what they touch on the device alone.
+#
+# The least time is the roofline: by operator, the longer of arithmetic and traffic at the device's published peaks
+# (``settings/devices.py``), as if each kernel found its inputs in the device's memory and not in its cache. Of causal
+# attention, whose FLOPs are counted whole as everywhere, only the part below the diagonal takes time.
+
+
+_HALVES = {torch.float16: ProductPrecision.FP16, torch.bfloat16: ProductPrecision.BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What one operator on given shapes costs.
+
+    Attributes:
+        timed_flops: The part of ``flops`` that a kernel cannot leave out.
+    """
+
+    flops: int
+    timed_flops: int
+    bytes: int
+    precision: ProductPrecision
+
+    def least_s(self, rates: KnownGpu, capability: tuple[int, int]) -> float:
+        arithmetic_s = self.timed_flops / rates.flops_per_s(self.precision, capability)
+        return max(arithmetic_s, self.bytes / rates.bytes_per_s)
+
+
+class WorkCounter:
+    """Adds up what the operators of each optimizer step cost."""
+
+    def __init__(self, device_type: str = "cuda") -> None:
+        self._device_type = device_type
+        self._free: dict[Any, bool] = {}
+        self._costs: dict[Any, _Cost] = {}
+        self._running: Counter[_Cost] = Counter()
+        self._last: Counter[_Cost] | None = None
+
+    def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Add an operator that ran, with what it was given and what it gave."""
+        free = self._free.get(func)
+        if free is None:
+            free = self._free[func] = moves_nothing(func)
+        if free:
+            return
+        key = (func, *map(_signed, args), _signed(out))
+        if kwargs:
+            key += tuple(map(_signed, kwargs.values()))
+        cost = self._costs.get(key)
+        if cost is None:
+            cost = self._costs[key] = self._cost(func, args, kwargs, out)
+        if cost.flops and cost.precision is ProductPrecision.FP32 and _allows_tf32(func):
+            cost = replace(cost, precision=ProductPrecision.TF32)
+        self._running[cost] += 1
+
+    def so_far(self) -> "Counter[_Cost]":
+        """Return what was noted in the current step until now."""
+        return self._running.copy()
+
+    def add(self, costs: "Counter[_Cost]") -> None:
+        """Count work that was not run."""
+        self._running.update(costs)
+
+    def step_ends(self) -> None:
+        """Close an optimizer step: all that was noted since the last one was its work."""
+        self._last, self._running = self._running, Counter()
+
+    def work(self, device: DeviceSpec) -> StepWork | None:
+        """Return the work of the last full step and the least time a device needs for it; None before any."""
+        if self._last is None:
+            return None
+        rates = device_rates(device)
+        flops = sum(cost.flops * times for cost, times in self._last.items())
+        moved_bytes = sum(cost.bytes * times for cost, times in self._last.items())
+        if rates is None:
+            why = f"none: no rates are published for {device.name}; name a GPU to have the least time of a step"
+            return StepWork(flops_per_step=flops, bytes_per_step=moved_bytes, rates=why)
+        least_s = sum(cost.least_s(rates, device.capability) * times for cost, times in self._last.items())
+        return StepWork(
+            flops_per_step=flops,
+            bytes_per_step=moved_bytes,
+            least_step_s=least_s,
+            rates=_told(rates, {cost.precision for cost in self._last if cost.flops}, device.capability),
+        )
+
+    def _cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> _Cost:
+        schema = schema_of(func)
+        named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+        flops = flops_of(func, args, kwargs, out)
+        return _Cost(
+            flops=flops,
+            timed_flops=timed_flops(flops, schema.name, named),
+            bytes=Traffic(self._device_type, schema, named, out).bytes(),
+            precision=_precision(args, kwargs),
+        )
+
+
+def _signed(value: Any) -> Any:
+    """Return what a cost may depend on of an argument, as a part of a key."""
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else value.layout
+        return (value.shape, strides, value.dtype, value.device)
+    if isinstance(value, list | tuple):
+        return tuple(map(_signed, value))
+    return value if isinstance(value, bool | int | str | torch.dtype | None) else type(value)
+
+
+def _precision(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductPrecision:
+    """Return what a product is computed in, by the type of its first matrix."""
+    for tensor in tensors_in((*args, *kwargs.values())):
+        if tensor.dim() >= 2:
+            if tensor.dtype in _HALVES:
+                return _HALVES[tensor.dtype]
+            return ProductPrecision.EIGHT_BIT if tensor.dtype.itemsize == 1 else ProductPrecision.FP32
+    return ProductPrecision.FP32
+
+
+def _allows_tf32(func: Any) -> bool:
+    """Return whether the script's settings, as they are now, let a product in fp32 be computed in TF32."""
+    if "convolution" in schema_of(func).name:
+        return torch.backends.cudnn.allow_tf32
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def _told(rates: KnownGpu, precisions: set[ProductPrecision], capability: tuple[int, int]) -> str:
+    used = ", ".join(
+        f"{rates.flops_per_s(precision, capability) / 1e12:g} TFLOP/s in {precision}"
+        for precision in sorted(precisions)
+    )
+    return (
+        f"{used + ', ' if used else ''}{rates.bandwidth_gb_s:g} GB/s: published peaks without sparsity, {rates.source}"
+    )

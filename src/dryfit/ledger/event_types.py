@@ -1,0 +1,70 @@
+"""The types for observers of a study, as ``dryfit.events``: events, messages, states, the layout."""
+
+from dryfit.ledger.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    AttemptStarted,
+    BaselinesComputed,
+    CheckpointMade,
+    DeviceSetAside,
+    Event,
+    FailureFacts,
+    FirstStepDone,
+    GenerationBegan,
+    NodeJoined,
+    NodeLost,
+    ParallelSet,
+    ReportMade,
+    Resolved,
+    SessionClosed,
+    SessionOpened,
+    StudyCreated,
+    StudyRevised,
+    TrialAsked,
+    TrialFinished,
+    TrialPlanned,
+    VerdictGiven,
+)
+from dryfit.ledger.folder import StudyLayout
+from dryfit.ledger.replay import StudyState
+from dryfit.ledger.state import TrialState
+from dryfit.settings.errors import Action, FailureKind
+from dryfit.settings.trial import MetricPoint, Outcome
+from dryfit.settings.wire import Message, Note, Phase, Progress
+
+__all__ = [
+    "Action",
+    "AttemptEnded",
+    "AttemptPlaced",
+    "AttemptStarted",
+    "BaselinesComputed",
+    "CheckpointMade",
+    "DeviceSetAside",
+    "Event",
+    "FailureFacts",
+    "FailureKind",
+    "FirstStepDone",
+    "GenerationBegan",
+    "Message",
+    "MetricPoint",
+    "NodeJoined",
+    "NodeLost",
+    "Note",
+    "Outcome",
+    "ParallelSet",
+    "Phase",
+    "Progress",
+    "ReportMade",
+    "Resolved",
+    "SessionClosed",
+    "SessionOpened",
+    "StudyCreated",
+    "StudyLayout",
+    "StudyRevised",
+    "StudyState",
+    "TrialAsked",
+    "TrialFinished",
+    "TrialPlanned",
+    "TrialState",
+    "VerdictGiven",
+]

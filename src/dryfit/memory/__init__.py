@@ -1,1 +1,0 @@
-"""What a training step takes of a device, without taking it."""

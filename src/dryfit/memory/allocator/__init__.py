@@ -1,1 +1,0 @@
-"""PyTorch's caching allocator, simulated: settings, blocks, replay, snapshots of real runs."""

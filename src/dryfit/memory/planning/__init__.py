@@ -1,1 +1,0 @@
-"""From recorded segments to a plan: the run, its peak, what would fit."""

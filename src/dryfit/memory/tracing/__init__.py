@@ -1,1 +1,0 @@
-"""A training step recorded on fake CUDA tensors."""

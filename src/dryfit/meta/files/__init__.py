@@ -1,1 +1,0 @@
-"""Checkpoint files: headers, shards, tensors and parts of tensors."""

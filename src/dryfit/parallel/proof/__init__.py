@@ -1,1 +1,0 @@
-"""The check that a sharded model computes what the whole one does."""

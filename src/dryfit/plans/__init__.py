@@ -1,0 +1,1 @@
+"""Memory plans of trials: estimates from traces, and the ladder of what would fit."""

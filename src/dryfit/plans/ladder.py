@@ -1,0 +1,618 @@
+"""The fit ladder: fallbacks in their order, and the first by which a trial fits."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, estimate, with_fragmentation
+from dryfit.settings.errors import ConfigError, TraceError
+from dryfit.settings.execution import ExecutionSettings, OptimizerImpl
+from dryfit.settings.memory_plan import Effect, ExecutionChoice, Fallback, MemoryPlan, StepPhase, VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.text import gib, parse_bytes
+
+# The fallbacks of the fit ladder: how else a trial can be run, in which order, and what each changes.
+#
+# As asked; activation checkpointing; a loss in chunks; smaller micro-batches, each without and with both, the faster
+# first; with checkpointing, the inputs of layers in host memory; another implementation of the optimizer; its state
+# in host memory. Each of them, as asked too, is also tried with smaller validation batches where validation is what
+# does not fit, before the next: that costs training nothing. The effective batch never changes. What would change the
+# experiment is a :class:`SettingChange`, which is only suggested.
+
+
+# Rough factors on the time of a step, for ordering and for people; nothing is decided by their third digit.
+_HALVING_TIME = 1.05
+_SMALL_HALVING_TIME = 1.1
+_SMALL_MICRO_TOKENS = 4096
+"""Below so many tokens a micro-batch no longer keeps a device busy, and halving it costs more."""
+_PLAIN_TIME = 1.1
+_FOREACH_TIME = 1.02
+
+
+class _Switch(NamedTuple):
+    """Something that a trial can be run with, to take less memory.
+
+    Attributes:
+        name: The field of :class:`ExecutionChoice`, and of the execution settings.
+        words: What it is called.
+        time: Its factor.
+        rounds: Whether sums are then taken in another order.
+        cannot: The fields of :class:`PlannedTrial` that say why a trial cannot be run so.
+    """
+
+    name: str
+    words: str
+    time: float
+    cannot: tuple[str, ...]
+    rounds: bool = False
+
+
+_SWITCHES = (
+    _Switch("checkpointing", "activation checkpointing", 1.3, ("cannot_checkpoint",)),
+    _Switch("chunked_loss", "loss in chunks", 1.03, ("cannot_chunk",), rounds=True),
+    _Switch(
+        "offload_activations",
+        "inputs of layers in host memory",
+        1.15,
+        ("cannot_checkpoint", "cannot_offload_activations"),
+    ),
+    _Switch("offload_optimizer", "optimizer state in host memory", 1.5, ("cannot_offload",)),
+)
+
+
+def _added(choice: ExecutionChoice, asked: ExecutionChoice) -> list[_Switch]:
+    """Return what a choice has switched on, and the plan as asked has not."""
+    return [one for one in _SWITCHES if getattr(choice, one.name) and not getattr(asked, one.name)]
+
+
+class ChangeKind(StrEnum):
+    """A change of the experiment itself."""
+
+    EIGHT_BIT_OPTIMIZER = "eight_bit_optimizer"
+    SHORTER = "shorter"
+    SMALLER_BATCH = "smaller_batch"
+    SMALLER_RANK = "smaller_rank"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A change: of the optimizer state's bits, ``train.max_length``, ``train.batch_size`` or ``lora.r``."""
+
+    kind: ChangeKind
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        key = {
+            ChangeKind.SHORTER: "train.max_length",
+            ChangeKind.SMALLER_BATCH: "train.batch_size",
+            ChangeKind.SMALLER_RANK: "lora.r",
+        }.get(self.kind)
+        return f"{key} {self.before} -> {self.after}" if key else "8-bit optimizer state"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrial:
+    """The facts about a trial that the ladder needs.
+
+    Attributes:
+        optimizer_impls: Implementations of its optimizer on the device; the one that ``auto`` takes is first.
+        measured_rows: Gives the rows that answers are generated for at once by those of a validation batch; 0: none.
+        cannot_checkpoint: Why the model cannot recompute activations; None where it can.
+        cannot_chunk: Why its loss cannot be computed in chunks of tokens; None where it can.
+        chunks_for_free: Whether a loss in chunks costs no time: it is then as asked where nothing is set.
+        cannot_offload: Why the optimizer's state cannot be in host memory; None where it can.
+        cannot_offload_activations: Why what layers are recomputed from cannot be in host memory; None where it can.
+        lora_rank: Rank of its adapters; None without.
+        has_pages: Whether its optimizer's state is moved between host and device as it is needed.
+    """
+
+    effective_batch: int
+    lengths: Lengths
+    optimizer_impls: tuple[OptimizerImpl, ...]
+    cannot_checkpoint: str | None = None
+    cannot_offload: str | None = None
+    cannot_chunk: str | None = "its loss is not over the words of a vocabulary"
+    chunks_for_free: bool = False
+    cannot_offload_activations: str | None = "on the CPU they lie in host memory already"
+    lora_rank: int | None = None
+    measured_rows: Callable[[int], int] = lambda _: 0
+    has_pages: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackStage:
+    """Choices of one kind, in the order to try.
+
+    Attributes:
+        is_brief: Where another choice fits already, only the first of these is priced, to show what it saves.
+    """
+
+    choices: tuple[ExecutionChoice, ...]
+    is_brief: bool = False
+
+
+def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> ExecutionChoice:
+    """Return the execution settings as they stand, and the fastest choice where they are silent.
+
+    Raises:
+        ConfigError: They ask for what this trial cannot do.
+    """
+    for switch in _SWITCHES:
+        reasons = [reason for name in switch.cannot if (reason := getattr(trial, name))]
+        if getattr(execution, switch.name) and reasons:
+            key = f"execution.{switch.name}"
+            raise ConfigError("planning a trial", f"{key} is true, but {reasons[0]}", hint=f"leave {key} out")
+    impl = trial.optimizer_impls[0] if execution.optimizer_impl is OptimizerImpl.AUTO else execution.optimizer_impl
+    if impl not in trial.optimizer_impls:
+        raise ConfigError(
+            "planning a trial",
+            f"execution.optimizer_impl is {impl.value!r}, which this optimizer does not have here",
+            allowed=", ".join(("auto", *(known.value for known in trial.optimizer_impls))),
+        )
+    return with_micro_batch(
+        ExecutionChoice(
+            micro_batch=1,
+            accumulation=1,
+            eval_batch=execution.eval_batch,
+            checkpointing=execution.recomputes,
+            offload_activations=bool(execution.offload_activations),
+            optimizer_impl=impl,
+            offload_optimizer=bool(execution.offload_optimizer),
+            chunked_loss=_chunked(trial, execution),
+        ),
+        min(execution.micro_batch or trial.effective_batch, trial.effective_batch),
+        trial.effective_batch,
+    )
+
+
+def _chunked(trial: PlannedTrial, execution: ExecutionSettings) -> bool | None:
+    if execution.chunked_loss is not None:
+        return execution.chunked_loss
+    return trial.chunks_for_free if trial.cannot_chunk is None else None
+
+
+def fallback_stages(
+    trial: PlannedTrial, execution: ExecutionSettings, asked: ExecutionChoice
+) -> tuple[FallbackStage, ...]:
+    """Return the choices that may be tried after ``asked``, in order."""
+    may_round = execution.allow == "numerics"
+    may_checkpoint = execution.checkpointing is None and trial.cannot_checkpoint is None and not asked.checkpointing
+    micros = list(halvings(asked.micro_batch)) if may_round and execution.micro_batch is None else [asked.micro_batch]
+    checkpointing = (False, True) if may_checkpoint else (asked.checkpointing,)
+    may_chunk = may_round and execution.chunked_loss is None and trial.cannot_chunk is None
+    chunked = (False, True) if may_chunk and not asked.chunked_loss else (asked.chunked_loss,)
+    grid = [
+        with_micro_batch(asked, micro, trial.effective_batch).model_copy(
+            update={"checkpointing": recompute, "chunked_loss": in_chunks}
+        )
+        for micro, recompute, in_chunks in product(micros, checkpointing, chunked)
+    ]
+    # First those that leave every number as it is, then the faster ones.
+    longest = trial.lengths.longest
+    grid.sort(key=lambda choice: (effect(choice, asked) is not Effect.EXACT, time_factor(choice, asked, longest)))
+    smallest = grid[0].model_copy(update=grid[-1].model_dump(include={"micro_batch", "accumulation"}))
+    smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1], "chunked_loss": chunked[-1]})
+    impls = trial.optimizer_impls if may_round and execution.optimizer_impl is OptimizerImpl.AUTO else ()
+    by_impl = [
+        [choice.model_copy(update={"optimizer_impl": impl}) for choice in dict.fromkeys((asked, smallest))]
+        for impl in impls
+        if impl is not asked.optimizer_impl
+    ]
+    may_move_inputs = execution.offload_activations is None and trial.cannot_offload_activations is None
+    recomputed = [choice for choice in grid if choice.checkpointing] if may_move_inputs else []
+    inputs_on_host = [choice.model_copy(update={"offload_activations": True}) for choice in recomputed]
+    may_offload = execution.offload_optimizer is None and trial.cannot_offload is None
+    moved = (*grid, *inputs_on_host) if may_offload else ()
+    on_host = [choice.model_copy(update={"offload_optimizer": True}) for choice in moved]
+    stages = (
+        FallbackStage(tuple(choice for choice in grid if choice != asked)),
+        FallbackStage(tuple(inputs_on_host), is_brief=True),
+        *(FallbackStage(tuple(choices), is_brief=True) for choices in by_impl),
+        FallbackStage(tuple(on_host), is_brief=True),
+    )
+    return tuple(stage for stage in stages if stage.choices)
+
+
+def halvings(rows: int) -> Iterator[int]:
+    """Yield the rows of a batch, their half, and so on down to one row."""
+    yield rows
+    while rows > 1:
+        rows = -(-rows // 2)
+        yield rows
+
+
+def smaller_validations(choice: ExecutionChoice, execution: ExecutionSettings) -> tuple[ExecutionChoice, ...]:
+    """Return the choice with half the validation batch, a quarter, and so on down to one row.
+
+    A trained weight never depends on the validation batch, and a metric does up to rounding only: a row is scored among
+    other rows, padded to another length.
+    """
+    if execution.allow != "numerics" or execution.eval_batch is not None:
+        return ()
+    _, *smaller = halvings(choice.eval_rows)
+    return tuple(choice.model_copy(update={"eval_batch": rows}) for rows in smaller)
+
+
+def with_micro_batch(choice: ExecutionChoice, micro_batch: int, effective_batch: int) -> ExecutionChoice:
+    """Return the choice with another micro-batch and the same effective batch."""
+    update = {"micro_batch": micro_batch, "accumulation": -(-effective_batch // micro_batch)}
+    return choice.model_copy(update=update)
+
+
+def effect(choice: ExecutionChoice, asked: ExecutionChoice) -> Effect:
+    """Return what running a trial by ``choice`` instead of ``asked`` does to its numbers."""
+    rounding = ("micro_batch", "optimizer_impl", "eval_rows", *(one.name for one in _SWITCHES if one.rounds))
+    same = all(getattr(choice, name) == getattr(asked, name) for name in rounding)
+    return Effect.EXACT if same else Effect.NUMERICS
+
+
+def time_factor(choice: ExecutionChoice, asked: ExecutionChoice, longest: int) -> float:
+    """Return a rough factor on the time of a step; a validation batch is no part of one.
+
+    Args:
+        choice: How the trial is run.
+        asked: How it was to be.
+        longest: Tokens of its longest row.
+    """
+    factor = math.prod((one.time for one in _added(choice, asked)), start=1.0)
+    if choice.optimizer_impl is not asked.optimizer_impl:
+        factor *= _PLAIN_TIME if choice.optimizer_impl is OptimizerImpl.PLAIN else _FOREACH_TIME
+    for micro in list(halvings(asked.micro_batch))[1:]:
+        if micro >= choice.micro_batch:
+            factor *= _SMALL_HALVING_TIME if micro * longest < _SMALL_MICRO_TOKENS else _HALVING_TIME
+    return round(factor, 3)
+
+
+def describe(choice: ExecutionChoice, asked: ExecutionChoice) -> str:
+    """Describe in words how a choice differs from the plan as asked."""
+    words: list[str] = []
+    if choice.micro_batch != asked.micro_batch:
+        words.append(f"micro-batch {asked.micro_batch} -> {choice.micro_batch}, accumulate {choice.accumulation}")
+    if choice.eval_batch != asked.eval_batch:
+        words.append(f"validation batch {asked.eval_rows} -> {choice.eval_rows}")
+    words += [one.words for one in _added(choice, asked)]
+    if choice.optimizer_impl is not asked.optimizer_impl:
+        words.append(f"{choice.optimizer_impl.value} optimizer")
+    return " + ".join(words)
+
+
+def changes(trial: PlannedTrial) -> Iterator[SettingChange]:
+    """Yield the changes of the experiment that are suggested, each by half."""
+    yield SettingChange(ChangeKind.EIGHT_BIT_OPTIMIZER, 32, 8)
+    if trial.lora_rank and trial.lora_rank > 1:
+        yield SettingChange(ChangeKind.SMALLER_RANK, trial.lora_rank, trial.lora_rank // 2)
+    if trial.lengths.longest > 1:
+        yield SettingChange(ChangeKind.SHORTER, trial.lengths.longest, -(-trial.lengths.longest // 2))
+    if trial.effective_batch > 1:
+        yield SettingChange(ChangeKind.SMALLER_BATCH, trial.effective_batch, trial.effective_batch // 2)
+
+
+def changed(trial: PlannedTrial, base: ExecutionChoice, change: SettingChange) -> tuple[PlannedTrial, ExecutionChoice]:
+    """Return the trial and its choice after a change; a changed model or optimizer is traced elsewhere."""
+    match change.kind:
+        case ChangeKind.SHORTER:
+            rows = trial.lengths.rows or None
+            return replace(trial, lengths=Lengths.of(change.after, rows)), base
+        case ChangeKind.SMALLER_BATCH:
+            choice = with_micro_batch(base, min(base.micro_batch, change.after), change.after)
+            return replace(trial, effective_batch=change.after), choice
+        case ChangeKind.EIGHT_BIT_OPTIMIZER:
+            # Its state is small enough for the device, and its library has one implementation.
+            own = {"offload_optimizer": False, "optimizer_impl": OptimizerImpl.AUTO}
+            return trial, base.model_copy(update=own)
+        case ChangeKind.SMALLER_RANK:
+            return trial, base
+
+
+def is_below(choice: ExecutionChoice, other: ExecutionChoice) -> bool:
+    """Whether a choice only takes memory away, compared with another."""
+    return (
+        choice != other
+        and choice.optimizer_impl is other.optimizer_impl
+        and choice.micro_batch <= other.micro_batch
+        and choice.eval_rows <= other.eval_rows
+        and not _added(other, choice)
+    )
+
+
+# The fit ladder: find the first fallback by which a trial fits, and price the others.
+
+
+_ORDER_SEED = 0
+"""Seed of the shuffled orders of batches, so that the same question gets the same answer."""
+
+
+Resubject = Callable[[SettingChange], SegmentSource | None]
+"""Gives the segments of a trial after a change of optimizer or adapters; None where it has none to change."""
+
+
+def plan_by_ladder(
+    trial: PlannedTrial,
+    execution: ExecutionSettings,
+    source: SegmentSource,
+    device: Device,
+    *,
+    resubject: Resubject,
+    every_fallback: bool = False,
+) -> PlanAnswer:
+    """Find how a trial is to be run so that it fits.
+
+    Args:
+        trial: What is fixed.
+        execution: The settings; what they set is kept.
+        source: Gives the segments of the trial.
+        device: The device it is to fit on.
+        resubject: Gives the segments of a changed trial, for the suggestions.
+        every_fallback: Report all fallbacks and suggestions; else the ladder ends with the first fallback that fits.
+
+    Raises:
+        ConfigError: The settings ask for what this trial cannot do.
+    """
+    asked = execution_asked(trial, execution)
+    answer = partial(
+        PlanAnswer,
+        device=device.spec,
+        confidence=device.constants.confidence,
+        torch=device.torch,
+        planner_s=0.0,  # whoever asks measures it
+    )
+    climb = _Climb(trial, execution, source, device, capacity_bytes(execution, device))
+    try:
+        if execution.dp > 1:  # what one process alone would take is no answer
+            reason = f"execution.dp is {execution.dp}: weights that are put together layer by layer are not traced"
+            raise TraceError("planning the memory of a trial", reason, "execution.dp = 1, or execution.tp")
+        as_asked = climb.memory(asked)
+    except TraceError as error:
+        return answer(verdict=VerdictKind.UNKNOWN, reasons=(str(error),))
+    stages = fallback_stages(trial, execution, asked)
+    chosen = climb.first_that_fits(asked, stages, every_fallback=every_fallback)
+    ladder = climb.ladder(asked, stages)
+    if every_fallback:
+        ladder += climb.suggestions(asked, chosen, resubject)
+    answer = partial(
+        answer,
+        shortfall_bytes=max(0, as_asked.required_bytes - climb.capacity_bytes),
+        ladder=tuple(ladder),
+    )
+    if chosen is None:
+        return answer(verdict=VerdictKind.REFUSED, memory=as_asked, reasons=climb.reasons(asked))
+    return answer(
+        verdict=VerdictKind.FITS if chosen == asked else VerdictKind.FITS_WITH,
+        memory=climb.memory(chosen),
+        execution=chosen,
+        fallbacks=climb.fallbacks(chosen, stages),
+        eval_batches=tuple(choice.eval_rows for choice in smaller_validations(chosen, execution)),
+    )
+
+
+def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:
+    """Return the bytes that the trial may take: the device's memory, or the limit set where that is less."""
+    limit_bytes = parse_bytes(execution.memory_limit) if execution.memory_limit else device.spec.capacity_bytes
+    return min(limit_bytes, device.spec.capacity_bytes)
+
+
+def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
+    """Return how a trial uses memory when it runs by a choice."""
+    return Work(
+        variant=Variant.of(choice),
+        effective_batch=trial.effective_batch,
+        micro_batch=choice.micro_batch,
+        evaluation_rows=choice.eval_rows,
+        lengths=trial.lengths,
+        measured_rows=trial.measured_rows(choice.eval_rows),
+        has_pages=trial.has_pages,
+    )
+
+
+def memory_of(source: SegmentSource, work: Work, device: Device, most_bytes: int) -> MemoryPlan:
+    """Plan some work; batches of varying lengths are only tried where the longest alone fit.
+
+    Raises:
+        TraceError: The model's code cannot be traced.
+    """
+    plan_of_longest = estimate(source, work, device)
+    if plan_of_longest.required_bytes > most_bytes:
+        return plan_of_longest
+    return with_fragmentation(plan_of_longest, source, work, device, seed=_ORDER_SEED)
+
+
+@dataclass(slots=True)
+class _Climb:
+    """The choices tried so far."""
+
+    trial: PlannedTrial
+    execution: ExecutionSettings
+    source: SegmentSource
+    device: Device
+    capacity_bytes: int
+    tried: dict[ExecutionChoice, MemoryPlan] = field(default_factory=dict)
+    untraceable: dict[ExecutionChoice, str] = field(default_factory=dict)
+
+    def fits(self, memory: MemoryPlan) -> bool:
+        return memory.required_bytes <= self.capacity_bytes
+
+    def memory(self, choice: ExecutionChoice) -> MemoryPlan:
+        """Plan a choice once."""
+        if choice not in self.tried:
+            work = work_of(self.trial, choice)
+            self.tried[choice] = memory_of(self.source, work, self.device, self.capacity_bytes)
+        return self.tried[choice]
+
+    def first_that_fits(
+        self, asked: ExecutionChoice, stages: Sequence[FallbackStage], *, every_fallback: bool
+    ) -> ExecutionChoice | None:
+        """Try what was asked for, then the stages; None where nothing fits."""
+        chosen = asked if self.fits(self.memory(asked)) else None
+        if chosen is None or every_fallback:
+            smaller = self.try_validations(asked, priced=True)
+            chosen = chosen or smaller
+        for stage in stages:
+            if chosen is None or every_fallback:
+                chosen = self.try_stage(stage, chosen, every_fallback=every_fallback)
+        if chosen is None:  # so that the least that is told is the least there is
+            self.try_validations(min(self.tried, key=self.training_bytes), priced=True)
+        return chosen
+
+    def ladder(self, asked: ExecutionChoice, stages: Sequence[FallbackStage]) -> list[Fallback]:
+        """Return what was tried besides ``asked``, in the order of trying."""
+        bases = (asked, *(choice for stage in stages for choice in stage.choices))
+        tried = [
+            choice
+            for base in bases
+            for choice in (base, *smaller_validations(base, self.execution))
+            if choice in self.tried and choice != asked
+        ]
+        return [self.fallback(choice, asked) for choice in tried]
+
+    def try_stage(
+        self, stage: FallbackStage, chosen: ExecutionChoice | None, *, every_fallback: bool
+    ) -> ExecutionChoice | None:
+        """Try the choices of a stage; the first that fits is taken unless one was chosen before."""
+        choices = stage.choices[:1] if stage.is_brief and chosen is not None else stage.choices
+        if every_fallback:
+            # Sorted, because a tracer rebuilds its model where checkpointing changes.
+            for choice in sorted(choices, key=lambda choice: (choice.checkpointing, bool(choice.chunked_loss))):
+                self._try(choice, stage)
+        for choice in choices:
+            if chosen is not None:
+                break
+            memory = self._try(choice, stage)
+            if memory is not None:
+                chosen = choice if self.fits(memory) else self.try_validations(choice)
+        return chosen
+
+    def try_validations(self, choice: ExecutionChoice, *, priced: bool = False) -> ExecutionChoice | None:
+        """Try smaller validation batches of a planned choice, as long as validation is its peak.
+
+        Args:
+            choice: What was tried.
+            priced: Whether to try them even where the rest of the trial alone takes more than there is.
+
+        Returns:
+            The first with which the trial fits; None where none does.
+        """
+        smaller = smaller_validations(choice, self.execution)
+        self._prepare_validations([choice, *smaller])
+        memory = self.tried[choice]
+        for other in smaller:
+            in_vain = self.training_bytes(choice) + self.device.constants.overhead_bytes > self.capacity_bytes
+            if memory.peak_at.phase is not StepPhase.EVALUATE or (in_vain and not priced):
+                return None
+            try:
+                memory = self.memory(other)
+            except TraceError as error:
+                self.untraceable[other] = str(error)
+                return None
+            if self.fits(memory):
+                return other
+        return None
+
+    def training_bytes(self, choice: ExecutionChoice) -> int:
+        """Return the peak of a choice tried, but for its validations."""
+        phases = self.tried[choice].by_phase.items()
+        return max((size for phase, size in phases if phase is not StepPhase.EVALUATE), default=0)
+
+    def least(self) -> ExecutionChoice:
+        """Return the choice tried that needs least."""
+        return min(self.tried, key=lambda choice: self.tried[choice].required_bytes)
+
+    def _try(self, choice: ExecutionChoice, stage: FallbackStage) -> MemoryPlan | None:
+        """Plan a choice; None where it cannot be traced."""
+        if choice in self.untraceable:
+            return None
+        if choice.micro_batch < self.trial.effective_batch:
+            self._prepare(stage.choices)
+        try:
+            return self.memory(choice)
+        except TraceError as error:
+            self.untraceable[choice] = str(error)
+            return None
+
+    def _prepare(self, stage: Sequence[ExecutionChoice]) -> None:
+        """Announce the shapes that may come, so that some are interpolated."""
+        longest, effective = self.trial.lengths.candidates, self.trial.effective_batch
+        rows = {choice.micro_batch for choice in stage}
+        rests = {effective % micro for micro in rows} - {0}
+        for kind, wanted in (
+            (SegmentKind.MICRO_FIRST, rows),
+            (SegmentKind.MICRO_NEXT, {micro for micro in rows if micro < effective} | rests),
+        ):
+            self.source.prepare(kind, [Shape(row, length) for row in wanted for length in longest])
+        self._prepare_validations(stage)
+
+    def _prepare_validations(self, choices: Sequence[ExecutionChoice]) -> None:
+        evaluated = {choice.eval_rows for choice in choices}
+        measured = {self.trial.measured_rows(rows) for rows in evaluated} - {0}
+        for kind, wanted in ((SegmentKind.EVALUATE, evaluated), (SegmentKind.MEASURE, measured)):
+            self.source.prepare(kind, [Shape(row, self.trial.lengths.longest) for row in wanted])
+
+    def fallback(self, choice: ExecutionChoice, asked: ExecutionChoice) -> Fallback:
+        memory = self.tried[choice]
+        return Fallback(
+            change=describe(choice, asked),
+            execution=choice,
+            required_bytes=memory.required_bytes,
+            saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
+            time_factor=time_factor(choice, asked, self.trial.lengths.longest),
+            effect=effect(choice, asked),
+            fits=self.fits(memory),
+        )
+
+    def suggestions(
+        self, asked: ExecutionChoice, chosen: ExecutionChoice | None, resubject: Resubject
+    ) -> list[Fallback]:
+        """Price changes of the experiment, on the plan as asked; where nothing fits, on the smallest choice tried."""
+        base = asked if chosen else self.least()
+        priced: list[Fallback] = []
+        for change in changes(self.trial):
+            of_batch = change.kind in (ChangeKind.SHORTER, ChangeKind.SMALLER_BATCH)
+            source = self.source if of_batch else resubject(change)
+            if source is None:
+                continue
+            trial, choice = changed(self.trial, base, change)
+            try:
+                memory = estimate(source, work_of(trial, choice), self.device)
+            except TraceError:
+                continue
+            priced.append(
+                Fallback(
+                    change=str(change),
+                    execution=None,
+                    required_bytes=memory.required_bytes,
+                    saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
+                    time_factor=time_factor(base, asked, self.trial.lengths.longest),
+                    effect=Effect.SEMANTICS,
+                    fits=self.fits(memory),
+                    note=f"with {describe(choice, asked)}" if base != asked else "",
+                )
+            )
+        return priced
+
+    def fallbacks(self, chosen: ExecutionChoice, stages: Sequence[FallbackStage]) -> tuple[ExecutionChoice, ...]:
+        """List choices below the chosen one: each only takes memory away, and its plan, if any, confirms it."""
+        most_bytes = self.tried[chosen].required_bytes
+        most_rows = chosen.eval_rows
+        return tuple(
+            choice
+            for stage in stages
+            for choice in (choice.with_eval_rows_at_most(most_rows) for choice in stage.choices)
+            if is_below(choice, chosen) and (choice not in self.tried or self.tried[choice].required_bytes < most_bytes)
+        )
+
+    def reasons(self, asked: ExecutionChoice) -> tuple[str, ...]:
+        memory, peak = self.tried[asked], self.tried[asked].peak_at
+        place = f"{peak.phase.value}, {peak.module or peak.op}"
+        least = self.least()
+        least_memory = self.tried[least]
+        needs = (
+            f"the trial needs {gib(memory.required_bytes)}, {self.device.spec.name} has {gib(self.capacity_bytes)}: "
+            f"peak in {place}, {memory.worst_batch.rows} rows of {memory.worst_batch.length} tokens"
+        )
+        smallest = f"the least that was found is {gib(least_memory.required_bytes)}: {describe(least, asked)}"
+        return (needs, *([smallest] if least != asked else []), *dict.fromkeys(self.untraceable.values()))

@@ -1,0 +1,280 @@
+"""The process of a rehearsal: a fresh interpreter that runs the user's own code without a GPU, and its answer.
+
+A script is the user's own, run by the user: it has the user's environment, secrets too, as ``python script.py`` would
+(the hub's token is needed for configs; trackers and uploads are muted in the process). Nothing of that reaches an
+answer: its texts and the last lines of a process that died are redacted.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from dryfit.processes.process import ended_by_signals, kill_leftovers, python_command
+from dryfit.processes.wall import Places, claimed_folder, remove
+from dryfit.settings.errors import ChildError, FileError
+from dryfit.settings.files import read_bounded
+from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.rehearsal_messages import REHEARSED_VARIABLE, RehearsalAnswer, RehearsalRequest, ScriptEnd
+from dryfit.settings.secrets import redacted, redacted_json, secrets_of
+from dryfit.settings.wire import write_model
+
+CHILD_MODULE: Final = "dryfit.gpu"
+
+_TAIL_LINES = 30
+_TAIL_BYTES = 1 << 14
+_READ_BYTES = 1 << 16
+_POLL_S = 0.1
+_TERMINATION_POLL_S = 0.01
+_AFTER_END_S = 2.0
+"""How long output is still read after the process has ended, where one of its own children keeps it open."""
+_INTERRUPTED_S = 20.0
+"""How long a rehearsal that is interrupted may take to say what it has seen."""
+_LIMIT_FACTOR = 2.0
+_LIMIT_EXTRA_S = 300.0
+_MOST_ANSWER_BYTES = 1 << 26
+_CRASHES = frozenset({"SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"})
+"""Signals of a process that broke by itself."""
+
+OnOutput = Callable[[bytes], None]
+"""Called with what the script prints, on either stream, as it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalSurroundings:
+    """What the process of a rehearsal is started with.
+
+    Attributes:
+        environment: The whole environment of the user.
+        additions: Variables that the script's launcher would set.
+        import_paths: Folders to import from, beside those of a new interpreter.
+        folder: Its working directory.
+        module: The module that is run with the request's file.
+    """
+
+    environment: Mapping[str, str]
+    additions: Mapping[str, str] = field(default_factory=dict[str, str])
+    import_paths: tuple[str, ...] = ()
+    folder: Path | None = None
+    module: str = CHILD_MODULE
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of the process: no GPU, unbuffered output, a stack where it crashes."""
+        paths = [*self.import_paths, *filter(None, self.environment.get("PYTHONPATH", "").split(os.pathsep))]
+        made = {
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            REHEARSED_VARIABLE: "1",
+        }
+        return {**self.environment, **self.additions, **made} | (
+            {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+        )
+
+
+class RehearsalInterrupted(KeyboardInterrupt):
+    """Ctrl-C came while a rehearsal ran.
+
+    Attributes:
+        answer: What was seen until then.
+    """
+
+    def __init__(self, answer: RehearsalAnswer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def run_rehearsal(
+    request: RehearsalRequest, surroundings: RehearsalSurroundings, on_output: OnOutput, folder: Path | None = None
+) -> RehearsalAnswer:
+    """Run a rehearsal in a process of its own and return its answer; its files are removed.
+
+    A process that ends without an answer, or does not end within twice the time that the first step may take, is an
+    answer too: it could not run.
+
+    Args:
+        request: ``scratch_dir`` and ``answer_file`` are set here.
+        folder: Where its files lie; None: in a temporary folder.
+
+    Raises:
+        RehearsalInterrupted: Ctrl-C came; the process has said what it has seen.
+        ChildError: The answer cannot be read.
+        OSError: No process can be made.
+    """
+    with ended_by_signals(), claimed_folder() if folder is None else _made(folder) as place:
+        file = place / "answer.json"
+        places = {"scratch_dir": str(place), "answer_file": str(file), "parent_pid": os.getpid()}
+        write_model(place / "request.json", request.model_copy(update=places), durable=False)
+        limit_s = _LIMIT_FACTOR * request.timeout_s + _LIMIT_EXTRA_S
+        end = _run(place, surroundings, on_output, limit_s)
+        secrets = secrets_of(surroundings.environment)
+        answer = _answer(file, secrets) or _without_answer(request, end, secrets)
+    if end.is_interrupted:
+        raise RehearsalInterrupted(answer)
+    return answer
+
+
+@contextmanager
+def _made(folder: Path) -> Generator[Path, None, None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How the process ended: its status (minus a signal), None after the limit; its last output; whether by Ctrl-C."""
+
+    status: int | None
+    tail: str
+    limit_s: float
+    is_interrupted: bool = False
+
+
+def broke(answer: RehearsalAnswer) -> bool:
+    """Whether a script may have failed for want of memory alone: after an out-of-memory error, or by a crash.
+
+    Both is what a C++ library may make of an error that is raised below it, as torch's autograd does.
+    """
+    return answer.end is ScriptEnd.FAILED and (bool(answer.out_of_memory) or answer.killed_by in _CRASHES)
+
+
+def _run(folder: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float) -> _End:
+    process = subprocess.Popen(
+        python_command(surroundings.module, str(folder / "request.json")),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=surroundings.variables(),
+        cwd=surroundings.folder,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+    ended = is_interrupted = False
+    keep = _kept(tail, on_output)
+    try:
+        with process.stdout as output:
+            try:
+                ended = _follow(process, output.fileno(), keep, time.monotonic() + limit_s)
+            except KeyboardInterrupt:  # a second one ends it as it is
+                is_interrupted = True
+                with suppress(FileNotFoundError):  # it has not begun, or has ended
+                    Places(folder).stop()
+                ended = _follow(process, output.fileno(), keep, time.monotonic() + _INTERRUPTED_S)
+        if ended:
+            kill_leftovers(process.pid)  # before it is reaped, its process id is its own
+        said = b"\n".join(tail)[-_TAIL_BYTES:].decode(errors="replace")
+        return _End(process.wait() if ended else None, said, limit_s, is_interrupted)
+    finally:
+        if process.returncode is None:  # Ctrl-C, another signal, or the limit
+            process.terminate()  # it ends all that the script has started, whatever session that is in
+            last_s = time.monotonic() + _AFTER_END_S
+            while not _has_ended(process) and time.monotonic() < last_s:
+                time.sleep(_TERMINATION_POLL_S)
+            kill_leftovers(process.pid)
+            process.kill()
+            process.wait()
+
+
+def _follow(process: subprocess.Popen[bytes], output: int, on_output: OnOutput, deadline_s: float) -> bool:
+    """Pass on the output of a process until it has ended; return False where the deadline came first."""
+    os.set_blocking(output, False)
+    is_open = True
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while not _has_ended(process):
+            if time.monotonic() > deadline_s:
+                return False
+            if not is_open:
+                time.sleep(_POLL_S)
+            elif selector.select(_POLL_S):
+                is_open = _read_some(output, on_output)
+        last_s = time.monotonic() + _AFTER_END_S
+        while is_open and time.monotonic() < last_s and selector.select(_POLL_S):
+            is_open = _read_some(output, on_output)
+    return True
+
+
+def _read_some(output: int, on_output: OnOutput) -> bool:
+    """Pass on what can be read now; return False at the end."""
+    try:
+        data = os.read(output, _READ_BYTES)
+    except BlockingIOError:
+        return True
+    if data:
+        on_output(data)
+    return bool(data)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child has ended; where the system can tell that, it is left to be reaped."""
+    if sys.platform != "linux":
+        return process.poll() is not None
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kept(tail: deque[bytes], on_output: OnOutput) -> OnOutput:
+    """Return a function that passes output on, and keeps its last lines; of a progress bar the last state."""
+    rest = b""
+
+    def keep(data: bytes) -> None:
+        nonlocal rest
+        on_output(data)
+        *lines, rest = (rest + data).split(b"\n")
+        rest = rest[-_TAIL_BYTES:]
+        if tail and lines:
+            tail.pop()  # the line that was not complete
+        tail.extend(line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)
+        if lines or not tail:
+            tail.append(rest)
+        else:
+            tail[-1] = rest
+
+    return keep
+
+
+def _answer(file: Path, secrets: Mapping[str, str]) -> RehearsalAnswer | None:
+    try:
+        text = read_bounded(file, _MOST_ANSWER_BYTES)
+        return RehearsalAnswer.model_validate_json(redacted_json(text, secrets))
+    except FileNotFoundError:
+        return None
+    except (ValidationError, FileError) as error:
+        raise ChildError("reading the answer of a rehearsal", f"it is no answer: {error}") from error
+
+
+def _without_answer(request: RehearsalRequest, end: _End, secrets: Mapping[str, str]) -> RehearsalAnswer:
+    name = ""
+    if end.status is None:
+        reason = f"no answer within {end.limit_s:.0f} s"
+    elif end.status < 0:
+        name = str(-end.status)
+        with suppress(ValueError):
+            name = signal.Signals(-end.status).name
+        reason = f"the process of the rehearsal was ended by signal {name}"
+        if -end.status == signal.SIGKILL and sys.platform == "linux":
+            reason += ", as the kernel does where host memory is used up"
+    else:
+        reason = f"the process of the rehearsal ended with status {end.status}, and without an answer"
+    return RehearsalAnswer(
+        verdict=VerdictKind.UNKNOWN,
+        end=ScriptEnd.NO_STEP if end.status is None else ScriptEnd.FAILED,
+        device=request.device,
+        ranks=request.ranks,
+        reasons=(reason,),
+        traceback=redacted(end.tail, secrets),
+        killed_by=name,
+    )

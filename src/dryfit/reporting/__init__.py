@@ -1,1 +1,0 @@
-"""Output about a study for people and programs."""

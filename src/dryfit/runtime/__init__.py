@@ -1,1 +1,0 @@
-"""Child processes, the machine that they run on, and what their failures mean."""

@@ -1,1 +1,0 @@
-"""Failures: evidence, classification into a kind, and recovery."""

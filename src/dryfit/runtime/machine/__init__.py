@@ -1,1 +1,0 @@
-"""The machine: GPUs, host memory, control groups, and which trial gets which device."""

@@ -1,1 +1,0 @@
-"""A model's answers row by row: files, metrics, intervals and analysis. Both planes use it."""

@@ -1,1 +1,0 @@
-"""The search space: which keys may be searched, over which values, under which conditions."""

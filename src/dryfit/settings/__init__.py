@@ -1,0 +1,1 @@
+"""What every part shares: the study file, settings of a trial, errors, messages, texts. No heavy import."""

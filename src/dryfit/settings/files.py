@@ -1,0 +1,160 @@
+"""Files that anybody may have replaced, and clean-up after errors."""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, TypeAlias
+
+from dryfit.settings.errors import FileError
+
+# Clean-up that never hides the error it runs after.
+
+
+Exit: TypeAlias = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], None]
+"""An exit callback of an exit stack."""
+
+
+@contextmanager
+def first_error_wins(error: BaseException | None) -> Generator[None, None, None]:
+    """Clean up after ``error``: a failure in here is added to it as a note; without an error it is raised as usual.
+
+    Args:
+        error: The error being raised; None: none.
+    """
+    try:
+        yield
+    except Exception as trouble:  # whatever it is, the first error is raised
+        if error is None:
+            raise
+        error.add_note(f"cleaning up failed as well: {type(trouble).__name__}: {trouble}")
+
+
+def closing(close: Callable[[], object]) -> Exit:
+    """Return an exit callback that calls ``close`` without hiding the error being raised."""
+
+    def leave(_kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
+        with first_error_wins(error):
+            close()
+
+    return leave
+
+
+# Open files that anybody may have replaced: regular files only, without blocking.
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What writing ends with where there is no room: a full disk, a quota, the shell's limit on a file's size."""
+
+_BLOCK_BYTES = 1 << 20
+_MOST_LINE_BYTES = 1 << 26
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_KIND_ERRORS = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP)
+"""What opening something else than a regular file can end with: a link, a folder, a FIFO, a socket."""
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, allowed: str = "a regular file", links: bool = False) -> int:
+    """Open a file and return its descriptor; one that is created can be read by everybody.
+
+    Args:
+        path: The file. Folders on the way to it may be symbolic links.
+        flags: As of :func:`os.open`.
+        allowed: What belongs at this path, for the error.
+        links: Whether the file itself may be a symbolic link, as those that a user names.
+
+    Raises:
+        FileError: Something else than a regular file stands there. A FIFO is not waited for.
+        OSError: It cannot be opened.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW), 0o644)
+    except OSError as error:
+        if error.errno in _KIND_ERRORS:
+            raise _wrong_kind(path, (path.stat() if links else path.lstat()).st_mode, allowed) from error
+        raise
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise _wrong_kind(path, mode, allowed)
+    return fd
+
+
+def _wrong_kind(path: Path, mode: int, allowed: str) -> FileError:
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+    return FileError(f"opening {path}", f"it is {kind}", allowed, hint="move it away")
+
+
+@contextmanager
+def reading(path: Path, *, links: bool = False) -> Generator[BinaryIO, None, None]:
+    """Open a file to read its bytes, as :func:`open_regular` does."""
+    with os.fdopen(open_regular(path, links=links), "rb") as file:
+        yield file
+
+
+def read_bounded(path: Path, most_bytes: int, *, links: bool = False) -> bytes:
+    """Return a file's content.
+
+    Raises:
+        FileError: It is no regular file, or larger than ``most_bytes``.
+        OSError: It cannot be read.
+    """
+    data = bytearray()
+    with reading(path, links=links) as file:
+        # Block by block: one read of so many bytes would ask for that much memory first, whatever the file has.
+        while len(data) <= most_bytes and (block := file.read(min(_BLOCK_BYTES, most_bytes + 1 - len(data)))):
+            data += block
+    if len(data) > most_bytes:
+        raise FileError(f"reading {path}", f"it is larger than {most_bytes} bytes", f"at most {most_bytes} bytes")
+    return bytes(data)
+
+
+def whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of an open file, with their ends; a torn last one, or one being written, is left out.
+
+    Raises:
+        FileError: A line, or what stands where one should be, is longer than 64 MiB.
+    """
+    while (line := file.readline(_MOST_LINE_BYTES + 1)).endswith(b"\n"):
+        yield line
+    if len(line) > _MOST_LINE_BYTES:
+        allowed = f"lines of at most {_MOST_LINE_BYTES} bytes"
+        raise FileError(f"reading {path}", f"it has no end of a line in {_MOST_LINE_BYTES} bytes", allowed)
+
+
+def contents(path: Path, most_bytes: int = 1 << 28) -> bytes | None:
+    """Return the content of a file of a study's folder; None if it is no regular file, too large, or unreadable."""
+    try:
+        return read_bounded(path, most_bytes)
+    except (OSError, FileError):
+        return None
+
+
+@contextmanager
+def appending(path: Path) -> Generator[BinaryIO, None, None]:
+    """Open a log to append to it, as :func:`open_regular` does; where something else stands, it goes nowhere."""
+    try:
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except FileError:
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    with os.fdopen(fd, "ab") as file:
+        yield file
+
+
+def is_at(fd: int, path: Path) -> bool:
+    """Whether an open file is the one that stands at a path: it may have been deleted, renamed or replaced."""
+    try:
+        there = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return os.path.samestat(os.fstat(fd), there)

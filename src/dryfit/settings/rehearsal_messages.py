@@ -1,0 +1,365 @@
+"""Request and result of a rehearsal: anyone's training script, run on a virtual GPU.
+
+All bytes are integers. A *line* is ``path:number`` of the script's own code; a *source* is the deepest line of any
+code outside torch and dryfit, so that of a library's model where the script only calls ``trainer.train()``.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from dryfit.processes.wall import Wall
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_plan import Confidence, Effect, MemoryCategory, PeakAt, StepPhase, VerdictKind
+from dryfit.settings.tables import Settings
+from dryfit.settings.text import Shown, gib
+from dryfit.settings.wire import Wire
+
+REHEARSED_VARIABLE: Final = "DRYFIT_REHEARSAL"
+"""Environment variable that marks the process of a rehearsal: it must not begin another."""
+
+
+FAILED_BY_ITSELF: Final = "the script failed by itself"
+NO_STEP_TAKEN: Final = "no optimizer took a step"
+"""Reason of a rehearsal that was ended by an exception of the script."""
+
+
+class ScriptEnd(StrEnum):
+    """How a rehearsed script ended."""
+
+    FINISHED = "finished"
+    """It ran to its end, shortened."""
+    STOPPED = "stopped"
+    """Enough steps were seen, and it was ended there."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """An out-of-memory error that it did not catch."""
+    FAILED = "failed"
+    """It failed by itself."""
+    NO_STEP = "no_step"
+    """It ended, or the time was up, before any step of an optimizer; a script that ended after a backward pass has
+    finished."""
+
+
+class LineBytes(Settings):
+    """Bytes that one line of the script holds at the peak.
+
+    Attributes:
+        line: Line of the script's own code; empty where none was running.
+        code: The text of that line.
+        source: Deepest line outside of torch: of a library, or the same.
+    """
+
+    line: str
+    code: str
+    source: str
+    module: str
+    category: MemoryCategory
+    bytes: int
+
+
+class StepMemory(Settings):
+    """Memory of one optimizer step.
+
+    Attributes:
+        number: From 1.
+        peak_bytes: Most allocated within it.
+        end_bytes: Allocated at its end.
+    """
+
+    number: int
+    peak_bytes: int
+    end_bytes: int
+
+
+class Growth(Settings):
+    """Memory that a step adds and nothing frees.
+
+    Attributes:
+        bytes_per_step: By how much the end of a step lies above that of the step before.
+        line: Line of the script that made most of what is kept.
+    """
+
+    bytes_per_step: int
+    line: str
+    code: str
+    source: str
+
+
+class EvaluationGrowth(Settings):
+    """Memory that an evaluation keeps of each batch until its end: logits, as a rule.
+
+    Attributes:
+        batches_left_out: How many more batches it has than were rehearsed; None: not known.
+        line: Line of the script that made most of what is kept.
+    """
+
+    bytes_per_batch: int
+    batches_left_out: int | None
+    line: str
+    code: str
+    source: str
+
+
+CHARACTERS: Final = "characters"
+"""The name of what is measured of texts that the script tokenises only after its data loader."""
+
+
+class LargestBatch(Settings):
+    """The largest batch of the script's own data.
+
+    Attributes:
+        shapes: Shape of each tensor of the batch by its name; of texts alone: rows, and characters of the longest one.
+        seen: Batches that were collated to find it.
+        of: Batches in the loader; None where it has no length.
+        fed_first: Whether the rehearsal trained on it first.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    seen: int
+    of: int | None
+    fed_first: bool
+
+
+class Muted(Settings):
+    """Something that the script would have done outside of its process.
+
+    Attributes:
+        what: ``wandb run``, ``hub repository``, ``checkpoint``, ...
+        where: Path, repository or address.
+        bytes: What would have been written; None where nobody knows.
+    """
+
+    what: str
+    where: str
+    bytes: int | None = None
+
+
+class Unknown(Settings):
+    """Something that cannot be known without a device, and where the script asked for it."""
+
+    what: str
+    line: str
+    code: str
+
+
+class TimelinePoint(Settings):
+    """Allocated and reserved bytes after an event, and who made it."""
+
+    event: int
+    step: int
+    phase: StepPhase
+    allocated_bytes: int
+    reserved_bytes: int
+    module: str
+    line: str
+    source: str
+
+
+class RehearsalMemory(Settings):
+    """Memory of a rehearsed script; the first fields are those of a memory plan.
+
+    Attributes:
+        required_bytes: ``min_cap + overhead + margin``: the capacity that the device must have.
+        least_bytes: What compiled code keeps too: weights, gradients, optimizer state. Where a part was compiled, and
+            rehearsed without that, ``required_bytes`` is an upper bound, and this a lower one. None: nothing was.
+        by_line: What is held at the peak, largest first.
+        by_module: The same by the module that made it.
+        timeline: A sample of events: all peaks, and at most 2 000 others.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    min_cap_bytes: int
+    overhead_bytes: int
+    margin_bytes: int
+    required_bytes: int
+    fragmented_bytes: int
+    by_category: dict[MemoryCategory, int]
+    by_phase: dict[StepPhase, int]
+    peak_at: PeakAt
+    peak_line: str
+    peak_code: str
+    peak_source: str
+    by_line: tuple[LineBytes, ...]
+    by_module: dict[str, int]
+    steps: tuple[StepMemory, ...]
+    growth: Growth | None = None
+    evaluation_growth: EvaluationGrowth | None = None
+    timeline: tuple[TimelinePoint, ...] = ()
+    least_bytes: int | None = None
+
+    def between(self, capacity_bytes: int) -> "tuple[VerdictKind, str] | None":
+        """Return the verdict of the two bounds, and why; None: there are none, or the device has room for both."""
+        least_bytes, most_bytes = self.least_bytes, self.required_bytes
+        if least_bytes is None or most_bytes <= capacity_bytes:
+            return None
+        kept = f"between {gib(least_bytes)} and {gib(most_bytes)}, by what compiled code keeps"
+        return (VerdictKind.REFUSED if least_bytes > capacity_bytes else VerdictKind.UNKNOWN), f"it needs {kept}"
+
+
+class OutOfMemory(Settings):
+    """An out-of-memory error that the virtual GPU raised.
+
+    Attributes:
+        message: As torch words it.
+        caught: Whether the script went on after it.
+    """
+
+    message: str
+    requested_bytes: int
+    line: str
+    code: str
+    source: str
+    phase: StepPhase
+    step: int
+    caught: bool
+
+
+class StepWork(Settings):
+    """Arithmetic of one optimizer step, and the least time that the device could take for it.
+
+    Attributes:
+        flops_per_step: Of matrix products, convolutions and attention, forward and backward.
+        bytes_per_step: Read and written by all operators.
+        least_step_s: Sum over operators of the longer of arithmetic and traffic at the device's published rates;
+            None where the device has none (an amount of memory).
+        rates: What the time was computed with, and their source.
+    """
+
+    flops_per_step: int
+    bytes_per_step: int
+    least_step_s: float | None = None
+    rates: str = ""
+
+
+ArgumentValue = str | int | float | bool | None
+"""Value of a field of ``transformers.TrainingArguments`` that the ladder may change."""
+
+
+class SeenArguments(Settings):
+    """The ``transformers.TrainingArguments`` that a script made, the first one if it made several.
+
+    Attributes:
+        values: Those that the ladder may change, by the names that the installed version has.
+        checkpointing: Which of these switches activation checkpointing.
+        from_command_line: Whether they were parsed from the script's arguments; else they stand in its code.
+    """
+
+    values: dict[str, ArgumentValue]
+    checkpointing: str
+    from_command_line: bool
+
+
+class PricedArguments(Settings):
+    """A change of the script's arguments, rehearsed.
+
+    Attributes:
+        arguments: As they are added to the command line: ``--per_device_train_batch_size 2 ...``.
+        required_bytes: None where the rehearsal did not tell.
+    """
+
+    arguments: tuple[str, ...]
+    change: str
+    effect: Effect
+    required_bytes: int | None
+    fits: bool
+
+
+class RehearsalAnswer(Shown, Wire):
+    """What a rehearsal says of a script.
+
+    Attributes:
+        verdict: ``fits``, ``refused`` or ``unknown``; ``fits_with`` where it does not fit as it is, but with
+            arguments of the ladder that keep the experiment.
+        memory: None where nothing was allocated.
+        reasons: Why it is unknown, refused or could not run.
+        at_least: Whether the memory is a lower bound: the script did not go through, or could not be followed.
+        training_arguments: None where the script made none.
+        traceback: Of a script that failed by itself.
+        killed_by: Name of the signal that ended its process before it could answer; empty: none did.
+        wall: What kept the script from the user's files; None: no script was run.
+        sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
+        host_peak_bytes: Most host memory of the rehearsal itself.
+    """
+
+    verdict: VerdictKind
+    end: ScriptEnd
+    device: DeviceSpec
+    ranks: int = 1
+    memory: RehearsalMemory | None = None
+    shortfall_bytes: int = 0
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    work: StepWork | None = None
+    sent: dict[str, int] | None = None
+    worst_batch: LargestBatch | None = None
+    wall: Wall | None = None
+    muted: tuple[Muted, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    notes: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    at_least: bool = False
+    training_arguments: SeenArguments | None = None
+    ladder: tuple[PricedArguments, ...] = ()
+    traceback: str = ""
+    killed_by: str = ""
+    confidence: Confidence = Confidence.UNCALIBRATED
+    torch: str = ""
+    rehearsal_s: float = 0.0
+    host_peak_bytes: int = 0
+
+    @property
+    def went_through(self) -> bool:
+        """Whether the script came so far that a verdict can be given."""
+        return self.end not in (ScriptEnd.FAILED, ScriptEnd.NO_STEP)
+
+    @property
+    def ran(self) -> bool:
+        """Whether anything can be said of the script's memory."""
+        return self.went_through or self.memory is not None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the script fits as it is."""
+        return self.went_through and self.verdict is VerdictKind.FITS
+
+
+class RehearsalRequest(Wire):
+    """Run a script on a virtual GPU, in a fresh process.
+
+    Attributes:
+        script: Path of a script; None: ``module``.
+        module: Name of a module, run as by ``python -m``.
+        function: ``module:name`` or ``file.py:name`` of a function, called without arguments.
+        arguments: The script's own arguments.
+        ranks: Size of the process group of which the script is rank 0.
+        steps: Optimizer steps after which it is ended.
+        worst_batch: Whether to look for the largest batch and train on it first.
+        unlimited: Whether the device has room for everything, to find out how much the script needs.
+        overrides: Fields of the installed ``TrainingArguments`` that the ladder sets, with their values.
+        timeout_s: Most seconds until the first optimizer step has ended.
+        keep_caches: Whether what libraries download and prepare stays in their caches.
+        wall: The strongest wall to try; None: the strongest that there is.
+        scratch_dir: Where everything that the script writes goes.
+        answer_file: Where the answer is written.
+        parent_pid: The process that waits for the answer; the rehearsal ends with it.
+    """
+
+    script: str | None = None
+    module: str | None = None
+    function: str | None = None
+    arguments: tuple[str, ...] = ()
+    device: DeviceSpec
+    ranks: Annotated[int, Field(ge=1)] = 1
+    steps: Annotated[int, Field(ge=1)] = 3
+    worst_batch: bool = True
+    unlimited: bool = False
+    overrides: dict[str, ArgumentValue] = Field(default_factory=dict)
+    timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    calibration_dir: str | None = None
+    keep_caches: bool = False
+    wall: Wall | None = None
+    scratch_dir: str
+    answer_file: str
+    parent_pid: int | None = None
+    kind: Literal["rehearsal"] = "rehearsal"

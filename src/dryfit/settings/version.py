@@ -1,0 +1,28 @@
+"""The version of the package, its folder, and the platforms that it supports."""
+
+import sys
+from pathlib import Path
+
+from dryfit.settings.errors import MachineError
+
+# The version of the package and its folder, where both planes can read them.
+
+
+VERSION = "0.1.0"
+PACKAGE_FOLDER = Path(__file__).parents[1]
+"""Where the sources of ``dryfit`` are: what is kept on disk is keyed by a hash of them."""
+
+
+def refuse_unsupported_platform(name: str = sys.platform) -> None:
+    """Refuse any platform other than Linux and macOS.
+
+    Raises:
+        MachineError: Elsewhere.
+    """
+    if name not in ("linux", "darwin"):
+        raise MachineError(
+            "starting dryfit",
+            f"this platform is {name}",
+            "Linux, and macOS",
+            "dryfit isolates trials with POSIX processes and signals: on Windows use WSL 2",
+        )

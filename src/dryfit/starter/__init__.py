@@ -1,1 +1,0 @@
-"""What ``dryfit init`` writes: a commented study file and a small synthetic data set."""

@@ -1,1 +1,0 @@
-"""``dryfit doctor``: gathers facts, runs children, and judges both by pure functions."""

@@ -1,1 +1,0 @@
-"""Memory plans of a study: requests, and the use of the answers."""

@@ -1,0 +1,331 @@
+"""Rehearse a training script, or a function, on a GPU that is not there."""
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from dryfit.documents.plots import render
+from dryfit.documents.rehearsals import rehearsal_page
+from dryfit.ledger.folder import shared_traces
+from dryfit.processes.rehearsal_process import (
+    OnOutput,
+    RehearsalInterrupted,
+    RehearsalSurroundings,
+    broke,
+    run_rehearsal,
+)
+from dryfit.processes.rehearsed_command import ScriptCommand, parse_command
+from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
+from dryfit.settings.errors import ConfigError, ObjectiveError
+from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_plan import Effect, VerdictKind
+from dryfit.settings.rehearsal_messages import (
+    REHEARSED_VARIABLE,
+    PricedArguments,
+    RehearsalAnswer,
+    RehearsalRequest,
+    ScriptEnd,
+)
+from dryfit.settings.wire import write_text_atomic
+from dryfit.study.handle import refuse_foreign, writing
+from dryfit.study.own_functions import Role, caller_paths, function_name
+from dryfit.study.planning import device_of
+
+DEFAULT_STEPS = 3
+DEFAULT_TIMEOUT_S = 1800.0
+_MOST = 1_000_000_000
+_MOST_CONFIG_BYTES = 1 << 20
+_SCRIPT_SUFFIXES = (".py", ".pyw")
+
+
+def _drop(_output: bytes) -> None:
+    """Leave out what is printed: a second time, it is nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalOptions:
+    """How a script is rehearsed.
+
+    Attributes:
+        device: As of ``dryfit plan``; None: this machine's first GPU.
+        ranks: Size of its process group; None: as its launcher says, and 1 without one.
+        ladder: Price changes of its ``TrainingArguments`` by rehearsing with them.
+        timeout_s: Most seconds until the first optimizer step has ended.
+        keep_caches: Let what libraries download and prepare stay in their caches.
+        on_output: Called with what it prints.
+        on_note: Called with a line about what is being done.
+    """
+
+    device: str | None = None
+    steps: int = DEFAULT_STEPS
+    ranks: int | None = None
+    worst_batch: bool = True
+    ladder: bool = False
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    keep_caches: bool = False
+    on_output: OnOutput = _drop
+    on_note: Callable[[str], None] = lambda _: None
+    surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
+
+
+def rehearse(
+    target: str | os.PathLike[str] | Callable[[], object],
+    *,
+    device: str | None = None,
+    arguments: Sequence[str] = (),
+    steps: int = DEFAULT_STEPS,
+    ranks: int = 1,
+    worst_batch: bool = True,
+    ladder: bool = False,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    keep_caches: bool = False,
+) -> RehearsalAnswer:
+    """Run a training script or function, unmodified, in a process of its own on a GPU that is not there.
+
+    Its data are real, its model is not: the answer says where its memory peaks, by line of its code, and whether the
+    device has that much. What it would write elsewhere is left out and listed.
+
+    Args:
+        target: Path of a script, or a function without arguments that another process can import.
+        device: ``rtx4090``, ``a100-80``, ``24GiB``, ...; None: this machine's first GPU.
+        arguments: The script's own arguments.
+        steps: Optimizer steps after which it is ended.
+        ranks: Size of the process group of which it is rank 0.
+        worst_batch: Look for the largest batch of its data, and train on it first.
+        ladder: Price changes of its ``TrainingArguments`` where it makes one; each is another rehearsal.
+        timeout_s: Most seconds until the first optimizer step has ended.
+        keep_caches: Let what libraries download and prepare stay in their caches.
+
+    Returns:
+        The answer; that of a script that failed by itself has its traceback, and ``ran`` False where nothing was seen.
+
+    Raises:
+        ConfigError: The device or an option is wrong, there is no such script, or there is no GPU and none was named.
+        ObjectiveError: No other process can import the function.
+        ChildError: The answer cannot be read.
+    """
+    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches)
+    if not callable(target):
+        command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
+        return rehearse_command(command, doing)
+    if arguments:
+        raise ConfigError("rehearsing a function", f"arguments = {list(arguments)!r}", "none: a function takes none")
+    name, folder = function_name(target, Role("the function to rehearse", "def train(): ..."))
+    place = f"{folder}/{name}" if folder else str(name)
+    surroundings = RehearsalSurroundings(dict(os.environ), import_paths=tuple(caller_paths()))
+    request = _request(doing, _device(doing), RehearsalTarget(function=place), ranks)
+    return _climbed(request, doing, surroundings)
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalTarget:
+    """What is run: one of the three."""
+
+    script: str | None = None
+    module: str | None = None
+    function: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
+def read_command(words: Sequence[str]) -> ScriptCommand:
+    """Read the command line of a training script; accelerate's config files are read as it would.
+
+    Raises:
+        ConfigError: As of :func:`~dryfit.processes.rehearsed_command.parse_command`; a config file is wrong.
+    """
+    return parse_command(words, _accelerate_config)
+
+
+def rehearse_command(command: ScriptCommand, options: RehearsalOptions) -> RehearsalAnswer:
+    """Rehearse a command line.
+
+    Raises:
+        ConfigError: As of :func:`rehearse`.
+        ChildError: The answer cannot be read.
+    """
+    if command.script is not None:
+        _demand_script(command.script)
+    start = options.surroundings
+    surroundings = RehearsalSurroundings(
+        start.environment, command.environment, start.import_paths, start.folder, start.module
+    )
+    target = RehearsalTarget(command.script, command.module, None, command.arguments)
+    ranks = options.ranks or command.ranks or 1
+    return _climbed(_request(options, _device(options), target, ranks), options, surroundings)
+
+
+def write_rehearsal(answer: RehearsalAnswer, file: Path | str, title: str) -> Path:
+    """Write an HTML page about a rehearsal; it needs no network and no other file. An earlier page is replaced.
+
+    Args:
+        title: The heading: what was rehearsed.
+
+    Raises:
+        ConfigError: The file is there and is no page of dryfit's, or it cannot be written.
+    """
+    target = Path(file).expanduser().absolute()
+    refuse_foreign(target)
+    with writing(target, own=False):
+        write_text_atomic(target, render(rehearsal_page(answer, title)), durable=False)
+    return target
+
+
+def _device(options: RehearsalOptions) -> DeviceSpec:
+    spec = device_of(options.device)
+    if spec.kind is not DeviceKind.CUDA:
+        raise ConfigError("choosing a device to rehearse on", f"{spec.name}", "a CUDA device: rtx4090, a100-80, 24GiB")
+    return spec
+
+
+def _demand_script(script: str) -> None:
+    path = Path(script)
+    if path.is_dir() and (path / "__main__.py").is_file():
+        return
+    if not path.is_file():
+        found = f"{script} is a folder without __main__.py" if path.is_dir() else f"there is no file {script}"
+        hint = "options of dryfit come before the script; a module is named with -m" if not path.suffix else ""
+        raise ConfigError("looking for the script to rehearse", found, "a Python script", hint)
+    if path.suffix not in _SCRIPT_SUFFIXES and not _reads_as_python(path):
+        raise ConfigError("looking for the script to rehearse", f"{script} is no Python script", "a Python script")
+
+
+def _reads_as_python(path: Path) -> bool:
+    """Whether a file without the suffix of a script begins as one: by its first line, or as text."""
+    with path.open("rb") as file:
+        head = file.readline(256)
+    return not head.startswith(b"#!") or b"python" in head
+
+
+def _request(options: RehearsalOptions, device: DeviceSpec, target: RehearsalTarget, ranks: int) -> RehearsalRequest:
+    doing = "reading the options of a rehearsal"
+    for name, value in (("steps", options.steps), ("ranks", ranks), ("timeout", options.timeout_s)):
+        if not 0 < value <= _MOST:
+            raise ConfigError(doing, f"{name} = {value}", f"a number above zero, at most {_MOST}")
+    if REHEARSED_VARIABLE in os.environ:
+        raise ObjectiveError(
+            "starting a rehearsal",
+            "this process is itself a rehearsal, and its script has come to dryfit.rehearse again",
+            hint='write `if __name__ == "__main__":` above the call of dryfit.rehearse',
+        )
+    return RehearsalRequest(
+        script=target.script,
+        module=target.module,
+        function=target.function,
+        arguments=target.arguments,
+        device=device,
+        ranks=ranks,
+        steps=options.steps,
+        worst_batch=options.worst_batch,
+        timeout_s=options.timeout_s,
+        calibration_dir=str(shared_traces(os.environ, Path.home()).parent),
+        keep_caches=options.keep_caches,
+        scratch_dir="",
+        answer_file="",
+    )
+
+
+def _climbed(
+    request: RehearsalRequest, options: RehearsalOptions, surroundings: RehearsalSurroundings
+) -> RehearsalAnswer:
+    """Rehearse, and with ``ladder`` rehearse changes until it is known which of them fits."""
+    answer = run_rehearsal(request, surroundings, options.on_output)
+    try:
+        return _with_others(answer, request, options, surroundings)
+    except RehearsalInterrupted:
+        raise RehearsalInterrupted(answer) from None
+
+
+def _with_others(
+    answer: RehearsalAnswer, request: RehearsalRequest, options: RehearsalOptions, surroundings: RehearsalSurroundings
+) -> RehearsalAnswer:
+    """Return an answer with what other rehearsals of the same script add: without a limit, and with changes."""
+    if answer.end is ScriptEnd.OUT_OF_MEMORY or broke(answer):
+        options.on_note("it did not get through; rehearsing on a device without a limit, to see how much it needs")
+        answer = _with_needs(answer, run_rehearsal(request.model_copy(update={"unlimited": True}), surroundings, _drop))
+    if not options.ladder or not answer.went_through or answer.fits:
+        return answer
+    priced: list[PricedArguments] = []
+
+    def rehearse_with(change: ArgumentChange) -> TriedChange:
+        options.on_note(f"rehearsing with {' '.join(change.words)}")
+        other = run_rehearsal(request.model_copy(update={"overrides": change.values}), surroundings, _drop)
+        known = other.memory if other.end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED) else None
+        required_bytes = known.required_bytes if known is not None else None
+        priced.append(
+            PricedArguments(
+                arguments=change.words,
+                change=str(change),
+                effect=change.effect,
+                required_bytes=required_bytes,
+                fits=other.fits,
+            )
+        )
+        return TriedChange(change, other.fits, required_bytes)
+
+    has_eight_bit = importlib.util.find_spec("bitsandbytes") is not None
+    best = climb(answer, rehearse_with, allow=Effect.SEMANTICS, has_eight_bit=has_eight_bit)
+    helps = best is not None and best.effect is not Effect.SEMANTICS and answer.verdict is VerdictKind.REFUSED
+    verdict = VerdictKind.FITS_WITH if helps else answer.verdict
+    ordered = sorted(priced, key=lambda one: best is None or one.arguments != best.words)  # the recommended one first
+    return answer.model_copy(update={"ladder": tuple(ordered), "verdict": verdict})
+
+
+def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnswer:
+    """Return an answer that ended out of memory with what is known of the same script on a device without a limit."""
+    if not unlimited.went_through or unlimited.memory is None:
+        return answer
+    if not answer.went_through:
+        short = unlimited.verdict is VerdictKind.REFUSED
+        note = "on the device itself the process broke, so the line where memory runs out is not known"
+        return unlimited.model_copy(
+            update={
+                "verdict": VerdictKind.REFUSED if short else VerdictKind.UNKNOWN,
+                "reasons": unlimited.reasons if short else answer.reasons,
+                "out_of_memory": answer.out_of_memory,
+                "notes": (*unlimited.notes, note) if short else unlimited.notes,
+            }
+        )
+    known = ("memory", "at_least", "work", "sent", "worst_batch", "muted", "unknown", "notes")
+    capacity_bytes = answer.device.capacity_bytes
+    short_bytes = unlimited.memory.required_bytes - capacity_bytes
+    verdict, reason = unlimited.memory.between(capacity_bytes) or (answer.verdict, "")
+    return answer.model_copy(
+        update={name: getattr(unlimited, name) for name in known}
+        | {
+            "verdict": verdict,
+            "reasons": (reason,) if reason else answer.reasons,
+            "shortfall_bytes": max(0, short_bytes),
+            "rehearsal_s": answer.rehearsal_s + unlimited.rehearsal_s,
+            "host_peak_bytes": max(answer.host_peak_bytes, unlimited.host_peak_bytes),
+        }
+    )
+
+
+def _accelerate_config(file: str | None) -> Mapping[str, Any]:
+    """Read a config file of ``accelerate launch``; of None the user's default, empty where there is none.
+
+    Raises:
+        ConfigError: It cannot be read, or is no table.
+    """
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    path = Path(file or Path(home) / "accelerate" / "default_config.yaml").expanduser()
+    if file is None and not path.is_file():
+        return {}
+    doing = f"reading accelerate's config {path}"
+    try:
+        if path.stat().st_size > _MOST_CONFIG_BYTES:
+            raise ConfigError(doing, "it is larger than 1 MiB", "a config file")
+        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            doing, re.sub(r"\s+", " ", str(error)), "YAML or JSON, as `accelerate config` writes it"
+        ) from error
+    if not isinstance(table, dict):
+        raise ConfigError(doing, f"it holds a {type(table).__name__}", "a table of keys")
+    return cast("dict[str, Any]", table)

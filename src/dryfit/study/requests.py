@@ -1,0 +1,352 @@
+"""What children of a study are asked, and how long each kind may take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from optuna.distributions import CategoricalDistribution
+
+from dryfit.ledger.folder import TrialLayout, attempt_key
+from dryfit.ledger.state import TrialState
+from dryfit.processes.child_spec import ChildLimits, ChildSpec
+from dryfit.search.space import Space
+from dryfit.settings.devices import node_of, visible_devices
+from dryfit.settings.errors import AttemptTerms, FailureKind, PastFailure
+from dryfit.settings.execution import DeviceSpec, PlanSubject, adapters, plan_execution
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.plan_messages import RehearsedPlanRequest
+from dryfit.settings.study_file import RuntimeSettings, StudyConfig
+from dryfit.settings.tables import CalledCode, ModelSettings, TrialSettings
+from dryfit.settings.task_facts import facts_of, task_word
+from dryfit.settings.training_messages import (
+    ObjectiveRequest,
+    ResolveRequest,
+    ResolveResult,
+    ScriptRequest,
+    TrainerRequest,
+    TrainRequest,
+)
+from dryfit.settings.trial import Scalar, TrialConfig
+from dryfit.study.context import AnyStudy, StudyContext, trial_config
+from dryfit.study.files import most_kept
+
+# How long each kind of child may take: to start, in silence, in all, and to stop.
+
+
+STANDALONE_LIMITS = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
+"""Limits of jobs that belong to no study."""
+
+
+def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
+    """Return the limits of a study's child that trains nothing."""
+    return ChildLimits(
+        start_s=runtime.start_timeout_s, hang_s=runtime.hang_timeout_s, total_s=None, stop_grace_s=runtime.stop_grace_s
+    )
+
+
+def training_limits(runtime: RuntimeSettings, past: tuple[PastFailure, ...] = ()) -> ChildLimits:
+    """Return the limits of a child that trains.
+
+    After one failure as a hang, a trial gets ``runtime.hang_timeout_s`` from then on: the limit that was learned from
+    its pace was wrong, or it hangs for good.
+
+    Args:
+        runtime: The study's settings.
+        past: Earlier failures of the trial.
+    """
+    return ChildLimits(
+        start_s=runtime.start_timeout_s,
+        hang_s=runtime.hang_timeout_s,
+        total_s=runtime.trial_timeout_s,
+        stop_grace_s=runtime.stop_grace_s,
+        hang_learned=not any(failure.kind is FailureKind.HANG for failure in past),
+    )
+
+
+# Requests to a study's children: RESOLVE, TRAIN and the user's own code, by settings and placement.
+
+
+_LIGHTEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how one attempt of a trial runs; does not change what is learned.
+
+    Attributes:
+        attempt: Its number, from 1.
+        place: Where: the r-th of its devices is for rank r.
+        choice: What the planner chose; None: the trial is run as the study file says.
+        terms: What earlier failures of the trial ask for.
+        memory_fraction: The most of its device that each of its processes may take; None: all.
+        planned_bytes: What each of them is planned to take of it; None: not known.
+    """
+
+    attempt: int
+    place: str
+    choice: ExecutionChoice | None = None
+    terms: AttemptTerms = field(default_factory=AttemptTerms)
+    memory_fraction: float | None = None
+    planned_bytes: int | None = None
+
+
+def resolve_request(
+    config: StudyConfig,
+    space: Space,
+    *,
+    pairs: Sequence[tuple[ModelSettings, int]],
+    cache_dir: Path,
+    device: str,
+    elsewhere: bool = False,
+    precisions: tuple[str, ...] = (),
+) -> ResolveRequest:
+    """Return the request to check data, models and machine, before anything is trained or planned.
+
+    Args:
+        config: The study file.
+        space: Its search space.
+        pairs: Models and lengths to prepare.
+        cache_dir: The cache of tokenised rows.
+        device: As in ``execution.device``.
+        elsewhere: Whether trials run on CUDA devices of other machines.
+        precisions: Number formats that trials may have.
+    """
+    own = facts_of(config.study.task).own
+    return ResolveRequest(
+        task=config.study.task,
+        metrics=(config.study.metric, *config.study.also),
+        searched={name: _bounds(space, name) for name in space.names} if own else {},
+        data=config.data,
+        settings=space.as_prepared(config.trial_settings),
+        pairs=tuple(pairs),
+        cache_dir=str(cache_dir),
+        device=device,
+        elsewhere=elsewhere,
+        precisions=precisions,
+        processes=config.execution.processes,
+    )
+
+
+def with_names(config: StudyConfig, resolved: ResolveResult) -> StudyConfig:
+    """Return a configuration with the names of classes that the training rows gave, where the study file gives none."""
+    if config.data.labels or not resolved.labels:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"labels": resolved.labels})})
+
+
+def plan_subject(config: StudyConfig, settings: TrialSettings, source: str = "") -> PlanSubject:
+    """Return the subject of a trial's memory plan.
+
+    Args:
+        config: The study file.
+        settings: The trial's settings.
+        source: The version of the user's own task; empty: none, or not known.
+    """
+    return PlanSubject(
+        task=config.study.task,
+        source=source,
+        settings=settings,
+        num_labels=config.data.num_labels,
+        multi_label=config.data.multi_label,
+        lora=adapters(config.study.task, settings),
+    )
+
+
+def _bounds(space: Space, name: str) -> tuple[Scalar, ...]:
+    """Return the choices of a searched key, or the ends of its range, over all its cases."""
+    bounds: dict[Scalar, None] = {}
+    for param in space.cases(name):
+        drawn = param.distribution
+        ends = drawn.choices if isinstance(drawn, CategoricalDistribution) else (drawn.low, drawn.high)
+        bounds |= dict.fromkeys(ends)
+    return tuple(bounds)
+
+
+def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> ChildSpec:
+    """Return the child that trains a trial, or calls the user's own function for it."""
+    paths, own = study.layout.trial(trial.number), study.config.function
+    limits = training_limits(study.config.runtime, trial.past_failures)
+    if own is None:
+        config = trial_config(study, trial.number, trial.params, trial.seed)
+        body = train_request(study, config, paths, placement, fingerprint=trial.fingerprint or config.fingerprint)
+        resolved, task = study.resolved, task_word(study.config.study.task)
+        body = body.model_copy(
+            update={
+                "fold_reports": trial.fold_reports,
+                "revisions": resolved.revisions,
+                "own_file": resolved.own_file,
+                "own_hash": resolved.revisions.get(task, ""),
+            }
+        )
+    else:
+        body = own_code_request(study, own, trial, paths, placement)
+        # Its signs of life come from a thread of their own: they say nothing of its pace.
+        limits = replace(limits, hang_learned=False)
+    attempt = placement.attempt
+    return ChildSpec(
+        key=attempt_key(trial.number, attempt),
+        folder=paths.attempt(attempt),
+        body=body,
+        limits=limits,
+        place=placement.place,
+        planned_bytes=placement.planned_bytes,
+    )
+
+
+def own_code_request(
+    study: AnyStudy, own: CalledCode, trial: TrialState, paths: TrialLayout, placement: Placement
+) -> ObjectiveRequest | TrainerRequest | ScriptRequest:
+    """Return the request to run a user's own code for an attempt of a trial.
+
+    Args:
+        study: The study.
+        own: That code.
+        trial: The trial.
+        paths: Where the attempt has its files.
+        placement: How it is run.
+    """
+    body = _objective_request(study, own, trial, paths, placement)
+    return body if study.config.objective is not None else _trainer_request(study, body, paths, placement)
+
+
+def _objective_request(
+    study: AnyStudy, own: CalledCode, trial: TrialState, paths: TrialLayout, placement: Placement
+) -> ObjectiveRequest:
+    runtime, node = study.config.runtime, node_of(placement.place)
+    steps = [attempt.checkpoint_step for attempt in trial.attempts if attempt.checkpoint_step is not None]
+    return ObjectiveRequest(
+        objective=own,
+        number=trial.number,
+        fingerprint=trial.fingerprint,
+        params=dict(trial.params),
+        seed=trial.seed,
+        attempt=placement.attempt,
+        reported=tuple(point.step for point in trial.reports),
+        checkpoint_step=max(steps, default=None),
+        checkpoint_dir=str(paths.files_of(placement.attempt).checkpoints),
+        kept_checkpoint_dir=str(paths.checkpoints),
+        verdict_timeout_s=runtime.verdict_timeout_s,
+        own_file=study.resolved.own_file,
+        own_hash=study.resolved.revisions.get(own.function, ""),
+        threads=study.config.execution.threads or max(1, study.nodes[node].cores // study.most_on(node)),
+        visible_device=visible_devices(placement.place),
+        diagnostic=placement.terms.diagnostic,
+    )
+
+
+def calling_request(own: CalledCode, *, params: dict[str, Scalar], seed: int, number: int = 0) -> ObjectiveRequest:
+    """Return the call of a user's own function for a trial that is only rehearsed: it has no files.
+
+    Args:
+        own: The function.
+        params: Values of the space.
+        seed: The trial's.
+        number: The trial's.
+    """
+    return ObjectiveRequest(
+        objective=own,
+        number=number,
+        fingerprint="",
+        params=params,
+        seed=seed,
+        attempt=1,
+        reported=(),
+        checkpoint_step=None,
+        checkpoint_dir="",
+        kept_checkpoint_dir="",
+        verdict_timeout_s=1.0,
+        threads=1,
+    )
+
+
+def _trainer_request(
+    study: AnyStudy, calling: ObjectiveRequest, paths: TrialLayout, placement: Placement
+) -> TrainerRequest | ScriptRequest:
+    runtime, script = study.config.runtime, study.config.script
+    best_dir = str(paths.files_of(placement.attempt).best) if most_kept(runtime.keep) != 0 else None
+    request = TrainerRequest(
+        calling=calling,
+        best_dir=best_dir,
+        checkpoint_every_s=runtime.checkpoint_every_s,
+        choice=placement.choice,
+        memory_fraction=placement.memory_fraction,
+    )
+    if script is None:
+        return request
+    return ScriptRequest(results=script.results, **{name: each for name, each in request if name != "job"})
+
+
+def rehearsed_plan_request(
+    study: StudyContext, own: CalledCode, trial: TrialState, device: DeviceSpec, calibration_dir: Path
+) -> RehearsedPlanRequest:
+    """Return the request to plan a trial of the user's own code.
+
+    Args:
+        study: The study.
+        own: That code.
+        trial: The trial.
+        device: What it is planned for.
+        calibration_dir: Folder of what was measured of devices.
+    """
+    calling = calling_request(own, params=dict(trial.params), seed=trial.seed, number=trial.number)
+    source = {"own_file": study.resolved.own_file, "own_hash": study.resolved.revisions.get(own.function, "")}
+    return RehearsedPlanRequest(
+        calling=calling.model_copy(update=source),
+        is_script=study.config.script is not None,
+        device=device,
+        allow=study.config.execution.allow,
+        calibration_dir=str(calibration_dir),
+    )
+
+
+def train_request(
+    study: AnyStudy, config: TrialConfig, paths: TrialLayout, placement: Placement, *, fingerprint: str
+) -> TrainRequest:
+    """Return the request to train a configuration.
+
+    Args:
+        study: The study of the configuration.
+        config: What to learn.
+        paths: Where the run has its files.
+        placement: How it is run.
+        fingerprint: Identity of the run, wherever the study lies and whichever version asks.
+    """
+    choice, terms = placement.choice, placement.terms
+    runtime, node = study.config.runtime, node_of(placement.place)
+    own = paths.files_of(placement.attempt)
+    plan = plan_execution(
+        study.config.execution,
+        effective_batch=config.settings.train.batch_size,
+        device=study.resolved.device,
+        cores=study.nodes[node].cores,
+        parallel=study.most_on(node),
+        ranks=choice.tp if choice is not None else None,
+    )
+    plan = plan if choice is None else choice.carried_out(plan)
+    return TrainRequest(
+        config=config,
+        fingerprint=fingerprint,
+        plan=plan.model_copy(update={"loader_workers": lighter_workers(plan.loader_workers, terms.lighter)}),
+        attempt=placement.attempt,
+        cache_dir=str(study.layout.cache),
+        checkpoint_dir=str(own.checkpoints),
+        kept_checkpoint_dir=str(paths.checkpoints),
+        best_dir=str(own.best),
+        kept_best_dir=str(paths.best),
+        scored_dir=str(own.scored),
+        load_report=str(own.load_report),
+        checkpoint_every_s=runtime.checkpoint_every_s,
+        verdict_timeout_s=runtime.verdict_timeout_s,
+        visible_device=visible_devices(placement.place),
+        memory_fraction=placement.memory_fraction,
+        diagnostic=terms.diagnostic,
+        file_sharing=terms.lighter > 0,
+    )
+
+
+def lighter_workers(workers: int, lighter: int) -> int:
+    """Return the loader workers of an attempt: half as many each time, and none the last time.
+
+    A loader without workers shares no memory, so a full ``/dev/shm`` does it no harm.
+    """
+    return 0 if lighter >= _LIGHTEST else workers >> lighter

@@ -1,1 +1,0 @@
-"""Resources of trials: devices, cores, disk, and retention of their files."""

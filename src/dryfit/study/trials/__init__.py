@@ -1,1 +1,0 @@
-"""The trials of one study: configurations, requests to children, and time limits."""

@@ -1,1 +1,0 @@
-"""The tasks ``share`` and ``joint``: a class and a span learned at once."""

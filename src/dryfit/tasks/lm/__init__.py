@@ -1,1 +1,0 @@
-"""The task ``causal-lm``: prompts, batches, adapters, generated answers."""

@@ -1,1 +1,0 @@
-"""Trained models as folders: written by a trial, loaded by anyone."""

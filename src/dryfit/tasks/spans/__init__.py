@@ -1,1 +1,0 @@
-"""The task ``evidence``: spans of texts, decoded and scored."""

@@ -1,1 +1,0 @@
-"""One trial's training, from its model to its result."""

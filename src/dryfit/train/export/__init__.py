@@ -1,1 +1,0 @@
-"""What goes into the folder of a saved model beside it: card, example program, analysis of its answers."""

@@ -1,1 +1,0 @@
-"""The training step on tensors without data, for planning; and measured on a real device."""

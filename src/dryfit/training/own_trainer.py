@@ -1,0 +1,509 @@
+"""A Trainer of the user's own as a trial: made, set up, followed by one callback."""
+
+import functools
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import IntervalStrategy
+
+from dryfit.gpu.training_arguments import ArgumentWatch
+from dryfit.processes.channel import ChildChannel
+from dryfit.processes.process import peak_rss_bytes
+from dryfit.settings.argument_ladder import BATCH, arguments_of
+from dryfit.settings.errors import NonFiniteError, ObjectiveError
+from dryfit.settings.rehearsal_messages import ArgumentValue
+from dryfit.settings.training_messages import ObjectiveRequest, StopReason, TrainerRequest, TrainResult
+from dryfit.settings.user_code import demand_unchanged, source_file
+from dryfit.settings.wire import Note, Phase, Progress, empty_beside, publish_folder
+from dryfit.training.batch_numbers import BatchNumbers
+from dryfit.training.current_trial import (
+    CheckpointMark,
+    Evaluation,
+    Goals,
+    OwnLine,
+    Trial,
+    as_values,
+    mark_whole,
+    newest_whole,
+    numbers_of,
+)
+from dryfit.training.objective import beating, import_function, make_checkpoint_folder, seed_libraries, use_threads
+
+# The callback that connects a Trainer of the user's own with its trial: reports, verdicts, stops and checkpoints.
+
+
+_PROGRESS_EVERY_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTerms:
+    """What the callback needs to know of the trial.
+
+    Attributes:
+        goals: What the study optimises.
+        best_dir: Folder of the weights of the best evaluation; None: nobody keeps them.
+        checkpoint_every_s: Seconds between checkpoints that the Trainer does not ask for itself, at evaluations.
+        clock: Monotonic, in seconds.
+    """
+
+    goals: Goals
+    best_dir: Path | None
+    checkpoint_every_s: float
+    clock: Callable[[], float] = time.monotonic
+
+
+@final
+class ReportingCallback(TrainerCallback):
+    """Reports evaluations, ends training when told to, and marks checkpoints that are whole.
+
+    It must be the last callback of its Trainer: it decides over what those before it ask for. A checkpoint of a step of
+    which an evaluation is still to come (at the end of an epoch) waits for it, because an attempt that goes on from
+    there would pass it over.
+
+    Args:
+        trainer: The Trainer.
+        trial: Its trial.
+        channel: How it reports.
+        terms: What it needs to know of the trial.
+        went_on_from: What the checkpoint says that this attempt begins with; None: it begins anew.
+
+    Attributes:
+        evaluations: All so far, those of earlier attempts included.
+        cut_short: Training was ended by a verdict or a stop, not by itself.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        trial: Trial,
+        channel: ChildChannel,
+        terms: TrialTerms,
+        went_on_from: CheckpointMark | None = None,
+    ) -> None:
+        self._trainer, self._trial, self._channel, self._terms = trainer, trial, channel, terms
+        self.evaluations = list(went_on_from.evaluations) if went_on_from is not None else []
+        self.cut_short = False
+        self._ended = False  # by the Trainer itself, or by another callback
+        self._begun = False
+        self._save_later = False
+        self._reported_step = self._saved_step = -1
+        self._saved_at_s, self._progress_at_s = terms.clock(), 0.0
+        self._unread_said = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Put right what an earlier attempt's folder is named in."""
+        if self._begun:
+            raise ObjectiveError(
+                "training the trial's Trainer",
+                "training began anew with a smaller batch, which changes what the trial learns",
+                "auto_find_batch_size=False",
+                "set gradient_accumulation_steps and a per_device_train_batch_size that fits",
+            )
+        self._begun = True
+        best = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
+        state.best_model_checkpoint = str(best) if state.best_global_step and best.is_dir() else None
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Refuse to train on for a metric that evaluations do not have."""
+        self._demand_metrics()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Look for a request to stop; hold a checkpoint back until the evaluation of its step."""
+        self._channel.stepped()
+        self._note_end(state, control)
+        if not self._ended and not self.cut_short and self._trial.should_stop:
+            self._cut_short(control)
+        evaluates = IntervalStrategy(args.eval_strategy) == IntervalStrategy.EPOCH
+        if control.should_save and evaluates and (_epoch_is_whole(state) or control.should_training_stop):
+            control.should_save, self._save_later = False, True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write the checkpoint of a stop; in the middle of an epoch do nothing else that its end would do."""
+        self._note_end(state, control)
+        if self.cut_short:
+            pruned = self._trial.stopped_by is StopReason.VERDICT
+            if pruned or not _epoch_is_whole(state):
+                control.should_evaluate = control.should_log = False
+            control.should_save = not pruned and self._saved_step != state.global_step and not args.save_only_model
+        elif self._save_later:
+            control.should_save = True
+        self._save_later = False
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Report the evaluation, keep its weights if it is the best, and end training if the verdict says so."""
+        self._note_end(state, control)
+        numbers, step = numbers_of(kwargs.get("metrics") or {}), state.global_step
+        value = self._terms.goals.first(numbers)
+        improved = value is not None and self._terms.goals.is_better(value, self.evaluations)
+        self._keep(Evaluation(step=step, epoch=float(state.epoch or 0.0), metrics=numbers))
+        if value is None or step <= self._reported_step:
+            return  # of another data set, or once more
+        self._reported_step = step
+        stop = self._trial.report(value, step, epoch=float(state.epoch or 0.0), metrics=numbers)
+        if stop and not self._ended:
+            self._cut_short(control)
+        if self._trial.stopped_by is StopReason.VERDICT:
+            control.should_save = False
+            return
+        if improved and self._terms.best_dir is not None:
+            temporary = empty_beside(self._terms.best_dir)
+            self._trainer.save_model(str(temporary))
+            publish_folder(temporary, self._terms.best_dir, {})
+        due = self._terms.clock() - self._saved_at_s >= self._terms.checkpoint_every_s
+        if (due or self.cut_short) and not args.save_only_model:
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Mark the checkpoint as whole, and say that the trial can go on from there."""
+        step = state.global_step
+        if args.save_only_model or self._saved_step == step:
+            return
+        self._note_end(state, control)
+        folder = Path(args.output_dir or "") / f"checkpoint-{step}"
+        mark_whole(folder, step=step, done=self._ended, evaluations=self.evaluations)
+        self._saved_step, self._saved_at_s = step, self._terms.clock()
+        self._trial.checkpointed(step)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Say how far training is."""
+        loss, now_s = (kwargs.get("logs") or {}).get("loss"), self._terms.clock()
+        if isinstance(loss, float) and now_s - self._progress_at_s >= _PROGRESS_EVERY_S:
+            self._progress_at_s = now_s
+            epoch = float(state.epoch or 0.0)
+            self._channel.send(Progress(step=state.global_step, total_steps=state.max_steps, epoch=epoch, loss=loss))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Refuse a training whose evaluations lack the metric."""
+        self._demand_metrics()
+
+    def _note_end(self, state: TrainerState, control: TrainerControl) -> None:
+        at_end = state.global_step >= state.max_steps > 0
+        self._ended = self._ended or at_end or (control.should_training_stop and not self.cut_short)
+
+    def _cut_short(self, control: TrainerControl) -> None:
+        self.cut_short = control.should_training_stop = True
+
+    def _keep(self, evaluation: Evaluation) -> None:
+        """Add an evaluation; those of several data sets at one step are one."""
+        if self.evaluations and self.evaluations[-1].step == evaluation.step:
+            metrics = self.evaluations.pop().metrics | evaluation.metrics
+            evaluation = evaluation.model_copy(update={"metrics": metrics})
+        self.evaluations.append(evaluation)
+
+    def _demand_metrics(self) -> None:
+        if not self.evaluations:
+            return
+        self._terms.goals.demand(self.evaluations[-1])
+        if not self._unread_said:
+            self._unread_said = True
+            if unread := self._trial.unread:
+                said = f"nothing has read {', '.join(unread)} from trial.params: the search over it has no effect"
+                self._channel.send(Note(text=said))
+
+
+def _epoch_is_whole(state: TrainerState) -> bool:
+    return float(state.epoch or 0.0).is_integer()
+
+
+# What dryfit does to a Trainer of the user's own before it trains: its folder, its checkpoints, its losses.
+
+
+_KEPT: Final = 2
+"""Checkpoints of a trial that stay at least: a new one counts only once it is whole."""
+
+_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_COMPARING_ROWS: Final = "sentence_transformers"
+
+_TRAINER_STATE: Final = "trainer_state.json"
+
+
+def adapt(trainer: Trainer, folder: Path) -> list[str]:
+    """Let the Trainer write into the attempt's own folder, and keep enough checkpoints; return what is to be said.
+
+    Raises:
+        ObjectiveError: It would train by several processes.
+    """
+    args, notes = trainer.args, list[str]()
+    for name in ("deepspeed", "fsdp"):
+        if getattr(args, name, None):
+            found = f"{name} is set, and a trial is one process on one device"
+            raise ObjectiveError("preparing the trial's Trainer", found, f"TrainingArguments without {name}")
+    if args.auto_find_batch_size:
+        args.auto_find_batch_size = False
+        note = "auto_find_batch_size=True: left out, as it would change what the trial learns"
+        notes.append(f"{note}; its plan takes smaller micro-batches and accumulates them")
+    args.output_dir = str(folder)
+    if args.push_to_hub:
+        args.push_to_hub = False
+        notes.append("push_to_hub=True: nothing is pushed while it is searched")
+    args.save_total_limit = max(_KEPT, args.save_total_limit or _KEPT)
+    if args.save_only_model:
+        notes.append(
+            "save_only_model=True: its checkpoints hold no optimizer state, so an attempt after a stop or a kill "
+            "begins anew"
+        )
+    elif str(getattr(args.save_strategy, "value", args.save_strategy)) == "no":
+        notes.append(
+            "save_strategy='no': checkpoints are written at evaluations, by runtime.checkpoint_every_s, and at a stop; "
+            "an attempt after an earlier kill begins anew"
+        )
+    return notes
+
+
+def demand_changed(
+    trainer: Trainer, changed: Mapping[str, ArgumentValue], replaced: Mapping[str, ArgumentValue]
+) -> None:
+    """Check that a Trainer has the arguments of its plan, and learns the same with them.
+
+    Raises:
+        ObjectiveError: They did not reach it, or more than rounding would change.
+    """
+    doing = "running the trial with what its plan changes"
+    for name, value in changed.items():
+        found = getattr(trainer.args, name, value)
+        if found != value:
+            hint = "leave args as they are once TrainingArguments(...) has made them"
+            raise ObjectiveError(doing, f"its Trainer has {name} = {found!r}", f"{name} = {value!r}", hint)
+    if BATCH not in replaced:
+        return
+    why = ""
+    if trainer.args.dataloader_drop_last:
+        why = "dataloader_drop_last=True leaves out other rows with smaller micro-batches"
+    elif isinstance(trainer.model, nn.Module) and any(isinstance(one, _BATCH_NORMS) for one in trainer.model.modules()):
+        why = "its model has batch normalization, which is computed over each micro-batch"
+    elif any(cls.__module__.startswith(_COMPARING_ROWS) for cls in type(trainer).__mro__):
+        why = "losses of sentence-transformers compare the rows of a micro-batch with each other"
+    if why:
+        raise ObjectiveError(doing, why, f"{BATCH} = {replaced[BATCH]}, as the function sets it")
+
+
+def connect(
+    trainer: Trainer, trial: Trial, channel: ChildChannel, terms: TrialTerms, found: tuple[Path, CheckpointMark] | None
+) -> ReportingCallback:
+    """Connect a Trainer that is about to be trained with its trial.
+
+    Args:
+        trainer: The Trainer; one that was trained to its end only reports from now on.
+        trial: Its trial.
+        channel: How it reports.
+        terms: What its callback needs to know.
+        found: The checkpoint that it goes on from; None: it begins.
+
+    Returns:
+        Its last callback, which reports.
+    """
+    folder, mark = found or (None, None)
+    callback = ReportingCallback(trainer, trial, channel, terms, mark)
+    if mark is None or not mark.done:
+        if folder is not None:
+            trainer.args.eval_on_start = False  # it was done by the attempt that began
+            _restore_callbacks(trainer, folder)
+        _watch_losses(trainer)
+        BatchNumbers(trainer, folder).install()
+    trainer.add_callback(callback)
+    return callback
+
+
+def _restore_callbacks(trainer: Trainer, checkpoint: Path) -> None:
+    """Give callbacks that have a state, such as early stopping, that of a checkpoint.
+
+    By the Trainer's own ``restore_callback_states_from_checkpoint`` they would change their order, in which ours is
+    the last.
+    """
+    stored: dict[str, Any] = vars(TrainerState.load_from_json(str(checkpoint / _TRAINER_STATE)))["stateful_callbacks"]
+    for name in dict.fromkeys(type(each).__name__ for each in trainer.callback_handler.callbacks):
+        same = [each for each in trainer.callback_handler.callbacks if type(each).__name__ == name]
+        states: list[Any] = stored[name] if isinstance(stored.get(name), list) else [stored.get(name, {})]
+        for callback, state in zip(same, states[-len(same) :], strict=False):
+            if isinstance(callback, ExportableState):
+                for attribute, value in state.get("attributes", {}).items():
+                    setattr(callback, attribute, value)
+
+
+def _watch_losses(trainer: Trainer) -> None:
+    """End training at the first loss that is not finite; the Trainer itself would leave it out of its logs."""
+    step: Callable[..., torch.Tensor] = trainer.training_step
+
+    @functools.wraps(step)
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = step(*args, **kwargs)
+        if not torch.isfinite(loss).all():
+            rows = _rows(args[1] if len(args) > 1 else kwargs.get("inputs"))
+            raise NonFiniteError(
+                f"training step {trainer.state.global_step + 1} of {trainer.state.max_steps}",
+                f"the loss is {float(loss.float().sum())}{rows}",
+                "a finite loss",
+                "a smaller learning rate, a longer warmup or a smaller max_grad_norm",
+            )
+        return loss
+
+    trainer.training_step = watched
+
+
+def _rows(inputs: object) -> str:
+    if isinstance(inputs, dict):
+        for value in inputs.values():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                return f" in a batch of {len(value)} rows, of shape {tuple(value.shape)}"
+    return ""
+
+
+# A trial's Trainer: made by the user's own function with what its plan changes, and adapted to the trial.
+
+
+_UNTRAINED: Final = "a transformers.Trainer that was not trained yet"
+
+
+def make_trainer(
+    calling: ObjectiveRequest, trial: Trial, changed: Mapping[str, ArgumentValue]
+) -> tuple[Trainer, list[str]]:
+    """Call the user's function, and adapt what it returns; this process belongs to the trial.
+
+    Args:
+        calling: The call.
+        trial: Its argument.
+        changed: Arguments that take the place of the function's own, by name.
+
+    Returns:
+        The Trainer, and what is to be said of it.
+
+    Raises:
+        ObjectiveError: It cannot be imported, makes no Trainer, one that cannot be searched, or one that cannot be
+            changed so.
+    """
+    make = import_function(calling.objective, "trainer")
+    watch = ArgumentWatch({"push_to_hub": False, **changed})
+    watch.install()
+    seed_libraries(calling.seed)
+    with _training_refused(), OwnLine(str(source_file(make) or "")):
+        made = make(trial)
+    trainer = _checked(made, calling.objective.function)
+    demand_changed(trainer, changed, watch.replaced)
+    notes = adapt(trainer, trial.folder)
+    if watch.replaced.get("push_to_hub"):
+        notes.append("push_to_hub=True: nothing is pushed while it is searched")
+    return trainer, notes
+
+
+@contextmanager
+def _training_refused() -> Generator[None, None, None]:
+    """Refuse the training of any Trainer meanwhile: an attempt could not go on from where it was killed."""
+    train = Trainer.train
+
+    @functools.wraps(train)
+    def refuse(self: Trainer, *args: object, **kwargs: object) -> None:
+        raise ObjectiveError(
+            "making the trial's Trainer",
+            f"the function itself calls train() of a {type(self).__name__}",
+            _UNTRAINED,
+            "return it: dryfit trains it; what must be trained before goes into a script of its own",
+        )
+
+    Trainer.train = refuse  # pyright: ignore[reportAttributeAccessIssue]  # put back below
+    try:
+        yield
+    finally:
+        Trainer.train = train
+
+
+def _checked(made: object, name: str) -> Trainer:
+    """Refuse what is no Trainer, and one that tells nothing while it trains.
+
+    Raises:
+        ObjectiveError: Says what is wrong.
+    """
+    doing = f"taking what {name} returned"
+    if not isinstance(made, Trainer):
+        what = "None (does every path of the function return a Trainer?)" if made is None else _kind(made)
+        raise ObjectiveError(doing, f"it is {what}", _UNTRAINED, "return Trainer(model=..., args=...)")
+    if made.state.global_step > 0:
+        raise ObjectiveError(doing, f"it has been trained for {made.state.global_step} steps", _UNTRAINED)
+    if str(getattr(made.args.eval_strategy, "value", made.args.eval_strategy)) == "no":
+        raise ObjectiveError(
+            doing,
+            "it never evaluates: eval_strategy is 'no', and the study has nothing to compare trials by",
+            "eval_strategy='epoch' or 'steps', and an eval_dataset",
+        )
+    return made
+
+
+def _kind(made: object) -> str:
+    return f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
+
+
+# Child job TRAINER: an objective that makes a Trainer by the user's own function, adds one callback, and trains.
+
+
+def run(body: TrainerRequest, channel: ChildChannel) -> TrainResult:
+    """Train what a study's function makes for one trial, from the newest checkpoint that is whole.
+
+    Raises:
+        ChangedError: Its file was edited.
+        ObjectiveError: It cannot be imported, makes no Trainer, or one that cannot be searched.
+        CheckpointError: What is to go on from belongs to another trial.
+        NonFiniteError: The loss became infinite or NaN, or every evaluation's value is.
+    """
+    calling = body.calling
+    use_threads(calling.threads)
+    channel.send(Phase(name="load"))
+    with beating(channel):
+        demand_unchanged(calling.own_file, calling.own_hash)
+        make_checkpoint_folder(calling)
+        if body.memory_fraction is not None and torch.cuda.is_available():
+            torch.cuda.set_per_process_memory_fraction(body.memory_fraction)
+        trial = Trial(calling, channel)
+        trainer, notes = make_trainer(calling, trial, arguments_of(body.choice))
+        for note in notes:
+            channel.send(Note(text=note))
+        channel.send(Phase(name="train"))
+        return _train(trainer, trial, channel, body)
+
+
+def _train(trainer: Trainer, trial: Trial, channel: ChildChannel, body: TrainerRequest) -> TrainResult:
+    goals = Goals.of(body.calling.objective)
+    found = newest_whole(trial.folder)
+    best_dir = Path(body.best_dir) if body.best_dir is not None else None
+    callback = connect(trainer, trial, channel, TrialTerms(goals, best_dir, body.checkpoint_every_s), found)
+    if found is None or not found[1].done:
+        trainer.train(resume_from_checkpoint=str(found[0]) if found is not None else None)
+    steps = max(trainer.state.global_step, found[1].step if found is not None else 0)
+    if callback.cut_short:
+        return TrainResult(value=None, best=None, steps=steps, stopped_by=trial.stopped_by)
+    if not callback.evaluations:
+        args = trainer.args
+        raise ObjectiveError(
+            f"looking for the metric {goals.names[0]}",
+            f"the Trainer has done {steps} steps and no evaluation: eval_strategy is {str(args.eval_strategy)!r}, "
+            f"eval_steps {args.eval_steps}, eval_delay {args.eval_delay}",
+            "at least one evaluation",
+        )
+    values = as_values(goals.values(callback.evaluations), goals.names)
+    return TrainResult(
+        value=values[0],
+        also=values[1:],
+        best=None,
+        steps=steps,
+        peak_allocated_bytes=_on_device(torch.cuda.max_memory_allocated),
+        peak_reserved_bytes=_on_device(torch.cuda.max_memory_reserved),
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+
+
+def _on_device(measure: Callable[[], int]) -> int | None:
+    return measure() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

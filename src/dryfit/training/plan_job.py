@@ -1,0 +1,445 @@
+"""Child job PLAN: the memory of trials, from traces and the ladder, before anything runs."""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.constants import device_constants, read_calibrations
+from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.meta.configs import most_tokens, planning_config
+from dryfit.meta.pretrained import cannot_checkpoint
+from dryfit.parallel import device_counts
+from dryfit.parallel.device_counts import with_rank_counts
+from dryfit.parallel.fsdp import held_bytes
+from dryfit.parallel.proved_plans import PLANS_FOLDER, ShardPlans
+from dryfit.plans.estimate import Device, Lengths, SegmentSource
+from dryfit.plans.ladder import ChangeKind, PlannedTrial, SettingChange, execution_asked, plan_by_ladder
+from dryfit.plans.trace_store import TraceStore
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.errors import ConfigError, DryfitError, ShardError, TraceError
+from dryfit.settings.execution import ExecutionSettings, PlanSubject, eval_rows
+from dryfit.settings.memory_key import StepKey, step_key
+from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, StudyTokens
+from dryfit.settings.sharding import AUTO, RankOutcome, Sent, next_ranks, ranks_taken
+from dryfit.settings.tables import DataSettings
+from dryfit.settings.task_facts import facts_of
+from dryfit.settings.text import gib
+from dryfit.settings.wire import Phase, canonical_json
+from dryfit.tasks.base import Task, TaskContext
+from dryfit.tasks.lm_loss import FOREIGN
+from dryfit.tasks.own import make_task, own_source, task_class
+from dryfit.tasks.prepare import Fold, prepared_tokens, study_folds
+from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.training.model import cannot_chunk_loss, cannot_offload_activations, costs_time
+from dryfit.training.optimizer import cannot_offload, check_sharded, has_pages, implementations, moments_of
+from dryfit.training.step_tracer import StepTracer, step_parts, whole_model
+
+# What the memory planner must know of a trial: lengths of its rows, its task, and what its model can do.
+
+
+@dataclass(slots=True)
+class PlannedTrials:
+    """The trials of a request; those with the same model and length share their rows' lengths."""
+
+    request: PlanRequest
+    _whole_losses: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    _lengths: dict[tuple[str, int, str], Lengths] = field(default_factory=dict[tuple[str, int, str], Lengths])
+
+    def of(self, subject: PlanSubject, execution: ExecutionSettings) -> PlannedTrial:
+        """Return what the ladder must know of a subject.
+
+        Raises:
+            ConfigError: The model has no positions for such a length.
+        """
+        settings, tokens = subject.settings, self.request.tokens
+        _check_length(subject)
+        data = tokens.data if tokens is not None else _dummy_data(subject)
+        task = make_task(subject.task, TaskContext(settings, data))
+        return PlannedTrial(
+            effective_batch=settings.train.batch_size,
+            lengths=self._lengths_of(subject, task),
+            optimizer_impls=implementations(settings.optim.name, self.request.device.kind),
+            cannot_checkpoint=_cannot_checkpoint(task, execution),
+            cannot_offload=cannot_offload(settings.optim, self.request.device.kind, processes=execution.processes),
+            cannot_chunk=self._cannot_chunk(subject, execution),
+            chunks_for_free=not costs_time(settings.train.precision),
+            cannot_offload_activations=cannot_offload_activations(
+                self.request.device.kind, processes=execution.processes
+            ),
+            lora_rank=subject.lora.r if subject.lora is not None else None,
+            measured_rows=task.measured_rows,
+            has_pages=has_pages(settings.optim),
+        )
+
+    def _cannot_chunk(self, subject: PlanSubject, execution: ExecutionSettings) -> str | None:
+        """Why a subject's loss cannot be computed in chunks; of each model and its adapters asked once."""
+        if execution.chunked_loss is False:
+            return None  # it will not be, whatever the answer
+        if not facts_of(subject.task).decoder:
+            return "its loss is not over the words of a vocabulary"
+        several = {"tp": execution.ranks, "dp": execution.dp}
+        asked = [one and one.model_dump(mode="json") for one in (subject.settings.model, subject.lora)]
+        key = canonical_json([*asked, *(many > 1 for many in several.values())])
+        if key not in self._whole_losses:
+            try:
+                model, task = whole_model(subject)
+                self._whole_losses[key] = cannot_chunk_loss(task, model, **several)
+            except (DryfitError, *FOREIGN) as error:  # why it cannot be planned, its trace will say
+                self._whole_losses[key] = f"its model cannot be built to plan it ({type(error).__name__})"
+        return self._whole_losses[key]
+
+    def _lengths_of(self, subject: PlanSubject, task: Task) -> Lengths:
+        tokens, max_length = self.request.tokens, subject.settings.train.max_length
+        # Without rows nothing is made of a model's files, and none need be there.
+        key = (subject.settings.model.name, max_length, task.token_key() if tokens is not None else "")
+        if key not in self._lengths:
+            self._lengths[key] = Lengths.of(max_length, row_lengths(tokens, task) if tokens is not None else None)
+        return self._lengths[key]
+
+
+def row_lengths(tokens: StudyTokens, task: Task) -> list[int]:
+    """Return the tokens of every row that is trained on or scored, in any fold."""
+    whole = _lengths(tokens, task, None)
+    first, *others = [*study_folds(tokens.data), None]
+    if first is None:
+        return whole
+    in_first = _lengths(tokens, task, first)
+    if sorted(in_first) == sorted(whole):  # each row has its tokens, whatever it stands beside: so it is in every fold
+        return whole
+    return [*in_first, *(length for fold in others if fold is not None for length in _lengths(tokens, task, fold))]
+
+
+def _lengths(tokens: StudyTokens, task: Task, fold: Fold | None) -> list[int]:
+    prepared = prepared_tokens(
+        task,
+        cache_dir=Path(tokens.cache_dir),
+        data_fingerprint=tokens.data_fingerprint,
+        only=(TRAIN, VALIDATION),
+        fold=fold,
+    )
+    return [length for split in prepared.splits.values() for length in split.lengths_R.tolist()]
+
+
+def _dummy_data(subject: PlanSubject) -> DataSettings:
+    return DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
+
+
+def _check_length(subject: PlanSubject) -> None:
+    settings = subject.settings
+    max_length, limit = settings.train.max_length, most_tokens(planning_config(settings.model))
+    if limit is not None and max_length > limit:
+        raise ConfigError(
+            f"planning {settings.model.name}",
+            f"train.max_length is {max_length}",
+            allowed=f"at most {limit}: the model has no more positions",
+        )
+
+
+def _cannot_checkpoint(task: Task, execution: ExecutionSettings) -> str | None:
+    """Why one of a task's models cannot recompute its activations; None where all can."""
+    reasons = (
+        cannot_checkpoint(planning_config(source), task.kind, reentrant=execution.reentrant)
+        for source in task.sources().values()
+    )
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+# The planner of one request: the fallback, and where it may choose the number of ranks, by which a subject fits.
+#
+# Steps are traced once: subjects that differ in batch size and length alone share their traces.
+
+
+_Step = tuple[StepKey, int]
+"""A step, and the number of ranks that make it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans the subjects of a request.
+
+    Attributes:
+        request: What is asked.
+        device: The device planned for, with what is known of it.
+        store: Traces of earlier requests.
+        shards: How models are sharded over ranks.
+        trials: What is fixed of each subject.
+    """
+
+    request: PlanRequest
+    device: Device
+    store: TraceStore
+    shards: ShardPlans
+    trials: PlannedTrials
+    _sources: dict[_Step, SegmentSource] = field(default_factory=dict[_Step, SegmentSource])
+    _tracers: dict[_Step, StepTracer] = field(default_factory=dict[_Step, StepTracer])
+
+    def prepare(self, trials: Sequence[PlannedTrial]) -> None:
+        """Say which batches will be asked for, so that a whole space needs few traces."""
+        if len(trials) == 1:
+            return
+        execution = self.request.execution
+        for subject, trial in zip(self.request.subjects, trials, strict=True):
+            if execution.ranks > 1:
+                self.shards.prove(subject, execution.ranks)
+            source = self.source(subject, execution)
+            rows = min(execution.micro_batch or trial.effective_batch, trial.effective_batch)
+            for length in trial.lengths.candidates:
+                source.prepare(SegmentKind.BATCH, [Shape(trial.effective_batch, length)])
+                source.prepare(SegmentKind.MICRO_FIRST, [Shape(rows, length)])
+                source.prepare(SegmentKind.EVALUATE, [Shape(eval_rows(rows, execution.eval_batch), length)])
+
+    def on_ranks_set(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
+        """Plan a subject on as many ranks as the execution settings say.
+
+        Raises:
+            ConfigError: A setting is impossible.
+            ShardError: The model cannot be sharded so.
+            TraceError: The model's code cannot be followed to shard it.
+        """
+        execution = self.request.execution
+        if execution.ranks > 1:
+            self.shards.prove(subject, execution.ranks)
+        answer = self._climb(subject, trial, execution, every_fallback=self.request.every_fallback)
+        return answer if execution.ranks == 1 else self._with_shards(subject, trial, execution, answer)
+
+    def on_fewest_ranks(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
+        """Plan a subject on the fewest ranks by which it fits; where none does, return the refusal on one device.
+
+        Raises:
+            ConfigError: A setting is impossible.
+        """
+        request = self.request
+        exact, host_bytes = request.execution.allow == "exact", request.host_bytes
+        degrees = () if exact or not request.several else request.degrees
+        reasons = ['execution.allow is "exact": ranks add up in another order'] if exact else list[str]()
+        answers: dict[int, PlanAnswer] = {}
+        outcomes: dict[int, RankOutcome] = {}
+        while (ranks := next_ranks(outcomes, degrees)) is not None:
+            try:
+                if ranks == 1:
+                    every = request.every_fallback
+                    answers[ranks] = self._climb(subject, trial, request.execution, every_fallback=every)
+                else:
+                    answers[ranks] = self._on_ranks(subject, ranks)
+                outcomes[ranks] = device_counts.rank_outcome(answers[ranks], ranks, host_bytes)
+            except (ConfigError, ShardError, TraceError) as error:
+                if ranks == 1:
+                    raise
+                outcomes[ranks] = RankOutcome.NOT_POSSIBLE
+                reasons.append(device_counts.why_not_sharded(ranks, error))
+        alone, taken = answers.pop(1), ranks_taken(outcomes)
+        if reasons and not alone.verdict.fits:
+            alone = alone.model_copy(update={"cannot_shard": reasons[0]})
+        if taken is None:
+            return device_counts.with_tried_ranks(alone, answers, host_bytes)
+        answer = alone
+        if taken > 1:
+            answer = device_counts.answer_on_ranks(alone, answers[taken], taken, trial, request.execution)
+        return answer if host_bytes is not None else self._with_more_ranks(subject, answer, taken, degrees)
+
+    def rank_source(self, subject: PlanSubject, ranks: int) -> SegmentSource:
+        """Return the segments of one rank, where its optimizer can be sharded; the plan of its shards is not proved.
+
+        Raises:
+            ConfigError: The model cannot be sharded over so many ranks, or the optimizer takes no slices.
+            TraceError: The model's code cannot be followed to shard it.
+        """
+        return self.source(subject, self._execution_on(subject, ranks))
+
+    def source(self, subject: PlanSubject, execution: ExecutionSettings) -> SegmentSource:
+        """Return the segments of a subject, or of one of its ranks.
+
+        Raises:
+            ConfigError: Its model cannot be sharded over so many ranks.
+            TraceError: The model's code cannot be followed to shard it.
+        """
+        step = (step_key(subject), execution.ranks)
+        if step not in self._sources:
+            self._sources[step] = SegmentSource(self._tracer(subject, execution), self.store)
+        return self._sources[step]
+
+    def _execution_on(self, subject: PlanSubject, ranks: int) -> ExecutionSettings:
+        """Return the settings with another number of ranks, which the subject's optimizer must allow."""
+        execution = self.request.execution.model_copy(update={"tp": ranks})
+        check_sharded(subject.settings, execution)
+        return execution
+
+    def _climb(
+        self, subject: PlanSubject, trial: PlannedTrial, execution: ExecutionSettings, *, every_fallback: bool
+    ) -> PlanAnswer:
+        return plan_by_ladder(
+            trial,
+            execution,
+            self.source(subject, execution),
+            self.device,
+            resubject=lambda change: self._changed(subject, change, execution),
+            every_fallback=every_fallback,
+        )
+
+    def _on_ranks(self, subject: PlanSubject, ranks: int) -> PlanAnswer:
+        """Plan one rank of a subject; how its model is sharded is proved only where that fits."""
+        execution = self._execution_on(subject, ranks)
+        trial = self.trials.of(subject, execution)
+        answer = self._climb(subject, trial, execution, every_fallback=False)
+        if device_counts.rank_outcome(answer, ranks, self.request.host_bytes) is not RankOutcome.FITS:
+            return answer
+        return self._with_shards(subject, trial, execution, answer)
+
+    def _with_more_ranks(
+        self, subject: PlanSubject, answer: PlanAnswer, taken: int, degrees: Sequence[int]
+    ) -> PlanAnswer:
+        """Add the next number of ranks to fall back to, if the model can be sharded so."""
+        for degree in degrees:
+            if degree > taken:
+                with suppress(ConfigError, TraceError):
+                    execution = self._execution_on(subject, degree)
+                    self.shards.plan(subject, degree)
+                    may_chunk = self.trials.of(subject, execution).cannot_chunk is None
+                    return device_counts.with_more_ranks(answer, degree, may_chunk=may_chunk)
+        return answer
+
+    def _with_shards(
+        self, subject: PlanSubject, trial: PlannedTrial, execution: ExecutionSettings, answer: PlanAnswer
+    ) -> PlanAnswer:
+        """Add how the model is sharded, which is proved, and what a rank sends to an answer about one rank."""
+        shards = self.shards.prove(subject, execution.ranks)
+        sent = self._sent(subject, trial, execution, answer)
+        return answer.model_copy(update={"sharding": shards.model_copy(update={"sent": sent})})
+
+    def _sent(
+        self, subject: PlanSubject, trial: PlannedTrial, execution: ExecutionSettings, answer: PlanAnswer
+    ) -> Sent | None:
+        """What a rank sends in an optimizer step of the worst batch; None where the step cannot be traced."""
+        if answer.memory is None:
+            return None
+        choice = answer.execution or execution_asked(trial, execution)
+        whole, rest = divmod(trial.effective_batch, choice.micro_batch)
+        length, tracer, total = answer.memory.worst_batch.length, self._tracer(subject, execution), Sent()
+        for rows in [choice.micro_batch] * whole + [rest] * bool(rest):
+            shape = Shape(rows, length)
+            question = f"{tracer.key}\n{choice.checkpointing} {shape}"
+            sent = self.store.sent(question)
+            if sent is None:
+                try:
+                    sent = tracer.sent(Variant(checkpointing=choice.checkpointing), shape)
+                except TraceError:
+                    return None
+                self.store.put_sent(sent, question)
+            total += sent
+        return total
+
+    def _changed(
+        self, subject: PlanSubject, change: SettingChange, execution: ExecutionSettings
+    ) -> SegmentSource | None:
+        """Return the segments after a change of the experiment; None where there is nothing to change."""
+        settings = subject.settings
+        match change.kind:
+            case ChangeKind.EIGHT_BIT_OPTIMIZER:
+                if settings.optim.name != "adamw" or execution.ranks > 1:
+                    return None
+                optim = settings.optim.model_copy(update={"name": "adamw8bit"})
+                smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
+                return SegmentSource(self._tracer(smaller, execution), self.store, twin=self.source(subject, execution))
+            case ChangeKind.SMALLER_RANK:
+                if subject.lora is None:
+                    return None
+                lora = subject.lora.model_copy(update={"r": change.after})
+                return self.source(subject.model_copy(update={"lora": lora}), execution)
+            case ChangeKind.SHORTER | ChangeKind.SMALLER_BATCH:
+                return self.source(subject, execution)  # shapes alone: the same segments
+
+    def _tracer(self, subject: PlanSubject, execution: ExecutionSettings) -> StepTracer:
+        step = (step_key(subject), execution.ranks)
+        if step not in self._tracers:
+            plan = self.shards.plan(subject, execution.ranks) if execution.ranks > 1 else None
+            self._tracers[step] = StepTracer(subject, self.device.spec, reentrant=execution.reentrant, plan=plan)
+        return self._tracers[step]
+
+
+# The request's subjects become trials (``plan_trials``); the planner (``plan_answers``) traces their steps and finds
+# the fallback and, where it may choose, the number of ranks by which each fits.
+
+
+def plan(body: PlanRequest, channel: ChildChannel) -> PlanResult:
+    """Plan every subject of a request. What cannot be traced is answered as unknown.
+
+    Raises:
+        ConfigError: A model, a size or an execution setting is impossible.
+    """
+    torch.set_num_threads(1)
+    channel.send(Phase(name="load"))
+    body = body.model_copy(update={"subjects": tuple(map(_with_source, body.subjects))})
+    for subject in body.subjects:
+        check_sharded(subject.settings, body.execution)
+    trace_dir = Path(body.trace_dir)
+    shards = ShardPlans(trace_dir.parent / PLANS_FOLDER, whole_model)
+    planner = Planner(body, _device(body), TraceStore.of_this_code(trace_dir), shards, PlannedTrials(body))
+    trials = [planner.trials.of(subject, body.execution) for subject in body.subjects]
+    planner.prepare(trials)
+    answers: list[PlanAnswer] = []
+    for subject, trial in zip(body.subjects, trials, strict=True):
+        answers.append(_answer(planner, subject, trial))
+        channel.beat()
+    return PlanResult(answers=tuple(answers))
+
+
+def _answer(planner: Planner, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
+    """Plan one subject.
+
+    Raises:
+        ConfigError: A setting is impossible.
+        ShardError: Its model cannot be sharded as the settings say.
+        TraceError: Its model's code cannot be followed to shard it.
+    """
+    began_s, request = time.monotonic(), planner.request
+    auto, dp = request.execution.tp == AUTO, request.execution.dp
+    answer = planner.on_fewest_ranks(subject, trial) if auto else planner.on_ranks_set(subject, trial)
+    if request.several:
+        answer = with_rank_counts(
+            answer,
+            trial,
+            request,
+            planner.device,
+            lambda degree: planner.rank_source(subject, degree),
+        )
+    if dp > 1:
+        answer = answer.model_copy(update={"reasons": (*answer.reasons, _held_text(subject, dp))})
+    return answer.model_copy(update={"planner_s": round(time.monotonic() - began_s, 3)})
+
+
+def _held_text(subject: PlanSubject, processes: int) -> str:
+    """Say what each process of an FSDP-sharded trial holds, as far as it is known without a trace."""
+    model = step_parts(subject, checkpointing=False, reentrant=False).model
+    moments = moments_of(subject.settings.optim)
+    held = held_bytes(model.parameters(), rank=0, processes=processes, moments=moments)  # no other process holds more
+    total = gib(held.weights_bytes + held.gradients_bytes + held.state_bytes)
+    parts = (
+        f"weights {gib(held.weights_bytes)}, gradients {gib(held.gradients_bytes)}, "
+        f"optimizer state {gib(held.state_bytes)}"
+    )
+    return (
+        f"each of {processes} processes holds {total} between two steps: {parts}; what a step takes beside is not known"
+    )
+
+
+def _with_source(subject: PlanSubject) -> PlanSubject:
+    """Add the fingerprint of a user's own task: all studies share traces, and its traces hold for one source alone."""
+    source = own_source(task_class(subject.task))
+    return subject.model_copy(update={"source": source}) if source else subject
+
+
+def _device(request: PlanRequest) -> Device:
+    """Return the device planned for, with its constants and the settings of its allocator."""
+    calibrations = read_calibrations(Path(request.trace_dir).parent)
+    return Device(
+        spec=request.device,
+        constants=device_constants(request.device, torch.__version__, calibrations),
+        allocator=AllocatorSettings.of_environment(os.environ, AllocatorSettings.of(request.execution.allocator)),
+        torch=torch.__version__,
+    )

@@ -1,0 +1,549 @@
+"""A trial's training step traced on tensors that take no memory."""
+
+import gc
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import MethodType
+from typing import Any, final
+
+import torch
+import transformers
+from accelerate.utils import convert_outputs_to_fp32
+from torch import nn
+from transformers import PreTrainedModel
+
+from dryfit.gpu import kernels
+from dryfit.gpu.events import Segment, SegmentKind, Shape, Variant
+from dryfit.gpu.fake_cuda import FakeDevice, StandIns
+from dryfit.gpu.recorder import StorageRecorder
+from dryfit.meta.configs import check_stored_format, planning_config, set_dropouts
+from dryfit.meta.construction import build
+from dryfit.meta.pretrained import DTYPES, STACKS, Kind, empty_frozen, make_model, one_stack
+from dryfit.meta.slots import SlotKind, like, put_all
+from dryfit.parallel.collectives import AbsentRanks, CountedRanks
+from dryfit.parallel.layout import OneProcess, whole_state
+from dryfit.parallel.tensor_parallel import TensorParallel
+from dryfit.settings.choices import Precision
+from dryfit.settings.errors import ConfigError, InternalError, TraceError
+from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject, WeightFormat
+from dryfit.settings.memory_key import any_shape, memory_key
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.sharding import Sent, ShardPlan
+from dryfit.settings.tables import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
+from dryfit.settings.wire import canonical_json
+from dryfit.tasks.base import Batch, MakeBase, Task, TaskContext, TaskModel
+from dryfit.tasks.heads import freeze
+from dryfit.tasks.own import make_task
+from dryfit.training.model import cannot_chunk_loss, enable_checkpointing, loss_in_chunks, offload_layer_inputs
+from dryfit.training.optimizer import OptimizerPlan, make_optimizer
+from dryfit.training.step import backward_batch, numbers
+
+# Build the parts of a training step from a planning subject: model on the meta device, loss, optimizer.
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """The parts of a training step.
+
+    Attributes:
+        model: The model, on the meta device.
+        task: Gives loss sum and normaliser, and the sizes of a batch.
+        optimizer: Makes the optimizer once the model is on its device.
+        layout: How the model lies on its ranks.
+    """
+
+    model: TaskModel
+    task: Task
+    optimizer: Callable[[OptimizerPlan], torch.optim.Optimizer]
+    settings: TrialSettings
+    layout: OneProcess | TensorParallel = field(default_factory=OneProcess)
+
+    def connected(self) -> "StepParts":
+        """Make the model compute with the other ranks; its parameters must be those that will be trained."""
+        if isinstance(self.layout, TensorParallel):
+            self.layout.connect(self.model)
+        return replace(self, task=self.layout.task_here(self.task))
+
+    def batch_sizes(self, rows: int, length: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each entry of a batch."""
+        return self.task.batch_sizes(rows, length, segments=self.model.takes_types)
+
+
+def subject_task(subject: PlanSubject) -> Task:
+    """Return a subject's task, without knowledge of its rows."""
+    data = DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label)
+    adapted = subject.settings.model_copy(update={"lora": subject.lora or LoraSettings(r=0)})
+    return make_task(subject.task, TaskContext(adapted, data))
+
+
+def whole_model(subject: PlanSubject) -> tuple[TaskModel, Task]:
+    """Return a subject's whole model, on the meta device, and its task.
+
+    Raises:
+        ConfigError: The model is unknown.
+    """
+    task = subject_task(subject)
+    return task.model(_planned(subject.settings.regularization)), task
+
+
+def step_parts(
+    subject: PlanSubject,
+    *,
+    checkpointing: bool,
+    reentrant: bool,
+    chunked_loss: bool = False,
+    layout: OneProcess | TensorParallel | None = None,
+) -> StepParts:
+    """Build the parts of a subject's step, without memory or reading weights.
+
+    Args:
+        subject: What is trained.
+        checkpointing: Whether activations are recomputed.
+        reentrant: Whether by reentrant autograd.
+        chunked_loss: Whether the loss is computed in chunks of tokens.
+        layout: Says which part of the model this rank holds; None: all of it.
+
+    Raises:
+        ConfigError: The model is unknown, or has no part that a setting names.
+        ShardError: The plan is another model's.
+    """
+    settings = subject.settings
+    model, task = whole_model(subject)
+    tp = layout.plan.degree if isinstance(layout, TensorParallel) else 1
+    if chunked_loss and (tp == 1 or cannot_chunk_loss(task, model, tp=tp) is None):
+        task = loss_in_chunks(task, model)
+    if checkpointing:
+        for part in model.pretrained().values():
+            enable_checkpointing(part, reentrant=reentrant)
+    freeze(model, settings.regularization.freeze_layers, dropout=settings.regularization.frozen_dropout)
+    if isinstance(layout, TensorParallel):
+        layout.shard(model)
+    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, layout or OneProcess())
+
+
+def _planned(regularization: RegularizationSettings) -> MakeBase:
+    """Return a maker of models from their configs alone."""
+
+    def make(
+        source: ModelSettings, kind: Kind, *, part: str = "", frozen: WeightFormat | None = None
+    ) -> PreTrainedModel:
+        del part
+        config = one_stack(planning_config(source), source, allowed=STACKS[kind])
+        check_stored_format(config, source, frozen)
+        set_dropouts(config, dropout=regularization.dropout, attention_dropout=regularization.attention_dropout)
+        model = build(lambda: make_model(config, kind, trust_remote_code=source.trust_remote_code))
+        if frozen is None:
+            return model
+        empty_frozen(model, frozen)
+        if frozen.quantised:
+            kernels.install()
+        return model
+
+    return make
+
+
+# A trial's training step in separate parts, which also run on tensors without data.
+#
+# Hugging Face's Trainer and Accelerate do what surrounds the model inline in their loops. It is repeated here,
+# operator for operator: autocast around the forward pass, outputs cast to fp32, fp16's loss scaler, clipping, reading
+# the norm, the optimizer, freeing the gradients. A contract test compares both.
+
+
+class Rehearsal:
+    """Runs the parts of a training step, one after another.
+
+    Args:
+        parts: Model, task and optimizer; the model's tensors are on ``device``, fake or real.
+        device: ``cuda`` or ``cpu``.
+        plan: How the optimizer works, from its next start on.
+    """
+
+    def __init__(self, parts: StepParts, device: str, plan: OptimizerPlan) -> None:
+        self.parts = parts
+        self.device = device
+        self.plan = plan
+        precision = parts.settings.train.precision
+        self.scaler = torch.amp.GradScaler(device) if precision is Precision.FP16 else None  # pyright: ignore
+        self.optimizer: torch.optim.Optimizer | None = None
+        if precision.is_half:
+            _autocast_forward(parts.model, device, DTYPES[precision])
+
+    def batch(self, shape: Shape) -> Batch:
+        """Return a batch on the device, without values."""
+        sizes = self.parts.batch_sizes(shape.rows, shape.length)
+        return {name: torch.empty(size, dtype=torch.int64, device=self.device) for name, size in sizes.items()}
+
+    def micro(self, batch: Batch, phases: Callable[[StepPhase], None]) -> None:
+        """Run forward and backward passes of one micro-batch.
+
+        Args:
+            batch: Its rows.
+            phases: Called with each phase as it begins.
+        """
+        self.parts.model.train()
+
+        def backward(loss: torch.Tensor) -> None:
+            phases(StepPhase.BACKWARD)
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+        phases(StepPhase.FORWARD)
+        rows = len(batch["attention_mask"])
+        backward_batch(
+            self.parts.model, batch, self.parts.task, micro_batch=rows, backward=backward, autocast=nullcontext
+        )
+
+    def update(self, phases: Callable[[StepPhase], None]) -> None:
+        """Clip, step the optimizer and free the gradients."""
+        phases(StepPhase.CLIP)
+        if self.optimizer is None:
+            self.optimizer = self.parts.optimizer(self.plan)
+        most = self.parts.settings.regularization.max_grad_norm or float("inf")
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        norm = self.parts.layout.gradient_norm(self.parts.model)
+        numbers(norm, norm)  # in the place of the norm and the loss
+        nn.utils.clip_grads_with_norm_(self.parts.model.parameters(), most, norm)
+        phases(StepPhase.OPTIMIZER)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.parts.model.zero_grad()
+
+    def evaluate(self, batch: Batch) -> None:
+        """Score one validation batch."""
+        self.parts.model.eval()
+        # The real run's inference mode keeps as much; fake tensors support no_grad better.
+        task = self.parts.task
+        with torch.no_grad():
+            outputs = self.parts.model(**{name: batch[name] for name in task.inputs if name in batch})
+            task.keep(outputs, batch).cpu()
+
+    def measure(self, shape: Shape) -> None:
+        """Run what the task's metrics need besides scores, without autocast, as a validation does."""
+        self.parts.model.eval()
+        self.parts.task.rehearse_measure(self.parts.model, shape.rows, shape.length)
+
+    def save(self) -> None:
+        """Copy everything that a checkpoint holds to the host, one tensor after another, sharded ones gathered."""
+        model, gathered = self.parts.model, self.parts.layout.gathered(self.parts.model)
+        whole_state(model, lambda name, local: gathered(name, local).contiguous(), keep=True)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for parameter, state in self.optimizer.state.items() if self.optimizer is not None else ():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    of_weight = value.shape == parameter.shape
+                    (gathered(names[id(parameter)], value) if of_weight else value).detach().cpu()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Switch garbage collection off, so that objects die at the same place in every run."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _autocast_forward(model: nn.Module, device: str, dtype: torch.dtype) -> None:
+    """Wrap the forward pass as ``Accelerator.prepare_model`` does for mixed precision."""
+    forward: Any = type(model).forward
+    inner = torch.autocast(device, dtype=dtype)(forward)
+    model.forward = MethodType(convert_outputs_to_fp32(inner), model)
+
+
+_TINY = Shape(rows=2, length=16)
+_FORMAT = 5
+
+
+@final
+class StepTracer:
+    """Traces the segments of one subject. While it traces, every new tensor of the process is a fake.
+
+    Args:
+        subject: What is to be trained; its batch size and length do not matter here.
+        device: The device; for CUDA the operators and kernels are those of its compute capability.
+        reentrant: Whether checkpointing is by reentrant autograd.
+        plan: Shards the model over ranks; the step is then rank 0's.
+    """
+
+    def __init__(
+        self, subject: PlanSubject, device: DeviceSpec, *, reentrant: bool = False, plan: ShardPlan | None = None
+    ) -> None:
+        self._subject = subject
+        self._spec = device
+        self._reentrant = reentrant
+        self._plan = plan
+        self._fakes: FakeDevice | None = None
+        self._stages: dict[tuple[bool, bool], _Stage] = {}
+
+    @property
+    def key(self) -> str:
+        """Key of everything that a segment depends on besides its arguments."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:
+        sources = subject_task(self._subject).sources()
+        configs = {part: planning_config(source) for part, source in sources.items()}
+        facts = {
+            "format": _FORMAT,
+            "step": memory_key(any_shape(self._subject)),
+            **{f"config {part}".rstrip(): config.to_json_string(use_diff=False) for part, config in configs.items()},
+            "device": [self._spec.kind, *self._spec.capability],
+            "reentrant": self._reentrant,
+            # The plan follows from the degree and the other facts.
+            "ranks": self._plan.degree if self._plan is not None else 1,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+        return canonical_json(facts)
+
+    def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
+        """Trace one segment; see :meth:`dryfit.gpu.events.Tracer.trace`."""
+        if (shape is not None) != kind.has_shape:
+            raise InternalError("tracing a segment", f"{kind} with shape {shape}")
+        if self._fakes is None:
+            self._fakes = FakeDevice(self._spec.kind, capability=self._spec.capability)
+        try:
+            with self._fakes.active(), no_collection():
+                return self._stage(variant).trace(kind, variant, shape)
+        except _FOREIGN as error:
+            raise TraceError(
+                f"tracing the training step of {self._subject.settings.model.name}",
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no message'}",
+                hint=f"at {_place(error)}: code that asks for real values, or calls a kernel that torch cannot fake",
+            ) from error
+
+    def sent(self, variant: Variant, shape: Shape) -> Sent:
+        """Return what a rank sends while it computes one micro-batch; zeros for a whole model.
+
+        Raises:
+            TraceError: The model's code cannot be traced.
+        """
+        self.trace(SegmentKind.MICRO_FIRST, variant, shape)
+        return self._stage(variant).sent
+
+    def _stage(self, variant: Variant) -> "_Stage":
+        built = variant.checkpointing, variant.chunked_loss
+        if built not in self._stages:
+            ranks = CountedRanks(AbsentRanks(0, self._plan.degree if self._plan is not None else 1))
+            layout = OneProcess() if self._plan is None else TensorParallel(self._plan, ranks)
+            parts = step_parts(
+                self._subject,
+                checkpointing=variant.checkpointing,
+                reentrant=self._reentrant,
+                chunked_loss=variant.chunked_loss,
+                layout=layout,
+            )
+            self._stages[built] = _Stage(parts, self._spec.kind, ranks)
+        return self._stages[built]
+
+
+# What a model's own code may raise when it meets a tensor without values.
+_FOREIGN = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line of code outside torch and dryfit that an exception came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if "/torch/" not in frame.filename and "/dryfit/" not in frame.filename]
+    frame = (theirs or frames)[-1]
+    return f"{frame.filename}:{frame.lineno} ({frame.line})"
+
+
+class _Stage:
+    """A model on the fake device.
+
+    Attributes:
+        sent: What was sent in the micro-batch that was traced last.
+    """
+
+    def __init__(self, parts: StepParts, device: DeviceKind, ranks: CountedRanks) -> None:
+        self._model = parts.model
+        self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA)
+        self._host = StorageRecorder("cpu", kernels=False)
+        self._stand_ins = StandIns()
+        self._ranks = ranks
+        self.sent = Sent()
+        with self._stand_ins, self._recorder, self._recorder.segment() as record:
+            self._place(device)
+        self._load = record.result
+        # Not before: sums of gradients hang on the parameters themselves.
+        self._rehearsal = Rehearsal(parts.connected(), device, OptimizerPlan(modelled=True))
+        self._trained: tuple[str, ...] | None = None
+        self._has_state = False
+
+    def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
+        if kind is SegmentKind.LOAD:
+            return self._load
+        plan = OptimizerPlan(impl=variant.optimizer_impl, offload=variant.offload_optimizer, modelled=True)
+        if plan != self._rehearsal.plan:
+            self._forget_state()
+            self._rehearsal.plan = plan
+        with ExitStack() as offloaded:
+            if variant.offload_activations:
+                try:
+                    handles = offload_layer_inputs(self._model)
+                except ConfigError as error:  # this fallback is none of the model's; others are
+                    raise TraceError(error.doing, error.found) from error
+                for handle in handles:
+                    offloaded.callback(handle.remove)
+            return self._traced(kind, shape)
+
+    def _traced(self, kind: SegmentKind, shape: Shape | None) -> Segment:
+        with self._stand_ins, self._recorder, self._recorder.watching(self._model):
+            match kind, shape:
+                case SegmentKind.BATCH, Shape():
+                    return self._batch(shape)
+                case SegmentKind.MICRO_FIRST, Shape():
+                    self._forget_gradients()
+                    return self._micro(shape)
+                case SegmentKind.MICRO_NEXT, Shape():
+                    self._make_gradients()
+                    return self._micro(shape)
+                case SegmentKind.MICRO_HOST, Shape():
+                    return self._micro_host(shape)
+                case SegmentKind.UPDATE_FIRST, None:
+                    self._forget_state()
+                    return self._update()
+                case SegmentKind.UPDATE_HOST, None:
+                    return self._update_host()
+                case SegmentKind.UPDATE, None:
+                    if not self._has_state:
+                        self._update()
+                    return self._update()
+                case SegmentKind.EVALUATE, Shape():
+                    return self._evaluate(shape)
+                case SegmentKind.MEASURE, Shape():
+                    return self._measure(shape)
+                case SegmentKind.SAVE, None:
+                    return self._save()
+                case _:
+                    raise InternalError("tracing a segment", f"{kind} with shape {shape}")
+
+    def _phase(self, phase: StepPhase) -> None:
+        self._recorder.phase = phase
+        self._ranks.backward = phase is StepPhase.BACKWARD
+        # The number that fake tensors give: 0 for the scaler's count of infinite gradients, 1 for sizes in models.
+        self._stand_ins.number = 0 if phase in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
+
+    def _place(self, device: str) -> None:
+        """Put fake tensors of the device in all places; ties stay."""
+        self._phase(StepPhase.LOAD)
+        for slot, tensor in put_all(self._model, lambda slot: like(slot.tensor, device)):
+            is_adapter = slot.kind is SlotKind.PARAMETER and tensor.requires_grad and "lora_" in slot.name
+            category = MemoryCategory.ADAPTERS if is_adapter else MemoryCategory.WEIGHTS
+            self._recorder.name(tensor, f"weight:{slot.name}", category)
+
+    def _batch(self, shape: Shape) -> Segment:
+        self._phase(StepPhase.FORWARD)
+        with self._recorder.segment() as record:
+            batch = self._rehearsal.batch(shape)
+            for name, tensor in batch.items():
+                self._recorder.name(tensor, f"input:{name}", MemoryCategory.INPUTS)
+        return record.result
+
+    def _micro(self, shape: Shape) -> Segment:
+        batch = self._rehearsal.batch(shape)
+        self._ranks.sent = Sent()
+        for name, tensor in batch.items():
+            self._recorder.adopt(tensor, f"input:{name}", MemoryCategory.INPUTS)
+        with self._recorder.segment() as record:
+            self._rehearsal.micro(batch, self._phase)
+            self.sent = self._ranks.sent
+            graded = [(name, one.grad) for name, one in self._named() if one.grad is not None]
+            for name, gradient in graded:
+                self._recorder.name(gradient, f"gradient:{name}", MemoryCategory.GRADIENTS)
+        self._trained = tuple(name for name, _ in graded)
+        return record.result
+
+    def _micro_host(self, shape: Shape) -> Segment:
+        """Record the host tensors of a micro-batch; its gradients are forgotten."""
+        batch = self._rehearsal.batch(shape)
+        self._forget_gradients()
+
+        def phase(began: StepPhase) -> None:
+            self._phase(began)
+            self._host.phase = began
+
+        with self._host, self._host.segment() as record:
+            self._rehearsal.micro(batch, phase)
+        self._forget_gradients()
+        return record.result
+
+    def _update(self) -> Segment:
+        self._make_gradients()
+        with self._recorder.segment() as record:
+            self._rehearsal.update(self._phase)
+            self._name_state(self._recorder)
+        self._has_state = True
+        return record.result
+
+    def _update_host(self) -> Segment:
+        """Record the host tensors that an optimizer's first step makes and keeps."""
+        self._make_gradients()
+        self._forget_state()
+        with self._host, self._host.segment() as record:
+            self._rehearsal.update(self._phase)
+            self._name_state(self._host)
+        self._forget_state()
+        return record.result
+
+    def _evaluate(self, shape: Shape) -> Segment:
+        self._phase(StepPhase.EVALUATE)
+        with self._recorder.segment() as record:
+            self._rehearsal.evaluate(self._rehearsal.batch(shape))
+        return record.result
+
+    def _measure(self, shape: Shape) -> Segment:
+        self._phase(StepPhase.EVALUATE)
+        with self._recorder.segment() as record:
+            self._rehearsal.measure(shape)
+        return record.result
+
+    def _save(self) -> Segment:
+        if not self._has_state:
+            self._update()
+        self._phase(StepPhase.SAVE)
+        with self._recorder.segment() as record:
+            self._rehearsal.save()
+        return record.result
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self._model.named_parameters())
+
+    def _forget_gradients(self) -> None:
+        self._model.zero_grad()
+
+    def _make_gradients(self) -> None:
+        """Make gradients as a backward pass leaves them, for the parameters that get one."""
+        if self._trained is None:
+            self._micro(_TINY)
+        trained = set(self._trained or ())
+        for name, parameter in self._named():
+            if name in trained and parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+                self._recorder.adopt(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
+
+    def _forget_state(self) -> None:
+        self._rehearsal.optimizer = None
+        self._has_state = False
+
+    def _name_state(self, recorder: StorageRecorder) -> None:
+        optimizer = self._rehearsal.optimizer
+        if optimizer is None:
+            return
+        names = {id(parameter): name for name, parameter in self._named()}
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    name = f"optimizer:{names[id(parameter)]}:{key}"
+                    recorder.name(value, name, MemoryCategory.OPTIMIZER)

@@ -1,1 +1,0 @@
-"""A virtual GPU: any training script runs on a CUDA device that is not there, and its memory is known."""

@@ -1,1 +1,0 @@
-"""Models without weights, however a script makes or loads them."""
