@@ -37,12 +37,12 @@ NEEDED = (
     "*.py",
     "*.json",
     "*.toml",
-    "reporting/page.html*",
-    "reporting/page.css",
-    "reporting/page.js",
-    "train/export/model_card.md.jinja",
-    "train/export/encoder_example.py.jinja",
-    "train/export/lm_example.py.jinja",
+    "documents/page.html*",
+    "documents/page.css",
+    "documents/page.js",
+    "training/model_card.md.jinja",
+    "training/encoder_example.py.jinja",
+    "training/lm_example.py.jinja",
 )
 """Patterns of which a wheel must have at least one file each."""
 IN_SDIST = ("pyproject.toml", "README.md", "LICENSE")

@@ -31,7 +31,6 @@ TEXTS = {
     "dryfit.training.measured_step:_mask": "how names of inputs end",
     "dryfit.gpu.work:_like": "how names of operators end",
     "dryfit.gpu.redirect:_io": "the module of open, as its functions name it",
-    "dryfit.gpu.redirect:_io": "the same: what it has stays as it is",
     "dryfit.search.trackio_follower:_Group": "a key of a run's settings, as trackio writes it",
     "dryfit.search.trackio_follower:_Created": "a key of a run's settings, as trackio writes it",
     "dryfit.search.trackio_follower:_Username": "a key of a run's settings, as trackio writes it",

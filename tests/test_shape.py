@@ -19,7 +19,7 @@ EVERYTHING = sorted(
 )
 
 MOST_FUNCTION_LINES = 60
-CONTROL_PLANE = ("core", "config", "store", "starter", "importers", "search", "runtime", "study", "reporting", "cli")
+CONTROL_PLANE = ("settings", "ledger", "processes", "search", "study", "documents")
 HEAVY = (
     "torch",
     "transformers",
@@ -80,7 +80,12 @@ def test_core_needs_only_the_standard_library_and_pydantic():
     assert core
     foreign = {name for path in core for name in imported(path) if name.partition(".")[0] not in allowed}
     assert not foreign
-    assert not {name for path in core for name in imported(path) if name.startswith("dryfit") and "core" not in name}
+    assert not {
+        name
+        for path in core
+        for name in imported(path)
+        if name.startswith("dryfit") and not name.startswith("dryfit.settings")
+    }
 
 
 # Spelled in halves: this file is searched too.

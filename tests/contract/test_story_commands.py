@@ -88,7 +88,10 @@ def test_a_running_study_is_watched_until_it_ends(tmp_path: Path, monkeypatch: p
 
 def test_help_of_watching_is_cheap() -> None:
     """The command line imports nothing of it before it is asked for."""
-    code = "import sys, dryfit.documents.command_line; print(sorted({'rich', 'optuna', 'dryfit.documents.live_progress'} & set(sys.modules)))"
+    code = (
+        "import sys, dryfit.documents.command_line\n"
+        "print(sorted({'rich', 'optuna', 'dryfit.documents.live_progress'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "dryfit.documents.live_progress" not in done.stdout and "optuna" not in done.stdout
     assert "--watch" in run_here("status", "--help").stdout

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import thinning
 from dryfit.processes import linux_kernel
-from dryfit.processes.wall import Wall
 from dryfit.processes.wall_keeper import wall_here
+from dryfit.settings.choices import Wall
 from dryfit.settings.rehearsal_messages import Muted
 
 

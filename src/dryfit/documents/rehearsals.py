@@ -24,7 +24,8 @@ from dryfit.documents.plots import (
     scatter,
     text,
 )
-from dryfit.processes.wall import WALLS, Wall
+from dryfit.processes.wall import WALLS
+from dryfit.settings.choices import Wall
 from dryfit.settings.memory_plan import StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     LargestBatch,

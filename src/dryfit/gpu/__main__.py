@@ -14,8 +14,9 @@ from typing import Final, NoReturn
 
 from dryfit.gpu.written import SAVES_FILE, Saved, written
 from dryfit.processes.process import ask_no_one, die_with_parent
-from dryfit.processes.wall import Places, Wall, caches
+from dryfit.processes.wall import Places, caches
 from dryfit.processes.wall_keeper import end_as, run_walled
+from dryfit.settings.choices import Wall
 from dryfit.settings.errors import DryfitError
 from dryfit.settings.memory_plan import VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest, ScriptEnd

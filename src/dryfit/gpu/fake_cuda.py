@@ -184,11 +184,12 @@ def _caller() -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "an unknown place"
 
 
-# ``FakeTensorMode`` alone is not enough. On a CPU build of torch it has no guard for CUDA devices, autograd asserts that
-# the accelerator is CUDA, and autocast switches itself off. On a CUDA build without a visible device only the last two
-# are missing. All are answered here by replacing what torch asks:
+# ``FakeTensorMode`` alone is not enough. On a CPU build of torch it has no guard for CUDA devices, autograd asserts
+# that the accelerator is CUDA, and autocast switches itself off. On a CUDA build without a visible device only the last
+# two are missing. All are answered here by replacing what torch asks:
 #
-# * a device guard for CUDA: the one that does nothing, which torch itself puts in the place of one that counts no device;
+# * a device guard for CUDA: the one that does nothing, which torch itself puts in the place of one that counts no
+#   device;
 # * two questions of autograd to the object of CUDA hooks ("is CUDA built", "does device i have a context"), through a
 #   private copy of its table of virtual functions (Itanium ABI, so Linux and macOS; tested on Linux x86-64 only);
 # * the availability gates of autocast;

@@ -16,7 +16,8 @@ from dryfit.gpu.redirect import replace_everywhere
 from dryfit.gpu.unwritten import SafetensorsFiles
 from dryfit.gpu.view import View
 from dryfit.gpu.written import SAVES_FILE, Saved
-from dryfit.processes.wall import Places, Wall
+from dryfit.processes.wall import Places
+from dryfit.settings.choices import Wall
 from dryfit.settings.rehearsal_messages import Muted
 
 _SYSTEM: Final = ("/dev", "/proc", "/sys")

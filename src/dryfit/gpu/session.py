@@ -31,7 +31,8 @@ from dryfit.gpu.work import WorkCounter
 from dryfit.meta.offline_import import import_offline
 from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.processes.process import peak_rss_bytes
-from dryfit.processes.wall import Places, Wall
+from dryfit.processes.wall import Places
+from dryfit.settings.choices import Wall
 from dryfit.settings.errors import TraceError
 from dryfit.settings.memory_plan import StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (

@@ -4,6 +4,8 @@
 study hears of an agent from the agent; here it only matters whether its node needs another one.
 """
 
+# pyright: basic
+
 import logging
 import os
 import shlex

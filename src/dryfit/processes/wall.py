@@ -8,12 +8,12 @@ import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import Final, NoReturn
 
 from dryfit.processes import linux_kernel
 from dryfit.processes.process import die_with_parent
+from dryfit.settings.choices import Wall
 
 # Temporary folders of a rehearsal: they receive all writes and are removed at the end.
 
@@ -44,17 +44,6 @@ _CACHES: Final = {
     "MPLCONFIGDIR": "~/.config/matplotlib",
 }
 """Variables that name caches of libraries, and where these are without."""
-
-
-class Wall(StrEnum):
-    """What keeps a rehearsal from the user's files, the strongest first."""
-
-    NAMESPACES = "namespaces"
-    """The kernel shows a copy-on-write view of all files: every way of writing lands in the rehearsal's folder."""
-    LANDLOCK = "landlock"
-    """Python's functions are redirected; the kernel refuses every other way of writing elsewhere."""
-    REDIRECT = "redirect"
-    """Python's functions are redirected; what code in C and other programs write is written."""
 
 
 WALLS: Final = {

@@ -12,7 +12,8 @@ from typing import Final, NoReturn
 
 from dryfit.processes import linux_kernel
 from dryfit.processes.process import die_with_parent
-from dryfit.processes.wall import Places, Wall, WallError, claimed_folder, run_in_view
+from dryfit.processes.wall import Places, WallError, claimed_folder, run_in_view
+from dryfit.settings.choices import Wall
 
 _SHARED_MEMORY: Final = "/dev/shm"
 

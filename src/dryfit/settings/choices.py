@@ -171,3 +171,14 @@ PRESETS: Final[Mapping[str, str]] = {
     "qlora-7b-24gb": "the same on 24 GiB, rows of 4096 tokens",
 }
 """Every preset; those of one task are of the task in their files."""
+
+
+class Wall(StrEnum):
+    """What keeps a rehearsal from the user's files, the strongest first."""
+
+    NAMESPACES = "namespaces"
+    """The kernel shows a copy-on-write view of all files: every way of writing lands in the rehearsal's folder."""
+    LANDLOCK = "landlock"
+    """Python's functions are redirected; the kernel refuses every other way of writing elsewhere."""
+    REDIRECT = "redirect"
+    """Python's functions are redirected; what code in C and other programs write is written."""

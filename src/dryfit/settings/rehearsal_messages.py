@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from dryfit.processes.wall import Wall
+from dryfit.settings.choices import Wall
 from dryfit.settings.execution import DeviceSpec
 from dryfit.settings.memory_plan import Confidence, Effect, MemoryCategory, PeakAt, StepPhase, VerdictKind
 from dryfit.settings.tables import Settings

@@ -178,7 +178,8 @@ ShownT = TypeVar("ShownT", bound="Shown")
 class Shown:
     """An object that notebooks show as HTML, and that prints as lines and tables.
 
-    The packages of these objects do not know how anything looks; whoever imports :mod:`dryfit.study.functions` has it registered.
+    The packages of these objects do not know how anything looks; whoever imports :mod:`dryfit.study.functions` has it
+    registered.
     """
 
     __slots__ = ()

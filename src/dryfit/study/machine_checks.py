@@ -24,9 +24,10 @@ from packaging.requirements import Requirement
 
 from dryfit.ledger.folder import shared_traces
 from dryfit.processes.node import Nodes, available_cores, memory_limit_bytes
-from dryfit.processes.wall import WALLS, Wall
+from dryfit.processes.wall import WALLS
 from dryfit.processes.wall_keeper import wall_here
 from dryfit.settings.check_messages import ProbeRequest, ProbeResult
+from dryfit.settings.choices import Wall
 from dryfit.settings.errors import ChildError, DryfitError, MachineError
 from dryfit.settings.text import gib
 from dryfit.settings.wire import ErrorParts, sync_path

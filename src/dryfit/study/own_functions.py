@@ -282,7 +282,8 @@ def init_rows(
 
     Raises:
         ConfigError: A file is already there, and ``force`` is not set; there is no such column, preset or task; or it
-            is not clear which column is meant (:class:`~dryfit.study.own_data.AmbiguousError`). Nothing is written then.
+            is not clear which column is meant (:class:`~dryfit.study.own_data.AmbiguousError`). Nothing is written
+            then.
         DataError: The rows cannot be read, or are none that can be learned from.
     """
     target, task = Path(folder), task or DEFAULT_TASK

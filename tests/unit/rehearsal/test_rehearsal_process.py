@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehearsal
-from dryfit.processes.wall import Wall, claimed_folder
+from dryfit.processes.wall import claimed_folder
+from dryfit.settings.choices import Wall
 from dryfit.settings.errors import ChildError
 from dryfit.settings.execution import DeviceSpec
 from dryfit.settings.memory_plan import VerdictKind

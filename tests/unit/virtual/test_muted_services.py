@@ -7,7 +7,7 @@ import pytest
 
 import thinning
 import walled
-from dryfit.processes.wall import Wall
+from dryfit.settings.choices import Wall
 
 pytestmark = pytest.mark.heavy
 

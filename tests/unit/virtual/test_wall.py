@@ -11,7 +11,8 @@ import pytest
 
 import thinning
 import walled
-from dryfit.processes.wall import Wall, caches
+from dryfit.processes.wall import caches
+from dryfit.settings.choices import Wall
 from hostile_writes import HEAD, HOSTILE, make_project
 
 pytestmark = pytest.mark.heavy

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dryfit.processes.wall import Wall
 from dryfit.settings.check_messages import ProbeResult
+from dryfit.settings.choices import Wall
 from dryfit.settings.execution import DeviceSpec
 from dryfit.study import machine_checks as gathered
 from dryfit.study.machine_checks import (
