@@ -7,6 +7,7 @@ never imports torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dryfit.older_names import find_older_names
 from dryfit.settings.version import VERSION as __version__  # noqa: N811
 from dryfit.settings.version import refuse_unsupported_platform
 
@@ -65,6 +66,8 @@ _HOMES = {
 
 _MODULES = {"events": "dryfit.ledger.event_types", "meta": "dryfit.meta"}
 """Public names that are modules."""
+
+find_older_names()
 
 __all__ = [
     "DryfitError",

@@ -53,7 +53,7 @@ def test_without_a_step_it_is_ended_in_time_and_says_where_it_was(tmp_path: Path
     assert answer.end is ScriptEnd.NO_STEP and answer.ran and not answer.went_through
     assert answer.reasons == ("no optimizer took a step within 4 s",)
     assert f"{tmp_path}/script.py" in answer.traceback
-    assert "dryfit/virtual" not in answer.traceback
+    assert "dryfit/gpu" not in answer.traceback
     assert answer.rehearsal_s < 30
 
 
