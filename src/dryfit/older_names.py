@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Final
+from typing import Any, Final, cast
 
 _MOVED: Final = {
     "dryfit.api": "dryfit.study.functions",
@@ -24,7 +24,7 @@ class _OlderNames:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name in _MOVED else None
+        return ModuleSpec(name, cast("Any", self)) if name in _MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
