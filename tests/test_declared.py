@@ -18,8 +18,6 @@ NOT_NAMED = {
     "psycopg": "the driver that SQLAlchemy imports for a mirror in PostgreSQL",
     "mlflow-skinny": "imported by a tracker's process, by its name in `study.track`",
     "tensorboard": "likewise",
-    "wandb": "likewise",
-    "trackio": "likewise",
 }
 # Tools of development that no test imports, each with its reason.
 TOOLS = {

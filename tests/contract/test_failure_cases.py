@@ -24,7 +24,10 @@ OWN, GPU_SAYS = (
 SUPERVISOR = "contract/test_runtime_supervisor.py::"
 
 CASES: dict[FailureKind, tuple[str, ...]] = {
-    FailureKind.INTERRUPTED: (SCRIPTED, STUDY + "test_ctrl_c_twice_ends_at_once"),
+    FailureKind.INTERRUPTED: (
+        SCRIPTED,
+        "chaos/test_study_signals.py::test_ctrl_c_after_a_request_ends_everything_at_once",
+    ),
     FailureKind.PREEMPTED: (SCRIPTED, SUPERVISOR + "test_a_sigterm_from_outside_is_told_as_such"),
     FailureKind.LOST: (SCRIPTED, RUNTIME + "test_a_killed_server_takes_its_children_along_and_is_replaced"),
     FailureKind.CONFIG: (SCRIPTED,),
@@ -32,7 +35,7 @@ CASES: dict[FailureKind, tuple[str, ...]] = {
     FailureKind.NETWORK: (SCRIPTED,),
     FailureKind.DISK_FULL: (
         SCRIPTED,
-        STUDY + "test_a_full_disk_pauses_the_study",
+        "chaos/test_faults_real.py::test_no_room_on_the_disk_pauses_the_study",
         REAL + "test_a_disk_that_is_really_full_pauses_the_study_and_loses_nothing",
     ),
     FailureKind.CHANGED: (SCRIPTED, "chaos/test_inputs_changed.py::test_a_function_that_is_edited_pauses_its_study"),

@@ -39,7 +39,7 @@ names = st.sampled_from(
         "a.B[ENOSPC]",
     ]
 )
-known_texts = sorted({one.text for row in ROWS for one in row.texts})
+known_texts = sorted({text for row in ROWS for text in row.texts})
 words = st.lists(st.sampled_from(known_texts) | st.text(max_size=20), max_size=4).map(" ".join)
 faults = st.builds(ChildFault, st.lists(names).map(tuple), codes, words, words, st.text())
 sizes = st.none() | st.integers(0, 2**40)
