@@ -98,7 +98,7 @@ def test_init_writes_a_preset_that_runs(tmp_path: Path) -> None:
         ("train.epochs=0", "an integer from 1"),
         ("space.optm.lr=[1e-3]", "did you mean optim.lr?"),
         ("space.execution.micro_batch=[1, 2]", "no key that can be searched"),
-        ("space.optim.lr={low = 1e-5, high = 99}", "<= 10"),
+        ("space.optim.lr={low = 1e-5, high = 99}", "at most 10"),
     ],
 )
 def test_bad_settings_end_with_2_and_start_nothing(tmp_path: Path, override: str, said: str) -> None:

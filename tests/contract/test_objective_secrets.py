@@ -47,7 +47,8 @@ def environments():
             command = (folder / "cmdline").read_bytes().decode("utf-8", "replace")
         except OSError:
             continue
-        if f"DRYFIT_STUDY={os.environ['DRYFIT_STUDY']}".encode() in environment or "dryfit.search.followers" in command:
+        of_study = f"DRYFIT_STUDY={os.environ['DRYFIT_STUDY']}".encode() in environment
+        if of_study or "dryfit.search.follower_process" in command:
             values = {name: os.fsencode(value) in environment for name, value in PLANTED.items()}
             found[f"{folder.name} {command}"] = [name for name, there in values.items() if there]
     return found

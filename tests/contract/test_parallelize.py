@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rank_groups
 from dryfit.parallel import narrow, parallelize
-from dryfit.parallel import parallelize as module
+from dryfit.parallel import torchrun as module
 from dryfit.parallel.apply import shards_of, slice_tensor
 from dryfit.parallel.collectives import ProcessRanks
 from dryfit.parallel.planner import plan_shards

@@ -16,6 +16,8 @@ for module in pkgutil.walk_packages(dryfit.__path__, "dryfit."):
     if not module.name.endswith(("__main__", "ray_agents")):
         importlib.import_module(module.name)
 kinds = {name: type(getattr(dryfit, name)).__name__ for name in dryfit.__all__}
+for package in (dryfit.meta, importlib.import_module("dryfit.parallel")):
+    kinds |= {f"{package.__name__}.{name}": type(getattr(package, name)).__name__ for name in package.__all__}
 print(json.dumps(kinds))
 """
 

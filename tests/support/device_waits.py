@@ -52,9 +52,7 @@ def _waits(func: Any, args: Any, kwargs: Any, device: Any) -> bool:
 
 
 def _place() -> str:
-    ours = [
-        one for one in traceback.extract_stack() if "/torch/" not in one.filename and "/virtual/" not in one.filename
-    ]
+    ours = [one for one in traceback.extract_stack() if "/torch/" not in one.filename and "/gpu/" not in one.filename]
     return f"{ours[-3].filename.rpartition('/')[2]}:{ours[-3].name}"
 
 

@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dryfit.parallel.parallelize import parallelize
+    from dryfit.parallel.torchrun import parallelize
 
-_HOMES = {"parallelize": "dryfit.parallel.parallelize"}
+_HOMES = {"parallelize": "dryfit.parallel.torchrun"}
 
 __all__ = ["parallelize"]
 

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,7 +49,10 @@ def test_what_is_no_task_is_refused_with_what_it_lacks(
         own_class(name.format(folder=folder))
 
 
-def test_a_file_with_the_name_of_another_module_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_another_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "path", list(sys.path)
+    )  # a json.py stays on it, which processes of other tests would import
     file = example_file(tmp_path, "json")
     with pytest.raises(ConfigError, match="(?s)json is already the module in .*rename the file"):
         own_class(f"{file}:ScoreTask")

@@ -18,7 +18,7 @@ from dryfit.tasks.base import TaskContext
 from dryfit.tasks.own import make_task, task_class
 
 TRAINED = [task for task, facts in BUILT_IN.items() if not facts.calls_function]
-GENERIC = ("dryfit.tasks.", "dryfit.tasks.base")
+GENERIC = ("dryfit.tasks.saved_models", "dryfit.tasks.base")
 """Modules of ``tasks/`` that copy settings of any task."""
 
 

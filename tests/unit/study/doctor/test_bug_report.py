@@ -99,7 +99,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MY_PASSWORD", PLANTED["variable"])
     monkeypatch.setenv("SERVICE", PLANTED["oddly named"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(sys.modules["dryfit.study.functions.doctor"], "examine", checks)
+    monkeypatch.setattr(sys.modules["dryfit.study.diagnosis"], "examine", checks)
     return folder
 
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_examined_is_said(study: Path, tmp_path: Path, monkeypatc
         yield passed("machine", "first", "fine")
         raise PermissionError(13, "Permission denied", "/tmp")
 
-    monkeypatch.setattr(sys.modules["dryfit.study.functions.doctor"], "examine", broken)
+    monkeypatch.setattr(sys.modules["dryfit.study.diagnosis"], "examine", broken)
     parts = reported(study, tmp_path / "bug.zip")
     found = json.loads(parts["doctor.json"])
     assert (found[-1]["status"], found[-1]["check"]) == ("fail", "checks") and "Permission denied" in found[-1]["found"]
