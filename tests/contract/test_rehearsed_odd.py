@@ -89,6 +89,12 @@ def test_data_on_the_device_are_no_weights_and_plain_tensors_of_an_optimizer_are
     assert held[MemoryCategory.WEIGHTS] == 2 * weights and held[MemoryCategory.OPTIMIZER] == weights
 
 
+def test_an_average_that_is_made_late_is_weights(tmp_path: Path) -> None:
+    held = memory_of(rehearse(tmp_path, "odd/late_average.py")).by_category
+    weights = held_bytes((30, 100), (30,))
+    assert held[MemoryCategory.WEIGHTS] == 2 * weights and held[MemoryCategory.OPTIMIZER] == weights
+
+
 @pytest.mark.parametrize("arguments", [(), ("--tensors",)])
 def test_weights_that_are_changed_by_hand_take_three_steps_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/steps_by_hand.py", *arguments))

@@ -264,6 +264,8 @@ _CLIPPING = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
 _ENDS_STEP = frozenset({"zero_grad"})
 _WRAPS = frozenset({"__init__"})
 _COPIES = torch.ops.aten._to_copy.default
+_CLONES = torch.ops.aten.clone.default
+_DEEP_COPIES = frozenset({"deepcopy"})
 _MOVES = frozenset({"to", "cuda", "half", "bfloat16", "float", "double", "type"})
 _MODULE = "nn/modules/module.py"
 _DATA_PARALLEL = "nn/parallel/distributed.py"
@@ -414,6 +416,8 @@ class ScriptRecorder(StorageRecorder):
         if phase is StepPhase.LOAD and func is _COPIES and not runs_in(_MOVES, _MODULE):
             category = MemoryCategory.INPUTS  # unless a model or an optimizer turns out to hold it
             self._copied.add(self._next_block)
+        if func is _CLONES and not self._modules and runs_in(_DEEP_COPIES, "/copy.py"):
+            self._copied.add(self._next_block)  # an average of a model that has run already
         if phase is StepPhase.LOAD and runs_in(_WRAPS, _DATA_PARALLEL):
             category = MemoryCategory.GRADIENTS  # buckets, into which gradients are copied to be sent
         if phase is StepPhase.FORWARD and not self._modules and not torch.is_grad_enabled():
