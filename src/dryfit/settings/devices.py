@@ -176,6 +176,13 @@ _CAPABILITIES = frozenset(
 )
 # Parts of drivers' names that distinguish nothing here: maker, form factor, kind of memory, unit.
 _SILENT = re.compile(r"nvidia|geforce|tesla|generation|pcie|sxm\d?|hbm\d?e?|(?<=\d)gb|[\s_-]+")
+_NO_CUDA = {
+    "Apple": re.compile(r"mps|metal|(apple)?m[1-9](pro|max|ultra)?"),
+    "AMD": re.compile(r"amd.*|instinct.*|radeon.*|rocm|hip|mi\d{2,3}[a-z]*|rx\d{4}.*"),
+    "Intel": re.compile(r"intel.*|xpu|arc.*|gaudi.*|hpu"),
+    "Google": re.compile(r"(google)?tpu.*"),
+}
+"""How devices without CUDA are spelt, by who makes them."""
 _AMOUNT = re.compile(r"[-+.\d]+\s*[kmgt]?i?b", re.IGNORECASE)
 _ALLOWED = "a name (rtx4090, a100-80, h200, ...), an amount (24GiB, 24GiB@8.9) or the host's memory (cpu:16GiB)"
 
@@ -278,6 +285,10 @@ def _unknown(text: str, name: str) -> ConfigError:
     known = spellings.get(_plain(name))
     if known is not None:
         return ConfigError(_doing(text), f"{known} has its own capability", _ALLOWED, f"write {known}")
+    for maker, spelt in _NO_CUDA.items():
+        if spelt.fullmatch(_plain(name)):
+            found = f"devices of {maker} are not simulated: they have no CUDA"
+            return ConfigError(_doing(text), found, _ALLOWED, "known: " + ", ".join(_GPUS))
     near = difflib.get_close_matches(_plain(name), [*spellings, *_SEVERAL], n=3)
     suggested = dict.fromkeys(
         known for spelling in near for known in _SEVERAL.get(spelling, (spellings.get(spelling, ""),))
