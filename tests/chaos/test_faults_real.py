@@ -22,7 +22,7 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.state import TrialState
 from dryfit.processes import failures
 from dryfit.processes.attempt import MOST_BYTES
-from dryfit.processes.process import marker_of
+from dryfit.processes.helpers import marker_of
 from dryfit.settings.errors import ExitStatus, FailureKind
 from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import LOG_FILE, MARKER_VARIABLE, STACKS_FILE

@@ -11,7 +11,7 @@ import pytest
 
 from dryfit.processes.child_spec import ChildExited, ChildLimits
 from dryfit.processes.failures import classify
-from dryfit.processes.process import sweep
+from dryfit.processes.helpers import sweep
 from dryfit.settings.errors import FailureKind
 from dryfit.settings.study_file import Isolation
 from dryfit.settings.wire import MARKER_VARIABLE, Note, Started

@@ -16,7 +16,7 @@ import tiny
 from dryfit.documents.command_line import main
 from dryfit.settings.errors import ConfigError, DataError, MachineError
 from dryfit.settings.tables import DataSettings
-from dryfit.study.import_files import Format
+from dryfit.study.import_options import Format
 from dryfit.tasks.rows import Splits, load_splits
 from study_runs import run_here
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import dryfit
-from dryfit.study.import_files import ColumnMap, Format
 from dryfit.study.import_formats import hub_rows
+from dryfit.study.import_options import ColumnMap, Format
 from golden import Golden, refusal
 from import_files import ANNOTATIONS, COLA, CRITERIA, POSTS, RTE, contract, contractnli, squad, write_json, write_text
 

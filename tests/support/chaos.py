@@ -15,7 +15,7 @@ import psutil
 from dryfit.ledger.events import EVENT, TrialFinished
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import TrialState
-from dryfit.processes.process import marker_of
+from dryfit.processes.helpers import marker_of
 from dryfit.settings.errors import FailureKind
 from dryfit.settings.text import LineTail
 from dryfit.settings.trial import Outcome

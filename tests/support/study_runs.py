@@ -21,7 +21,7 @@ from dryfit.documents.command_line import main
 from dryfit.ledger.events import Event
 from dryfit.ledger.ledger import each_event, read_ledger
 from dryfit.ledger.replay import StudyState
-from dryfit.processes.process import marker_of
+from dryfit.processes.helpers import marker_of
 from dryfit.settings.wire import MARKER_VARIABLE
 
 DEADLINE_S = 600

@@ -21,7 +21,7 @@ from dryfit.documents.command_options import (
 )
 from dryfit.settings.choices import BuiltInTask, ExportFormat
 from dryfit.settings.errors import ConfigError, ExitStatus
-from dryfit.study.import_files import Format, ImportOptions
+from dryfit.study.import_options import Format, ImportOptions
 
 if TYPE_CHECKING:
     from dryfit.documents.finals import TrainedModel

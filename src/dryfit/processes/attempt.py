@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from dryfit.processes.child import ChildStatus
 from dryfit.processes.child_spec import ChildSpec, secrets_as_input
+from dryfit.processes.helpers import kill_leftovers, python_command, start_helper
 from dryfit.processes.node import oom_kills, rose
-from dryfit.processes.process import kill_leftovers, python_command, start_helper
 from dryfit.settings.errors import Evidence, FileError
 from dryfit.settings.files import contents, open_regular, reading
 from dryfit.settings.jobs import ChildResult, training_of

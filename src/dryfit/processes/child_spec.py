@@ -368,8 +368,8 @@ class SupervisorSettings:
     """How one control process runs its children.
 
     Attributes:
-        marker: The study's (:func:`~dryfit.processes.process.marker_of`); every process carries it in its
-            environment (see :mod:`dryfit.processes.process`).
+        marker: The study's (:func:`~dryfit.processes.helpers.marker_of`); every process carries it in its
+            environment (see :mod:`dryfit.processes.helpers`).
         wakeup_fifo: Path of the FIFO that children write to after each message; None: their files are polled.
         isolation: How children are made.
         server_log: Where the fork server's output goes.

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from dryfit.processes.gpus import GpuMonitor, GpuState
-from dryfit.processes.process import session_members
+from dryfit.processes.helpers import session_members
 from dryfit.settings.devices import place_of
 from dryfit.settings.errors import ChildFault, Evidence, FileError
 from dryfit.settings.files import appending, reading

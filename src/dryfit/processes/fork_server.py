@@ -29,7 +29,8 @@ from dryfit.processes.child_spec import (
     Refused,
     secrets_from_input,
 )
-from dryfit.processes.process import die_with_parent, let_signals_through, reap_any
+from dryfit.processes.helpers import reap_any
+from dryfit.processes.process import die_with_parent, let_signals_through
 from dryfit.settings.jobs import result_file
 from dryfit.settings.secrets import redacted
 from dryfit.settings.wire import Wire

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from dryfit.processes.process import Answering, carries_marker, lives, python_command
+from dryfit.processes.helpers import Answering, carries_marker, lives, python_command
 from dryfit.settings.secrets import public_environment
 from dryfit.settings.wire import MARKER_VARIABLE, Wire
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from pydantic import ValidationError
 
 from dryfit.ledger.folder import StudyLayout
-from dryfit.processes.process import python_command
+from dryfit.processes.helpers import python_command
 from dryfit.settings.errors import FileError, MachineError
 from dryfit.settings.files import appending, read_bounded
 from dryfit.settings.study_file import NodesSettings

@@ -20,7 +20,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from dryfit.processes.process import ended_by_signals, kill_leftovers, python_command
+from dryfit.processes.helpers import kill_leftovers, python_command
+from dryfit.processes.process import ended_by_signals
 from dryfit.processes.wall import Places, claimed_folder, remove
 from dryfit.settings.errors import ChildError, FileError
 from dryfit.settings.files import read_bounded

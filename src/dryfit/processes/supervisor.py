@@ -34,7 +34,7 @@ from dryfit.processes.child_spec import (
 )
 from dryfit.processes.evidence import dump_stacks
 from dryfit.processes.failures import CRASH_SIGNALS
-from dryfit.processes.process import end_helper, kill_session, python_command, start_helper, sweep, wait_gone
+from dryfit.processes.helpers import end_helper, kill_session, python_command, start_helper, sweep, wait_gone
 from dryfit.settings.errors import InternalError, MachineError, PoisonedError
 from dryfit.settings.files import first_error_wins
 from dryfit.settings.jobs import ChildRequest, ChildResult

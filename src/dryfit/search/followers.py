@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from dryfit.ledger.events import Event
 from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.replay import StudyState
-from dryfit.processes.process import end_helper, python_command, start_helper
+from dryfit.processes.helpers import end_helper, python_command, start_helper
 from dryfit.settings.errors import MachineError
 from dryfit.settings.files import closing, contents
 from dryfit.settings.secrets import public_environment

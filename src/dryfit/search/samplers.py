@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from pydantic import Field
 
 from dryfit.ledger.state import History, as_history
-from dryfit.processes.process import Answering, python_command
+from dryfit.processes.helpers import Answering, python_command
 from dryfit.search.enqueued import Point, next_enqueued
 from dryfit.search.history_view import Generations, Window, is_visible
 from dryfit.search.private_apis import CMA_GENERATION, CMA_OPTIMIZER, CMAES, GENERATION, NSGA2, TPE, NumberedTpe

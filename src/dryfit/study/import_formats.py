@@ -14,7 +14,6 @@ from dryfit.settings.errors import DataError
 from dryfit.settings.text import few
 from dryfit.settings.wire import parse_json
 from dryfit.study.import_files import (
-    ColumnMap,
     ImportedRow,
     Item,
     LeftOut,
@@ -29,6 +28,7 @@ from dryfit.study.import_files import (
     trimmed,
     whole,
 )
+from dryfit.study.import_options import ColumnMap
 
 # Convert tables to rows by a column map: TSV files in the style of GLUE, and data sets of the Hugging Face hub.
 #

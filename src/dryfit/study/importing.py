@@ -20,20 +20,14 @@ from dryfit.settings.training_messages import RowsRequest
 from dryfit.settings.wire import Message, Progress, Wire, sync_path
 from dryfit.study.child_jobs import run_alone
 from dryfit.study.import_files import (
-    Format,
     ImportedRow,
-    ImportOptions,
     Item,
     LeftOut,
     Rejected,
     base_name,
-    check_options,
-    column_map,
     csv_records,
     fault_of,
-    negatives_of,
     read_json,
-    split_rule,
     text_file_lines,
     tsv_records,
 )
@@ -48,6 +42,7 @@ from dryfit.study.import_formats import (
     squad_rows,
     table_rows,
 )
+from dryfit.study.import_options import Format, ImportOptions, check_options, column_map, negatives_of, split_rule
 
 # Write imported rows, split by group, and the rejected parts beside them: streamed, and complete or not at all.
 #

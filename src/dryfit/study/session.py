@@ -20,8 +20,8 @@ from dryfit.ledger.replay import StudyState
 from dryfit.processes.child_spec import SupervisorSettings, demand_secrets, preload_of
 from dryfit.processes.evidence import EvidenceCollector
 from dryfit.processes.gpus import NvmlLink
+from dryfit.processes.helpers import marker_of, sweep
 from dryfit.processes.node import LocalNode, Nodes, first_node
-from dryfit.processes.process import marker_of, sweep
 from dryfit.processes.supervisor import Supervisor
 from dryfit.search.changes import TakenPoints, comparability_key, not_taken, take_points
 from dryfit.search.followers import demand_trackers, followed, followers_of, storage_url

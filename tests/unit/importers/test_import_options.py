@@ -1,4 +1,4 @@
-from dryfit.study.import_files import FACTS, Format, ImportOptions
+from dryfit.study.import_options import FACTS, Format, ImportOptions
 
 
 def test_every_option_is_read_by_some_format_or_by_the_split():

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from dryfit.settings.errors import DataError
-from dryfit.study.import_files import ColumnMap, ImportedRow, Rejected, csv_records, fault_of, tsv_records
+from dryfit.study.import_files import ImportedRow, Rejected, csv_records, fault_of, tsv_records
 from dryfit.study.import_formats import hub_rows, mapped_row, table_rows
+from dryfit.study.import_options import ColumnMap
 from golden import Golden, refusal
 from import_files import COLA, RTE, write_text
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dryfit.processes.gpus import GpuProcess, GpuState, NvmlLink, ProcessOwner
-from dryfit.processes.process import carries_marker
+from dryfit.processes.helpers import carries_marker
 from dryfit.settings.wire import MARKER_VARIABLE
 from nvml import GIB, Driver
 

@@ -10,7 +10,7 @@ import pytest
 from dryfit.processes.evidence import EvidenceCollector
 from dryfit.processes.failure_texts import lost_devices
 from dryfit.processes.gpus import FALLEN_OFF, GpuMonitor, GpuProcess, GpuState, NvmlMonitor, ProcessOwner
-from dryfit.processes.process import carries_marker, lives
+from dryfit.processes.helpers import carries_marker, lives
 from dryfit.settings.errors import Evidence
 from dryfit.settings.wire import MARKER_VARIABLE
 from nvml import GIB, Board, FakeNvml, ScriptedDevices
