@@ -221,7 +221,7 @@ class _Others:
 
     def _lost(self, doing: str) -> CommError:
         ends = [f"rank {rank} {_how(status)}" for rank, status in sorted(self.ended.items())]
-        return CommError(doing, few(ends), allowed="all ranks until the end", hint="see child.log of the attempt")
+        return CommError(doing, few(ends), allowed="all ranks until the end", hint="see log.txt of the attempt")
 
     def end(self) -> None:
         """Kill and reap the ranks that still run."""

@@ -192,7 +192,7 @@ def _touched(state: StudyState, most: int | None, just_finished: int) -> Sequenc
 _GENERATIONS = 3
 """Resumable checkpoints of a trial: the two that stay, whichever attempts wrote them, and the next while it is written.
 
-An earlier attempt's go as soon as the control process hears of a new one (`attempt_files.drop_superseded`).
+An earlier attempt's go as soon as the control process hears of a new one (`drop_superseded`).
 """
 
 _STATE_PER_WEIGHT = {"sgd": 1, "lion": 1, "adafactor": 1, "adamw8bit": 1, "paged_adamw8bit": 1}

@@ -119,7 +119,7 @@ def _limited(spec: DeviceSpec | None, execution: ExecutionSettings) -> DeviceSpe
 
 # Messages for trials that do not fit: the numbers, and settings that would fit.
 #
-# ``dryfit plan`` prints a plan in ``reporting.plans``, and so do reports.
+# ``dryfit plan`` prints a plan in ``documents/plans.py``, and so do reports.
 
 
 def needed_bytes(answer: PlanAnswer) -> int:
