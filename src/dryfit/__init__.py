@@ -114,7 +114,7 @@ __all__ = [
 
 
 _GONE = {
-    "train_ensemble": "dryfit.training each of the best trials, predict with each model, and average the probabilities",
+    "train_ensemble": "dryfit.train each of the best trials, predict with each model, and average the probabilities",
 }
 """Public names of earlier versions, each with what to do instead."""
 

@@ -102,7 +102,7 @@ def test_the_study_did_what_it_was_asked(leaks: Leaks) -> None:
     mirrored = optuna.load_study(study_name="study", storage=storage)
     assert [trial.state.name for trial in mirrored.trials] == ["COMPLETE", "FAIL"]
     assert any(b"search.follower_process" in line for line in leaks.command_lines)
-    assert any(b"children.fork_server" in line for line in leaks.command_lines)
+    assert any(b"processes.fork_server" in line for line in leaks.command_lines)
     assert 'mirror = "env:LEAKS_STORAGE"' in (leaks.folder / "frozen.toml").read_text()
 
 

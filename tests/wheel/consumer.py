@@ -72,7 +72,7 @@ def rehearse(script: Path) -> int:
 
 
 def use(folder: Path, model: Path) -> int:
-    trained = dryfit.training(folder, trial="best", out=model)
+    trained = dryfit.train(folder, trial="best", out=model)
     assert_type(dryfit.train_top(folder, top=1, seeds=2).status == trained.status, bool)
     compared = dryfit.compare(folder, top=2, seeds=2).comparison
     assert compared is None or assert_type(compared.judgement, tuple[str, ...])

@@ -10,7 +10,7 @@ dryfit.plan(devices="rtx4090")  # wrong: reportCallIssue
 value: float = dryfit.status("study").best.value  # wrong: reportOptionalMemberAccess
 folder: Path = dryfit.stop("study")  # wrong: reportAssignmentType
 dryfit.load("model", dtype="fp32")  # wrong: reportArgumentType
-print(dryfit.training("study").modle)  # wrong: reportAttributeAccessIssue
+print(dryfit.train("study").modle)  # wrong: reportAttributeAccessIssue
 dryfit.predict("model", "rows.jsonl")  # wrong: reportCallIssue
 dryfit.Predictor("model")("one text", bad=True)  # wrong: reportCallIssue
 raise dryfit.LoadError("only what was being done")  # wrong: reportCallIssue
