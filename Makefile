@@ -45,7 +45,7 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 	test -e demo/study.toml || $(BIN)/dryfit init demo
 	HF_HUB_OFFLINE=1 $(BIN)/dryfit tune demo/study.toml
 
-check: $(STAMP) ## the tests that need no torch, one to two minutes on two cores
+check: $(STAMP) ## the tests that need no torch, a minute on two cores
 	$(PYTEST) --light -m '$(QUICK) and not heavy'
 
 test: $(STAMP) ## unit, property, contract and chaos tests, about eight minutes on two cores
