@@ -138,6 +138,8 @@ def test_only_a_crash_is_rehearsed_again_with_room_for_everything(script: str, a
     ("words", "said"),
     [
         (["missing.py"], "there is no file missing.py"),
+        (["train.ipynb", "--lr", "1"], "nbconvert"),
+        (["torchrun", "--nproc-per-node", "2", "a b.ipynb"], "nbconvert --to script 'a b.ipynb'"),
         ([], "no script was given"),
         (["--unknown", "x.py"], "there is no option --unknown"),
         (["--devcie", "a100", "x.py"], "did you mean --device?"),

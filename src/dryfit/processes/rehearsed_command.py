@@ -135,7 +135,7 @@ def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mappin
 
     Raises:
         ConfigError: There is no script, an unknown launcher or option, or what one process cannot rehearse: several
-            machines, notebooks, DeepSpeed, Megatron-LM, TPUs.
+            machines, DeepSpeed, Megatron-LM, TPUs.
     """
     match list(words):
         case ("torchrun", *rest):
@@ -159,9 +159,6 @@ def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mappin
         case [first, *_] if first.startswith("-"):
             hint = "options of dryfit come before SCRIPT; `dryfit rehearse --help` lists them"
             raise ConfigError(_DOING, f"there is no option {first}", _ALLOWED, hint)
-        case [first, *_] if first.lower().endswith(".ipynb"):
-            hint = f"make a script of it: jupyter nbconvert --to script {first}"
-            raise ConfigError(_DOING, f"{first} is a notebook", _ALLOWED, hint)
         case [first, *rest]:
             return ScriptCommand(script=first, arguments=tuple(rest))
         case _:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,6 +186,9 @@ def _device(options: RehearsalOptions) -> DeviceSpec:
 
 def _demand_script(script: str) -> None:
     path = Path(script)
+    if path.suffix.lower() == ".ipynb":
+        hint = f"make a script of it: jupyter nbconvert --to script {shlex.quote(script)}"
+        raise ConfigError("looking for the script to rehearse", f"{script} is a notebook", "a Python script", hint)
     if path.is_dir() and (path / "__main__.py").is_file():
         return
     if not path.is_file():

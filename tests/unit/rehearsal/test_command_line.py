@@ -76,7 +76,6 @@ def test_a_config_file_of_accelerate() -> None:
         ("torchrun", "no script follows"),
         ("torchrun --nproc-per-node", "no value follows"),
         ("torchrun --nproc-per-node 0 t.py", "above zero"),
-        ("train.ipynb --lr 1", "nbconvert"),
         ("torchrun --nnodes 2 t.py", "one machine"),
         ("torchrun --nnodes 1:4 t.py", "one machine"),
         ("torchrun --nproc-per-nod 8 t.py", "did you mean --nproc_per_node"),
