@@ -69,9 +69,15 @@ def write(*_):
 class Path_:
     def __fspath__(self): write(); return 'out/old.txt'
 open(Path_(), 'w').close(); os.path.exists(Path_()); os.listdir('out')
-signal.signal(signal.SIGALRM, write); signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
-for _ in range(50): Path('out/a').write_text('x'); os.remove('out/a')
-signal.setitimer(signal.ITIMER_REAL, 0)
+armed = True
+def write_again(*_):
+    write()
+    if armed: signal.setitimer(signal.ITIMER_REAL, 1e-4)  # not periodic: a slow handler would interrupt itself for ever
+signal.signal(signal.SIGALRM, write_again); signal.setitimer(signal.ITIMER_REAL, 1e-4)
+try:
+    for _ in range(50): Path('out/a').write_text('x'); os.remove('out/a')
+finally:
+    armed = False; signal.setitimer(signal.ITIMER_REAL, 0)
 sys.setprofile(write); Path('out/b').write_text('x'); sys.setprofile(None)
 sys.settrace(write); Path('out/b').write_text('x'); sys.settrace(None)
 threads = [threading.Thread(target=write) for _ in range(4)]

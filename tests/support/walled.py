@@ -71,6 +71,9 @@ def walled(number, asked, name, code):
         status = run_walled(places, inside, KEPT, asked)
         apart = (f"{places.folder.resolve()}/", f"{places.temporary.resolve()}/", "/dev/shm/")
         files = written(places.files, Saved.read(places.own / SAVES_FILE), apart)
+        if not (places.own / "muted.json").exists():
+            print("ENDED", asked, name, "with wait status", status)
+            return True
         told = json.loads((places.own / "muted.json").read_text()) + [one.model_dump() for one in files]
     print("TOLD", json.dumps([asked, name, told]), flush=True)
     return status != 0
