@@ -55,7 +55,7 @@ proof: $(STAMP) ## the tests that take longer, about eleven minutes on two cores
 	$(PYTEST) --long -m 'slow and not nightly and $(NEVER)'
 
 test-nodes: $(STAMP) ## studies on real engines, several nodes on this machine, some of which die: a few minutes
-	$(TEST_ENV) $(BIN)/python -m pytest tests/nodes -m nodes
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile tests/nodes -m nodes
 
 nightly: $(STAMP) ## every member of every product, all drawn examples, each process from nothing: hours
 	DRYFIT_FULL=1 DRYFIT_COLD=1 $(PYTEST) -m '$(NEVER)'

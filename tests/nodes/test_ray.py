@@ -36,6 +36,16 @@ def ray(hold: Path) -> Generator["Cluster", None, None]:
         cluster.shutdown()
 
 
+@pytest.mark.parametrize("launch", ["ray", "ray:127.0.0.1:1"])
+def test_without_a_cluster_none_is_started(study: LaunchedStudy, launch: str) -> None:
+    """Runs before the cluster of this file begins: ``ray`` would find that one."""
+    need_package("ray")
+    done = run(*study.words(launch))
+    assert done.returncode == ExitStatus.CANNOT_RUN
+    assert "starting agents with Ray" in done.stderr and "a cluster of Ray that this machine belongs to" in done.stderr
+    assert not processes_with(str(study.folder))
+
+
 def test_nodes_are_killed_and_stopped_and_others_come(ray: "Cluster", study: LaunchedStudy, alone: Path) -> None:
     study.tune(f"ray:{ray.address}")
     study.wait_for_joins(NODES)
@@ -50,10 +60,3 @@ def test_nodes_are_killed_and_stopped_and_others_come(ray: "Cluster", study: Lau
     assert study.losses() == ["its agent was ended"] * 2
     used = {event.node for event in events_of(study.folder) if isinstance(event, AttemptPlaced)}
     assert len(used) > 1 and "here" not in used
-
-
-def test_without_a_cluster_none_is_started(study: LaunchedStudy) -> None:
-    done = run(*study.words("ray:127.0.0.1:1"))
-    assert done.returncode == ExitStatus.CANNOT_RUN
-    assert "starting agents with Ray" in done.stderr and "a cluster of Ray that this machine belongs to" in done.stderr
-    assert not processes_with(str(study.folder))

@@ -220,6 +220,7 @@ class Ray:
         Raises:
             MachineError: There is no such cluster, or no Ray.
         """
+        self._reach()
         with appending(self._log) as log:
             process = subprocess.Popen(
                 self._command(str(os.getpid())), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
@@ -230,8 +231,7 @@ class Ray:
         said = process.stdout.readline().decode(errors="replace").strip() if readable else ""
         if not said.startswith("connected"):
             self.cancel(pending=False)
-            why = self._last_words() or f"no answer in {_CONNECT_S:.0f} s"
-            raise MachineError("starting agents with Ray", why, "a cluster of Ray that this machine belongs to")
+            raise _no_cluster(self._last_words() or f"no answer in {_CONNECT_S:.0f} s")
         return said
 
     def trouble(self) -> str:
@@ -257,6 +257,19 @@ class Ray:
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
 
+    def _reach(self) -> None:
+        """Ask whether anything listens at the address: Ray itself tries for a minute.
+
+        Raises:
+            MachineError: Nothing does.
+        """
+        host, _, port = self.address.rpartition(":")
+        if host and port.isdigit():
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            except (OSError, OverflowError, UnicodeError) as error:
+                raise _no_cluster(f"no cluster is found at {shlex.quote(self.address)}: {error}") from error
+
     @property
     def _log(self) -> Path:
         return self.layout.nodes / "ray.txt"
@@ -270,6 +283,10 @@ class Ray:
         except OSError:
             return ""
         return lines[-1] if lines else ""
+
+
+def _no_cluster(why: str) -> MachineError:
+    return MachineError("starting agents with Ray", why, "a cluster of Ray that this machine belongs to")
 
 
 _LOOK_EVERY_S = 30.0

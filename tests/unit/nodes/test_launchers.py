@@ -1,5 +1,6 @@
 """What is submitted to have agents started, and what of `[nodes]` is refused."""
 
+import socket
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 
 from dryfit.ledger.folder import StudyLayout
 from dryfit.processes.launch import (
+    Ray,
     Slurm,
     launch_text,
     launched,
@@ -17,6 +19,7 @@ from dryfit.processes.launch import (
     slurm_environment,
     submission,
 )
+from dryfit.settings.errors import MachineError
 from dryfit.settings.study_file import NodesSettings
 from study_runs import objective_study, run_here
 
@@ -132,6 +135,20 @@ def test_where_nothing_is_launched_it_listens_on_loopback_unless_told(layout: St
     assert listen_host(NodesSettings(launch="ray")) not in ("", "0.0.0.0")
     assert launcher_of(NodesSettings(), layout) is None
     assert "ray_agents" in launch_text(NodesSettings(launch="ray:head:6379"), layout)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:{free}", "[::1]:{free}", "127.0.0.1:99999", "a host:6379", "x" * 300 + ":1"]
+)
+def test_an_address_where_nothing_listens_starts_no_process(address: str, layout: StudyLayout) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    launcher = launcher_of(NodesSettings(launch="ray"), layout)
+    assert isinstance(launcher, Ray)
+    launcher.address = address.format(free=free)
+    with pytest.raises(MachineError):
+        launcher.start()
+    assert not launcher.waits() and not (layout.nodes / "ray.txt").exists()
 
 
 def test_a_dry_run_prints_what_would_be_submitted(tmp_path: Path) -> None:
