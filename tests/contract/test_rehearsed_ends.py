@@ -54,7 +54,6 @@ def test_without_a_step_it_is_ended_in_time_and_says_where_it_was(tmp_path: Path
     assert answer.reasons == ("no optimizer took a step within 4 s",)
     assert f"{tmp_path}/script.py" in answer.traceback
     assert "dryfit/gpu" not in answer.traceback
-    assert answer.rehearsal_s < 30
 
 
 def test_one_that_catches_its_end_is_ended_all_the_same(tmp_path: Path) -> None:

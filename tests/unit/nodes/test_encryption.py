@@ -171,7 +171,7 @@ def test_agent_and_study_each_say_why_they_do_not_meet(given: str, certificate: 
     link = AgentLink(lambda: meeting, lambda _fd: None, lambda _fd: None, time.monotonic)
     try:
         link.dial()
-        until_s, cut_off = time.monotonic() + 20, list[str]()
+        until_s, cut_off = time.monotonic() + 120, list[str]()
         while time.monotonic() < until_s and not (link.is_proved or (link.refused and cut_off)):
             listener.look()
             cut_off += listener.refused()

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -62,13 +61,12 @@ def test_one_that_died_since_is_replaced(tmp_path: Path) -> None:
     ],
 )
 def test_it_is_asked_twice_and_then_given_up(tmp_path: Path, how: dict[str, object], said: str) -> None:
-    began_s = time.monotonic()
     with process(tmp_path, **how) as asked:  # type: ignore[arg-type]
         assert asked.ask(QUESTION) is None
         trouble = asked.take_trouble()
     assert said in trouble and "Gaussian process gave no suggestion" in trouble
     assert asked.take_trouble() == ""
-    assert time.monotonic() - began_s < 20 and starts(tmp_path) == 2
+    assert starts(tmp_path) == 2
 
 
 def test_a_question_that_nobody_reads_ends_too(tmp_path: Path) -> None:

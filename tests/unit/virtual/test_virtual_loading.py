@@ -68,7 +68,6 @@ def test_a_config_is_enough_for_from_pretrained_and_no_memory_is_taken(tmp_path,
             "plain": {}, "fp32": {"dtype": torch.float32}, "cuda": {"device_map": "cuda"},
             "auto": {"device_map": "auto"}, "first": {"device_map": {"": 0}, "torch_dtype": torch.float16},
         }.items():
-            began = time.monotonic()
             model = AutoModelForCausalLM.from_pretrained(here, **how)
             said[name] = [kinds(model), torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]
             table = model.model.rotary_emb.inv_freq
@@ -77,13 +76,10 @@ def test_a_config_is_enough_for_from_pretrained_and_no_memory_is_taken(tmp_path,
             gc.collect()
             said["left"] = torch.cuda.memory_allocated()
             torch.cuda.empty_cache()
-            said["seconds"] = max(said.get("seconds", 0), time.monotonic() - began)
         _, info = AutoModelForSequenceClassification.from_pretrained(here, output_loading_info=True)
         said["missing"] = len(info["missing_keys"])
-        began = time.monotonic()
         made = AutoModelForCausalLM.from_config(catalogue_config("Qwen/Qwen2.5-7B"))
         said["config"] = [kinds(made), sum(p.nbytes for p in made.parameters()), made.lm_head.weight.requires_grad]
-        said["config_seconds"] = time.monotonic() - began
         said["host"] = host_mib() - before
         """,
         tmp_path,
@@ -98,7 +94,7 @@ def test_a_config_is_enough_for_from_pretrained_and_no_memory_is_taken(tmp_path,
         assert reserved < size + (32 << 20)  # transformers asks for all of it at once, then fills that
     assert said["left"] == 0 and said["missing"] == 0
     assert said["config"] == [["torch.bfloat16 cpu"], size, True]
-    assert said["config_seconds"] < 15 and said["seconds"] < 30 and said["host"] < 300
+    assert said["host"] < 300
 
 
 def test_tied_weights_stay_tied_wherever_a_model_goes_and_copies_are_counted(tmp_path):
