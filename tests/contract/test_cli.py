@@ -25,6 +25,7 @@ def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
         "doctor",
         "bug-report",
         "rehearse",
+        "check",
         "plan",
         "calibrate",
         "tune",

@@ -49,6 +49,7 @@ for command in (
     commands.doctor,
     commands.bug_report,
     commands.rehearse,
+    commands.check,
     commands.plan,
     commands.calibrate,
     study_commands.tune,

@@ -503,6 +503,31 @@ def rehearse(
     raise typer.Exit(ExitStatus.DONE if seen.fits else ExitStatus.ANSWER_IS_NO if seen.ran else ExitStatus.CANNOT_RUN)
 
 
+def check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Runs of the file; none: all.")] = None,
+    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The file of runs.")] = Path("gpu-memory.toml"),
+    update: Annotated[bool, typer.Option("--update", help="Keep what is found as the baseline.")] = False,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write it as Markdown too.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Rehearse the runs of gpu-memory.toml: whether they fit their budgets, and whether and where they grew.
+
+    Exit status 1 where one grew or does not fit, 2 where that is unknown.
+    """
+    import dryfit.study.functions as api
+    from dryfit.documents.memory_checks import check_markdown
+
+    options = api.CheckOptions(file, names or (), update, notes(quiet=quiet))
+    checked = api.check_runs(options)
+    if markdown is not None:
+        markdown.write_text(check_markdown(checked), encoding="utf-8")
+    answer(checked, as_json=as_json)
+    raise typer.Exit(checked.exit_status)
+
+
 def _one(devices: list[str] | None) -> str | None:
     """Return the device that was named.
 

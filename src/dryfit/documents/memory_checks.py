@@ -1,0 +1,121 @@
+"""A check of GPU memory as lines and tables, as JSON, and as Markdown for a pull request."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from dryfit.documents.document import Block, Document, Line, counted, document_of, json_of, shortened
+from dryfit.settings.memory_check import CheckVerdict, Kept, LineChange, MemoryCheck, RunCheck
+from dryfit.settings.text import Table, gib, printable
+
+_STYLES: Final = {
+    CheckVerdict.WITHIN: "green",
+    CheckVerdict.NEW: "green",
+    CheckVerdict.SHRANK: "green",
+    CheckVerdict.UNKNOWN: "yellow",
+}
+_MOST_LINES: Final = 10
+_LONGEST_CODE: Final = 60
+_LINE_HEADS: Final = ("line", "code", "of", "before", "after", "difference")
+
+
+@json_of.register
+def check_json(check: MemoryCheck) -> dict[str, object]:
+    """Return a check as ``check --json`` prints it."""
+    runs = [
+        {
+            **one.model_dump(mode="json", exclude={"lines", "before", "after"}),
+            "before": _kept_json(one.before),
+            "after": _kept_json(one.after),
+            "lines": [
+                {**line.model_dump(mode="json"), "difference_bytes": line.difference_bytes} for line in one.lines
+            ],
+        }
+        for one in check.runs
+    ]
+    return {"schema": 1, "exit_status": int(check.exit_status), "runs": runs, "updated": check.updated}
+
+
+def _kept_json(kept: Kept | None) -> dict[str, object] | None:
+    return None if kept is None else kept.model_dump(mode="json", exclude={"lines"})
+
+
+@document_of.register
+def check_document(check: MemoryCheck) -> Document:
+    """Return a check as lines, the runs that need action with what changed by line."""
+    blocks: list[Block] = []
+    for one in check.runs:
+        blocks.append(Line(_headline(one), _STYLES.get(one.verdict, "red")))
+        blocks += [f"  {text}" for text in (*_versions(one), *one.reasons)]
+        if one.verdict in (CheckVerdict.GREW, CheckVerdict.SHRANK, CheckVerdict.UNKNOWN) and one.lines:
+            blocks += [Table(_LINE_HEADS, tuple(_cells(line) for line in one.lines[:_MOST_LINES]))]
+        elif one.verdict in (CheckVerdict.OVER, CheckVerdict.NO_FIT) and one.after is not None:
+            blocks += [f"  peak at {one.peak_line}  {shortened(one.peak_code.strip(), _LONGEST_CODE)}".rstrip()]
+            blocks += [_held(one.after)]
+    blocks += (
+        [f"{counted(len(check.updated), 'baseline')} written: {', '.join(check.updated)}"] if check.updated else []
+    )
+    return Document(tuple(blocks))
+
+
+def check_markdown(check: MemoryCheck) -> str:
+    """Return a check as Markdown: a table of all runs, and of each that changed its lines."""
+    heads = ("run", "device", "", "needs", "budget", "peak before", "peak now")
+    rows = [
+        (
+            one.name,
+            one.device.name,
+            f"**{one.verdict}**" if one.verdict not in _STYLES else str(one.verdict),
+            gib(one.after.required_bytes) if one.after else "-",
+            gib(one.budget_bytes),
+            _mib(one.before.allocated_bytes) if one.before else "-",
+            _mib(one.after.allocated_bytes) if one.after else "-",
+        )
+        for one in check.runs
+    ]
+    parts = ["### GPU memory\n", _markdown(heads, rows)]
+    for one in check.runs:
+        said = [*_versions(one), *one.reasons]
+        if said or one.lines:
+            parts += [f"\n**{_cell(one.name)}** on {_cell(one.device.name)}: {_cell('; '.join(said))}\n"]
+        if one.lines:
+            parts += [_markdown(_LINE_HEADS, [_cells(line) for line in one.lines[:_MOST_LINES]])]
+    return "\n".join(parts) + "\n"
+
+
+def _headline(one: RunCheck) -> str:
+    needs = f": it needs {gib(one.after.required_bytes)} of {gib(one.budget_bytes)}" if one.after else ""
+    return f"{one.name} on {one.device.name}  {one.verdict}{needs}"
+
+
+def _versions(one: RunCheck) -> list[str]:
+    changed = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in one.other_versions.items())
+    return [f"other versions than the baseline's: {changed}"] if changed else []
+
+
+def _cells(line: LineChange) -> tuple[str, ...]:
+    inner = f"in {line.source}" if line.source not in ("", line.line) else shortened(line.code, _LONGEST_CODE)
+    sizes = (_mib(line.before_bytes), _mib(line.after_bytes), f"{line.difference_bytes / 2**20:+,.1f} MiB")
+    return (line.line or "-", inner or "-", str(line.category), *sizes)
+
+
+def _held(kept: Kept) -> Table:
+    rows = [
+        (_mib(one.bytes), str(one.category), one.line or "-", shortened(one.code, _LONGEST_CODE)) for one in kept.lines
+    ]
+    return Table(("held at the peak", "of", "line", "code"), tuple(rows[:_MOST_LINES]))
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f} MiB"
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    table = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in table)
+
+
+def _cell(text: str) -> str:
+    """Return a text that is no markup within a cell: a script's code may hold anything."""
+    plain = escape(printable(text), quote=False).replace("\n", " ").replace("\\", "\\\\").replace("|", "\\|")
+    return plain if text.startswith("**") else plain.replace("`", "\\`").replace("[", "\\[").replace("@", "&#64;")

@@ -1,0 +1,382 @@
+"""``dryfit check``: the GPU memory of scripts, held against budgets and against what was kept of an earlier rehearsal.
+
+``gpu-memory.toml`` names the runs. ``.dryfit/NAME.json`` beside that file is the baseline of a run: the peak on each
+device and what holds it, by source line. Nothing in a baseline depends on the machine or on time.
+"""
+
+import json
+import math
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar, cast
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from dryfit.documents.memory_checks import check_document
+from dryfit.processes.rehearsed_command import ScriptCommand
+from dryfit.settings.devices import parse_device
+from dryfit.settings.errors import ConfigError, DryfitError
+from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.files import read_bounded
+from dryfit.settings.memory_check import Baseline, CheckVerdict, HeldLine, Kept, LineChange, MemoryCheck, RunCheck
+from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.rehearsal_messages import RehearsalAnswer
+from dryfit.settings.tables import Settings
+from dryfit.settings.text import did_you_mean, few, gib, parse_bytes, shown_by
+from dryfit.settings.wire import parse_json, write_text_atomic
+from dryfit.study.rehearsals import (
+    DEFAULT_STEPS,
+    DEFAULT_TIMEOUT_S,
+    RehearsalOptions,
+    RehearsalSurroundings,
+    read_command,
+    rehearse_command,
+)
+
+FILE: Final = "gpu-memory.toml"
+FOLDER: Final = ".dryfit"
+_MOST_BYTES: Final = 1 << 24
+_LIBRARIES: Final = ("transformers", "accelerate", "peft", "trl", "lightning", "bitsandbytes", "deepspeed")
+"""Whose versions a baseline names beside torch's."""
+_LEAST_SHARE: Final = 1e-4
+"""Share of the peak below which a line is not kept: a baseline is small, and reads well in a diff."""
+_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+_PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%")
+_PACKAGES: Final = "/site-packages/"
+_LONGEST_CODE: Final = 200
+
+
+def _listed(value: object) -> object:
+    return (
+        (value,) if isinstance(value, str) else tuple(cast("list[object]", value)) if isinstance(value, list) else value
+    )
+
+
+class Run(Settings):
+    """A table ``[run.NAME]``.
+
+    Attributes:
+        command: As after ``dryfit rehearse``; paths are relative to the file's folder, in which it runs.
+        budget: The most that the run may need of a device, with a unit; None: what the device has.
+        tolerance: By how much the peak may exceed the baseline, in per cent.
+    """
+
+    command: Annotated[str, Field(min_length=1)]
+    device: Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
+    budget: str | None = None
+    tolerance: str = "1 %"
+    ranks: Annotated[int, Field(ge=1)] | None = None
+    steps: Annotated[int, Field(ge=1)] = DEFAULT_STEPS
+    worst_batch: bool = True
+    timeout_s: Annotated[float, Field(gt=0)] = DEFAULT_TIMEOUT_S
+
+
+class RunsFile(Settings):
+    """The file of runs."""
+
+    run: Annotated[dict[Annotated[str, Field(pattern=f"^{_NAME}$")], Run], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """How runs are checked.
+
+    Attributes:
+        names: The runs; empty: all of the file.
+        update: Write what was found as the baseline.
+        surroundings: What the processes of rehearsals are started with.
+    """
+
+    file: Path = Path(FILE)
+    names: Sequence[str] = ()
+    update: bool = False
+    on_note: Callable[[str], None] = lambda _: None
+    on_output: Callable[[bytes], None] = lambda _: None
+    surroundings: RehearsalSurroundings | None = None
+
+
+def check_memory(
+    names: Sequence[str] = (), *, file: Path | str = FILE, update: bool = False, on_note: Callable[[str], None] = print
+) -> MemoryCheck:
+    """Rehearse the runs of ``gpu-memory.toml``, and hold their memory against budgets and baselines.
+
+    Args:
+        names: The runs; none: all of the file.
+        update: Write what was found as the baseline; each run is rehearsed twice, and must take the same both times.
+
+    Raises:
+        ConfigError: The file, a baseline or a device is wrong, or there is no run of such a name.
+    """
+    return check_runs(CheckOptions(Path(file), names, update, on_note))
+
+
+def check_runs(options: CheckOptions) -> MemoryCheck:
+    """Check runs as :func:`check_memory` does."""
+    file = options.file.expanduser().absolute()
+    runs = {name: _Ready.of(name, run, file.parent) for name, run in _chosen(_runs(file), options.names, file).items()}
+    baselines = {name: _baseline(file.parent / FOLDER / f"{name}.json") for name in runs}
+    found: list[RunCheck] = []
+    updated: list[str] = []
+    for name, ready in runs.items():
+        of_run: list[RunCheck] = []
+        for device in ready.devices:
+            options.on_note(f"rehearsing {name} on {device}")
+            of_run.append(_checked(ready, device, baselines[name], options))
+        found += of_run
+        if options.update and all(one.verdict is not CheckVerdict.UNKNOWN and one.after for one in of_run):
+            kept = {one.device.name: one.after for one in of_run if one.after is not None}
+            _write(file.parent / FOLDER / f"{name}.json", Baseline(command=ready.run.command, devices=kept))
+            updated.append(name)
+    return MemoryCheck(runs=tuple(found), updated=tuple(updated))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A run whose texts were read."""
+
+    name: str
+    run: Run
+    folder: Path
+    words: tuple[str, ...]
+    devices: dict[str, DeviceSpec]
+    budget_bytes: int | None
+    tolerance: float
+
+    @classmethod
+    def of(cls, name: str, run: Run, folder: Path) -> "_Ready":
+        doing = f"reading [run.{name}]"
+        percent = _PERCENT.fullmatch(run.tolerance.strip())
+        if percent is None:
+            raise ConfigError(doing, f"tolerance = {run.tolerance!r}", 'per cent of the baseline: "1 %"')
+        try:
+            words = tuple(shlex.split(run.command))
+            devices = {text: parse_device(text) for text in run.device}
+            budget_bytes = None if run.budget is None else parse_bytes(run.budget)
+        except ValueError as error:
+            raise ConfigError(doing, f"command = {run.command!r}: {error}", "a command line") from error
+        except DryfitError as error:
+            raise ConfigError(doing, error.found, error.allowed, error.hint) from error
+        if len({device.name for device in devices.values()}) < len(run.device):
+            raise ConfigError(doing, f"device = {list(run.device)}", "each device once")
+        return cls(name, run, folder, words, devices, budget_bytes, float(percent[1]) / 100)
+
+    def rehearsed(self, device: str, options: CheckOptions) -> RehearsalAnswer:
+        """Rehearse it on a device, in the folder of its file."""
+        run, start = self.run, options.surroundings or RehearsalOptions().surroundings
+        doing = RehearsalOptions(
+            device=device,
+            steps=run.steps,
+            ranks=run.ranks,
+            worst_batch=run.worst_batch,
+            timeout_s=run.timeout_s,
+            on_output=options.on_output,
+            surroundings=replace(start, folder=self.folder),
+        )
+        return rehearse_command(self._command(), doing)
+
+    def _command(self) -> ScriptCommand:
+        command = read_command(self.words)
+        return command if command.script is None else replace(command, script=str(self.folder / command.script))
+
+
+def _checked(ready: _Ready, device: str, baseline: Baseline | None, options: CheckOptions) -> RunCheck:
+    replaced = options.update and baseline is not None and baseline.command != ready.run.command
+    found = judged(ready, ready.rehearsed(device, options), ready.devices[device], None if replaced else baseline)
+    if found.after is None or not (options.update or found.verdict is CheckVerdict.GREW):
+        return found
+    again = kept_of(ready.rehearsed(device, options), ready.folder)
+    if again is not None and (again.allocated_bytes, again.reserved_bytes) == _peaks(found.after):
+        return found
+    differing = changes(found.after, again) if again is not None else ()
+    place = f"; they part at {differing[0].line}  {differing[0].code.strip()}" if differing else ""
+    reason = f"two rehearsals of it take different memory: it is not deterministic{place}"
+    return found.model_copy(update={"verdict": CheckVerdict.UNKNOWN, "reasons": (reason,), "lines": differing})
+
+
+def judged(ready: _Ready, answer: RehearsalAnswer, device: DeviceSpec, baseline: Baseline | None) -> RunCheck:
+    """Return what a rehearsal says of a run: against its device, its budget and its baseline, in this order."""
+    after = kept_of(answer, ready.folder)
+    before = None if baseline is None else baseline.devices.get(device.name)
+    budget_bytes = min(device.capacity_bytes, ready.budget_bytes or device.capacity_bytes)
+    memory = answer.memory
+    if after is None or answer.verdict is VerdictKind.UNKNOWN or not answer.went_through:
+        verdict, fits = CheckVerdict.UNKNOWN, None
+        reasons = answer.reasons or ("the rehearsal saw no memory",)
+    else:
+        verdict, *reasons = _verdict(answer, after, before, budget_bytes, ready.tolerance)
+        fits = verdict not in (CheckVerdict.NO_FIT, CheckVerdict.OVER)
+        if fits and baseline is not None and baseline.command != ready.run.command:
+            verdict, before = CheckVerdict.UNKNOWN, None
+            reasons = [f"the baseline is that of another command: {baseline.command}"]
+    return RunCheck(
+        name=ready.name,
+        command=ready.run.command,
+        device=device,
+        verdict=verdict,
+        fits=fits,
+        budget_bytes=budget_bytes,
+        before=before,
+        after=after,
+        other_versions=_other_versions(before, after),
+        lines=changes(before, after) if before and after else (),
+        reasons=tuple(reasons),
+        peak_line=_place(memory.peak_line, ready.folder) if memory else "",
+        peak_code=memory.peak_code if memory else "",
+    )
+
+
+def _verdict(
+    answer: RehearsalAnswer, after: Kept, before: Kept | None, budget_bytes: int, tolerance: float
+) -> tuple[Any, ...]:
+    """Return the verdict of a rehearsal that went through, and why."""
+    if answer.verdict in (VerdictKind.REFUSED, VerdictKind.FITS_WITH):
+        return CheckVerdict.NO_FIT, f"it needs {gib(after.required_bytes)} of {gib(answer.device.capacity_bytes)}"
+    if after.required_bytes > budget_bytes:
+        return CheckVerdict.OVER, f"it needs {gib(after.required_bytes)}, its budget is {gib(budget_bytes)}"
+    if before is None:
+        return (CheckVerdict.NEW,)
+    pairs = list(zip(("allocated", "reserved"), _peaks(before), _peaks(after), strict=True))
+    grown = [(what, old, new) for what, old, new in pairs if new > math.ceil(old * (1 + tolerance))]
+    if grown:
+        return CheckVerdict.GREW, *(
+            f"{what}: {old / 2**20:,.1f} MiB before, {new / 2**20:,.1f} now" for what, old, new in grown
+        )
+    if all(new < old * (1 - tolerance) for _, old, new in pairs):
+        return CheckVerdict.SHRANK, "`dryfit check --update` keeps that"
+    return (CheckVerdict.WITHIN,)
+
+
+def kept_of(answer: RehearsalAnswer, folder: Path) -> Kept | None:
+    """Return what is kept of a rehearsal; None where nothing was seen. Equal lines are one, the largest first."""
+    memory = answer.memory
+    if memory is None:
+        return None
+    held: Counter[tuple[str, str, str, MemoryCategory]] = Counter()
+    for one in memory.by_line:
+        held[_place(one.line, folder), one.code.strip()[:_LONGEST_CODE], _place(one.source, folder), one.category] += (
+            one.bytes
+        )
+    least_bytes = memory.peak_allocated_bytes * _LEAST_SHARE
+    lines = [
+        HeldLine(line=line, code=code, source=source, category=category, bytes=size)
+        for (line, code, source, category), size in sorted(held.items(), key=lambda item: (-item[1], item[0]))
+        if size >= least_bytes
+    ]
+    return Kept(
+        allocated_bytes=memory.peak_allocated_bytes,
+        reserved_bytes=memory.peak_reserved_bytes,
+        required_bytes=memory.required_bytes,
+        versions={"torch": answer.torch.partition("+")[0], **_versions()},  # a build for the CPU tells the same
+        lines=tuple(lines),
+    )
+
+
+def changes(before: Kept, after: Kept) -> tuple[LineChange, ...]:
+    """Return what differs by line, the largest difference first; lines are the same by their file and their code."""
+    sums = [Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()]
+    shown: dict[tuple[str, ...], HeldLine] = {}
+    for held, kept in zip(sums, (before, after), strict=True):
+        for one in kept.lines:
+            held[one.key] += one.bytes
+            shown[one.key] = one
+    old, new = sums
+    found = [
+        LineChange(
+            line=one.line,
+            code=one.code,
+            source=one.source,
+            category=one.category,
+            before_bytes=old[key],
+            after_bytes=new[key],
+        )
+        for key, one in shown.items()
+        if old[key] != new[key]
+    ]
+    return tuple(sorted(found, key=lambda one: (-abs(one.difference_bytes), one.line, one.category)))
+
+
+def _peaks(kept: Kept) -> tuple[int, int]:
+    return kept.allocated_bytes, kept.reserved_bytes
+
+
+def _place(place: str, folder: Path) -> str:
+    """Return ``path:number`` without what differs from machine to machine: relative, or from its package on."""
+    return place.rpartition(_PACKAGES)[2].removeprefix(f"{folder}/")
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _other_versions(before: Kept | None, after: Kept | None) -> dict[str, tuple[str, str]]:
+    if before is None or after is None:
+        return {}
+    names = dict.fromkeys([*before.versions, *after.versions])
+    pairs = {name: (before.versions.get(name, "none"), after.versions.get(name, "none")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _chosen(runs: Mapping[str, Run], names: Sequence[str], file: Path) -> dict[str, Run]:
+    for name in names:
+        if name not in runs:
+            hint = did_you_mean(name, runs, f"its runs are: {few(runs)}")
+            raise ConfigError(f"choosing runs of {file}", f"there is no run {name!r}", "names of its tables", hint)
+    return {name: runs[name] for name in dict.fromkeys(names or runs)}
+
+
+def _runs(file: Path) -> Mapping[str, Run]:
+    doing = f"reading {file}"
+    hint = '[run.NAME] with command = "train.py" and device = "rtx4090"'
+    try:
+        table = tomllib.loads(read_bounded(file, _MOST_BYTES, links=True).decode("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(doing, "there is no such file", "a file of runs", hint) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise ConfigError(doing, f"this is not TOML: {error}", hint="see toml.io") from error
+    except OSError as error:
+        raise ConfigError(doing, error.strerror or str(error)) from error
+    return _validated(RunsFile, table, doing, hint).run
+
+
+def _baseline(file: Path) -> Baseline | None:
+    doing, hint = f"reading the baseline {file}", "write it anew with `dryfit check --update`"
+    try:
+        value = parse_json(read_bounded(file, _MOST_BYTES, links=True).decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, OSError) as error:
+        raise ConfigError(doing, str(error), "JSON, as dryfit wrote it", hint) from error
+    return _validated(Baseline, value, doing, hint)
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _validated(kind: type[_Model], value: Any, doing: str, hint: str) -> _Model:
+    try:
+        return kind.model_validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(doing, f"{place}: {first['msg']}", hint=hint) from error
+
+
+def _write(file: Path, baseline: Baseline) -> None:
+    file.parent.mkdir(exist_ok=True)
+    text = json.dumps(baseline.model_dump(mode="json"), indent=1, ensure_ascii=False)
+    write_text_atomic(file, text + "\n", durable=False)
+
+
+shown_by(MemoryCheck, check_document)
