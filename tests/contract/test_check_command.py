@@ -170,6 +170,17 @@ def test_the_baseline_of_another_command_says_nothing(takes: Takes) -> None:
     assert seen(runs=other)[0] == 0
 
 
+def test_paths_are_those_of_the_file(takes: Takes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fsdp.yaml").write_text("num_processes: 4\n", encoding="utf-8")
+    (tmp_path / "gpu-memory.toml").write_text(
+        ONE.replace("train.py", "accelerate launch --config_file fsdp.yaml train.py"), encoding="utf-8"
+    )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert dryfit.check_memory(file="../gpu-memory.toml", on_note=lambda _: None).runs[0].verdict == "no baseline"
+    assert Path.cwd().name == "elsewhere"
+
+
 def test_names_choose_runs(takes: Takes) -> None:
     runs = ONE + ONE.replace("run.one", "run.two")
     assert [run["name"] for run in seen("two", "two", runs=runs)[1]] == ["two"]

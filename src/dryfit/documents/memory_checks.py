@@ -47,7 +47,7 @@ def check_document(check: MemoryCheck) -> Document:
     for one in check.runs:
         blocks.append(Line(_headline(one), _STYLES.get(one.verdict, "red")))
         blocks += [f"  {text}" for text in (*_versions(one), *one.reasons)]
-        if one.verdict in (CheckVerdict.GREW, CheckVerdict.SHRANK, CheckVerdict.UNKNOWN) and one.lines:
+        if one.lines and one.verdict is not CheckVerdict.WITHIN:
             blocks += [Table(_LINE_HEADS, tuple(_cells(line) for line in one.lines[:_MOST_LINES]))]
         elif one.verdict in (CheckVerdict.OVER, CheckVerdict.NO_FIT) and one.after is not None:
             blocks += [f"  peak at {one.peak_line}  {shortened(one.peak_code.strip(), _LONGEST_CODE)}".rstrip()]

@@ -11,6 +11,7 @@ import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -181,7 +182,8 @@ class _Ready:
         return rehearse_command(self._command(), doing)
 
     def _command(self) -> ScriptCommand:
-        command = read_command(self.words)
+        with chdir(self.folder):  # a config file of accelerate is found from there, as its script is
+            command = read_command(self.words)
         return command if command.script is None else replace(command, script=str(self.folder / command.script))
 
 
@@ -209,11 +211,11 @@ def judged(ready: _Ready, answer: RehearsalAnswer, device: DeviceSpec, baseline:
         verdict, fits = CheckVerdict.UNKNOWN, None
         reasons = answer.reasons or ("the rehearsal saw no memory",)
     else:
-        verdict, *reasons = _verdict(answer, after, before, budget_bytes, ready.tolerance)
+        verdict, reasons = _verdict(answer, after, before, budget_bytes, ready.tolerance)
         fits = verdict not in (CheckVerdict.NO_FIT, CheckVerdict.OVER)
         if fits and baseline is not None and baseline.command != ready.run.command:
             verdict, before = CheckVerdict.UNKNOWN, None
-            reasons = [f"the baseline is that of another command: {baseline.command}"]
+            reasons = (f"the baseline is that of another command: {baseline.command}",)
     return RunCheck(
         name=ready.name,
         command=ready.run.command,
@@ -225,7 +227,7 @@ def judged(ready: _Ready, answer: RehearsalAnswer, device: DeviceSpec, baseline:
         after=after,
         other_versions=_other_versions(before, after),
         lines=changes(before, after) if before and after else (),
-        reasons=tuple(reasons),
+        reasons=reasons,
         peak_line=_place(memory.peak_line, ready.folder) if memory else "",
         peak_code=memory.peak_code if memory else "",
     )
@@ -233,23 +235,25 @@ def judged(ready: _Ready, answer: RehearsalAnswer, device: DeviceSpec, baseline:
 
 def _verdict(
     answer: RehearsalAnswer, after: Kept, before: Kept | None, budget_bytes: int, tolerance: float
-) -> tuple[Any, ...]:
+) -> tuple[CheckVerdict, tuple[str, ...]]:
     """Return the verdict of a rehearsal that went through, and why."""
     if answer.verdict in (VerdictKind.REFUSED, VerdictKind.FITS_WITH):
-        return CheckVerdict.NO_FIT, f"it needs {gib(after.required_bytes)} of {gib(answer.device.capacity_bytes)}"
+        return CheckVerdict.NO_FIT, (f"it needs {gib(after.required_bytes)} of {gib(answer.device.capacity_bytes)}",)
     if after.required_bytes > budget_bytes:
-        return CheckVerdict.OVER, f"it needs {gib(after.required_bytes)}, its budget is {gib(budget_bytes)}"
+        return CheckVerdict.OVER, (f"it needs {gib(after.required_bytes)}, its budget is {gib(budget_bytes)}",)
     if before is None:
-        return (CheckVerdict.NEW,)
+        return CheckVerdict.NEW, ()
     pairs = list(zip(("allocated", "reserved"), _peaks(before), _peaks(after), strict=True))
-    grown = [(what, old, new) for what, old, new in pairs if new > math.ceil(old * (1 + tolerance))]
+    grown = tuple(
+        f"{what}: {old / 2**20:,.1f} MiB before, {new / 2**20:,.1f} now"
+        for what, old, new in pairs
+        if new > math.ceil(old * (1 + tolerance))
+    )
     if grown:
-        return CheckVerdict.GREW, *(
-            f"{what}: {old / 2**20:,.1f} MiB before, {new / 2**20:,.1f} now" for what, old, new in grown
-        )
+        return CheckVerdict.GREW, grown
     if all(new < old * (1 - tolerance) for _, old, new in pairs):
-        return CheckVerdict.SHRANK, "`dryfit check --update` keeps that"
-    return (CheckVerdict.WITHIN,)
+        return CheckVerdict.SHRANK, ("`dryfit check --update` keeps that",)
+    return CheckVerdict.WITHIN, ()
 
 
 def kept_of(answer: RehearsalAnswer, folder: Path) -> Kept | None:
