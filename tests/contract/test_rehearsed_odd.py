@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import dryfit
-from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import MIB, PROGRAMS, line_of, rehearse
 from rehearsed_memory import check_sums, held_bytes, memory_of
@@ -100,6 +100,9 @@ def test_weights_that_are_changed_by_hand_take_three_steps_too(tmp_path: Path, a
     memory = memory_of(rehearse(tmp_path, "odd/steps_by_hand.py", *arguments))
     assert [step.number for step in memory.steps] == [1, 2, 3]
     assert len({step.end_bytes for step in memory.steps}) == 1 and memory.growth is None
+    if arguments:
+        assert memory.by_category[MemoryCategory.WEIGHTS] == held_bytes((64, 256), (256, 64))
+        assert memory.peak_at.phase is not StepPhase.LOAD
 
 
 def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path) -> None:

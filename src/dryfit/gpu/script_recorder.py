@@ -395,8 +395,10 @@ class ScriptRecorder(StorageRecorder):
             self._resting = StepPhase.FORWARD
 
     def is_weight(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is one of a model that was called, or one by itself that has a gradient."""
+        """Whether a tensor is one of a model that was called, or one by itself that has a gradient: these are noted."""
         if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None:
+            self.name(tensor, "weight:", MemoryCategory.WEIGHTS)
+            self.name(tensor.grad, "gradient:", MemoryCategory.GRADIENTS)
             return True
         block = self._storages.get(storage_key(tensor))
         return block is not None and self._names.get(block, "").startswith("weight:")
