@@ -105,6 +105,12 @@ def test_weights_that_are_changed_by_hand_take_three_steps_too(tmp_path: Path, a
         assert memory.peak_at.phase is not StepPhase.LOAD
 
 
+def test_passes_after_a_step_of_any_optimizer_have_gradients_as_have_those_that_ask_for_them(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/optimizers_in_turn.py")
+    assert answer.went_through, answer.traceback
+    assert memory_of(answer).by_category[MemoryCategory.OPTIMIZER] >= 2 * held_bytes((64, 256), (256,), (256, 64), (64,))
+
+
 def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "odd/higher_order.py")
     assert answer.verdict is VerdictKind.UNKNOWN and answer.end is ScriptEnd.STOPPED

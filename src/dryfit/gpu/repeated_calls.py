@@ -13,6 +13,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dryfit.gpu.loaders import Stock
+from dryfit.gpu.script_recorder import runs_in
 from dryfit.gpu.work import WorkCounter
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import tree_flatten, tree_iter, tree_unflatten
@@ -88,6 +89,7 @@ _SAME = 3
 """Passes with the same shapes, the one that begins among them, that must have begun with the same memory."""
 _KEPT_BYTES = 4096
 """What a script may keep of each pass, such as its loss."""
+_ASKS_FOR_GRADIENTS = frozenset({"grad"})
 
 
 @dataclass(slots=True)
@@ -177,6 +179,8 @@ class RepeatedPasses:
         passes.is_even, passes.held = held == passes.held, held
 
         def comes(_: torch.Tensor) -> None:
+            if runs_in(_ASKS_FOR_GRADIENTS, "torch/autograd/__init__.py"):
+                passes.outputs = None  # they are not added up in the parameters, but given to the script
             if passes.until_gradient is None:
                 passes.until_gradient = self._work.so_far()
 
@@ -266,7 +270,7 @@ class RepeatedCalls:
 
     Args:
         work: Counts what is left out too, as much as the call that it repeats.
-        steps: Says how many optimizer steps have ended.
+        steps: Says how many steps of any optimizer have ended.
         on_left_out: Called with a module whose call is left out.
         passes: Knows calls with gradients.
     """

@@ -222,7 +222,7 @@ class Shortening:
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
         self._tokens = LeftOutTokens(work)
         self._passes = RepeatedPasses(work, stock)
-        self._calls = RepeatedCalls(work, lambda: self._steps.number, self._loaders.module_called, self._passes)
+        self._calls = RepeatedCalls(work, lambda: self._steps.ended, self._loaders.module_called, self._passes)
 
     def install(self) -> None:
         """Change this process for good, which belongs to the rehearsal: call it before the script begins.
