@@ -24,7 +24,7 @@ from dryfit.settings.private_names import require
 
 Until = Callable[[int, torch.Tensor], Any]
 
-_AT_ONCE = 8
+_AT_ONCE = 4
 """Tokens that are generated in a row: twice as many at the beginning, and so many at the end."""
 _ARGUMENTS = frozenset({"attention_mask", "decoder_attention_mask", "position_ids"})
 """With other tensors, of images for example, a sequence cannot be continued as it was begun."""
