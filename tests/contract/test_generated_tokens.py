@@ -31,7 +31,7 @@ def generated(architecture: str, tokens: int, *, leave_out: bool = True, **asked
 def test_both_ends_of_a_sequence_take_what_the_whole_one_takes(architecture: str, padded: bool) -> None:
     """Of gemma's layers most have a cache that slides over 16 tokens."""
     both, whole = (generated(architecture, 40, leave_out=leave_out, padded=padded) for leave_out in (True, False))
-    assert (both["left_out"], whole["left_out"]) == (40 - 12, 0)
+    assert (both["left_out"], whole["left_out"]) == (40 - 24, 0)
     assert both["shape"] == whole["shape"] == [4, (1 if architecture == "t5" else PROMPT) + 40]
     assert both["tokens"] == whole["tokens"]
     assert abs(both["allocated"] - whole["allocated"]) <= 32 * 1024 + 0.0001 * whole["allocated"]
@@ -44,10 +44,20 @@ def test_both_ends_of_a_sequence_take_what_the_whole_one_takes(architecture: str
 def test_a_sequence_that_is_returned_with_its_cache_is_shortened_too(architecture: str) -> None:
     options = {"return_dict_in_generate": True}
     both, whole = (generated(architecture, 40, leave_out=leave_out, generate=options) for leave_out in (True, False))
-    assert (both["left_out"], whole["left_out"]) == (40 - 12, 0)
+    assert (both["left_out"], whole["left_out"]) == (40 - 24, 0)
     assert both["shape"] == whole["shape"] and both["cached"] == whole["cached"]
     assert abs(both["allocated"] - whole["allocated"]) <= 32 * 1024 + 0.0001 * whole["allocated"]
     assert both["flops"] == pytest.approx(whole["flops"], rel=1e-4)
+
+
+def test_a_sequence_without_a_cache_is_shortened_too() -> None:
+    """Of its cost the share of attention grows with the square of its length."""
+    options = {"use_cache": False}
+    both, whole = (generated("qwen2", 40, leave_out=leave_out, generate=options) for leave_out in (True, False))
+    assert (both["left_out"], whole["left_out"]) == (40 - 24, 0)
+    assert both["shape"] == whole["shape"]
+    assert abs(both["allocated"] - whole["allocated"]) <= 32 * 1024 + 0.0001 * whole["allocated"]
+    assert both["flops"] == pytest.approx(whole["flops"], rel=0.01)
 
 
 def test_scores_of_every_token_are_made_where_they_are_returned() -> None:
@@ -69,7 +79,7 @@ def test_no_sequence_ends_before_its_longest_length(way: str) -> None:
     rows = 4 * WAYS[way].get("num_return_sequences", 1)
     assert made["shape"] == [rows, PROMPT + 30]
     assert made["tokens"] is not None and not {0, 1} & set(made["tokens"])  # no padding, no end
-    assert made["left_out"] == (0 if "beams" in way else 18)
+    assert made["left_out"] == (0 if "beams" in way else 6)
     assert made["notes"] == [
         "which tokens a model chooses is not known: each generated sequence is as long as it may be"
     ]

@@ -24,7 +24,7 @@ from dryfit.settings.private_names import require
 
 Until = Callable[[int, torch.Tensor], Any]
 
-_AT_ONCE = 4
+_AT_ONCE = 8
 """Tokens that are generated in a row: twice as many at the beginning, and so many at the end."""
 _ARGUMENTS = frozenset({"attention_mask", "decoder_attention_mask", "position_ids"})
 """With other tensors, of images for example, a sequence cannot be continued as it was begun."""
@@ -76,7 +76,7 @@ class LeftOutTokens:
                     return original(model, ids, logits_processor, criteria, config, **given)
 
                 end = stopping_criteria.max_length
-                layers = _layers_of(arguments.get("past_key_values"))
+                layers = _layers_of(arguments)
                 if end is not None and layers is not None and _can_continue(model, mixin, generation_config, arguments):
                     return self._both_ends(input_ids, end, layers, until)
                 return original(model, input_ids, logits_processor, stopping_criteria, generation_config, **arguments)
@@ -91,7 +91,7 @@ class LeftOutTokens:
         Args:
             prompt_ids: ``(batch, tokens)``.
             end: Length of the whole sequence.
-            layers: Of its cache, filled as the first tokens are generated.
+            layers: Of its cache, filled as the first tokens are generated; empty: it is read whole for each token.
             until: Continues a sequence up to a length, and returns the same.
         """
         prompt = prompt_ids.shape[1]
@@ -124,8 +124,11 @@ def _ids_of(generated: Any) -> torch.Tensor:
     return generated if isinstance(generated, torch.Tensor) else generated.sequences
 
 
-def _layers_of(cache: Any) -> list[Any] | None:
+def _layers_of(arguments: dict[str, Any]) -> list[Any] | None:
     """Return the layers of an empty cache that grow with the sequence; None where one grows in a way of its own."""
+    cache = arguments.get("past_key_values")
+    if cache is None and not arguments.get("use_cache"):
+        return []
     name, grows = type(cache).__name__, {"DynamicLayer", "DynamicSlidingWindowLayer"}
     own = cache.self_attention_cache if name == "EncoderDecoderCache" else cache
     if type(own).__name__ != "DynamicCache" or {type(layer).__name__ for layer in own.layers} - grows:
