@@ -108,7 +108,8 @@ def test_weights_that_are_changed_by_hand_take_three_steps_too(tmp_path: Path, a
 def test_passes_after_a_step_of_any_optimizer_have_gradients_as_have_those_that_ask_for_them(tmp_path: Path) -> None:
     answer = rehearse(tmp_path, "odd/optimizers_in_turn.py")
     assert answer.went_through, answer.traceback
-    assert memory_of(answer).by_category[MemoryCategory.OPTIMIZER] >= 2 * held_bytes((64, 256), (256,), (256, 64), (64,))
+    weights = held_bytes((64, 256), (256,), (256, 64), (64,))
+    assert memory_of(answer).by_category[MemoryCategory.OPTIMIZER] >= 2 * weights
 
 
 def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path) -> None:
