@@ -148,7 +148,7 @@ class RepeatedPasses:
         passes = self._seen.setdefault(module, {}).setdefault(key, _Passes())
         stock = self._stock()
         begun_at = [*passes.begun_at[1 - _SAME :], stock.allocated_bytes]
-        is_same = len(begun_at) == _SAME and max(begun_at) - min(begun_at) <= _KEPT_BYTES
+        is_same = len(begun_at) == _SAME and max(begun_at) - min(begun_at) <= _KEPT_BYTES and _adds_up(module)
         if is_same and passes.is_even and passes.cost is not None and passes.outputs is not None:
             self.left_out += 1
             self._work.add(passes.cost)
@@ -220,6 +220,11 @@ def _may_repeat(module: nn.Module, given: Any) -> bool:
     if any(isinstance(leaf, torch.Tensor) and (leaf.requires_grad or leaf.is_cpu) for leaf in tree_iter(given)):
         return False  # what made it has a backward pass of its own; values on the host may decide sizes
     return not any(table for part in module.modules() for table, _ in hook_tables(part))  # they may look inside
+
+
+def _adds_up(module: nn.Module) -> bool:
+    """Whether gradients of passes before stay where the next one adds to them."""
+    return any(one.grad is not None for one in module.parameters())
 
 
 def _sends_gradients(module: nn.Module) -> bool:

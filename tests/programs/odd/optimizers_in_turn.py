@@ -1,4 +1,4 @@
-"""Each step has an optimizer of its own; then gradients are asked for, not added up. Every one must be there."""
+"""Each step has an optimizer of its own; then gradients are looked at, or asked for. Every one must be there."""
 
 import torch
 from torch import nn
@@ -21,6 +21,10 @@ for _ in range(8):
     optimizer.zero_grad()
 
 optimizer = torch.optim.Adam(weights)
+for _ in range(8):
+    optimizer.zero_grad()
+    loss().backward()
+    norms = [weight.grad.norm() for weight in weights]
 for _ in range(4):
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
