@@ -127,8 +127,8 @@ def _ids_of(generated: Any) -> torch.Tensor:
 def _layers_of(arguments: dict[str, Any]) -> list[Any] | None:
     """Return the layers of an empty cache that grow with the sequence; None where one grows in a way of its own."""
     cache = arguments.get("past_key_values")
-    if cache is None and not arguments.get("use_cache"):
-        return []
+    if cache is None:
+        return None if arguments.get("use_cache") else []
     name, grows = type(cache).__name__, {"DynamicLayer", "DynamicSlidingWindowLayer"}
     own = cache.self_attention_cache if name == "EncoderDecoderCache" else cache
     if type(own).__name__ != "DynamicCache" or {type(layer).__name__ for layer in own.layers} - grows:
