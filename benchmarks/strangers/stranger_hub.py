@@ -302,6 +302,14 @@ def folder_of(working, name, kind="models"):
     return folder
 
 
+def absent(folder, *paths):
+    """Note that a repository does not have these files, as a download does that asked for them."""
+    for path in paths:
+        noted = folder.parents[1] / ".no_exist" / folder.name / path
+        noted.parent.mkdir(parents=True, exist_ok=True)
+        noted.touch()
+
+
 def model(working, name):
     """Write a model's config and tokenizer; return the folder."""
     folder = folder_of(working, name)
@@ -566,6 +574,7 @@ def stable_diffusion(folder):
         dtype="float32",
     )
     _clip_tokenizer(folder / "tokenizer")
+    absent(folder, "tokenizer/config.json")  # what AutoTokenizer reads first: there is none on the hub
 
 
 def _vae(folder):

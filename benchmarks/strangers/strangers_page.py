@@ -94,12 +94,6 @@ def _seconds(record: Mapping[str, Any]) -> str:
     return " ".join(([f"{cpu:.0f}"] if cpu else []) + ([f"({clock:.0f})"] if clock else []))
 
 
-def _seconds(record: Mapping[str, Any]) -> str:
-    """Return CPU seconds and, in brackets, those of the clock, as far as they were measured."""
-    cpu, clock = record.get("cpu_seconds"), record.get("seconds")
-    return " ".join(([f"{cpu:.0f}"] if cpu else []) + ([f"({clock:.0f})"] if clock else []))
-
-
 def _needs(answer: Mapping[str, Any]) -> str:
     needed = (
         max(answer["required_bytes"], answer["capacity_bytes"] + answer["shortfall_bytes"])

@@ -40,6 +40,30 @@ def test_both_ends_of_a_sequence_take_what_the_whole_one_takes(architecture: str
     assert both["bytes"] == pytest.approx(whole["bytes"], rel=0.02)
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", pytest.param("t5", marks=pytest.mark.nightly)])
+def test_a_sequence_that_is_returned_with_its_cache_is_shortened_too(architecture: str) -> None:
+    options = {"return_dict_in_generate": True}
+    both, whole = (generated(architecture, 40, leave_out=leave_out, generate=options) for leave_out in (True, False))
+    assert (both["left_out"], whole["left_out"]) == (40 - 24, 0)
+    assert both["shape"] == whole["shape"] and both["cached"] == whole["cached"]
+    assert abs(both["allocated"] - whole["allocated"]) <= 32 * 1024 + 0.0001 * whole["allocated"]
+    assert both["flops"] == pytest.approx(whole["flops"], rel=1e-4)
+
+
+def test_a_sequence_without_a_cache_is_shortened_too() -> None:
+    """Of its cost the share of attention grows with the square of its length."""
+    options = {"use_cache": False}
+    both, whole = (generated("qwen2", 40, leave_out=leave_out, generate=options) for leave_out in (True, False))
+    assert (both["left_out"], whole["left_out"]) == (40 - 24, 0)
+    assert both["shape"] == whole["shape"]
+    assert abs(both["allocated"] - whole["allocated"]) <= 32 * 1024 + 0.0001 * whole["allocated"]
+    assert both["flops"] == pytest.approx(whole["flops"], rel=0.01)
+
+
+def test_scores_of_every_token_are_made_where_they_are_returned() -> None:
+    assert generated("qwen2", 30, generate={"return_dict_in_generate": True, "output_scores": True})["left_out"] == 0
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "without gradients": {"inference": True},
     "beams": {"num_beams": 3},

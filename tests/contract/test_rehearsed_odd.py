@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import dryfit
-from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.memory_plan import MemoryCategory, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import MIB, PROGRAMS, line_of, rehearse
 from rehearsed_memory import check_sums, held_bytes, memory_of
@@ -85,7 +85,7 @@ def test_strange_scripts_are_followed(tmp_path: Path, program: str) -> None:
 def test_data_on_the_device_are_no_weights_and_plain_tensors_of_an_optimizer_are(tmp_path: Path) -> None:
     held = memory_of(rehearse(tmp_path, "odd/plain_tensors.py")).by_category
     weights = held_bytes((100, 30), (30, 10))
-    assert held[MemoryCategory.INPUTS] == held_bytes((500, 100))
+    assert held[MemoryCategory.INPUTS] == held_bytes((500, 100)) + held_bytes((500, 2))  # whole numbers have 8 bytes
     assert held[MemoryCategory.WEIGHTS] == 2 * weights and held[MemoryCategory.OPTIMIZER] == weights
 
 
@@ -100,6 +100,16 @@ def test_weights_that_are_changed_by_hand_take_three_steps_too(tmp_path: Path, a
     memory = memory_of(rehearse(tmp_path, "odd/steps_by_hand.py", *arguments))
     assert [step.number for step in memory.steps] == [1, 2, 3]
     assert len({step.end_bytes for step in memory.steps}) == 1 and memory.growth is None
+    if arguments:
+        assert memory.by_category[MemoryCategory.WEIGHTS] == held_bytes((64, 256), (256, 64))
+        assert memory.peak_at.phase is not StepPhase.LOAD
+
+
+def test_passes_after_a_step_of_any_optimizer_have_gradients_as_have_those_that_ask_for_them(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/optimizers_in_turn.py")
+    assert answer.went_through, answer.traceback
+    weights = held_bytes((64, 256), (256,), (256, 64), (64,))
+    assert memory_of(answer).by_category[MemoryCategory.OPTIMIZER] >= 2 * weights
 
 
 def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path) -> None:

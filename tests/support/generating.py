@@ -54,12 +54,15 @@ def main(asked: dict[str, Any]) -> None:
         with mode:
             made = model.generate(ids, attention_mask=mask, max_new_tokens=asked["tokens"], **options)
         work.step_ends()
+        cache = getattr(made, "past_key_values", None)
+        made = getattr(made, "sequences", made)
         value, done = value_of(made), work.work(gpu.spec)
         assert done is not None
         told = {
             "shape": list(made.shape),
             "tokens": None if value is None else sorted(set(value[:, -asked["tokens"] :].flatten().tolist())),
             "left_out": tokens.left_out,
+            "cached": cache and cache.get_seq_length(),
             "allocated": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.max_memory_reserved(),
             "flops": done.flops_per_step,

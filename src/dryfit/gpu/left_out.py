@@ -22,12 +22,13 @@ from dryfit.settings.private_names import require
 # are generated, and between them the cache becomes longer at once.
 
 
-Until = Callable[[int, torch.Tensor], torch.Tensor]
+Until = Callable[[int, torch.Tensor], Any]
 
 _AT_ONCE = 8
 """Tokens that are generated in a row: twice as many at the beginning, and so many at the end."""
 _ARGUMENTS = frozenset({"attention_mask", "decoder_attention_mask", "position_ids"})
 """With other tensors, of images for example, a sequence cannot be continued as it was begun."""
+_KEPT_OF_TOKENS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 class LeftOutTokens:
@@ -65,7 +66,7 @@ class LeftOutTokens:
                 generation_config: Any,
                 **arguments: Any,
             ) -> Any:
-                def until(length: int, ids: torch.Tensor) -> torch.Tensor:
+                def until(length: int, ids: torch.Tensor) -> Any:
                     others = [one for one in stopping_criteria if not isinstance(one, module.MaxLengthCriteria)]
                     criteria = module.StoppingCriteriaList([*others, module.MaxLengthCriteria(length)])
                     new = ids.shape[1] - input_ids.shape[1]
@@ -75,7 +76,7 @@ class LeftOutTokens:
                     return original(model, ids, logits_processor, criteria, config, **given)
 
                 end = stopping_criteria.max_length
-                layers = _layers_of(arguments.get("past_key_values"))
+                layers = _layers_of(arguments)
                 if end is not None and layers is not None and _can_continue(model, mixin, generation_config, arguments):
                     return self._both_ends(input_ids, end, layers, until)
                 return original(model, input_ids, logits_processor, stopping_criteria, generation_config, **arguments)
@@ -84,27 +85,28 @@ class LeftOutTokens:
 
         replace_sampling(mixin, wrap)
 
-    def _both_ends(self, prompt_ids: torch.Tensor, end: int, layers: list[Any], until: Until) -> torch.Tensor:
-        """Return the ids of a sequence of which both ends were generated.
+    def _both_ends(self, prompt_ids: torch.Tensor, end: int, layers: list[Any], until: Until) -> Any:
+        """Return what is said of a sequence of which both ends were generated: its ids, or an output with them.
 
         Args:
             prompt_ids: ``(batch, tokens)``.
             end: Length of the whole sequence.
-            layers: Of its cache, filled as the first tokens are generated.
-            until: Continues a sequence up to a length.
+            layers: Of its cache, filled as the first tokens are generated; empty: it is read whole for each token.
+            until: Continues a sequence up to a length, and returns the same.
         """
         prompt = prompt_ids.shape[1]
         left_out = end - prompt - 3 * _AT_ONCE
         if left_out <= 0:
             return until(end, prompt_ids)
         begun, first = until(prompt + _AT_ONCE, prompt_ids), Counter[Any]()
-        if begun.shape[1] == prompt + _AT_ONCE:
-            first, begun = self._counted(until, prompt + 2 * _AT_ONCE, begun)
-        if begun.shape[1] < prompt + 2 * _AT_ONCE:  # it has ended by itself
+        if _ids_of(begun).shape[1] == prompt + _AT_ONCE:
+            first, begun = self._counted(until, prompt + 2 * _AT_ONCE, _ids_of(begun))
+        ids = _ids_of(begun)
+        if ids.shape[1] < prompt + 2 * _AT_ONCE:  # it has ended by itself
             return begun
         for layer in layers:
             _lengthen(layer, left_out)
-        longer = torch.cat([begun, begun[:, -1:].expand(-1, left_out)], dim=1)
+        longer = torch.cat([ids, ids[:, -1:].expand(-1, left_out)], dim=1)
         last, done = self._counted(until, end, longer)
         # What a token costs grows evenly: those left out cost as much as the mean of as many on either side.
         mean = {cost: round(times * left_out / (2 * _AT_ONCE)) for cost, times in (first + last).items()}
@@ -112,14 +114,21 @@ class LeftOutTokens:
         self.left_out += left_out
         return done
 
-    def _counted(self, until: Until, length: int, ids: torch.Tensor) -> tuple[Counter[Any], torch.Tensor]:
+    def _counted(self, until: Until, length: int, ids: torch.Tensor) -> tuple[Counter[Any], Any]:
         before = self._work.so_far()
         longer = until(length, ids)
         return self._work.so_far() - before, longer
 
 
-def _layers_of(cache: Any) -> list[Any] | None:
+def _ids_of(generated: Any) -> torch.Tensor:
+    return generated if isinstance(generated, torch.Tensor) else generated.sequences
+
+
+def _layers_of(arguments: dict[str, Any]) -> list[Any] | None:
     """Return the layers of an empty cache that grow with the sequence; None where one grows in a way of its own."""
+    cache = arguments.get("past_key_values")
+    if cache is None:
+        return None if arguments.get("use_cache") else []
     name, grows = type(cache).__name__, {"DynamicLayer", "DynamicSlidingWindowLayer"}
     own = cache.self_attention_cache if name == "EncoderDecoderCache" else cache
     if type(own).__name__ != "DynamicCache" or {type(layer).__name__ for layer in own.layers} - grows:
@@ -128,11 +137,11 @@ def _layers_of(cache: Any) -> list[Any] | None:
 
 
 def _can_continue(model: Any, mixin: Any, config: Any, arguments: dict[str, Any]) -> bool:
-    """Whether a sequence that was begun can be continued, and nothing is kept of its tokens but their ids."""
+    """Whether a sequence that was begun can be continued, and nothing is kept of its tokens but ids and the cache."""
     tensors = {name for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     return (
         tensors <= _ARGUMENTS
-        and not config.return_dict_in_generate
+        and not (config.return_dict_in_generate and any(getattr(config, name) for name in _KEPT_OF_TOKENS))
         and arguments.get("streamer") is None
         and not has_own_arguments(model, mixin)
     )

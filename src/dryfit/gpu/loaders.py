@@ -203,7 +203,8 @@ class OptimizerSteps:
         on_ignored: Called where a script catches its end, and goes on.
 
     Attributes:
-        number: Steps that have ended.
+        number: Steps that have ended: of the optimizer that made most.
+        ended: The same, of all optimizers together.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class OptimizerSteps:
         on_end: Callable[[int], None],
         on_ignored: Callable[[], None] = lambda: None,
     ) -> None:
-        self.number = 0
+        self.number = self.ended = 0
         self._wanted = wanted
         self._on_start = on_start
         self._on_end = on_end
@@ -242,6 +243,7 @@ class OptimizerSteps:
         def ends(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
             if _within_its_own_step(optimizer):
                 return
+            self.ended += 1
             count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
             if count > self.number:
                 self.number = count
@@ -271,6 +273,7 @@ class OptimizerSteps:
     def ends_by_hand(self) -> None:
         """A step without an optimizer has ended."""
         self.number += 1
+        self.ended += 1
         self._on_end(self.number)
 
     def end_script(self) -> NoReturn:

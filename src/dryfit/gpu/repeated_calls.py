@@ -13,6 +13,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dryfit.gpu.loaders import Stock
+from dryfit.gpu.script_recorder import runs_in
 from dryfit.gpu.work import WorkCounter
 from dryfit.meta.private_apis.torch_fakes import FakeTensor
 from dryfit.meta.private_apis.torch_modes import tree_flatten, tree_iter, tree_unflatten
@@ -88,6 +89,7 @@ _SAME = 3
 """Passes with the same shapes, the one that begins among them, that must have begun with the same memory."""
 _KEPT_BYTES = 4096
 """What a script may keep of each pass, such as its loss."""
+_ASKS_FOR_GRADIENTS = frozenset({"grad"})
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ class RepeatedPasses:
         passes = self._seen.setdefault(module, {}).setdefault(key, _Passes())
         stock = self._stock()
         begun_at = [*passes.begun_at[1 - _SAME :], stock.allocated_bytes]
-        is_same = len(begun_at) == _SAME and max(begun_at) - min(begun_at) <= _KEPT_BYTES
+        is_same = len(begun_at) == _SAME and max(begun_at) - min(begun_at) <= _KEPT_BYTES and _adds_up(module)
         if is_same and passes.is_even and passes.cost is not None and passes.outputs is not None:
             self.left_out += 1
             self._work.add(passes.cost)
@@ -177,6 +179,8 @@ class RepeatedPasses:
         passes.is_even, passes.held = held == passes.held, held
 
         def comes(_: torch.Tensor) -> None:
+            if runs_in(_ASKS_FOR_GRADIENTS, "torch/autograd/__init__.py"):
+                passes.outputs = None  # they are not added up in the parameters, but given to the script
             if passes.until_gradient is None:
                 passes.until_gradient = self._work.so_far()
 
@@ -216,6 +220,11 @@ def _may_repeat(module: nn.Module, given: Any) -> bool:
     if any(isinstance(leaf, torch.Tensor) and (leaf.requires_grad or leaf.is_cpu) for leaf in tree_iter(given)):
         return False  # what made it has a backward pass of its own; values on the host may decide sizes
     return not any(table for part in module.modules() for table, _ in hook_tables(part))  # they may look inside
+
+
+def _adds_up(module: nn.Module) -> bool:
+    """Whether gradients of passes before stay where the next one adds to them."""
+    return any(one.grad is not None for one in module.parameters())
 
 
 def _sends_gradients(module: nn.Module) -> bool:
@@ -266,7 +275,7 @@ class RepeatedCalls:
 
     Args:
         work: Counts what is left out too, as much as the call that it repeats.
-        steps: Says how many optimizer steps have ended.
+        steps: Says how many steps of any optimizer have ended.
         on_left_out: Called with a module whose call is left out.
         passes: Knows calls with gradients.
     """

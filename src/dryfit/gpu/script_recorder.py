@@ -265,6 +265,8 @@ _ENDS_STEP = frozenset({"zero_grad"})
 _WRAPS = frozenset({"__init__"})
 _COPIES = torch.ops.aten._to_copy.default
 _CLONES = torch.ops.aten.clone.default
+_COUNTING = frozenset({torch.int64, torch.int32, torch.int16, torch.bool})
+"""Types of labels, edges and masks; quantised weights have types of one byte."""
 _DEEP_COPIES = frozenset({"deepcopy"})
 _MOVES = frozenset({"to", "cuda", "half", "bfloat16", "float", "double", "type"})
 _MODULE = "nn/modules/module.py"
@@ -393,8 +395,10 @@ class ScriptRecorder(StorageRecorder):
             self._resting = StepPhase.FORWARD
 
     def is_weight(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is one of a model that was called, or one by itself that has a gradient."""
+        """Whether a tensor is one of a model that was called, or one by itself that has a gradient: these are noted."""
         if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None:
+            self.name(tensor, "weight:", MemoryCategory.WEIGHTS)
+            self.name(tensor.grad, "gradient:", MemoryCategory.GRADIENTS)
             return True
         block = self._storages.get(storage_key(tensor))
         return block is not None and self._names.get(block, "").startswith("weight:")
@@ -406,6 +410,12 @@ class ScriptRecorder(StorageRecorder):
         if tensor.device.type == self._device:
             with suppress(NotImplementedError):  # a wrapper of ``torch.func``, which has no memory of its own
                 super().name(tensor, name, category)
+
+    def _note_outputs(self, segment: Any, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        block = self._next_block
+        super()._note_outputs(segment, func, args, out)
+        if self._next_block > block and self.phase is StepPhase.LOAD and getattr(out, "dtype", None) in _COUNTING:
+            self._categories[block] = MemoryCategory.INPUTS  # unless a model or an optimizer turns out to hold it
 
     def _label(self, segment: Any, func: Any) -> int:
         module, place = self._place()

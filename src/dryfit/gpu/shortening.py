@@ -166,17 +166,18 @@ class StepsByHand:
             return
         if running_node_number() is not None:
             self._has_gradients = True
+            self._recorder.trains()
             if self._in_step:  # without a module
                 self._end()
         elif self._in_step and self._recorder.in_module:
             self._end()
-        elif self._has_gradients and schema_of(func).is_mutable and self._writes_weight(args[0]):
+        elif (self._has_gradients or self._in_step) and schema_of(func).is_mutable and self._writes_weight(args[0]):
+            if not self._in_step:
+                self._steps.begins_by_hand()
             self._has_gradients, self._in_step = False, True
-            self._steps.begins_by_hand()
 
     def _end(self) -> None:
         self._in_step = False
-        self._recorder.trains()
         self._steps.ends_by_hand()
 
     def _writes_weight(self, written: Any) -> bool:
@@ -221,7 +222,7 @@ class Shortening:
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
         self._tokens = LeftOutTokens(work)
         self._passes = RepeatedPasses(work, stock)
-        self._calls = RepeatedCalls(work, lambda: self._steps.number, self._loaders.module_called, self._passes)
+        self._calls = RepeatedCalls(work, lambda: self._steps.ended, self._loaders.module_called, self._passes)
 
     def install(self) -> None:
         """Change this process for good, which belongs to the rehearsal: call it before the script begins.

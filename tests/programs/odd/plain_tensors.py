@@ -3,11 +3,12 @@
 import torch
 
 data = torch.ones(500, 100).to("cuda")
+order = torch.arange(500, device="cuda")
 first = torch.zeros(100, 30, device="cuda", requires_grad=True)
 second = torch.ones(30, 10).to("cuda").requires_grad_()
 averages = [weight.detach().cpu().to("cuda") for weight in (first, second)]
 optimizer = torch.optim.SGD([first, second], lr=0.1, momentum=0.9)
 for _ in range(4):
-    (data @ first @ second).square().mean().backward()
+    (data[order] @ first @ second).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
