@@ -18,17 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from dryfit.processes.helpers import kill_leftovers, python_command
 from dryfit.processes.process import ended_by_signals
 from dryfit.processes.wall import Places, claimed_folder, remove
 from dryfit.settings.errors import ChildError, FileError
-from dryfit.settings.files import read_bounded
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.files import read_bounded, write_model
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.rehearsal_messages import REHEARSED_VARIABLE, RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.settings.secrets import redacted, redacted_json, secrets_of
-from dryfit.settings.wire import write_model
 
 CHILD_MODULE: Final = "dryfit.gpu"
 
@@ -253,7 +250,7 @@ def _answer(file: Path, secrets: Mapping[str, str]) -> RehearsalAnswer | None:
         return RehearsalAnswer.model_validate_json(redacted_json(text, secrets))
     except FileNotFoundError:
         return None
-    except (ValidationError, FileError) as error:
+    except (ValueError, FileError) as error:
         raise ChildError("reading the answer of a rehearsal", f"it is no answer: {error}") from error
 
 

@@ -24,8 +24,8 @@ from dryfit.processes.rehearsal_process import (
 from dryfit.processes.rehearsed_command import ScriptCommand, parse_command
 from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
 from dryfit.settings.errors import ConfigError, ObjectiveError
-from dryfit.settings.execution import DeviceKind, DeviceSpec
-from dryfit.settings.memory_plan import Effect, VerdictKind
+from dryfit.settings.files import write_text_atomic
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     REHEARSED_VARIABLE,
     PricedArguments,
@@ -33,7 +33,6 @@ from dryfit.settings.rehearsal_messages import (
     RehearsalRequest,
     ScriptEnd,
 )
-from dryfit.settings.wire import write_text_atomic
 from dryfit.study.handle import refuse_foreign, writing
 from dryfit.study.own_functions import Role, caller_paths, function_name
 from dryfit.study.planning import device_of
