@@ -16,10 +16,12 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
-from dryfit.gpu.events import SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import peak_bytes
+from dryfit.gpu.events import SegmentKind, Shape
+from dryfit.plans.timeline import peak_bytes
+from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training.measured_step import fill
 from dryfit.training.optimizer import OptimizerPlan

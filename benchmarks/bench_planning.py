@@ -24,7 +24,8 @@ from pathlib import Path
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.child_spec import PRELOAD
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.plan_messages import PlanRequest
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training.plan_job import plan

@@ -32,12 +32,11 @@ from dryfit.gpu.constants import device_constants
 from dryfit.gpu.events import Segment
 from dryfit.gpu.fake_cuda import FakeDevice, StandIns
 from dryfit.gpu.recorder import StorageRecorder
+from dryfit.gpu.slots import put, slots
 from dryfit.meta.configs import catalogue_config
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import Kind, make_model
-from dryfit.meta.slots import put, slots
-from dryfit.settings.execution import DeviceKind, DeviceSpec
-from dryfit.settings.memory_plan import StepPhase
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, StepPhase
 
 MIB = 2**20
 V100 = DeviceSpec(name="V100", kind=DeviceKind.CUDA, capacity_bytes=16160 * MIB, capability=(7, 0))

@@ -12,12 +12,14 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from dryfit.gpu.events import SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import end_bytes, peak_bytes
+from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.parallel import proved_plans as sharding
 from dryfit.parallel.proved_plans import ShardPlans
+from dryfit.plans.timeline import end_bytes, peak_bytes
+from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.sharding import ShardPlan
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training.step_tracer import StepTracer, whole_model

@@ -30,7 +30,7 @@ import gpu_memory_tables as tables
 from gpu_memory_cases import Entry, entries, parse
 
 from dryfit.settings.devices import parse_device
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 
 STAGE_LIMIT_S = 900
 SETTLED = ("ok", "survived", "oom", "too large")

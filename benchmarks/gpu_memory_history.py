@@ -27,9 +27,10 @@ from typing import Any, TypeAlias, cast
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import CachingAllocator
-from dryfit.gpu.timeline import BLOCK_BYTES, Timeline
+from dryfit.gpu.events import BLOCK_BYTES
+from dryfit.plans.timeline import Timeline
 from dryfit.settings.errors import ConfigError, InternalError
-from dryfit.settings.memory_plan import StepPhase
+from dryfit.settings.memory_terms import StepPhase
 
 Item: TypeAlias = dict[str, object]
 

@@ -14,7 +14,7 @@ from gpu_memory_history import by_operator, read_snapshot
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import device_constants
 from dryfit.plans.estimate import Device
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.plan_messages import MemoryCase, Observation
 from dryfit.training.calibrate import comparison, planned
 from dryfit.training.measured_step import CudaMeter, cublas_workspaces, device_spec, observe, run_case, used_before

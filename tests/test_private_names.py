@@ -1,4 +1,4 @@
-"""Private names of other libraries are touched in one package, are all declared there, and their versions are bound."""
+"""Private names of other libraries are touched in few packages, all declared there, with their versions bound."""
 
 import ast
 import importlib
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src" / "dryfit").rglob("*.py"))
-PACKAGE = "dryfit.meta.private_apis"
+OF_GPU = "dryfit.gpu.private_apis"
+PACKAGES = (OF_GPU, "dryfit.meta.private_apis")
 SEARCH = "dryfit.search.private_apis"
 
 # Texts that look like private names. A key is "module:text".
@@ -56,7 +57,7 @@ def trees() -> dict[str, ast.Module]:
 
 @cache
 def apis() -> frozenset[str]:
-    return frozenset(name for name in trees() if name == SEARCH or name.startswith(f"{PACKAGE}."))
+    return frozenset(name for name in trees() if name == SEARCH or name.rpartition(".")[0] in PACKAGES)
 
 
 def declared() -> dict[str, tuple[str, ...]]:
@@ -65,7 +66,7 @@ def declared() -> dict[str, tuple[str, ...]]:
 
 def is_operator(access: str) -> bool:
     """Private operators of torch are no private Python names; torch_operators says which may be written, and why."""
-    known = importlib.import_module(f"{PACKAGE}.torch_operators").ARGUMENTS
+    known = importlib.import_module(f"{OF_GPU}.torch_operators").ARGUMENTS
     return any(access in (repr(name), f"torch.ops.aten.{name}") for name in known)
 
 

@@ -150,7 +150,7 @@ def _trouble(answer: "RehearsalAnswer", outcome: str, budget_bytes: int, budget:
     """Return why a test fails; empty where it passed, and needs no more than it may."""
     from dryfit.documents.document import Document
     from dryfit.documents.rehearsals import error_lines, lines_table, peak_lines
-    from dryfit.settings.memory_plan import VerdictKind
+    from dryfit.settings.memory_terms import VerdictKind
     from dryfit.settings.rehearsal_messages import ScriptEnd
     from dryfit.settings.text import gib
 

@@ -15,7 +15,8 @@ import trials
 from dryfit.gpu.events import Shape
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceKind, OptimizerImpl, PlanSubject
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_terms import DeviceKind, OptimizerImpl
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training import model
 from dryfit.training.measured_step import fill

@@ -19,7 +19,8 @@ from dryfit.settings.errors import ChildError, ConfigError, MachineError
 from dryfit.settings.execution import PlanSubject
 from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS
-from dryfit.settings.memory_plan import Confidence, ExecutionChoice
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import Confidence
 from dryfit.settings.plan_messages import CalibrateRequest, MemoryCase
 from dryfit.settings.tables import TrialSettings
 from dryfit.study import plan_requests as calibrating

@@ -7,7 +7,7 @@ import pytest
 import card_table
 import dryfit
 from card_table import CARDS, GIB, MODELS, WAYS, best, rows_of, table_of, usable_bytes, ways_of, with_table
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 
 PLAN_PAGE = (card_table.ROOT / "docs" / "plan.md").read_text("utf-8")
 PAGE = card_table.PAGE.read_text("utf-8")

@@ -13,7 +13,7 @@ from dryfit.documents.command_line import app
 from dryfit.documents.memory_checks import check_markdown
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
 from dryfit.study.rehearsals import RehearsalOptions
 from golden import Golden

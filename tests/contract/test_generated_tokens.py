@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import GIB, MIB, device, facts_of, rehearse
 

@@ -20,7 +20,7 @@ from gpu_memory_cases import Entry, entries  # noqa: E402
 
 from dryfit.meta.configs import most_tokens, planning_config  # noqa: E402
 from dryfit.meta.pretrained import Kind, cannot_checkpoint  # noqa: E402
-from dryfit.settings.execution import Allocator, DeviceKind, DeviceSpec, OptimizerImpl  # noqa: E402
+from dryfit.settings.memory_terms import Allocator, DeviceKind, DeviceSpec, OptimizerImpl  # noqa: E402
 from dryfit.settings.plan_messages import Observation, PartPeak  # noqa: E402
 from dryfit.settings.tables import Precision  # noqa: E402
 from dryfit.training.optimizer import implementations  # noqa: E402

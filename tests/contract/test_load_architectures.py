@@ -24,7 +24,7 @@ from transformers import (
 )
 
 import dryfit
-from dryfit.meta.slots import slots
+from dryfit.gpu.slots import slots
 from dryfit.settings.check_messages import TensorOrigin
 from dryfit.settings.errors import ConfigError, LoadError
 from loading import SMALL, assert_same, bert_config, config_of, fresh, llama_config, output, tokens, written

@@ -14,7 +14,7 @@ from agents import end
 from dryfit.ledger.events import AttemptPlaced, NodeJoined
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.errors import ExitStatus
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.trial import Outcome
 from study_runs import DEADLINE_S, events_of, fold, wait_for
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 import tiny
 from dryfit.settings.errors import ConfigError, LoadError, NonFiniteError
-from dryfit.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.settings.memory_key import memory_key
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanRequest
 from dryfit.settings.tables import TrialSettings
 from dryfit.settings.training_messages import FinalRequest, FinalResult, PredictRequest, ResolveRequest, StopReason

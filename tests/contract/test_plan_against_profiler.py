@@ -8,9 +8,11 @@ import torch
 from transformers import AutoConfig
 
 import tiny
-from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.events import SegmentKind, Shape
+from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl, PlanSubject
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, OptimizerImpl
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.tasks import causal_lm
 from dryfit.training.measured_step import fill

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.gpu.events import SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import peak_bytes
+from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.meta.configs import catalogue_config, catalogue_entries
 from dryfit.meta.pretrained import Kind, stored_kind
+from dryfit.plans.timeline import peak_bytes
+from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BaseFormat, BuiltInTask
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.study.child_jobs import run_alone

@@ -18,7 +18,7 @@ import tiny
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from golden import Golden
 from study_runs import command, run_here, write_study
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.events import SegmentKind, Shape
+from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.settings.memory_plan import StepPhase
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, StepPhase
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.tasks.causal_lm import CausalLm

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from dryfit.gpu.events import SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import end_bytes, peak_bytes
+from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.parallel import proved_plans as sharding
 from dryfit.parallel.collectives import Ranks, SimulatedRanks, simulate
 from dryfit.parallel.proved_plans import ShardPlans
 from dryfit.parallel.tensor_parallel import TensorParallel
+from dryfit.plans.timeline import end_bytes, peak_bytes
+from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.errors import ConfigError, ShardError
-from dryfit.settings.execution import OptimizerImpl, PlanSubject
-from dryfit.settings.memory_plan import Effect, MemoryCategory, VerdictKind
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_terms import Effect, MemoryCategory, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.sharding import ShardPlan, ShardSummary
 from dryfit.tasks.base import Batch

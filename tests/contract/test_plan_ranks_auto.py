@@ -9,7 +9,7 @@ import pytest
 from dryfit.documents.plans import headline
 from dryfit.parallel import proved_plans as sharding
 from dryfit.settings.execution import PlanSubject
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.study.trial_plans import refusal_text
 from rank_plans import CPU, config, planned, subject

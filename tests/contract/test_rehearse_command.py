@@ -13,8 +13,7 @@ from dryfit.documents.command_line import app
 from dryfit.documents.plans import plan_json
 from dryfit.processes.rehearsal_process import RehearsalSurroundings
 from dryfit.settings.errors import ConfigError, ObjectiveError
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.rehearsal_messages import REHEARSED_VARIABLE
 from dryfit.study import functions

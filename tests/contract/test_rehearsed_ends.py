@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.settings.errors import ExitStatus
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
 from rehearsed import rehearse
 

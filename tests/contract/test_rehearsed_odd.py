@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import dryfit
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase, VerdictKind
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import MIB, PROGRAMS, line_of, rehearse
 from rehearsed_memory import check_sums, held_bytes, memory_of

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from parts import need_package
 from rehearsed import line_of, rehearse
 from rehearsed_memory import BLOCK_BYTES, check_sums, held_bytes, memory_of, takes_three_steps

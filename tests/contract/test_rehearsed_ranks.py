@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.gpu.timeline import BLOCK_BYTES
-from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.gpu.events import BLOCK_BYTES
+from dryfit.settings.memory_terms import MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from rehearsed import MIB, rehearse
 

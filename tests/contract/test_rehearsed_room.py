@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.settings.memory_plan import StepPhase, VerdictKind
+from dryfit.settings.memory_terms import StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import GIB, device, line_of, rehearse
 from rehearsed_memory import memory_of

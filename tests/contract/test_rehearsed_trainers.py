@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from dryfit.processes.rehearsed_command import parse_command
-from dryfit.settings.memory_plan import MemoryCategory
+from dryfit.settings.memory_terms import MemoryCategory
 from parts import need_package
 from rehearsed import hide, rehearse
 from rehearsed_memory import memory_of, takes_three_steps

@@ -12,7 +12,7 @@ import trainers
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import Action, FailureKind
 from dryfit.settings.job import Job
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.plan_messages import NO_TORCH, PlanAnswer, RehearsedPlanRequest
 from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF
 from dryfit.settings.tables import CalledCode

@@ -20,9 +20,9 @@ from dryfit.ledger.events import AttemptPlaced, Event, TrialFinished, TrialPlann
 from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.errors import Action, ExitStatus, FailureKind
-from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.execution import PlanSubject
 from dryfit.settings.job import Job
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.trial import Outcome
 from dryfit.study.context import StudyContext

@@ -7,7 +7,7 @@ import pytest
 
 import tiny
 from dryfit.processes.node import available_cores
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from study_runs import fold, run
 
 STUDY = """

@@ -18,8 +18,8 @@ from dryfit.meta.configs import load_tokenizer, most_tokens
 from dryfit.meta.pretrained import Kind, load_pretrained, pretrained_config
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase, VerdictKind
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import PlanRequest
 from dryfit.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
 from dryfit.study.child_jobs import run_alone

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 import tiny
 import trials
+from dryfit.gpu.private_apis.torch_modes import MODES
 from dryfit.meta.checkpoint_files import model_identity
-from dryfit.meta.private_apis.torch_modes import MODES
 from dryfit.settings.check_messages import LoadReport, TensorOrigin
 from dryfit.settings.errors import ChangedError, LoadError
 from dryfit.settings.private_names import require

@@ -19,8 +19,9 @@ from dryfit.parallel.proved_plans import ProvedPlan
 from dryfit.parallel.tensor_parallel import TensorParallelLayout
 from dryfit.settings.check_messages import LoadReport
 from dryfit.settings.errors import ConfigError, NonFiniteError
+from dryfit.settings.files import read_model
 from dryfit.settings.training_messages import StopReason
-from dryfit.settings.wire import Checkpointed, Note, Started, read_model
+from dryfit.settings.wire import Checkpointed, Note, Started
 from dryfit.training import trial_jobs as entry
 from dryfit.training.trial_jobs import train
 from together import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.settings.memory_plan import MemoryCategory
+from dryfit.settings.memory_terms import MemoryCategory
 from peak_holders import RESERVED
 from step_cases import CASES, ENCODER, case_of
 

@@ -15,7 +15,8 @@ from dryfit.processes.channel import ChildChannel
 from dryfit.settings.argument_ladder import arguments_of
 from dryfit.settings.errors import Action, FailureKind, ObjectiveError
 from dryfit.settings.job import Job
-from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.plan_messages import RehearsedPlanRequest
 from dryfit.settings.tables import ObjectiveSettings
 from dryfit.settings.trial import Outcome

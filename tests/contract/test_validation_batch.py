@@ -19,8 +19,9 @@ from dryfit.gpu.constants import DeviceConstants
 from dryfit.plans.estimate import Device, Lengths, SegmentSource
 from dryfit.plans.ladder import PlannedTrial, plan_by_ladder
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl, PlanSubject
-from dryfit.settings.memory_plan import Confidence, ExecutionChoice, StepPhase, VerdictKind
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import Confidence, DeviceKind, DeviceSpec, OptimizerImpl, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import MemoryCase, PlanAnswer
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.tasks import causal_lm

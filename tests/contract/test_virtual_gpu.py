@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.gpu.timeline import BLOCK_BYTES
+from dryfit.gpu.events import BLOCK_BYTES
 from rehearsed import SUPPORT, facts_of
 
 pytestmark = pytest.mark.heavy

@@ -19,7 +19,8 @@ pytestmark = [
 SCRIPT = """
 import json, os, sys
 import torch
-from dryfit.settings.execution import Allocator, DeviceKind, ExecutionPlan
+from dryfit.settings.memory_terms import Allocator, DeviceKind
+from dryfit.settings.execution import ExecutionPlan
 from dryfit.training.device import observed_memory, prepare_device
 
 limit, allocator = int(sys.argv[1]) or None, Allocator(sys.argv[2])

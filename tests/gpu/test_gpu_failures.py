@@ -16,7 +16,7 @@ import trials
 from dryfit.processes.child_spec import PRELOAD, ChildExited, ChildLimits, ChildMessage, ChildSpec
 from dryfit.processes.failures import classify
 from dryfit.settings.errors import FailureKind
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.study_file import Isolation
 from dryfit.settings.training_messages import TrainResult
 from dryfit.settings.wire import Note, Report, Verdict

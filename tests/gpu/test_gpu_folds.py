@@ -24,7 +24,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import tiny, trials
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 
 folder, model, folds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 trial = trials.Trial(folder, encoder=model, data=tiny.data(folder / "data") | {"folds": folds})

@@ -64,12 +64,12 @@ observe(MemoryCase.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 
 TRACED = """
 from dryfit.settings.errors import TraceError
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.choices import Task
 from dryfit.settings.tables import TrialSettings
 from dryfit.settings.execution import PlanSubject
 from dryfit.gpu.events import SegmentKind
-from dryfit.gpu.events import Variant
+from dryfit.plans.tracer import Variant
 from dryfit.training.step_tracer import StepTracer
 import torch
 

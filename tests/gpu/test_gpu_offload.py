@@ -12,7 +12,7 @@ import torch
 
 import tiny
 import trials
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.tables import OptimSettings
 from dryfit.settings.training_messages import TrainResult
 from dryfit.training.optimizer import OptimizerPlan, make_optimizer

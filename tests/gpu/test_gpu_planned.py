@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.training.resolve import device_specs
 from study_runs import fold, run, write_study
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import device_steps
-from dryfit.settings.execution import OptimizerImpl
+from dryfit.settings.memory_terms import OptimizerImpl
 from dryfit.settings.tables import OptimSettings
 from dryfit.training.optimizer import IMPLEMENTATIONS, OptimizerPlan, make_optimizer
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import DeviceConstants
-from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, run_of
 from dryfit.plans.ladder import (
     PlannedTrial,
@@ -16,8 +16,9 @@ from dryfit.plans.ladder import (
     smaller_validations,
 )
 from dryfit.plans.trace_store import fit, in_canonical_order, plan_fits
-from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, OptimizerImpl
-from dryfit.settings.memory_plan import Confidence, Effect, VerdictKind
+from dryfit.plans.tracer import Variant
+from dryfit.settings.execution import ExecutionSettings
+from dryfit.settings.memory_terms import Confidence, DeviceKind, DeviceSpec, Effect, OptimizerImpl, VerdictKind
 from planning import MIB, ToyTracer
 
 IMPLS = (OptimizerImpl.FOREACH, OptimizerImpl.PLAIN)

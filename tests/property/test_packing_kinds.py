@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.processes.packing import Allocation, Blocker, Cluster, DeviceCapacity, Fit, Limit, Need, pack
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 
 KINDS = [DeviceSpec(name=name, capacity_bytes=size) for name, size in (("small", 4), ("middle", 8), ("large", 16))]
 

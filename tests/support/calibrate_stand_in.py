@@ -8,10 +8,9 @@ from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import DeviceConstants
 from dryfit.plans.estimate import Device
 from dryfit.processes.channel import ChildChannel
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import Confidence
+from dryfit.settings.files import write_model
+from dryfit.settings.memory_terms import Confidence, DeviceSpec
 from dryfit.settings.plan_messages import CalibrateRequest, CalibrateResult, Observation, PartPeak
-from dryfit.settings.wire import write_model
 from dryfit.training.calibrate import calibrate as real
 from dryfit.training.calibrate import planned
 

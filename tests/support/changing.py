@@ -22,8 +22,8 @@ from dryfit.search.follower_process import FollowerStatus, LedgerFollower, write
 from dryfit.search.followers import Mirror
 from dryfit.search.space import Space
 from dryfit.settings.errors import Evidence
-from dryfit.settings.execution import DeviceKind
 from dryfit.settings.jobs import ChildResult
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.training_messages import ObjectiveRequest, ResolveResult, TrainRequest, TrainResult
 from dryfit.settings.trial import MetricPoint, Scalar

@@ -8,7 +8,7 @@ from typing import Any
 import instant
 import plan_jobs
 from dryfit.processes.node import DeviceFacts
-from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.study.context import StudyContext
 from nvml import ScriptedDevices
 

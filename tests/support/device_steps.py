@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import tiny
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.wire import Note
 from dryfit.training import trainer as loop
 from trials import small

@@ -63,7 +63,7 @@ def main(folder: Path, tables: dict[str, Any]) -> None:
 
         import tiny
         import tiny_lms
-        from dryfit.settings.execution import DeviceKind
+        from dryfit.settings.memory_terms import DeviceKind
         from dryfit.training import model as models
         from dryfit.training import trainer as loop
         from trials import small

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from dryfit.gpu.events import Segment, SegmentKind, Shape, Variant
+from dryfit.gpu.events import Segment, SegmentKind, Shape
 from dryfit.gpu.fake_cuda import FakeDevice, StandIns, why_not
 from dryfit.gpu.recorder import StorageRecorder
-from dryfit.gpu.timeline import compose
-from dryfit.meta.slots import like, put_all
+from dryfit.gpu.slots import like, put_all
+from dryfit.plans.timeline import compose
+from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BaseFormat, BuiltInTask
 from dryfit.settings.errors import TraceError
-from dryfit.settings.execution import DeviceSpec, OptimizerImpl, PlanSubject
-from dryfit.settings.memory_plan import StepPhase
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_terms import DeviceSpec, OptimizerImpl, StepPhase
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training import step_tracer as tracing
 from dryfit.training.optimizer import OptimizerPlan

@@ -14,11 +14,13 @@ from unittest import mock
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import replay
-from dryfit.gpu.events import Segment, SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import compose
+from dryfit.gpu.events import Segment, SegmentKind, Shape
+from dryfit.plans.timeline import compose
 from dryfit.plans.trace_store import FitPlan, SegmentFit, fit
+from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import DeviceSpec, PlanSubject
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training.step_tracer import StepTracer
 

@@ -34,8 +34,8 @@ from dryfit.ledger.replay import StudyState
 from dryfit.search.space import Distribution, apply_params, to_text
 from dryfit.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.settings.errors import Action, FailureKind
-from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.tables import TrialSettings
 from dryfit.settings.training_messages import ResolveResult, SplitFacts

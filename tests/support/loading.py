@@ -13,8 +13,8 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.models.bert import BertConfig
 from transformers.models.llama import LlamaConfig
 
+from dryfit.gpu.slots import slots
 from dryfit.meta import build, leaks, materialise
-from dryfit.meta.slots import slots
 
 VOCAB = 64
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import replay
-from dryfit.gpu.events import Label
-from dryfit.gpu.timeline import BLOCK_BYTES
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.gpu.events import BLOCK_BYTES, Label
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.plan_messages import MemoryCase
 
 LASTING = (

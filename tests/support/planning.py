@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dryfit.gpu.events import Label, Segment, SegmentKind, Shape, Variant
+from dryfit.gpu.events import Label, Segment, SegmentKind, Shape
+from dryfit.plans.tracer import Variant
 from dryfit.settings.errors import TraceError
-from dryfit.settings.execution import OptimizerImpl
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.memory_terms import MemoryCategory, OptimizerImpl, StepPhase
 
 MIB = 2**20
 

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from dryfit.meta.slots import Slot, put_all
+from dryfit.gpu.slots import Slot, put_all
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, PlanSubject, adapters
+from dryfit.settings.execution import ExecutionSettings, PlanSubject, adapters
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.tables import TrialSettings
 from dryfit.training.plan_job import plan

@@ -14,8 +14,8 @@ from typing import NoReturn
 from dryfit.processes.process import die_with_parent
 from dryfit.processes.wall import Places
 from dryfit.processes.wall_keeper import end_as, run_walled
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import MemoryCategory, PeakAt, StepPhase, VerdictKind
+from dryfit.settings.files import write_model
+from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, PeakAt, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     Growth,
     LargestBatch,
@@ -32,7 +32,6 @@ from dryfit.settings.rehearsal_messages import (
     TimelinePoint,
     Unknown,
 )
-from dryfit.settings.wire import write_model
 
 GIB = 2**30
 FIXED = 2 * GIB

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest
 
 PROGRAMS: Final = Path(__file__).parents[1] / "programs"

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dryfit.gpu.timeline import BLOCK_BYTES
-from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.gpu.events import BLOCK_BYTES
+from dryfit.settings.memory_terms import MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from rehearsed import PROGRAMS, rehearse
 

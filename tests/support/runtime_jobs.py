@@ -27,9 +27,10 @@ from dryfit.processes.process import die_with_parent
 from dryfit.processes.supervisor import Supervisor
 from dryfit.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.settings.errors import DataError
-from dryfit.settings.execution import DeviceKind, ExecutionPlan
+from dryfit.settings.execution import ExecutionPlan
 from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS as ALL_JOBS
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.study_file import Isolation
 from dryfit.settings.tables import DataSettings, TrialSettings
 from dryfit.settings.training_messages import StopReason, TrainRequest, TrainResult

@@ -8,8 +8,9 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import Allocator, OptimizerImpl, PlanSubject
+from dryfit.settings.execution import PlanSubject
 from dryfit.settings.memory_plan import ExecutionChoice, MemoryPlan
+from dryfit.settings.memory_terms import Allocator, OptimizerImpl
 from dryfit.settings.plan_messages import MemoryCase
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from rehearsed import device
@@ -57,7 +58,7 @@ import sys
 from pathlib import Path
 import torch
 from dryfit.settings.plan_messages import MemoryCase
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.training.calibrate import planned
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import device_constants

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dryfit
-from dryfit.gpu.timeline import BLOCK_BYTES
+from dryfit.gpu.events import BLOCK_BYTES
 
 SIZES = st.integers(0, 3000)
 PLACES = st.integers(0, 7)

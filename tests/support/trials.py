@@ -14,8 +14,9 @@ import tiny
 from dryfit.ledger.folder import FinalLayout
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.choices import BuiltInTask, Direction, Metric
-from dryfit.settings.execution import DeviceKind, ExecutionPlan, OptimizerImpl
+from dryfit.settings.execution import ExecutionPlan
 from dryfit.settings.job import Job
+from dryfit.settings.memory_terms import DeviceKind, OptimizerImpl
 from dryfit.settings.tables import DataSettings, TrialSettings
 from dryfit.settings.task_facts import metric_of
 from dryfit.settings.text import LineTail

@@ -37,7 +37,7 @@ from pathlib import Path
 import torch
 from dryfit.processes.wall_keeper import run_walled
 from dryfit.processes.wall import Places, Wall
-from dryfit.meta.private_apis.torch_fakes import FakeTensor, FakeTensorMode
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor, FakeTensorMode
 from dryfit.gpu.muting import install
 from dryfit.gpu.written import SAVES_FILE, Saved, written
 fakes = FakeTensorMode(allow_non_fake_inputs=True)

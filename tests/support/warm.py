@@ -550,8 +550,8 @@ def main() -> None:
     if kind is Kind.WHOLE:
         sys.modules["dryfit.processes.child"].library_versions()
     else:
-        with suppress(ImportError):  # as a rehearsal does, before all else
-            sys.modules["dryfit.gpu.session"].import_offline("bitsandbytes")
+        with suppress(ImportError):  # as a rehearsed script does, without a device
+            importlib.import_module("dryfit.gpu.offline_import").import_offline("bitsandbytes")
     gc.collect()
     gc.freeze()
     _set_by_imports.update({name: value for name, value in os.environ.items() if name not in _imported_with})

@@ -442,6 +442,13 @@ _Ranks = Annotated[
 ]
 
 
+_Python = Annotated[
+    str | None,
+    typer.Option("--python", metavar="PATH", help="Interpreter of the script; default: the active environment's."),
+]
+_KeepCaches = Annotated[bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")]
+
+
 def rehearse(
     context: typer.Context,
     command: _CommandLine = None,
@@ -456,9 +463,8 @@ def rehearse(
     ] = True,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
-    keep_caches: Annotated[
-        bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")
-    ] = False,
+    keep_caches: _KeepCaches = False,
+    python: _Python = None,
     as_json: JsonOption = False,
     with_timeline: Annotated[
         bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")
@@ -484,6 +490,7 @@ def rehearse(
         ladder=ladder,
         timeout_s=timeout,
         keep_caches=keep_caches,
+        python=python,
         on_output=passed.add,
         on_note=notes(quiet=quiet),
     )

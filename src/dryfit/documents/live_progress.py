@@ -49,7 +49,7 @@ from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import TrialState
 from dryfit.settings.devices import place_in_words
 from dryfit.settings.errors import Action, ExitStatus
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.text import number_text
 from dryfit.settings.trial import MetricPoint, Outcome
 from dryfit.settings.wire import Message, Note, Progress

@@ -8,8 +8,8 @@ from dryfit.ledger.events import FailureFacts, Observed
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import PlanState, TrialState
 from dryfit.settings.errors import FailureKind
-from dryfit.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
-from dryfit.settings.memory_plan import Effect, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
+from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import CalibrateResult, CaseComparison, PlanAnswer
 from dryfit.settings.rehearsal_messages import RehearsalMemory
 from dryfit.settings.sharding import Sent, ShardRow, ShardSummary

@@ -26,7 +26,7 @@ from dryfit.documents.plots import (
 )
 from dryfit.processes.wall import WALLS
 from dryfit.settings.choices import Wall
-from dryfit.settings.memory_plan import StepPhase, VerdictKind
+from dryfit.settings.memory_terms import StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     LargestBatch,
     LineBytes,

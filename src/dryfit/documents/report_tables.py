@@ -21,7 +21,7 @@ from dryfit.ledger.state import AttemptEnd, AttemptState, TrialState
 from dryfit.settings.devices import place_in_words
 from dryfit.settings.errors import FailureKind
 from dryfit.settings.files import contents
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.task_facts import facts_of
 from dryfit.settings.text import Table, few, gib, number_text
 from dryfit.settings.trial import Outcome, Scalar, best_first

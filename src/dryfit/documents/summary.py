@@ -41,7 +41,7 @@ from dryfit.ledger.state import AttemptEnd, SessionState
 from dryfit.search.followers import followed_bytes, said_in, trouble_of
 from dryfit.settings.devices import node_of
 from dryfit.settings.errors import ExitStatus
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.task_facts import task_word
 from dryfit.settings.text import Shown, Table, gib, number_text
 from dryfit.settings.trial import Outcome, Scalar, best_first

@@ -17,12 +17,13 @@ from dryfit.processes.process import ask_no_one, die_with_parent
 from dryfit.processes.wall import Places, caches
 from dryfit.processes.wall_keeper import end_as, run_walled
 from dryfit.settings.choices import Wall
-from dryfit.settings.errors import DryfitError
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.errors import DryfitError, TraceError
+from dryfit.settings.files import read_model, write_model
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest, ScriptEnd
-from dryfit.settings.wire import read_model, write_model
 
 _ANSWER: Final = "answer.json"
+_SESSION: Final = "dryfit.gpu.session"
 
 
 def main() -> None:
@@ -49,16 +50,20 @@ def main() -> None:
 def _inside(request: RehearsalRequest, places: Places, wall: Wall, kept: Sequence[Path]) -> NoReturn:
     """Run the script: behind the wall."""
     file = places.enter(wall) / _ANSWER
-    try:
-        session = import_module("dryfit.gpu.session")  # torch, which takes seconds, in this process alone
-    except BaseException:
-        traceback.print_exc()  # how this process ends tells nothing: nobody else prints it
-        raise
 
     def finish(answer: RehearsalAnswer) -> None:
-        session.end_with(answer, file)
+        if _SESSION not in sys.modules:  # torch is in no state to be asked
+            write_model(file, answer)
+            os._exit(0)
+        sys.modules[_SESSION].end_with(answer, file)
 
     try:
+        _demand_torch()
+        try:
+            session = import_module(_SESSION)
+        except BaseException:
+            traceback.print_exc()  # how this process ends tells nothing: nobody else prints it
+            raise
         session.rehearse(request, finish, session.Behind(wall, places, tuple(kept)))
     except DryfitError as error:
         finish(
@@ -67,6 +72,24 @@ def _inside(request: RehearsalRequest, places: Places, wall: Wall, kept: Sequenc
             )
         )
     os._exit(1)
+
+
+def _demand_torch() -> None:
+    """Import torch, which takes seconds, in this process alone.
+
+    Raises:
+        TraceError: That fails, or it sees a device though none is to be seen.
+    """
+    doing = "importing torch to rehearse with it"
+    try:
+        torch = import_module("torch")
+    except Exception as error:  # a broken installation may raise anything
+        said = str(error).strip().partition("\n")[0]
+        found = f"{sys.executable}: {type(error).__name__}: {said}"
+        raise TraceError(doing, found, hint=f"see: {sys.executable} -c 'import torch'") from error
+    if torch.cuda.is_available():
+        found = f"torch {torch.__version__} of {sys.executable} sees a GPU, though CUDA_VISIBLE_DEVICES hides all"
+        raise TraceError(doing, found, "a torch that sees none: a script would train on it")
 
 
 if __name__ == "__main__":

@@ -20,15 +20,15 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel, distributed
 
 from dryfit.gpu.import_hooks import rebind, when_imported
-from dryfit.gpu.values import forget, remember, value_of
-from dryfit.meta.private_apis.torch_fakes import FakeTensor
-from dryfit.meta.private_apis.torch_modes import tree_leaves
-from dryfit.meta.private_apis.torch_virtual import (
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor
+from dryfit.gpu.private_apis.torch_modes import tree_leaves
+from dryfit.gpu.private_apis.torch_virtual import (
     expect_gradients,
     know_fake_groups,
     replace_parameter_checks,
     stand_in,
 )
+from dryfit.gpu.values import forget, remember, value_of
 from dryfit.settings.errors import TraceError
 
 _ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import Allocator
+from dryfit.settings.memory_terms import Allocator
 
 MIB = 2**20
 MIN_BLOCK_BYTES = 512

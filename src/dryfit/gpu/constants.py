@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from dryfit.settings.execution import DeviceKind, DeviceSpec
-from dryfit.settings.memory_plan import Confidence
-from dryfit.settings.plan_messages import Calibration
-from dryfit.settings.wire import Wire, read_model, write_model
+from dryfit.settings.files import read_model, write_model
+from dryfit.settings.memory_terms import Calibration, Confidence, DeviceKind, DeviceSpec
+from dryfit.settings.records import Message
 
 CALIBRATION_FILE = "calibration.json"
 
@@ -55,7 +52,7 @@ class DeviceConstants:
     error_p95: float | None = None
 
 
-class Calibrations(Wire):
+class Calibrations(Message):
     """The calibration file."""
 
     devices: tuple[Calibration, ...] = ()
@@ -65,7 +62,7 @@ def read_calibrations(folder: Path) -> tuple[Calibration, ...]:
     """Return the calibrations of this user's machines; none where the file is absent or of another version."""
     try:
         stored = read_model(folder / CALIBRATION_FILE, Calibrations)
-    except ValidationError:
+    except ValueError:
         return ()
     return stored.devices if stored else ()
 

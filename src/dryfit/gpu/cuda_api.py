@@ -10,17 +10,18 @@ from functools import partial
 from inspect import unwrap
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.accelerator
 from torch.autograd import profiler
 
 from dryfit.gpu.kernels import processors_of
+from dryfit.gpu.private_apis.torch_virtual import replace_internals, stand_in
 from dryfit.gpu.script_recorder import LiveAllocations
-from dryfit.meta.private_apis.torch_virtual import replace_internals, stand_in
 from dryfit.settings.devices import driver_name
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
+from dryfit.settings.older_python import Self
 
 _NOT_COUNTED = ("inactive_split_bytes", "allocation", "segment", "active", "inactive_split")
 _CUDA = 1
@@ -259,6 +260,8 @@ class CudaApi:
         torch.Stream, torch.Event = CudaStream, CudaEvent  # pyright: ignore
         torch.cuda.default_generators = tuple(CudaGenerator() for _ in range(self._devices))  # pyright: ignore
         torch.cuda.is_bf16_supported = unwrap(torch.cuda.is_bf16_supported)  # it may have been replaced to plan
+        # Builds for CUDA count devices by a list of them, which is empty, before they ask.
+        torch.cuda.device_count = stand_in(self.device_count, torch.cuda.device_count)
         for name, answer in _OF_THE_DRIVER.items():
             setattr(torch.cuda, name, stand_in(answer, getattr(torch.cuda, name)))
         torch.cuda.memory.list_gpu_processes = torch.cuda.list_gpu_processes

@@ -13,11 +13,11 @@ from dryfit.gpu.cuda_api import CudaApi
 from dryfit.gpu.dispatch import VirtualDispatch
 from dryfit.gpu.fake_cuda import why_not
 from dryfit.gpu.kernels import route_attention
+from dryfit.gpu.private_apis.torch_virtual import VIRTUAL
 from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places
-from dryfit.meta.private_apis.torch_virtual import VIRTUAL
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import TraceError
-from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.private_names import require
 from dryfit.settings.rehearsal_messages import OutOfMemory, Unknown
 

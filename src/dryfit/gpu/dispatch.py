@@ -6,9 +6,9 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -16,9 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from dryfit.gpu import fake_tensors
 from dryfit.gpu.fake_cuda import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
-from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
-from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, remember, share, value_of
-from dryfit.meta.private_apis.torch_fakes import (
+from dryfit.gpu.private_apis.torch_fakes import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
@@ -27,7 +25,9 @@ from dryfit.meta.private_apis.torch_fakes import (
     dynamic_size,
     in_kernel_of,
 )
-from dryfit.meta.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
+from dryfit.gpu.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
+from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
+from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, remember, share, value_of
 from dryfit.settings.errors import TraceError
 
 # Views of one fake and writes to it, without torch's way around them.
@@ -90,6 +90,8 @@ _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAtt
 _CPU = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
 _MANY_ELEMENTS = 1 << 14
+_PAGES_BYTES = 1 << 16
+_UNTOUCHED = MAP_PRIVATE | MAP_ANONYMOUS
 """From so many elements on, what a module's constructor allocates on the CPU is a fake."""
 _ALLOCATES = frozenset(
     {
@@ -457,7 +459,9 @@ def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
     elements = torch.Size(shape).numel()
     if not elements:
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(np.zeros(elements * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    size_bytes = elements * dtype.itemsize
+    pages = bytearray(size_bytes) if size_bytes < _PAGES_BYTES else mmap(-1, size_bytes, _UNTOUCHED)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _in_constructor() -> bool:

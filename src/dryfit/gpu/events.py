@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
 
-from dryfit.settings.execution import OptimizerImpl
-from dryfit.settings.memory_plan import ExecutionChoice, MemoryCategory, StepPhase
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
+from dryfit.settings.older_python import StrEnum
 
 # Events of a memory trace: blocks allocated and freed, in order.
 #
@@ -108,48 +106,12 @@ class Segment:
     bias_at: int | None = None
 
 
-# The interface of a tracer, and the execution choices that change a trace.
+# Sizes of the caching allocator, and of what libraries take through it.
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """The choices of an execution plan that change which operators run."""
-
-    checkpointing: bool = False
-    optimizer_impl: OptimizerImpl = OptimizerImpl.AUTO
-    offload_optimizer: bool = False
-    chunked_loss: bool = False
-    offload_activations: bool = False
-
-    @staticmethod
-    def of(choice: ExecutionChoice) -> "Variant":
-        """Return the part of a choice that changes which operators run."""
-        return Variant(
-            checkpointing=choice.checkpointing,
-            optimizer_impl=choice.optimizer_impl,
-            offload_optimizer=choice.offload_optimizer,
-            chunked_loss=bool(choice.chunked_loss),
-            offload_activations=choice.offload_activations,
-        )
-
-
-class Tracer(Protocol):
-    """Traces one subject on one kind of device."""
-
-    @property
-    def key(self) -> str:
-        """Identify all that a segment depends on besides its arguments: model, task, settings, versions."""
-        ...
-
-    def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
-        """Trace one segment.
-
-        Args:
-            kind: Which part of training.
-            variant: How it is run.
-            shape: Rows and length where ``kind.has_shape``, else None. Those of ``batch`` are of the effective batch.
-
-        Raises:
-            TraceError: The model's code cannot be traced; the message names the operator and the line.
-        """
-        ...
+BLOCK_BYTES = 512
+"""The CUDA caching allocator rounds every request up to a multiple of this (kMinBlockSize)."""
+WORKSPACE_OP = "cublas workspace"
+LT_WORKSPACE_OP = "cublasLt workspace"
+LT_WORKSPACE_BYTES = 1 << 20
+"""What cuBLASLt keeps from its first product with a bias on (``cuda/CUDABlas.cpp``, 1 024 KiB by default)."""

@@ -1,6 +1,8 @@
 """Fake CUDA tensors: operators run as on a device, but allocate nothing."""
 
 import ctypes
+import os
+import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,16 +14,26 @@ import torch
 import torch.cuda.amp.common
 
 from dryfit.gpu.kernels import route_attention
-from dryfit.meta.private_apis.torch_cuda import CUDA, CUDA_HOOKS, LAZY, fuse_nothing, guard_table, set_idle_guard
-from dryfit.meta.private_apis.torch_fakes import (
+from dryfit.gpu.private_apis.torch_cuda import (
+    CUDA,
+    CUDA_HOOKS,
+    HEADER_SLOTS,
+    LAZY,
+    TABLE_SLOTS,
+    fuse_nothing,
+    guard_table,
+    has_idle_guard,
+    set_idle_guard,
+)
+from dryfit.gpu.private_apis.torch_fakes import (
     FAKES,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
-from dryfit.meta.private_apis.torch_operators import OPERATORS
-from dryfit.meta.private_apis.torch_recording import RECORDING
+from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode
+from dryfit.gpu.private_apis.torch_operators import OPERATORS
+from dryfit.gpu.private_apis.torch_recording import RECORDING
 from dryfit.settings.errors import TraceError
 from dryfit.settings.private_names import TESTED, require
 
@@ -202,8 +214,6 @@ def _caller() -> str:
 
 
 _IS_BUILT, _HAS_PRIMARY_CONTEXT = 2, 4
-_TABLE_SLOTS = 64
-_HEADER_SLOTS = 2
 _DOING = "preparing fake CUDA tensors"
 
 
@@ -245,6 +255,8 @@ def why_not() -> str:
     """Return why fake CUDA tensors cannot be used here; empty where they can. Patches torch on its first call."""
     if torch.cuda.is_available():
         return "a CUDA device is visible: tracing would create a context on it"
+    if not has_idle_guard() and (signal_name := _ended_by()):
+        return f"torch {torch.__version__}: its self-test on fake CUDA tensors was ended by {signal_name}"
     try:
         _patch()
         return _self_test()
@@ -252,12 +264,27 @@ def why_not() -> str:
         return f"torch {torch.__version__}: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
 
+def _ended_by() -> str:
+    """Try it all in a copy of this process and return the signal that ended it: an abort is no exception."""
+    copy = os.fork()
+    if copy == 0:
+        try:
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 1)
+            os.dup2(silent, 2)
+            _patch()
+            _self_test()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(copy, 0)
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
+
+
 def _patch() -> None:
     libraries = Path(torch.__file__).parent / "lib"
     # Autograd's own copy of the hooks lives in the library for the CPU, on every build.
     hooks_of = ctypes.CDLL(str(libraries / "libtorch_cpu.so"))[CUDA_HOOKS]
-    if torch.version.cuda is None:
-        _register_cuda_guard()
+    _register_cuda_guard()
     _patch_hooks(hooks_of)
     fuse_nothing()
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
@@ -270,11 +297,13 @@ def _register_cuda_guard() -> None:
     A guard that is written in Python ends the process where a Python exception leaves a backward pass.
     """
     table = guard_table()
-    if table[CUDA] is not None:
-        return
-    table[CUDA] = table[LAZY]
-    set_idle_guard()
-    if table[CUDA] == table[LAZY]:
+    if torch.version.cuda is None:
+        if table[CUDA] is not None:
+            return
+        table[CUDA] = table[LAZY]  # counts no device
+    before = table[CUDA]
+    set_idle_guard(table)
+    if table[CUDA] == before:
         raise ValueError("torch put no guard in the place of CUDA's")
 
 
@@ -285,14 +314,14 @@ def _patch_hooks(hooks_of: Any) -> None:
     if hooks.value is None:
         raise ValueError("the CUDA hooks object has no table of functions")
     word = ctypes.sizeof(ctypes.c_void_p)
-    old = hooks.value - _HEADER_SLOTS * word  # with the offset to top and the type information before the functions
-    size = (_TABLE_SLOTS + _HEADER_SLOTS) * word
-    table = (ctypes.c_void_p * (_TABLE_SLOTS + _HEADER_SLOTS)).from_buffer_copy(ctypes.string_at(old, size))
+    old = hooks.value - HEADER_SLOTS * word  # with the offset to top and the type information before the functions
+    size = (TABLE_SLOTS + HEADER_SLOTS) * word
+    table = (ctypes.c_void_p * (TABLE_SLOTS + HEADER_SLOTS)).from_buffer_copy(ctypes.string_at(old, size))
     yes = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda _hooks: True)
     yes_of = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int8)(lambda _hooks, _index: True)
-    table[_HEADER_SLOTS + _IS_BUILT] = ctypes.cast(yes, ctypes.c_void_p).value
-    table[_HEADER_SLOTS + _HAS_PRIMARY_CONTEXT] = ctypes.cast(yes_of, ctypes.c_void_p).value
-    hooks.value = ctypes.addressof(table) + _HEADER_SLOTS * word
+    table[HEADER_SLOTS + _IS_BUILT] = ctypes.cast(yes, ctypes.c_void_p).value
+    table[HEADER_SLOTS + _HAS_PRIMARY_CONTEXT] = ctypes.cast(yes_of, ctypes.c_void_p).value
+    hooks.value = ctypes.addressof(table) + HEADER_SLOTS * word
     for kept in (yes, yes_of, table):
         # torch may ask while Python shuts down: the answers must outlive it.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

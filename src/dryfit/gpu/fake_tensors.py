@@ -13,8 +13,8 @@ from torch.nn.parameter import (
     UninitializedTensorMixin,  # pyright: ignore[reportAttributeAccessIssue]
 )
 
-from dryfit.meta.private_apis.torch_fakes import FakeTensor, forget
-from dryfit.meta.private_apis.torch_tensors import key_of, replace_make_subclass
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
+from dryfit.gpu.private_apis.torch_tensors import key_of, replace_make_subclass
 
 # Addresses of fakes, which differ as those of real tensors do, and memory that they need not share.
 #

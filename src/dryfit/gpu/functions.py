@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -19,12 +18,13 @@ from torch.overrides import TorchFunctionMode
 from dryfit.gpu import fake_tensors
 from dryfit.gpu.cuda_api import TypedTensor
 from dryfit.gpu.dispatch import VirtualDispatch, zeros
+from dryfit.gpu.import_hooks import is_of
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
+from dryfit.gpu.private_apis.torch_modes import SET_DATA
+from dryfit.gpu.private_apis.torch_modules import buffers_of, parameters_of
+from dryfit.gpu.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
 from dryfit.gpu.script_recorder import NoRoomError
 from dryfit.gpu.values import initialised, note_raw, read_masks, value_of
-from dryfit.meta.private_apis.torch_fakes import FakeTensor, forget
-from dryfit.meta.private_apis.torch_modes import SET_DATA
-from dryfit.meta.private_apis.torch_modules import buffers_of, parameters_of
-from dryfit.meta.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
 _LEAVES_RAW = frozenset(
@@ -101,7 +101,9 @@ def _with_numbers(data: Any) -> Any:
 
 def _is_data(given: tuple[Any, ...]) -> bool:
     """Whether what is given to ``Tensor.new`` is data, and no size."""
-    return len(given) == 1 and isinstance(given[0], list | tuple | np.ndarray) and not isinstance(given[0], torch.Size)
+    if len(given) != 1 or isinstance(given[0], torch.Size):
+        return False
+    return isinstance(given[0], list | tuple) or is_of(given[0], "numpy", "ndarray")
 
 
 def _number(one: Any) -> Any:
@@ -120,7 +122,7 @@ def _index(given: Any) -> Any:
 def _is_numbers(given: Any) -> bool:
     if isinstance(given, list | range):
         return all(map(_is_numbers, given))
-    return isinstance(given, int | np.integer | np.bool_)
+    return isinstance(given, int) or is_of(given, "numpy", "integer", "bool_")
 
 
 def _is_cuda(device: Any) -> bool:

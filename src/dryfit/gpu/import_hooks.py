@@ -37,6 +37,12 @@ def rebind(old: Any, new: Any) -> None:
                 setattr(module, name, new)
 
 
+def is_of(value: Any, module: str, *names: str) -> bool:
+    """Whether a value is of a class of a module; without the module there is no such value."""
+    classes = vars(sys.modules[module]) if module in sys.modules else {}
+    return isinstance(value, tuple(classes[name] for name in names if name in classes))
+
+
 class _Finder(MetaPathFinder):
     """Finds the modules that are waited for as the other finders do, with another loader around theirs."""
 

@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
-from dryfit.meta.private_apis.torch_recording import scoped_library
+from dryfit.gpu.private_apis.torch_recording import scoped_library
+from dryfit.settings.older_python import StrEnum
 
 # Choose the kernel of ``scaled_dot_product_attention`` as torch does on a CUDA device.
 #

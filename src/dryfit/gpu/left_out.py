@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from dryfit.gpu.import_hooks import when_imported
+from dryfit.gpu.private_apis.transformers_steps import SAMPLING, arguments_after, has_own_arguments, replace_sampling
 from dryfit.gpu.work import WorkCounter
-from dryfit.meta.private_apis.transformers_steps import SAMPLING, arguments_after, has_own_arguments, replace_sampling
 from dryfit.settings.errors import LibraryError
 from dryfit.settings.private_names import require
 
@@ -48,11 +48,22 @@ class LeftOutTokens:
         """Change transformers' generation for good."""
         when_imported("transformers.generation.utils", self._change)
 
+    def _tell_when_used(self, mixin: Any, hindrance: str) -> None:
+        """Tell what hinders a script that generates: most of those that import transformers do not."""
+        original = mixin.generate
+
+        @wraps(original)
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            self.hindrance = hindrance
+            return original(*args, **kwargs)
+
+        mixin.generate = generate
+
     def _change(self, module: Any) -> None:
         try:
             require("rehearsing generate", SAMPLING)
-        except LibraryError as error:  # most scripts that import this generate nothing
-            self.hindrance = error.found
+        except LibraryError as error:
+            self._tell_when_used(module.GenerationMixin, error.found)
             return
         mixin = module.GenerationMixin
 

@@ -15,7 +15,6 @@ from math import prod
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
-import numpy as np
 import torch
 import torch.optim.optimizer as optimizers
 from torch import nn
@@ -86,12 +85,15 @@ def _collate(loader: DataLoader[Any], indices: Any) -> Any:
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
     """Put the global random number generators of the CPU back as they were."""
-    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    numpy: Any = sys.modules.get("numpy.random")
+    of_torch, of_python = torch.get_rng_state(), random.getstate()
+    of_numpy = numpy.get_state() if numpy is not None else None
     try:
         yield
     finally:
         torch.set_rng_state(of_torch)
-        np.random.set_state(of_numpy)
+        if numpy is not None:
+            numpy.set_state(of_numpy)
         random.setstate(of_python)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from dryfit.gpu.import_hooks import rebind, when_imported
+from dryfit.gpu.private_apis.torch_virtual import stand_in
+from dryfit.gpu.private_apis.transformers_steps import let_flash_attention
 from dryfit.gpu.values import forget
-from dryfit.meta.private_apis.torch_virtual import stand_in
-from dryfit.meta.private_apis.transformers_steps import let_flash_attention
 
 # Packages that need a GPU to be built or used: what stands in for one, and what is said where one is missing.
 #

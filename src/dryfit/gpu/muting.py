@@ -97,7 +97,8 @@ def install(
     muting = Muting(own, wall, view)
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    replaced = {**unwritten.install(muting.saved, make), **SafetensorsFiles(muting.saved, make).functions()}
+    SafetensorsFiles(muting.saved, make).install()
+    replaced = unwritten.install(muting.saved, make)
     replace_everywhere(replaced if view is not None else replaced | redirect.copying())  # one pass over all objects
     if view is not None:
         redirect.install(view, muting.refused)

@@ -13,17 +13,17 @@ from torch import nn
 
 from dryfit.gpu.events import Label, Segment
 from dryfit.gpu.kernels import GEMMS, TAKE_SCRATCH, adds_bias, processors_of, workspace_bytes
-from dryfit.meta.private_apis.torch_modes import MODES, TorchDispatchMode, schema_of, tree_iter
-from dryfit.meta.private_apis.torch_operators import OPERATORS
-from dryfit.meta.private_apis.torch_recording import (
+from dryfit.gpu.private_apis.torch_modes import MODES, TorchDispatchMode, schema_of, tree_iter
+from dryfit.gpu.private_apis.torch_operators import OPERATORS
+from dryfit.gpu.private_apis.torch_recording import (
     RECORDING,
     gradient_sums,
     running_node_number,
     sequence_number,
     use_counts,
 )
-from dryfit.meta.private_apis.torch_tensors import TENSORS, is_view, key_of, storage_key
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.gpu.private_apis.torch_tensors import TENSORS, is_view, key_of, storage_key
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.private_names import require
 
 _aten = torch.ops.aten

@@ -13,12 +13,12 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dryfit.gpu.loaders import Stock
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor
+from dryfit.gpu.private_apis.torch_modes import tree_flatten, tree_iter, tree_unflatten
+from dryfit.gpu.private_apis.torch_modules import hook_tables
+from dryfit.gpu.private_apis.torch_tensors import storage_key
 from dryfit.gpu.script_recorder import runs_in
 from dryfit.gpu.work import WorkCounter
-from dryfit.meta.private_apis.torch_fakes import FakeTensor
-from dryfit.meta.private_apis.torch_modes import tree_flatten, tree_iter, tree_unflatten
-from dryfit.meta.private_apis.torch_modules import hook_tables
-from dryfit.meta.private_apis.torch_tensors import storage_key
 
 # Outputs of a model that are made instead of computed: which can be, and by what of its arguments they are decided.
 

@@ -24,12 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import CachingAllocator
-from dryfit.gpu.events import Label
+from dryfit.gpu.events import LT_WORKSPACE_BYTES, LT_WORKSPACE_OP, WORKSPACE_OP, Label
+from dryfit.gpu.private_apis.torch_recording import running_node_number, sequence_number
+from dryfit.gpu.private_apis.torch_tensors import storage_key
 from dryfit.gpu.recorder import ForwardPlaces, OpenSegment, StorageRecorder
-from dryfit.gpu.timeline import LT_WORKSPACE_BYTES, LT_WORKSPACE_OP, WORKSPACE_OP
-from dryfit.meta.private_apis.torch_recording import running_node_number, sequence_number
-from dryfit.meta.private_apis.torch_tensors import storage_key
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.version import PACKAGE_FOLDER
 
 # Allocations of a script as they happen: each is served, or refused, by the simulated allocator at once.

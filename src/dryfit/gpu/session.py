@@ -8,7 +8,6 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep  # the script may replace the module's
@@ -23,18 +22,19 @@ from dryfit.gpu.device import VirtualGpu
 from dryfit.gpu.dispatch import NoStandInError
 from dryfit.gpu.loaders import RehearsalDone, Stock
 from dryfit.gpu.missing_parts import lack
+from dryfit.gpu.offline_import import keep_offline
+from dryfit.gpu.private_apis.torch_fakes import FakeTensorMode
 from dryfit.gpu.shortening import Shortening
 from dryfit.gpu.summary import StepMark, evaluation_growth, least_bytes, summarize
 from dryfit.gpu.target import add_working_folder, own_code, started
 from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.gpu.work import WorkCounter
-from dryfit.meta.offline_import import import_offline
-from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
 from dryfit.processes.process import peak_rss_bytes
 from dryfit.processes.wall import Places
 from dryfit.settings.choices import Wall
 from dryfit.settings.errors import TraceError
-from dryfit.settings.memory_plan import StepPhase, VerdictKind
+from dryfit.settings.files import write_model
+from dryfit.settings.memory_terms import StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     FAILED_BY_ITSELF,
     NO_STEP_TAKEN,
@@ -44,7 +44,6 @@ from dryfit.settings.rehearsal_messages import (
     ScriptEnd,
 )
 from dryfit.settings.text import gib
-from dryfit.settings.wire import write_model
 
 Finish = Callable[[RehearsalAnswer], None]
 """Takes an answer and ends the process."""
@@ -94,8 +93,7 @@ def rehearse(request: RehearsalRequest, finish: Finish, behind: Behind) -> None:
     """
     # After a fork torch makes its pool of threads anew when it is first asked: not by threads of autograd at once.
     torch.set_num_threads(torch.get_num_threads())
-    with suppress(ImportError):  # before torch says that there is a device: it would look for CUDA's libraries
-        import_offline("bitsandbytes")
+    keep_offline(hides_devices=True)
     run = _Run(request, finish, behind)
     run.arguments.install()
     with run.gpu.active():

@@ -1,20 +1,20 @@
 """A script shortened to a few optimizer steps, its evaluation and its saving."""
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import numpy as np
 import torch
 
-from dryfit.gpu.import_hooks import when_imported
+from dryfit.gpu.import_hooks import is_of, when_imported
 from dryfit.gpu.left_out import LeftOutTokens, RepeatedMicroBatches
 from dryfit.gpu.loaders import KeptOfBatch, LoaderWatch, OptimizerSteps, Stock
+from dryfit.gpu.private_apis.torch_modes import schema_of
+from dryfit.gpu.private_apis.torch_recording import running_node_number
 from dryfit.gpu.repeated_calls import RepeatedCalls, RepeatedPasses
 from dryfit.gpu.script_recorder import ScriptRecorder
 from dryfit.gpu.work import WorkCounter
-from dryfit.meta.private_apis.torch_modes import schema_of
-from dryfit.meta.private_apis.torch_recording import running_node_number
 from dryfit.settings.rehearsal_messages import LargestBatch
 
 # End the training loops of libraries by their own means, so that they evaluate and save as at their natural end.
@@ -63,9 +63,13 @@ def _complete_predictions(module: Any) -> None:
 def _repeated(rows: Any, count: int) -> Any:
     if isinstance(rows, tuple):
         return tuple(_repeated(part, count) for part in rows)
-    if not isinstance(rows, np.ndarray) or not 0 < len(rows) < count or rows.nbytes / len(rows) * count > _MOST_BYTES:
+    if (
+        not is_of(rows, "numpy", "ndarray")
+        or not 0 < len(rows) < count
+        or rows.nbytes / len(rows) * count > _MOST_BYTES
+    ):
         return rows
-    return np.resize(rows, (count, *rows.shape[1:]))
+    return sys.modules["numpy"].resize(rows, (count, *rows.shape[1:]))
 
 
 def _adding(trainer: Any, add: Callable[[Any], None]) -> None:

@@ -1,21 +1,18 @@
 """What a rehearsed run took: from its allocations to the numbers of the answer."""
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import numpy as np
-
 from dryfit.gpu.caching_allocator import min_cap, replay
 from dryfit.gpu.constants import DeviceConstants, margin_bytes
-from dryfit.gpu.events import Label
+from dryfit.gpu.events import BLOCK_BYTES, Label
 from dryfit.gpu.loaders import KeptOfBatch
 from dryfit.gpu.script_recorder import LiveAllocations, Places
-from dryfit.gpu.timeline import BLOCK_BYTES, Ints, most_by_phase
-from dryfit.settings.execution import DeviceKind
-from dryfit.settings.memory_plan import MemoryCategory, PeakAt
+from dryfit.settings.memory_terms import DeviceKind, MemoryCategory, PeakAt, StepPhase
 from dryfit.settings.rehearsal_messages import (
     EvaluationGrowth,
     Growth,
@@ -73,8 +70,7 @@ def summarize(
     if not run.blocks:
         return None
     labels = _settled(run, categories, failed_at)
-    allocated = np.asarray(run.allocated, dtype=np.int64)
-    at = int(np.argmax(allocated))
+    at = max(range(len(run.allocated)), key=run.allocated.__getitem__)
     held = _held(run, labels, at)
     settings = run.allocator.settings
     plain = replay(run.blocks, run.deltas, settings)
@@ -86,7 +82,7 @@ def summarize(
         margin = min(margin, enough_bytes - cap_bytes)
     peak = labels[run.labels[at], run.blocks[at]] if run.deltas[at] > 0 else run.label_table[run.labels[at]]
     return RehearsalMemory(
-        peak_allocated_bytes=int(allocated[at]),
+        peak_allocated_bytes=run.allocated[at],
         peak_reserved_bytes=max(run.reserved),
         min_cap_bytes=cap_bytes,
         overhead_bytes=constants.overhead_bytes,
@@ -94,17 +90,26 @@ def summarize(
         required_bytes=cap_bytes + constants.overhead_bytes + margin,
         fragmented_bytes=plain.fragmented_bytes,
         by_category=_summed(held, lambda label: label.category),
-        by_phase=most_by_phase(run.label_table, np.asarray(run.labels, dtype=np.int64), allocated),
+        by_phase=_most_by_phase(run),
         peak_at=PeakAt(phase=peak.phase, module=peak.module, op=peak.op),
         peak_line=peak.line,
         peak_code=places.code_of(peak.line),
         peak_source=peak.source,
         by_line=_lines(held, places),
         by_module=dict(list(_summed(held, lambda label: label.module).items())[:_LINES]),
-        steps=_steps(allocated, steps),
+        steps=_steps(run.allocated, steps),
         growth=_growth(run, labels, steps, places),
-        timeline=_timeline(run, allocated, steps),
+        timeline=_timeline(run, steps),
     )
+
+
+def _most_by_phase(run: LiveAllocations) -> dict[StepPhase, int]:
+    """Return the most bytes allocated in each phase that occurs."""
+    most = dict.fromkeys(StepPhase, -1)
+    for number, allocated_bytes in zip(run.labels, run.allocated, strict=True):
+        phase = run.label_table[number].phase
+        most[phase] = max(most[phase], allocated_bytes)
+    return {phase: size for phase, size in most.items() if size >= 0}
 
 
 def _summed(held: dict[Label, int], part: Callable[[Label], Part]) -> dict[Part, int]:
@@ -184,12 +189,12 @@ def _lines(held: dict[Label, int], places: Places) -> tuple[LineBytes, ...]:
     )
 
 
-def _steps(allocated: Ints, steps: Sequence[StepMark]) -> tuple[StepMemory, ...]:
+def _steps(allocated: Sequence[int], steps: Sequence[StepMark]) -> tuple[StepMemory, ...]:
     begin, found = 0, []
     for mark in steps:
         part = allocated[begin : mark.event]
-        if len(part):
-            found.append(StepMemory(number=mark.number, peak_bytes=int(part.max()), end_bytes=int(part[-1])))
+        if part:
+            found.append(StepMemory(number=mark.number, peak_bytes=max(part), end_bytes=part[-1]))
         begin = mark.event
     return tuple(found)
 
@@ -236,19 +241,20 @@ def evaluation_growth(run: LiveAllocations, kept: KeptOfBatch, places: Places) -
     )
 
 
-def _timeline(run: LiveAllocations, allocated: Ints, steps: Sequence[StepMark]) -> tuple[TimelinePoint, ...]:
+def _timeline(run: LiveAllocations, steps: Sequence[StepMark]) -> tuple[TimelinePoint, ...]:
     """Return the highest and the lowest moment of each of equal parts of the run, in order."""
-    parts = np.array_split(np.arange(len(allocated)), min(len(allocated), _POINTS // 2))
-    chosen = sorted({int(part[pick(allocated[part])]) for part in parts for pick in (np.argmax, np.argmin)})
+    events = len(run.allocated)
+    count = min(events, _POINTS // 2)
+    parts = [range(events * part // count, events * (part + 1) // count) for part in range(count)]
+    chosen = sorted({pick(part, key=run.allocated.__getitem__) for part in parts for pick in (max, min)})
     table, ends = run.label_table, [mark.event for mark in steps]
-    numbers = np.searchsorted(np.asarray(ends, dtype=np.int64), chosen, side="right") + 1
-    points = []
-    for event, step in zip(chosen, numbers.tolist(), strict=True):
+    points: list[TimelinePoint] = []
+    for event in chosen:
         label = table[run.labels[event]]
         points.append(
             TimelinePoint(
                 event=event,
-                step=step,
+                step=bisect_right(ends, event) + 1,
                 phase=label.phase,
                 allocated_bytes=run.allocated[event],
                 reserved_bytes=run.reserved[event],

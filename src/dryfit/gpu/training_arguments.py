@@ -13,8 +13,14 @@ from enum import Enum
 from typing import Any
 
 from dryfit.gpu.import_hooks import when_imported
-from dryfit.settings.argument_ladder import ACCUMULATION, BATCH, CHECKPOINTING, EVALUATION_BATCH
-from dryfit.settings.rehearsal_messages import ArgumentValue, SeenArguments
+from dryfit.settings.rehearsal_messages import (
+    ACCUMULATION,
+    BATCH,
+    CHECKPOINTING,
+    EVALUATION_BATCH,
+    ArgumentValue,
+    SeenArguments,
+)
 
 _NAMES = (BATCH, ACCUMULATION, EVALUATION_BATCH, "optim", "bf16", "fp16")
 _PARSER = "transformers.hf_argparser"

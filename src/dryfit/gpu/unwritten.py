@@ -10,18 +10,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import nn
 
 from dryfit.gpu import fake_tensors
+from dryfit.gpu.import_hooks import rebind, when_imported
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor
 from dryfit.gpu.view import path_of
 from dryfit.gpu.written import Saved
-from dryfit.meta.private_apis.torch_fakes import FakeTensor
 
 # Tensors without values are saved as their shapes: with them a file has its exact size told, and is read back.
 #
@@ -30,6 +30,7 @@ from dryfit.meta.private_apis.torch_fakes import FakeTensor
 # descriptions too: a fake that comes back to the host is one. Whoever reads such a file gets fakes again.
 
 
+_LIBRARY: Final = "safetensors"
 _LARGE_BYTES: Final = 1 << 20
 """From so many bytes on, real tensors are looked at whether they are all zeros."""
 _RECORD_BYTES: Final = 200
@@ -272,7 +273,7 @@ _NAMES: Final = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-_TYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
+TYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
 _MOST_HEADER_BYTES: Final = 100_000_000  # as safetensors has it
 _LENGTH_BYTES: Final = 8
 """The length of the header, before it; headers are filled up to a multiple of it."""
@@ -287,26 +288,31 @@ class SafetensorsFiles:
     """
 
     # In slots, the functions as they were are not replaced with all others.
-    __slots__ = ("_load_file", "_make", "_safe_open", "_save", "_save_file", "_saved", "_serialize_file")
+    __slots__ = ("_make", "_safe_open", "_save", "_save_file", "_saved", "_serialize_file")
 
     def __init__(self, saved: Saved, make: Callable[[Any, torch.dtype], torch.Tensor]) -> None:
         self._saved = saved
         self._make = make
-        self._save_file = safetensors.torch.save_file
-        self._load_file = safetensors.torch.load_file
-        self._safe_open = safetensors.safe_open
-        self._serialize_file = safetensors.serialize_file
-        self._save = safetensors.torch.save
+        self._save_file: Any = None
+        self._safe_open: Any = None
+        self._serialize_file: Any = None
+        self._save: Any = None
 
-    def functions(self) -> dict[Any, Any]:
-        """Return what stands for each function."""
-        return {
-            self._save_file: self.save_file,
-            self._load_file: self.load_file,
-            self._safe_open: self.safe_open,
-            self._serialize_file: self.serialize_file,
-            self._save: self.save,
-        }
+    def install(self) -> None:
+        """Take the functions' places as soon as the script has imported them."""
+        when_imported(_LIBRARY, self._replace)
+        when_imported(f"{_LIBRARY}.torch", self._replace_for_torch)
+
+    def _replace(self, library: Any) -> None:
+        self._safe_open, self._serialize_file = library.safe_open, library.serialize_file
+        rebind(self._safe_open, self.safe_open)
+        rebind(self._serialize_file, self.serialize_file)
+
+    def _replace_for_torch(self, library: Any) -> None:
+        self._save_file, self._save = library.save_file, library.save
+        rebind(library.load_file, self.load_file)
+        rebind(self._save_file, self.save_file)
+        rebind(self._save, self.save)
 
     def save_file(self, tensors: dict[str, torch.Tensor], filename: Any, metadata: Any = None) -> None:
         """Write tensors, or the header of those that have no values."""
@@ -353,7 +359,7 @@ class SafetensorsFiles:
                 entries = _header_of(file)
                 if _lacks_data(entries, os.fstat(file.fileno()).st_size - file.tell()):
                     values = file.read()
-                    known = safetensors.torch.load(values) if values else {}
+                    known = import_module(f"{_LIBRARY}.torch").load(values) if values else {}
                     return _HeaderOnly(entries, known, torch.device(device), self._make)
                 filename = path_of(file.fileno())
         return self._safe_open(filename, framework, device, *args, **kwargs)
@@ -369,6 +375,12 @@ def _header_of(file: BinaryIO) -> dict[str, Any]:
     except ValueError:
         return {}
     return entries if isinstance(entries, dict) else {}
+
+
+def stored_dtypes(file: BinaryIO) -> list[torch.dtype]:
+    """Return the types of a file's tensors, in its order; those that nobody writes are left out."""
+    kinds = (entry.get("dtype") for entry in _header_of(file).values() if isinstance(entry, dict))
+    return [TYPES[kind] for kind in kinds if kind in TYPES]
 
 
 def _lacks_data(entries: dict[str, Any], rest: int) -> bool:
@@ -428,7 +440,7 @@ class _HeaderOnly:
         if name in self._values:
             tensor = self._values[name].clone()
         else:
-            tensor = self._make(tuple(entry["shape"]), _TYPES[entry["dtype"]])
+            tensor = self._make(tuple(entry["shape"]), TYPES[entry["dtype"]])
         return tensor if tensor.device == self._device else tensor.to(self._device)
 
     def get_slice(self, name: str) -> "_Slice":

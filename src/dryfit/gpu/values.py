@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from dryfit.gpu.import_hooks import when_imported
-from dryfit.meta.private_apis.torch_fakes import FakeTensor
-from dryfit.meta.private_apis.torch_modes import schema_of
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor
+from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.settings.version import PACKAGE_FOLDER
 
 # Values that fake tensors carry along: of small tensors, and of token ids and masks.
@@ -364,13 +364,18 @@ def _path_to(tree: ast.AST | None, instruction: dis.Instruction) -> list[ast.AST
     return path
 
 
+def _positions(instruction: dis.Instruction) -> Any:
+    """Return where in its source an instruction stands; None: Python before 3.11 does not tell."""
+    return getattr(instruction, "positions", None)
+
+
 def _holds(node: Any, instruction: dis.Instruction) -> bool:
     """Whether an instruction belongs to a node, or to one of several."""
     if isinstance(node, list):
         return any(_holds(one, instruction) for one in node)
     if isinstance(node, ast.match_case):
         return _holds(node.body, instruction)
-    at = instruction.positions
+    at = _positions(instruction)
     if at is None or None in at or not hasattr(node, "lineno"):
         return False
     begins, ends = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
@@ -426,7 +431,8 @@ def _where_of_if(statement: ast.If, path: Sequence[ast.AST], following: list[ast
         if _holds(statement.body, one) or _holds(statement.orelse, one):
             return _holds(statement.body, one)
         in_head = any(_holds(around, one) and not _holds(around.body, one) for around in blocks)
-        if not _returns(one) and (in_head or _holds(statement, one) or one.positions is None or None in one.positions):
+        at = _positions(one)
+        if not _returns(one) and (in_head or _holds(statement, one) or at is None or None in at):
             return None
         match statement.body[0]:  # either may be no more than a jump
             case ast.Break():

@@ -6,26 +6,30 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dryfit.gpu import fake_tensors, kernels
 from dryfit.gpu.fake_tensors import Make
 from dryfit.gpu.import_hooks import rebind, when_imported
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor
+from dryfit.gpu.private_apis.torch_tensors import storage_key
+from dryfit.gpu.private_apis.transformers_steps import (
+    PRETRAINED,
+    initialise_again,
+    knows_load_config,
+    replace_steps,
+)
+from dryfit.gpu.slots import put_all
+from dryfit.gpu.unwritten import TYPES, stored_dtypes
 from dryfit.gpu.values import MOST_NUMBERS, forget
-from dryfit.meta.file_formats import DTYPES, read_safetensors_header
-from dryfit.meta.private_apis.torch_fakes import FakeTensor
-from dryfit.meta.private_apis.torch_tensors import storage_key
-from dryfit.meta.private_apis.transformers_steps import PRETRAINED, initialise_again, replace_steps
-from dryfit.meta.slots import put_all
 from dryfit.settings.errors import LoadError
 from dryfit.settings.private_names import require
 
@@ -195,7 +199,7 @@ def _opening(original: Any, make: Make) -> Any:
             if self._device is None:
                 return self._file.get_tensor(name)
             stored = self._file.get_slice(name)
-            shape, dtype = torch.Size(stored.get_shape()), DTYPES[stored.get_dtype()]
+            shape, dtype = torch.Size(stored.get_shape()), TYPES[stored.get_dtype()]
             if shape.numel() * dtype.itemsize >= _REAL_BELOW_BYTES:
                 return make(shape, dtype, self._device, False)
             return self._file.get_tensor(name).to(self._device)
@@ -337,6 +341,8 @@ class _Content:
 
 
 _DOING = "rehearsing from_pretrained"
+_UNREAD = "model.bin"
+"""A file of weights for transformers before 5, which asks for its name."""
 _QUANTISES_HERE = "bitsandbytes"
 _SMALL_BUFFER_BYTES = 1 << 20
 DemandRoom = Callable[[int, str], None]
@@ -363,54 +369,89 @@ def install_from_pretrained(models: Any, make: Make, demand_room: DemandRoom) ->
             if gguf_file is not None:
                 raise LoadError(_DOING, f"{gguf_file} is a GGUF file", "a model with a config.json")
             sources[0] = pretrained_model_name_or_path
-            return [], None
+            return ([] if knows_load_config(models) else [_UNREAD]), None
 
         return find
 
-    def dtype(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def choose(dtype: Any, checkpoint_files: Any, config: Any, *args: Any) -> Any:
-            if dtype == "auto" and getattr(config, "dtype", None) is None and not checkpoint_files:
-                dtype = _stored_dtype(sources[0])
-            return original(dtype, checkpoint_files, config, *args)
-
-        return choose
-
-    def load(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def fill(
-            model: Any,
-            state_dict: dict[str, torch.Tensor] | None,
-            checkpoint_files: list[str] | None,
-            load_config: Any,
-            expected_keys: list[str] | None = None,
-        ) -> Any:
-            if state_dict is not None:
-                return original(model, state_dict, checkpoint_files, load_config, expected_keys)
-            _refuse_disk(load_config.device_map)
-            weights = dict(_weights(model, expected_keys, make))
-            # These keys are the model's own: nothing is to be renamed, merged or split.
-            loaded = original(model, weights, None, replace(load_config, weight_mapping=[]), expected_keys)
-            for _, buffer in model.named_buffers():
-                initialise_again(buffer)
-            return loaded
-
-        return fill
-
+    is_new = knows_load_config(models)
+    dtype = partial(_typed if is_new else _typed_of_4, sources)
+    load = partial(_filled if is_new else _filled_of_4, make)
     steps = {"files": files, "dtype": dtype, "load": load, "placement": partial(_whole, demand_room)}
     replace_steps(models, lambda name, step: steps[name](step))
     models.get_hf_quantizer = _checked(models.get_hf_quantizer)
+
+
+def _typed(sources: list[Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the type of the weights be known that no config says, though no file of them is looked for."""
+
+    @wraps(original)
+    def choose(dtype: Any, checkpoint_files: Any, config: Any, *args: Any) -> Any:
+        if dtype == "auto" and getattr(config, "dtype", None) is None and not checkpoint_files:
+            dtype = _stored_dtype(sources[0])
+        return original(dtype, checkpoint_files, config, *args)
+
+    return choose
+
+
+def _typed_of_4(sources: list[Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for transformers before 5."""
+
+    @wraps(original)
+    def choose(cls: Any, dtype: Any, checkpoint_files: Any, config: Any, *args: Any) -> Any:
+        if dtype == "auto" and getattr(config, "dtype", None) is None and checkpoint_files == [_UNREAD]:
+            dtype = _stored_dtype(sources[0])
+        return original(cls, dtype, checkpoint_files, config, *args)
+
+    return choose
+
+
+def _filled(make: Make, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a model be filled with fakes."""
+
+    @wraps(original)
+    def fill(
+        model: Any,
+        state_dict: dict[str, torch.Tensor] | None,
+        checkpoint_files: list[str] | None,
+        load_config: Any,
+        expected_keys: list[str] | None = None,
+    ) -> Any:
+        if state_dict is not None:
+            return original(model, state_dict, checkpoint_files, load_config, expected_keys)
+        _refuse_disk(load_config.device_map)
+        weights = dict(_weights(model, expected_keys, make))
+        # These keys are the model's own: nothing is to be renamed, merged or split.
+        loaded = original(model, weights, None, replace(load_config, weight_mapping=[]), expected_keys)
+        for _, buffer in model.named_buffers():
+            initialise_again(buffer)
+        return loaded
+
+    return fill
+
+
+def _filled_of_4(make: Make, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for transformers before 5."""
+
+    @wraps(original)
+    def fill(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **options: Any) -> Any:
+        if state_dict is not None:
+            return original(model, state_dict, checkpoint_files, *args, **options)
+        _refuse_disk(options.get("device_map"))
+        weights = dict(_weights(model, None, make))
+        return original(model, weights, None, *args, **{**options, "key_mapping": None})
+
+    return fill
 
 
 def _whole(demand_room: DemandRoom, original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a model that is placed automatically lie on the device with all of its parts, or not fit."""
 
     @wraps(original)
-    def place(model: Any, device_map: Any, max_memory: Any, hf_quantizer: Any) -> Any:
+    def place(model: Any, device_map: Any, max_memory: Any, hf_quantizer: Any, *more: Any) -> Any:
         if not isinstance(device_map, str):
-            return original(model, device_map, max_memory, hf_quantizer)
+            return original(model, device_map, max_memory, hf_quantizer, *more)
         try:
-            placed: dict[str, Any] = original(model, device_map, max_memory, hf_quantizer)
+            placed: dict[str, Any] = original(model, device_map, max_memory, hf_quantizer, *more)
         except ValueError:  # of weights that are quantised none may lie elsewhere
             if hf_quantizer is None:
                 raise
@@ -440,14 +481,14 @@ def _stored_dtype(source: Any) -> torch.dtype:
     """Return the first floating-point type of a model's files that lie here; fp32 where there are none."""
     folder = Path(str(source))
     if not folder.is_dir():
-        with suppress(HFValidationError):
-            cached = try_to_load_from_cache(str(source), "config.json")
+        with suppress(ValueError):  # it is no name of a repository
+            cached = import_module("huggingface_hub").try_to_load_from_cache(str(source), "config.json")
             folder = Path(cached).parent if isinstance(cached, str) else folder
     for file in sorted(folder.glob("*.safetensors"))[:1]:
-        with suppress(LoadError):
-            for tensor in read_safetensors_header(file).tensors.values():
-                if tensor.dtype.is_floating_point:
-                    return tensor.dtype
+        with file.open("rb") as opened:
+            for dtype in stored_dtypes(opened):
+                if dtype.is_floating_point:
+                    return dtype
     return torch.float32
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from dryfit.meta.private_apis.torch_modes import schema_of
+from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.settings.devices import KnownGpu, ProductPrecision, device_rates
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.rehearsal_messages import StepWork
 
 # Floating-point operations of matrix products, convolutions and attention, forward and backward.

@@ -5,6 +5,7 @@ The process behind the wall notes what it saves (:class:`Saved`); the process ou
 """
 
 import hashlib
+import json
 import os
 import stat
 from collections import Counter
@@ -13,12 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
-
 from dryfit.settings.errors import FileError
-from dryfit.settings.files import read_bounded
+from dryfit.settings.files import read_bounded, write_bytes_atomic
 from dryfit.settings.rehearsal_messages import Muted
-from dryfit.settings.wire import write_bytes_atomic
 
 SAVES_FILE: Final = "saves.json"
 """In the folder of the process's own: what it has saved."""
@@ -44,7 +42,16 @@ class Save(NamedTuple):
     digest: str
 
 
-_SAVES: Final = TypeAdapter(list[Save])
+def _save(path: str, lacks: int, size: int, digest: str) -> Save:
+    """Return what was noted, if it can have been.
+
+    Raises:
+        TypeError: It cannot.
+    """
+    save = Save(path, lacks, size, digest)
+    if [type(one) for one in save] != [str, int, int, str]:
+        raise TypeError(f"{save} is no file that was saved")
+    return save
 
 
 class Saved:
@@ -90,14 +97,14 @@ class Saved:
 
     def write(self, file: Path) -> None:
         """Write it for the process outside."""
-        write_bytes_atomic(file, _SAVES.dump_json(self.saves), durable=False)
+        write_bytes_atomic(file, json.dumps(self.saves).encode(), durable=False)
 
     @classmethod
     def read(cls, file: Path) -> "Saved":
         """Read what was written; nothing where nothing was, or where the script has put something else there."""
         saved = cls()
-        with suppress(FileNotFoundError, FileError, ValidationError):
-            saved.saves = _SAVES.validate_json(read_bounded(file, _MOST_BYTES))
+        with suppress(FileNotFoundError, FileError, TypeError, ValueError):
+            saved.saves = [_save(*one) for one in json.loads(read_bounded(file, _MOST_BYTES))]
         return saved
 
 

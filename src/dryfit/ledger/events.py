@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from dryfit.settings.choices import Direction
 from dryfit.settings.devices import HERE, with_node
 from dryfit.settings.errors import Action, FailureKind
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.task_facts import TaskName
 from dryfit.settings.training_messages import BaselinesResult, ResolveResult

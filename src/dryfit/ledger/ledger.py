@@ -17,9 +17,8 @@ from dryfit.ledger.events import EVENT, Event
 from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.lock import busy, lock_owner, locked
 from dryfit.settings.errors import InternalError, LedgerError
-from dryfit.settings.files import is_at, open_regular, reading, whole_lines
+from dryfit.settings.files import is_at, open_regular, reading, sync_path, whole_lines
 from dryfit.settings.text import LineTail
-from dryfit.settings.wire import sync_path
 
 _KEPT_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 20

@@ -11,8 +11,8 @@ from typing import Final, Protocol, TypeAlias, TypeVar, cast, overload
 from dryfit.ledger.events import ComparabilityKey, FailureFacts, NodeJoined, NodeLost, Observed, ParallelSet
 from dryfit.settings.devices import HERE, cpu_of, on_cpu
 from dryfit.settings.errors import PERMITTED, Action, FailureKind, InternalError, PastFailure
-from dryfit.settings.execution import DeviceKind, DeviceSpec
-from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads
 from dryfit.settings.wire import VALIDATING

@@ -7,17 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dryfit.gpu.slots import leaks
     from dryfit.meta.construction import build, meta_init, on_meta
     from dryfit.meta.filling import materialise
     from dryfit.meta.moves import move
     from dryfit.meta.propagation import shapes
-    from dryfit.meta.slots import leaks
     from dryfit.settings.check_messages import LoadReport
 
 _HOMES = {
     "LoadReport": "dryfit.settings.check_messages",
     "build": "dryfit.meta.construction",
-    "leaks": "dryfit.meta.slots",
+    "leaks": "dryfit.gpu.slots",
     "materialise": "dryfit.meta.filling",
     "meta_init": "dryfit.meta.construction",
     "move": "dryfit.meta.moves",

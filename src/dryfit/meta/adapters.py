@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from dryfit.gpu.offline_import import keep_offline
 from dryfit.meta.checkpoint_files import ADAPTER_STEM, CheckpointFiles, FolderSource, ModelSource, open_checkpoint
 from dryfit.meta.configs import check_entries
 from dryfit.meta.construction import build
 from dryfit.meta.file_formats import parse_json
 from dryfit.meta.filling import fill
 from dryfit.meta.matching import LoadOptions, memory_of, targets
-from dryfit.meta.offline_import import keep_offline
 from dryfit.settings.errors import ConfigError, LoadError, MachineError
 from dryfit.settings.text import brief
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dryfit.meta.private_apis import transformers_steps
-from dryfit.meta.private_apis.torch_modes import (
+from dryfit.gpu.private_apis import transformers_steps
+from dryfit.gpu.private_apis.torch_modes import (
     IS_META,
     LOADS_STATE,
     MODES,
@@ -23,10 +23,10 @@ from dryfit.meta.private_apis.torch_modes import (
     schema_of,
     without_dispatch_modes,
 )
-from dryfit.meta.private_apis.torch_modules import MODULES
-from dryfit.meta.private_apis.torch_tensors import TENSORS, storage_key
+from dryfit.gpu.private_apis.torch_modules import MODULES
+from dryfit.gpu.private_apis.torch_tensors import TENSORS, storage_key
+from dryfit.gpu.slots import SlotKind, is_plain, put, slots
 from dryfit.meta.propagation import is_mapped, refuse_real_inputs
-from dryfit.meta.slots import SlotKind, is_plain, put, slots
 from dryfit.meta.tape import UNINITIALISED, Tape, drawing, is_deferred, leaves, mapped, takes, tape_of
 from dryfit.settings.errors import LoadError
 from dryfit.settings.private_names import require

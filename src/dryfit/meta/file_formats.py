@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.meta.private_apis.torch_modes import without_function_modes
+from dryfit.gpu.private_apis.torch_modes import without_function_modes
 from dryfit.settings.errors import LoadError
 from dryfit.settings.text import few
 from dryfit.settings.wire import unique_keys

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from dryfit.gpu.private_apis.torch_modes import MODES, without_dispatch_modes, without_function_modes
+from dryfit.gpu.private_apis.torch_modules import MODULES
+from dryfit.gpu.private_apis.torch_tensors import TENSORS, on_same_memory
+from dryfit.gpu.slots import current, put
 from dryfit.meta.checkpoint_files import CheckpointFiles, open_checkpoint
 from dryfit.meta.file_formats import FileGuard
 from dryfit.meta.keys import Conversion, StoredSlice, parts_of_sources
 from dryfit.meta.matching import LoadOptions, Match, Missing, Target, match
 from dryfit.meta.moves import existing_device, refuse_early_optimizers
-from dryfit.meta.private_apis.torch_modes import MODES, without_dispatch_modes, without_function_modes
-from dryfit.meta.private_apis.torch_modules import MODULES
-from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
 from dryfit.meta.private_apis.transformers_models import MODELS, kept_in_fp32
 from dryfit.meta.propagation import allow_real_inputs, is_mapped, watch_files
 from dryfit.meta.reading import CheckpointReader, ReadMode
-from dryfit.meta.slots import current, put
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.settings.check_messages import LoadReport, TensorOrigin
 from dryfit.settings.errors import InternalError, LoadError

@@ -20,8 +20,8 @@ from transformers.core_model_loading import (
     dot_natural_key,
 )
 
+from dryfit.gpu.private_apis.torch_modules import COMPILED, children_of
 from dryfit.meta.file_formats import StoredTensor
-from dryfit.meta.private_apis.torch_modules import COMPILED, children_of
 from dryfit.meta.private_apis.transformers_models import useless_keys
 from dryfit.settings.errors import LoadError
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from dryfit.gpu.private_apis.torch_tensors import storage_key
+from dryfit.gpu.slots import Slot, SlotKind, is_plain, slots
 from dryfit.meta.checkpoint_files import CheckpointFiles
 from dryfit.meta.file_formats import StoredTensor
 from dryfit.meta.keys import Conversion, KeyMap, StoredSlice, map_keys
-from dryfit.meta.private_apis.torch_tensors import storage_key
 from dryfit.meta.private_apis.transformers_models import computed_keys
 from dryfit.meta.reading import ReadMode
-from dryfit.meta.slots import Slot, SlotKind, is_plain, slots
 from dryfit.meta.tape import is_deferred
 from dryfit.settings.errors import LoadError
 from dryfit.settings.text import few

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 from torch.optim import Optimizer
 
-from dryfit.meta.private_apis.torch_fakes import FakeTensor
-from dryfit.meta.private_apis.torch_modes import MODES, is_traceable_wrapper_subclass
-from dryfit.meta.private_apis.torch_modules import MODULES, parameters_of
-from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory, storage_key, takes_data
-from dryfit.meta.slots import Slot, SlotKind, leaks, put, slots
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor
+from dryfit.gpu.private_apis.torch_modes import MODES, is_traceable_wrapper_subclass
+from dryfit.gpu.private_apis.torch_modules import MODULES, parameters_of
+from dryfit.gpu.private_apis.torch_tensors import TENSORS, on_same_memory, storage_key, takes_data
+from dryfit.gpu.slots import Slot, SlotKind, leaks, put, slots
 from dryfit.settings.errors import LoadError, MachineError
 from dryfit.settings.private_names import require
 from dryfit.settings.text import few, gib

@@ -25,17 +25,17 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from dryfit.gpu.private_apis.torch_modes import without_dispatch_modes
+from dryfit.gpu.slots import slots
 from dryfit.meta.checkpoint_files import ModelSource, local_folder, open_checkpoint, weights_folder
 from dryfit.meta.configs import UNFIT, is_quantised, load_config, set_dropouts
 from dryfit.meta.construction import build
 from dryfit.meta.file_formats import StoredTensor
 from dryfit.meta.filling import REPORT, fill, kept_in_fp32_patterns
 from dryfit.meta.matching import LoadOptions, Missing
-from dryfit.meta.private_apis.torch_modes import without_dispatch_modes
 from dryfit.meta.private_apis.transformers_auto import AUTO, classes_of
 from dryfit.meta.quantised_layers import LayerSize, Quantiser, check_backend, expect_stored, quantiser_of
 from dryfit.meta.reading import ReadMode
-from dryfit.meta.slots import slots
 from dryfit.settings.check_messages import LoadReport
 from dryfit.settings.choices import Precision
 from dryfit.settings.errors import ConfigError, LoadError

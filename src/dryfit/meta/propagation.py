@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from transformers import Cache
 
-from dryfit.meta.file_formats import FileGuard
-from dryfit.meta.private_apis.torch_fakes import (
+from dryfit.gpu.private_apis.torch_fakes import (
     FAKES,
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,9 +20,10 @@ from dryfit.meta.private_apis.torch_fakes import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from dryfit.meta.private_apis.torch_modes import MODES, tree_leaves, tree_map
-from dryfit.meta.private_apis.torch_modules import MODULES, hook_tables, parameters_of, pre_hooks
-from dryfit.meta.slots import slots
+from dryfit.gpu.private_apis.torch_modes import MODES, tree_leaves, tree_map
+from dryfit.gpu.private_apis.torch_modules import MODULES, hook_tables, parameters_of, pre_hooks
+from dryfit.gpu.slots import slots
+from dryfit.meta.file_formats import FileGuard
 from dryfit.settings.errors import LoadError
 from dryfit.settings.private_names import require
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from dryfit.gpu.offline_import import import_offline
 from dryfit.meta.file_formats import StoredTensor
-from dryfit.meta.offline_import import import_offline
 from dryfit.settings.choices import BaseFormat
 from dryfit.settings.errors import LoadError, MachineError
 from dryfit.settings.execution import WeightFormat

@@ -15,10 +15,10 @@ from typing import Final, Self
 
 import torch
 
+from dryfit.gpu.private_apis.torch_modes import without_function_modes
 from dryfit.meta.checkpoint_files import CheckpointFiles
 from dryfit.meta.file_formats import StoredTensor, changed, open_file
 from dryfit.meta.keys import StoredSlice, spans
-from dryfit.meta.private_apis.torch_modes import without_function_modes
 from dryfit.settings.errors import LoadError
 from dryfit.settings.text import few
 

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import torch
 
-from dryfit.meta.private_apis.torch_modes import (
+from dryfit.gpu.private_apis.torch_modes import (
     OpOverload,
     TorchDispatchMode,
     schema_of,
     without_dispatch_modes,
     without_function_modes,
 )
-from dryfit.meta.private_apis.torch_tensors import storage_key
+from dryfit.gpu.private_apis.torch_tensors import storage_key
 from dryfit.settings.errors import LoadError
 from dryfit.settings.splits import derive_seed
 

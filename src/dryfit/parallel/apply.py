@@ -11,10 +11,10 @@ from torch.autograd import Function
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from dryfit.gpu.private_apis.torch_modules import MODULES, parameters_of
+from dryfit.gpu.private_apis.torch_tensors import TENSORS, on_same_memory
+from dryfit.gpu.slots import put_all
 from dryfit.meta.keys import StoredSlice
-from dryfit.meta.private_apis.torch_modules import MODULES, parameters_of
-from dryfit.meta.private_apis.torch_tensors import TENSORS, on_same_memory
-from dryfit.meta.slots import put_all
 from dryfit.parallel.collectives import Ranks, RegionStream, agree
 from dryfit.parallel.vocabulary_loss import ShardedScores
 from dryfit.settings.errors import ShardError

@@ -12,11 +12,11 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from dryfit.gpu.private_apis.torch_modes import MODES, OpOverload, schema_of
+from dryfit.gpu.private_apis.torch_modules import MODULES, children_of, replace_children
+from dryfit.gpu.private_apis.torch_operators import OPERATORS
+from dryfit.gpu.slots import Slot, SlotKind, replaced
 from dryfit.meta.private_apis.torch_capture import CAPTURE, HigherOrderOperator, TorchDynamoException
-from dryfit.meta.private_apis.torch_modes import MODES, OpOverload, schema_of
-from dryfit.meta.private_apis.torch_modules import MODULES, children_of, replace_children
-from dryfit.meta.private_apis.torch_operators import OPERATORS
-from dryfit.meta.slots import Slot, SlotKind, replaced
 from dryfit.parallel import marks
 from dryfit.parallel.graph import ENTER, LEAVE, Arg, Graph, Leaf, LeafRole, Node, Origin, Ref, Value, refs_in
 from dryfit.parallel.marks import modules_marked, numbers_of, numbers_probed, paths

@@ -14,10 +14,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from dryfit.gpu.private_apis.torch_modes import MODES, tree_map_only
+from dryfit.gpu.private_apis.torch_tensors import TENSORS, is_view
+from dryfit.gpu.slots import Slot, SlotKind, put_all
 from dryfit.meta.keys import StoredSlice
-from dryfit.meta.private_apis.torch_modes import MODES, tree_map_only
-from dryfit.meta.private_apis.torch_tensors import TENSORS, is_view
-from dryfit.meta.slots import Slot, SlotKind, put_all
 from dryfit.parallel.collectives import RegionStream, agree
 from dryfit.parallel.layout import (
     Gathered,

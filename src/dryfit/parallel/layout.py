@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from dryfit.gpu.slots import put_all
 from dryfit.meta.adapters import adapter_state
 from dryfit.meta.checkpoint_files import open_checkpoint
 from dryfit.meta.filling import fill, unwrapped
@@ -20,7 +21,6 @@ from dryfit.meta.keys import StoredSlice
 from dryfit.meta.matching import LoadOptions
 from dryfit.meta.pretrained import Kind, empty_stack, fill_frozen
 from dryfit.meta.reading import CheckpointReader, ReadMode
-from dryfit.meta.slots import put_all
 from dryfit.meta.tape import is_deferred
 from dryfit.parallel.processes import ProcessGroup, RankGroup, SingleProcess
 from dryfit.settings.check_messages import LoadReport

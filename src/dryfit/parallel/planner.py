@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from dryfit.meta.slots import Slot, SlotKind, replaced
+from dryfit.gpu.slots import Slot, SlotKind, replaced
 from dryfit.parallel.apply import shards_of
 from dryfit.parallel.capture import OTHER, SMALL, CannotFollow, Inputs, capture, follow, for_all_layers, shortened
 from dryfit.parallel.choose import TOKENS, ShardedAxes, choose

@@ -26,7 +26,8 @@ from dryfit.processes.channel import ChildChannel, Peers
 from dryfit.processes.process import die_with_parent
 from dryfit.settings.devices import devices_of
 from dryfit.settings.errors import CommError
-from dryfit.settings.execution import DeviceKind, ExecutionPlan
+from dryfit.settings.execution import ExecutionPlan
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.text import few
 
 T = TypeVar("T")

@@ -19,10 +19,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from dryfit.meta.private_apis.torch_modules import children_of
+from dryfit.gpu.private_apis.torch_modules import children_of
+from dryfit.gpu.slots import Slot, floats_of, slots
 from dryfit.meta.private_apis.transformers_models import chooses_experts
 from dryfit.meta.propagation import allow_real_inputs
-from dryfit.meta.slots import Slot, floats_of, slots
 from dryfit.meta.tape import is_deferred, tape_of
 from dryfit.parallel.apply import check_plan, connect, mark_sharded, shards_of, slice_tensor, slices_of
 from dryfit.parallel.capture import OF_EACH_KIND, kind_of, outermost_lists, renamed

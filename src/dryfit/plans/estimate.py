@@ -10,11 +10,12 @@ from typing import final
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import Replay, min_cap, replay, sequences
 from dryfit.gpu.constants import DeviceConstants, margin_bytes
-from dryfit.gpu.events import Label, Segment, SegmentKind, Shape, Tracer, Variant
-from dryfit.gpu.timeline import Timeline, compose, end_bytes
+from dryfit.gpu.events import Label, Segment, SegmentKind, Shape
+from dryfit.plans.timeline import Timeline, compose, end_bytes
 from dryfit.plans.trace_store import FitPlan, SegmentFit, TraceStore, fit, plan_fits, regime
-from dryfit.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
-from dryfit.settings.memory_plan import MemoryCategory, MemoryPlan, PeakAt, StepPhase, WorstBatch
+from dryfit.plans.tracer import Tracer, Variant
+from dryfit.settings.memory_plan import MemoryPlan, WorstBatch
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, MemoryCategory, OptimizerImpl, PeakAt, StepPhase
 
 # Segments for the memory estimate: from a recorded trace, else from a checked fit, else from a new trace.
 

@@ -17,9 +17,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dryfit.gpu.events import Label, Segment, SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import peak_bytes
-from dryfit.settings.memory_plan import MemoryCategory, MemoryPlan, StepPhase
+from dryfit.gpu.events import Label, Segment, SegmentKind, Shape
+from dryfit.plans.timeline import peak_bytes
+from dryfit.plans.tracer import Variant
+from dryfit.settings.memory_plan import MemoryPlan
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.sharding import Sent
 from dryfit.settings.tables import Settings
 from dryfit.settings.version import PACKAGE_FOLDER

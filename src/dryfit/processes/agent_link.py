@@ -19,9 +19,9 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.processes.connection import Connection, Inbox, Outbox, TlsBytes, agent_context
 from dryfit.processes.node_messages import FROM_CONTROL, FromControl, Identity, Left, News, Side, new_token
 from dryfit.settings.errors import ConfigError, FileError, MachineError
-from dryfit.settings.files import read_bounded
+from dryfit.settings.files import read_bounded, write_model
 from dryfit.settings.version import VERSION
-from dryfit.settings.wire import Wire, write_model
+from dryfit.settings.wire import Wire
 
 # Versions and code hash of an installation, and the identity of machine and process; compared when an agent joins.
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from dryfit.settings.files import open_regular
+from dryfit.settings.files import open_regular, read_model, write_text_atomic
 from dryfit.settings.jobs import ChildResult
 from dryfit.settings.secrets import redacted_json
 from dryfit.settings.training_messages import StopReason
@@ -26,8 +26,6 @@ from dryfit.settings.wire import (
     Phase,
     Report,
     Verdict,
-    read_model,
-    write_text_atomic,
 )
 
 T = TypeVar("T")

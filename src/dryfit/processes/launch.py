@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from dryfit.ledger.folder import StudyLayout
 from dryfit.processes.helpers import python_command
 from dryfit.settings.errors import FileError, MachineError
-from dryfit.settings.files import appending, read_bounded
+from dryfit.settings.files import appending, read_bounded, write_model
 from dryfit.settings.study_file import NodesSettings
-from dryfit.settings.wire import Wire, write_model
+from dryfit.settings.wire import Wire
 
 _SCRIPT = """\
 #!/bin/bash

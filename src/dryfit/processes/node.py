@@ -17,7 +17,7 @@ from dryfit.processes.child_spec import ChildEvent, ChildMessage, ChildSpec
 from dryfit.processes.gpus import GpuMonitor, GpuState
 from dryfit.settings.devices import HERE, devices_of, visible_devices
 from dryfit.settings.errors import ConfigError, MachineError
-from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.secrets import public_environment
 from dryfit.settings.training_messages import ResolveResult
 from dryfit.settings.wire import Started, Verdict

@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from dryfit.settings.devices import HERE, cpu_of, device_in_words, devices_of, node_of, on_cpu, overlap, place_in_words
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.text import few, gib
 
 BYPASSED_MOST = 8

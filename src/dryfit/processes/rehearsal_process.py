@@ -12,23 +12,21 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from dryfit.processes.helpers import kill_leftovers, python_command
 from dryfit.processes.process import ended_by_signals
+from dryfit.processes.user_python import code_folder, command
 from dryfit.processes.wall import Places, claimed_folder, remove
 from dryfit.settings.errors import ChildError, FileError
-from dryfit.settings.files import read_bounded
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.files import read_bounded, write_model
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.rehearsal_messages import REHEARSED_VARIABLE, RehearsalAnswer, RehearsalRequest, ScriptEnd
 from dryfit.settings.secrets import redacted, redacted_json, secrets_of
-from dryfit.settings.wire import write_model
 
 CHILD_MODULE: Final = "dryfit.gpu"
 
@@ -61,6 +59,7 @@ class RehearsalSurroundings:
         import_paths: Folders to import from, beside those of a new interpreter.
         folder: Its working directory.
         module: The module that is run with the request's file.
+        python: The interpreter, where it is another one than dryfit's own.
     """
 
     environment: Mapping[str, str]
@@ -68,6 +67,16 @@ class RehearsalSurroundings:
     import_paths: tuple[str, ...] = ()
     folder: Path | None = None
     module: str = CHILD_MODULE
+    python: Path | None = None
+
+    @contextmanager
+    def command(self, request: Path) -> Generator[list[str], None, None]:
+        """Provide the command that runs the module with a request's file; what it needs is there within the block."""
+        if self.python is None:
+            yield python_command(self.module, str(request))
+            return
+        with code_folder() as code:
+            yield command(self.python, code, self.module, str(request))
 
     def variables(self) -> dict[str, str]:
         """Return the environment of the process: no GPU, unbuffered output, a stack where it crashes."""
@@ -117,7 +126,8 @@ def run_rehearsal(
         places = {"scratch_dir": str(place), "answer_file": str(file), "parent_pid": os.getpid()}
         write_model(place / "request.json", request.model_copy(update=places), durable=False)
         limit_s = _LIMIT_FACTOR * request.timeout_s + _LIMIT_EXTRA_S
-        end = _run(place, surroundings, on_output, limit_s)
+        with surroundings.command(place / "request.json") as words:
+            end = _run(words, place, surroundings, on_output, limit_s)
         secrets = secrets_of(surroundings.environment)
         answer = _answer(file, secrets) or _without_answer(request, end, secrets)
     if end.is_interrupted:
@@ -152,9 +162,11 @@ def broke(answer: RehearsalAnswer) -> bool:
     return answer.end is ScriptEnd.FAILED and (bool(answer.out_of_memory) or answer.killed_by in _CRASHES)
 
 
-def _run(folder: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float) -> _End:
+def _run(
+    words: Sequence[str], folder: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float
+) -> _End:
     process = subprocess.Popen(
-        python_command(surroundings.module, str(folder / "request.json")),
+        words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -253,7 +265,7 @@ def _answer(file: Path, secrets: Mapping[str, str]) -> RehearsalAnswer | None:
         return RehearsalAnswer.model_validate_json(redacted_json(text, secrets))
     except FileNotFoundError:
         return None
-    except (ValidationError, FileError) as error:
+    except (ValueError, FileError) as error:
         raise ChildError("reading the answer of a rehearsal", f"it is no answer: {error}") from error
 
 

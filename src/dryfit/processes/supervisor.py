@@ -36,11 +36,11 @@ from dryfit.processes.evidence import dump_stacks
 from dryfit.processes.failures import CRASH_SIGNALS
 from dryfit.processes.helpers import end_helper, kill_session, python_command, start_helper, sweep, wait_gone
 from dryfit.settings.errors import InternalError, MachineError, PoisonedError
-from dryfit.settings.files import first_error_wins
+from dryfit.settings.files import first_error_wins, write_model
 from dryfit.settings.jobs import ChildRequest, ChildResult
 from dryfit.settings.secrets import secrets_of
 from dryfit.settings.study_file import Isolation
-from dryfit.settings.wire import REQUEST_FILE, STACKS_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict, write_model
+from dryfit.settings.wire import REQUEST_FILE, STACKS_FILE, STOP_FILE, VERDICT_FILE, Note, Verdict
 
 # The control process's connection to its fork server: starts it, sends requests, and receives messages.
 

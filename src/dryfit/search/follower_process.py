@@ -34,10 +34,10 @@ from dryfit.search.optuna_follower import OptunaTrials, open_storage
 from dryfit.search.tensorboard_follower import TensorBoardFiles
 from dryfit.search.trackio_follower import TrackioRuns
 from dryfit.search.wandb_follower import WandbRuns
+from dryfit.settings.files import write_text_atomic
 from dryfit.settings.secrets import redacted, secrets_of, url_secrets
 from dryfit.settings.study_file_checks import Tracker, TrackerName
 from dryfit.settings.text import LineTail
-from dryfit.settings.wire import write_text_atomic
 
 _LINES = 500
 """So many are written before the position is noted."""

@@ -13,13 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from dryfit.settings.memory_plan import Effect, ExecutionChoice, StepPhase
-from dryfit.settings.rehearsal_messages import ArgumentValue, RehearsalAnswer, SeenArguments
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import Effect, StepPhase
+from dryfit.settings.rehearsal_messages import (
+    ACCUMULATION,
+    BATCH,
+    CHECKPOINTING,
+    EVALUATION_BATCH,
+    ArgumentValue,
+    RehearsalAnswer,
+    SeenArguments,
+)
 
-BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
-EVALUATION_BATCH = "per_device_eval_batch_size"
-CHECKPOINTING: Final = ("activation_checkpointing", "gradient_checkpointing")
-"""The names of one argument, of which a version of transformers has one or both; the newer name first."""
 _MOST_CHANGES: Final = 16
 _CERTAIN = 1.02
 """Fragmentation moves what is needed by less."""

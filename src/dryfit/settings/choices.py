@@ -1,8 +1,9 @@
 """Enumerations of a study file's choices, and the presets. Standard library only."""
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Final, Literal, TypeAlias
+
+from dryfit.settings.older_python import StrEnum
 
 # Enumerations of a study file's choices. Standard library only: the command line's help imports them at once.
 

@@ -4,12 +4,12 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import groupby
 from typing import Final
 
 from dryfit.settings.errors import ConfigError, MachineError
-from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
+from dryfit.settings.older_python import StrEnum
 from dryfit.settings.text import parse_bytes
 
 # Known GPUs by name, with memory, compute capability and published rates, to plan for without having the device.

@@ -1,7 +1,9 @@
 """Errors of dryfit, and the kinds of failure that end a trial."""
 
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
+
+from dryfit.settings.older_python import StrEnum
 
 # All exceptions of dryfit.
 #

@@ -1,6 +1,5 @@
 """Execution of trials: settings and plans that change memory and time, never what is learned."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from pydantic import Field, model_validator
 
 from dryfit.settings.choices import BaseFormat, Precision
 from dryfit.settings.errors import ConfigError
+from dryfit.settings.memory_terms import Allocator, DeviceKind, OptimizerImpl
 from dryfit.settings.sharding import AUTO
 from dryfit.settings.tables import LoraSettings, Settings, TrainSettings, TrialSettings
 from dryfit.settings.task_facts import TaskName, facts_of
@@ -125,29 +125,6 @@ def eval_rows(micro_batch: int, eval_batch: int | None) -> int:
     return eval_batch or min(_EVAL_ROWS_MOST, _EVAL_ROWS_PER_TRAINING_ROW * micro_batch)
 
 
-class DeviceKind(StrEnum):
-    """Where tensors live."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class OptimizerImpl(StrEnum):
-    """Implementation of an optimizer's arithmetic: results agree up to rounding, memory and time differ."""
-
-    AUTO = "auto"
-    FUSED = "fused"
-    FOREACH = "foreach"
-    PLAIN = "plain"
-
-
-class Allocator(StrEnum):
-    """How PyTorch's CUDA caching allocator takes memory from the device."""
-
-    EXPANDABLE = "expandable"
-    NATIVE = "native"
-
-
 class UnknownPolicy(StrEnum):
     """What to do with a trial whose memory cannot be planned."""
 
@@ -155,26 +132,6 @@ class UnknownPolicy(StrEnum):
     """Run it as configured, with no other trial beside it."""
     REFUSE = "refuse"
     """Refuse it, as if it did not fit."""
-
-
-class DeviceSpec(Settings):
-    """A device to plan for, real or invented.
-
-    Attributes:
-        name: The user's or the driver's name.
-        capacity_bytes: Its memory, as in ``torch.cuda.get_device_properties().total_memory``.
-        capability: CUDA compute capability, which decides kernels and workspaces.
-    """
-
-    name: str
-    kind: DeviceKind = DeviceKind.CUDA
-    capacity_bytes: int = Field(gt=0)
-    capability: tuple[int, int] = (8, 0)
-
-
-def smallest_device(devices: Sequence[DeviceSpec]) -> DeviceSpec | None:
-    """Return the device with the least memory, the first of equals; None without any."""
-    return min(devices, key=lambda device: device.capacity_bytes, default=None)
 
 
 class PlanSubject(Settings):

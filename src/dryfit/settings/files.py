@@ -2,12 +2,13 @@
 
 import errno
 import os
+import shutil
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
 from dryfit.settings.errors import FileError
 
@@ -158,3 +159,105 @@ def is_at(fd: int, path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return os.path.samestat(os.fstat(fd), there)
+
+
+# Files that are written atomically, and messages in them.
+
+
+_MOST_BYTES = 1 << 28
+
+
+class Message(Protocol):
+    """What can be written as JSON: a model of pydantic, or a record."""
+
+    def model_dump_json(self) -> str:
+        """Return it as JSON."""
+        ...
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes, /) -> Any:
+        """Read it from JSON."""
+        ...
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def sync_path(path: Path) -> None:
+    """Make what a file holds, or the names in a folder, survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make everything below a folder survive a power cut."""
+    for path in (*folder.rglob("*"), folder):
+        sync_path(path)
+
+
+def empty_beside(folder: Path) -> Path:
+    """Make an empty folder beside one, to be filled and renamed to it; what an earlier process left there goes."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> None:
+    """Add text files to a folder, sync it, and move it to its place by one rename.
+
+    Args:
+        temporary: The folder, beside its final place.
+        folder: The final place; an existing folder is removed.
+        texts: The files' contents, by name.
+    """
+    for name, content in texts.items():
+        (temporary / name).write_text(content, encoding="utf-8")
+    sync_tree(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+    sync_path(folder.parent)
+
+
+def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a text as UTF-8, as :func:`write_bytes_atomic` does."""
+    write_bytes_atomic(path, text.encode("utf-8"), durable=durable)
+
+
+def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file atomically: a reader sees the old or the new content, also after a kill at any moment.
+
+    Args:
+        durable: Survive a power cut too (two fsyncs); not needed if the content can be made again.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if durable:
+        sync_path(path.parent)
+
+
+def write_model(path: Path, model: Message, *, durable: bool = True) -> None:
+    """Write a message as one JSON object, atomically."""
+    write_text_atomic(path, model.model_dump_json(), durable=durable)
+
+
+def read_model(path: Path, cls: type[MessageT]) -> MessageT | None:
+    """Read a message; None if there is no file.
+
+    Raises:
+        ValueError: The file holds something else.
+        FileError: It is no regular file, or has no bounds.
+    """
+    try:
+        text = read_bounded(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    return cls.model_validate_json(text)

@@ -6,8 +6,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from dryfit.settings.errors import ExitStatus
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import MemoryCategory
+from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory
 from dryfit.settings.tables import Settings
 from dryfit.settings.text import Shown
 

@@ -3,86 +3,11 @@
 All bytes are integers; ``GiB`` in texts is 2**30 bytes.
 """
 
-from enum import StrEnum
-
 from pydantic import Field
 
-from dryfit.settings.execution import ExecutionPlan, OptimizerImpl, eval_rows
+from dryfit.settings.execution import ExecutionPlan, eval_rows
+from dryfit.settings.memory_terms import Effect, MemoryCategory, OptimizerImpl, PeakAt, StepPhase
 from dryfit.settings.tables import Settings
-
-
-class StepPhase(StrEnum):
-    """The phase of a trial in which memory is allocated."""
-
-    LOAD = "load"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    CLIP = "clip"
-    OPTIMIZER = "optimizer"
-    EVALUATE = "evaluate"
-    SAVE = "save"
-
-
-class MemoryCategory(StrEnum):
-    """The purpose of allocated memory."""
-
-    WEIGHTS = "weights"
-    ADAPTERS = "adapters"
-    GRADIENTS = "gradients"
-    OPTIMIZER = "optimizer"
-    ACTIVATIONS = "activations"
-    TEMPORARIES = "temporaries"
-    INPUTS = "inputs"
-    WORKSPACES = "workspaces"
-
-
-class Confidence(StrEnum):
-    """How well a plan was calibrated against measurements."""
-
-    CALIBRATED = "calibrated"
-    """Constants and errors were measured on this device type."""
-    FAMILY = "family"
-    """They were measured on another device of the same compute capability."""
-    UNCALIBRATED = "uncalibrated"
-    """They come from documentation and source code."""
-
-
-class Effect(StrEnum):
-    """How a change of the plan affects the experiment."""
-
-    EXACT = "exact"
-    """The same numbers."""
-    NUMERICS = "numerics"
-    """Equal up to rounding."""
-    SEMANTICS = "semantics"
-    """Another experiment: only ever suggested."""
-
-
-class VerdictKind(StrEnum):
-    """The planner's verdict."""
-
-    FITS = "fits"
-    FITS_WITH = "fits_with"
-    REFUSED = "refused"
-    UNKNOWN = "unknown"
-
-    @property
-    def fits(self) -> bool:
-        """Whether the trial fits, as asked or with changes that keep the experiment."""
-        return self in (VerdictKind.FITS, VerdictKind.FITS_WITH)
-
-
-class PeakAt(Settings):
-    """The moment of the highest allocation.
-
-    Attributes:
-        module: Dotted name of the module; empty outside the model.
-        op: The operator that allocated last.
-    """
-
-    phase: StepPhase
-    module: str
-    op: str
 
 
 class WorstBatch(Settings):

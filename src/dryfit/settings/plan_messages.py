@@ -4,9 +4,10 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from dryfit.settings.execution import Allocator, DeviceSpec, ExecutionSettings, PlanSubject
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.settings.job import Job, JobRequest, ProcessNeeds
-from dryfit.settings.memory_plan import Confidence, ExecutionChoice, Fallback, MemoryPlan, VerdictKind
+from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
+from dryfit.settings.memory_terms import Allocator, Calibration, Confidence, DeviceSpec, VerdictKind
 from dryfit.settings.sharding import ShardSummary
 from dryfit.settings.tables import DataSettings, Settings
 from dryfit.settings.text import Shown
@@ -103,29 +104,6 @@ class CaseComparison(Settings):
     def reserved_error(self) -> float:
         """Relative error of the planned reservation."""
         return self.planned_reserved_bytes / self.observed_reserved_bytes - 1
-
-
-class Calibration(Settings):
-    """Constants measured on one device type with one version of torch.
-
-    Attributes:
-        device_name: The driver's name.
-        torch: Version, ``2.13.0+cu130``.
-        context_bytes: Used on the device outside the caching allocator, after training steps.
-        workspace_bytes: cuBLAS workspace of each thread.
-        error_median: Median relative error of the planned peak.
-        error_p95: Its 95th percentile.
-        runs: Number of cases compared.
-    """
-
-    device_name: str
-    capability: tuple[int, int]
-    torch: str
-    context_bytes: int = Field(ge=0)
-    workspace_bytes: int = Field(ge=0)
-    error_median: float = Field(ge=0)
-    error_p95: float = Field(ge=0)
-    runs: int = Field(ge=1)
 
 
 NOTHING_TAKEN: Final = "it took nothing of the device"

@@ -1,17 +1,17 @@
 """Checks that private names of other libraries exist and behave as dryfit needs, before their first use.
 
-A library may rename or change a private name in any release. The modules of ``dryfit.meta.private_apis`` and
-``dryfit.search.private_apis`` are the only ones that touch such names. Each declares them as a :class:`PrivateNames`,
-and a feature that uses a group calls :func:`require` first, so that a changed library leads to an error and not to a
-wrong result.
+A library may rename or change a private name in any release. The modules of ``dryfit.gpu.private_apis``,
+``dryfit.meta.private_apis`` and ``dryfit.search.private_apis`` are the only ones that touch such names. Each declares
+them as a :class:`PrivateNames`, and a feature that uses a group calls :func:`require` first, so that a changed library
+leads to an error and not to a wrong result.
 """
 
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -35,11 +35,13 @@ class PrivateNames:
         library: Name of the library's distribution.
         names: Their dotted names, from the library's package; ``f(x=)`` for the keyword ``x`` of a function.
         misbehaves: Uses the names as dryfit does, within milliseconds, and returns what is wrong; empty: nothing.
+        since: First version of the library that has a name, of names that dryfit does without in an earlier one.
     """
 
     library: str
     names: tuple[str, ...]
     misbehaves: Callable[[], str] = str
+    since: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
 
 def require(doing: str, *groups: PrivateNames) -> None:
@@ -89,7 +91,7 @@ def library_error(library: str, doing: str, found: str) -> LibraryError:
 @cache
 def _problem(group: PrivateNames) -> str:
     """Return what is wrong with a group; empty: nothing."""
-    missing = [name for name in group.names if not _exists(name)]
+    missing = [name for name in group.names if _is_due(group, name) and not _exists(name)]
     if missing:
         return "; ".join(f"{name} is missing" for name in missing)
     said: list[str] = []
@@ -98,6 +100,12 @@ def _problem(group: PrivateNames) -> str:
     thread.start()
     thread.join()
     return said[0]
+
+
+def _is_due(group: PrivateNames, name: str) -> bool:
+    """Whether the installed version has a name, as far as is known."""
+    first = group.since.get(name)
+    return first is None or tuple(map(int, version(group.library).split(".")[:2])) >= first
 
 
 def _behaviour(group: PrivateNames) -> str:

@@ -4,21 +4,24 @@ All bytes are integers. A *line* is ``path:number`` of the script's own code; a 
 code outside torch and dryfit, so that of a library's model where the script only calls ``trainer.train()``.
 """
 
-from enum import StrEnum
-from typing import Annotated, Final, Literal
-
-from pydantic import Field
+from dataclasses import field
+from typing import Final, Literal
 
 from dryfit.settings.choices import Wall
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import Confidence, Effect, MemoryCategory, PeakAt, StepPhase, VerdictKind
-from dryfit.settings.tables import Settings
+from dryfit.settings.memory_terms import Confidence, DeviceSpec, Effect, MemoryCategory, PeakAt, StepPhase, VerdictKind
+from dryfit.settings.older_python import StrEnum
+from dryfit.settings.records import Message, Record
 from dryfit.settings.text import Shown, gib
-from dryfit.settings.wire import Wire
 
 REHEARSED_VARIABLE: Final = "DRYFIT_REHEARSAL"
 """Environment variable that marks the process of a rehearsal: it must not begin another."""
 
+
+BATCH: Final = "per_device_train_batch_size"
+ACCUMULATION: Final = "gradient_accumulation_steps"
+EVALUATION_BATCH: Final = "per_device_eval_batch_size"
+CHECKPOINTING: Final = ("activation_checkpointing", "gradient_checkpointing")
+"""The names of one argument, of which a version of transformers has one or both; the newer name first."""
 
 FAILED_BY_ITSELF: Final = "the script failed by itself"
 NO_STEP_TAKEN: Final = "no optimizer took a step"
@@ -41,7 +44,7 @@ class ScriptEnd(StrEnum):
     finished."""
 
 
-class LineBytes(Settings):
+class LineBytes(Record):
     """Bytes that one line of the script holds at the peak.
 
     Attributes:
@@ -58,7 +61,7 @@ class LineBytes(Settings):
     bytes: int
 
 
-class StepMemory(Settings):
+class StepMemory(Record):
     """Memory of one optimizer step.
 
     Attributes:
@@ -72,7 +75,7 @@ class StepMemory(Settings):
     end_bytes: int
 
 
-class Growth(Settings):
+class Growth(Record):
     """Memory that a step adds and nothing frees.
 
     Attributes:
@@ -86,7 +89,7 @@ class Growth(Settings):
     source: str
 
 
-class EvaluationGrowth(Settings):
+class EvaluationGrowth(Record):
     """Memory that an evaluation keeps of each batch until its end: logits, as a rule.
 
     Attributes:
@@ -105,7 +108,7 @@ CHARACTERS: Final = "characters"
 """The name of what is measured of texts that the script tokenises only after its data loader."""
 
 
-class LargestBatch(Settings):
+class LargestBatch(Record):
     """The largest batch of the script's own data.
 
     Attributes:
@@ -121,7 +124,7 @@ class LargestBatch(Settings):
     fed_first: bool
 
 
-class Muted(Settings):
+class Muted(Record):
     """Something that the script would have done outside of its process.
 
     Attributes:
@@ -135,7 +138,7 @@ class Muted(Settings):
     bytes: int | None = None
 
 
-class Unknown(Settings):
+class Unknown(Record):
     """Something that cannot be known without a device, and where the script asked for it."""
 
     what: str
@@ -143,7 +146,7 @@ class Unknown(Settings):
     code: str
 
 
-class TimelinePoint(Settings):
+class TimelinePoint(Record):
     """Allocated and reserved bytes after an event, and who made it."""
 
     event: int
@@ -156,7 +159,7 @@ class TimelinePoint(Settings):
     source: str
 
 
-class RehearsalMemory(Settings):
+class RehearsalMemory(Record):
     """Memory of a rehearsed script; the first fields are those of a memory plan.
 
     Attributes:
@@ -198,7 +201,7 @@ class RehearsalMemory(Settings):
         return (VerdictKind.REFUSED if least_bytes > capacity_bytes else VerdictKind.UNKNOWN), f"it needs {kept}"
 
 
-class OutOfMemory(Settings):
+class OutOfMemory(Record):
     """An out-of-memory error that the virtual GPU raised.
 
     Attributes:
@@ -216,7 +219,7 @@ class OutOfMemory(Settings):
     caught: bool
 
 
-class StepWork(Settings):
+class StepWork(Record):
     """Arithmetic of one optimizer step, and the least time that the device could take for it.
 
     Attributes:
@@ -237,7 +240,7 @@ ArgumentValue = str | int | float | bool | None
 """Value of a field of ``transformers.TrainingArguments`` that the ladder may change."""
 
 
-class SeenArguments(Settings):
+class SeenArguments(Record):
     """The ``transformers.TrainingArguments`` that a script made, the first one if it made several.
 
     Attributes:
@@ -251,7 +254,7 @@ class SeenArguments(Settings):
     from_command_line: bool
 
 
-class PricedArguments(Settings):
+class PricedArguments(Record):
     """A change of the script's arguments, rehearsed.
 
     Attributes:
@@ -266,7 +269,7 @@ class PricedArguments(Settings):
     fits: bool
 
 
-class RehearsalAnswer(Shown, Wire):
+class RehearsalAnswer(Shown, Message):
     """What a rehearsal says of a script.
 
     Attributes:
@@ -324,7 +327,7 @@ class RehearsalAnswer(Shown, Wire):
         return self.went_through and self.verdict is VerdictKind.FITS
 
 
-class RehearsalRequest(Wire):
+class RehearsalRequest(Message):
     """Run a script on a virtual GPU, in a fresh process.
 
     Attributes:
@@ -350,12 +353,12 @@ class RehearsalRequest(Wire):
     function: str | None = None
     arguments: tuple[str, ...] = ()
     device: DeviceSpec
-    ranks: Annotated[int, Field(ge=1)] = 1
-    steps: Annotated[int, Field(ge=1)] = 3
+    ranks: int = 1
+    steps: int = 3
     worst_batch: bool = True
     unlimited: bool = False
-    overrides: dict[str, ArgumentValue] = Field(default_factory=dict)
-    timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    overrides: dict[str, ArgumentValue] = field(default_factory=dict[str, ArgumentValue])
+    timeout_s: float = 1800.0
     calibration_dir: str | None = None
     keep_caches: bool = False
     wall: Wall | None = None
@@ -363,3 +366,7 @@ class RehearsalRequest(Wire):
     answer_file: str
     parent_pid: int | None = None
     kind: Literal["rehearsal"] = "rehearsal"
+
+    def __post_init__(self) -> None:
+        if min(self.ranks, self.steps) < 1 or self.timeout_s <= 0:
+            raise ValueError(f"{self.ranks} ranks, {self.steps} steps, {self.timeout_s} s: none may be less than one")

@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from dryfit.settings.choices import DEFAULT_TASK, TRAINER_METRIC, Direction, Metric
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceKind, ExecutionSettings
+from dryfit.settings.execution import ExecutionSettings
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.tables import (
     CalledCode,
     DataSettings,

@@ -10,7 +10,8 @@ from typing import Final
 
 from dryfit.settings.choices import FUNCTION_TASK, SCRIPT_TASK, TRAINER_TASK, Direction, Metric, Precision
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import PRECISIONS_WITH, DeviceKind, base_format
+from dryfit.settings.execution import PRECISIONS_WITH, base_format
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.study_file import PrunerName, SamplerName, SearchSettings, StudyConfig
 from dryfit.settings.study_file_problems import KeyPath, Problem, shown
 from dryfit.settings.study_file_text import TABLES

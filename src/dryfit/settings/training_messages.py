@@ -9,9 +9,10 @@ from pydantic import Field
 
 from dryfit.settings.choices import Direction
 from dryfit.settings.errors import LoadError
-from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionPlan
+from dryfit.settings.execution import ExecutionPlan
 from dryfit.settings.job import Job, JobRequest, ProcessNeeds
 from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.tables import CalledCode, DataSettings, ModelSettings, TrialSettings
 from dryfit.settings.task_facts import MetricName, TaskName
 from dryfit.settings.text import few

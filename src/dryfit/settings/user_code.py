@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Self
+from typing import Final
 
 from dryfit.settings.errors import ChangedError, ConfigError, DryfitError
+from dryfit.settings.older_python import Self
 from dryfit.settings.text import did_you_mean
 
 # Names of a user's own functions and classes, by which another process finds them.

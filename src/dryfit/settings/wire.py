@@ -2,17 +2,13 @@
 
 import hashlib
 import json
-import os
-import shutil
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dryfit.settings.errors import DryfitError, error_class
-from dryfit.settings.files import read_bounded
 from dryfit.settings.text import sendable
 from dryfit.settings.trial import MetricPoint
 
@@ -125,7 +121,7 @@ STEP_PREFIX = "step-"
 """A checkpoint's folder is named so, and by its step in eight digits."""
 UNREADABLE_PREFIX = "unreadable-"
 """An entry of this prefix and a checkpoint's name, in an attempt's own folder, says that it cannot be read."""
-_MOST_BYTES = 1 << 28
+
 
 MARKER_VARIABLE = "DRYFIT_STUDY"
 """Environment variable that marks every process of a study, by which orphans are found."""
@@ -244,9 +240,6 @@ class Verdict(Wire):
     proceed: bool
 
 
-WireT = TypeVar("WireT", bound=BaseModel)
-
-
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and no spaces: equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -255,83 +248,3 @@ def canonical_json(value: Any) -> str:
 def digest(value: Any, chars: int = 16) -> str:
     """Return a hash of what can be written as JSON: equal values have equal ones."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:chars]
-
-
-def sync_path(path: Path) -> None:
-    """Make what a file holds, or the names in a folder, survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_tree(folder: Path) -> None:
-    """Make everything below a folder survive a power cut."""
-    for path in (*folder.rglob("*"), folder):
-        sync_path(path)
-
-
-def empty_beside(folder: Path) -> Path:
-    """Make an empty folder beside one, to be filled and renamed to it; what an earlier process left there goes."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    return temporary
-
-
-def publish_folder(temporary: Path, folder: Path, texts: Mapping[str, str]) -> None:
-    """Add text files to a folder, sync it, and move it to its place by one rename.
-
-    Args:
-        temporary: The folder, beside its final place.
-        folder: The final place; an existing folder is removed.
-        texts: The files' contents, by name.
-    """
-    for name, content in texts.items():
-        (temporary / name).write_text(content, encoding="utf-8")
-    sync_tree(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
-    sync_path(folder.parent)
-
-
-def write_text_atomic(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a text as UTF-8, as :func:`write_bytes_atomic` does."""
-    write_bytes_atomic(path, text.encode("utf-8"), durable=durable)
-
-
-def write_bytes_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file atomically: a reader sees the old or the new content, also after a kill at any moment.
-
-    Args:
-        durable: Survive a power cut too (two fsyncs); not needed if the content can be made again.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    temporary.replace(path)
-    if durable:
-        sync_path(path.parent)
-
-
-def write_model(path: Path, model: BaseModel, *, durable: bool = True) -> None:
-    """Write a message as one JSON object, atomically."""
-    write_text_atomic(path, model.model_dump_json(), durable=durable)
-
-
-def read_model(path: Path, cls: type[WireT]) -> WireT | None:
-    """Read a message; None if there is no file.
-
-    Raises:
-        pydantic.ValidationError: The file holds something else.
-        FileError: It is no regular file, or has no bounds.
-    """
-    try:
-        text = read_bounded(path, _MOST_BYTES)
-    except FileNotFoundError:
-        return None
-    return cls.model_validate_json(text)

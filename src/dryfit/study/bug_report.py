@@ -15,10 +15,9 @@ from typing import Any, Final, cast
 
 from dryfit.ledger.folder import StudyLayout
 from dryfit.settings.errors import DryfitError
-from dryfit.settings.files import reading
+from dryfit.settings.files import reading, write_bytes_atomic
 from dryfit.settings.installed import version_lines
 from dryfit.settings.secrets import Shareable
-from dryfit.settings.wire import write_bytes_atomic
 
 MOST_EVENTS: Final = 200
 """Last events of the ledger that are shown."""

@@ -12,8 +12,9 @@ from dryfit.search.pruning import most_reports
 from dryfit.search.space import Space, apply_params, enumerated, setting
 from dryfit.settings.devices import check_enough, cpu_of, most_on_a_node, overlap, place_on, places_of
 from dryfit.settings.errors import MachineError
-from dryfit.settings.execution import DeviceKind, ExecutionSettings
+from dryfit.settings.execution import ExecutionSettings
 from dryfit.settings.job import Job
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.sharding import AUTO, degrees_within
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.tables import TrialSettings

@@ -19,8 +19,7 @@ from dryfit.settings.check_messages import BatchCheckRequest, BatchCheckResult, 
 from dryfit.settings.choices import Precision
 from dryfit.settings.devices import visible_devices
 from dryfit.settings.errors import ChildError, DryfitError
-from dryfit.settings.execution import DeviceKind, DeviceSpec, smallest_device
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind, smallest_device
 from dryfit.settings.plan_messages import NO_TORCH, NOTHING_TAKEN, PlanAnswer, RehearsedPlanRequest
 from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF, NO_STEP_TAKEN
 from dryfit.settings.study_file import Isolation, StudyConfig

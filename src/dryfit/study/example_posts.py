@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 from dryfit.settings.errors import ConfigError
+from dryfit.settings.files import write_text_atomic
 from dryfit.settings.splits import derive_seed
-from dryfit.settings.wire import write_text_atomic
 
 # The wording of the synthetic posts, read from ``phrases.toml``: criteria, phrases for and against them, frames.
 

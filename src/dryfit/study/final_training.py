@@ -17,9 +17,10 @@ from dryfit.processes.failures import ANOTHER_ATTEMPT, attempt_terms, classify, 
 from dryfit.processes.node import Nodes
 from dryfit.settings.devices import node_of, on_cpu
 from dryfit.settings.errors import Action, ChildError, ConfigError, DryfitError, PastFailure, StudyBusyError
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.files import sync_path, write_model
 from dryfit.settings.job import Job
 from dryfit.settings.jobs import ChildResult
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.settings.task_facts import facts_of, task_word
 from dryfit.settings.training_messages import (
@@ -32,19 +33,7 @@ from dryfit.settings.training_messages import (
 )
 from dryfit.settings.trial import MetricPoint, Outcome, TrialConfig, mean
 from dryfit.settings.user_code import FOLDER, CommandTemplate, source_hash
-from dryfit.settings.wire import (
-    LOG_FILE,
-    REQUEST_FILE,
-    Checkpointed,
-    Message,
-    Note,
-    Progress,
-    Report,
-    Verdict,
-    digest,
-    sync_path,
-    write_model,
-)
+from dryfit.settings.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Message, Note, Progress, Report, Verdict, digest
 from dryfit.study.context import AnyStudy, StudySnapshot, choose_place, trial_config
 from dryfit.study.files import drop_superseded, take_over
 from dryfit.study.messages import drive

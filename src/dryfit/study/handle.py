@@ -27,13 +27,13 @@ from dryfit.ledger.state import TrialState
 from dryfit.search.optuna_follower import export_ledger, is_sqlite, storage_file
 from dryfit.settings.choices import ExportFormat
 from dryfit.settings.errors import ConfigError, LedgerError, MachineError
+from dryfit.settings.files import write_text_atomic
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.rehearsal_messages import RehearsalAnswer
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.settings.text import Shown, Table, shown_by
 from dryfit.settings.training_messages import is_model, is_study
-from dryfit.settings.wire import write_text_atomic
 from dryfit.study.arguments import layout_of
 from dryfit.study.models import export_model
 from dryfit.study.plan_requests import SpacePlan

@@ -13,11 +13,12 @@ from typing import Final, TextIO, Unpack
 from pydantic import Field
 
 from dryfit.settings.errors import ConfigError, DataError, MachineError
+from dryfit.settings.files import sync_path
 from dryfit.settings.splits import SPLITS, TEST, SplitRule, split_groups
 from dryfit.settings.tables import HUB_DEFAULT_SPLIT, HUB_PREFIX
 from dryfit.settings.text import sendable
 from dryfit.settings.training_messages import RowsRequest
-from dryfit.settings.wire import Message, Progress, Wire, sync_path
+from dryfit.settings.wire import Message, Progress, Wire
 from dryfit.study.child_jobs import run_alone
 from dryfit.study.import_files import (
     ImportedRow,

@@ -13,7 +13,7 @@ from dryfit.processes.packing import need_on
 from dryfit.search.enqueued import Point, enqueued_points
 from dryfit.search.samplers import GpProcess, SamplerInput, suggest_at, suggest_next
 from dryfit.settings.devices import node_of, on_cpu
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.splits import derive_seed
 from dryfit.settings.study_file import SamplerName
 from dryfit.settings.trial import Outcome

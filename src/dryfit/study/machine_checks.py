@@ -29,8 +29,9 @@ from dryfit.processes.wall_keeper import wall_here
 from dryfit.settings.check_messages import ProbeRequest, ProbeResult
 from dryfit.settings.choices import Wall
 from dryfit.settings.errors import ChildError, DryfitError, MachineError
+from dryfit.settings.files import sync_path
 from dryfit.settings.text import gib
-from dryfit.settings.wire import ErrorParts, sync_path
+from dryfit.settings.wire import ErrorParts
 from dryfit.study.child_jobs import ChildJob, run_alone, run_job
 from dryfit.study.requests import STANDALONE_LIMITS
 

@@ -23,14 +23,13 @@ from dryfit.documents.memory_checks import check_document
 from dryfit.processes.rehearsed_command import ScriptCommand
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError, DryfitError
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.files import read_bounded
+from dryfit.settings.files import read_bounded, write_text_atomic
 from dryfit.settings.memory_check import Baseline, CheckVerdict, HeldLine, Kept, LineChange, MemoryCheck, RunCheck
-from dryfit.settings.memory_plan import MemoryCategory, VerdictKind
+from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer
 from dryfit.settings.tables import Settings
 from dryfit.settings.text import did_you_mean, few, gib, parse_bytes, shown_by
-from dryfit.settings.wire import parse_json, write_text_atomic
+from dryfit.settings.wire import parse_json
 from dryfit.study.rehearsals import (
     DEFAULT_STEPS,
     DEFAULT_TIMEOUT_S,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from dryfit.ledger.replay import StudyState
 from dryfit.processes.packing import CPU, Blocker, Cluster, Fit, Limit, Need, need_on, pack
 from dryfit.settings.errors import PERMITTED, FailureKind
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.trial import Outcome
 
 

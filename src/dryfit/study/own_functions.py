@@ -19,12 +19,13 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.settings.check_messages import ScriptArgumentsRequest
 from dryfit.settings.choices import DEFAULT_TASK, FUNCTION_TASK, TRAINER_METRIC, TRAINER_TASK, BuiltInTask
 from dryfit.settings.errors import ConfigError, ObjectiveError
+from dryfit.settings.files import write_text_atomic
 from dryfit.settings.study_file_reading import LoadedStudy, load_document
 from dryfit.settings.tables import HUB_PREFIX
 from dryfit.settings.task_facts import facts_of, reads
 from dryfit.settings.training_messages import RowsRequest
 from dryfit.settings.user_code import FunctionName
-from dryfit.settings.wire import MARKER_VARIABLE, write_text_atomic
+from dryfit.settings.wire import MARKER_VARIABLE
 from dryfit.study.child_jobs import run_alone
 from dryfit.study.own_data import ROLES, check_separator, own_rows, reference
 from dryfit.study.template import STUDY_FILE, check_own, init_own, script_toml, study_name

@@ -19,14 +19,16 @@ from dryfit.settings.check_messages import PaceRequest, PaceResult
 from dryfit.settings.choices import Precision
 from dryfit.settings.devices import place_on, visible_devices
 from dryfit.settings.errors import ChildError, DryfitError
-from dryfit.settings.execution import DeviceKind, DeviceSpec, plan_execution
+from dryfit.settings.execution import plan_execution
+from dryfit.settings.files import read_model, write_model
 from dryfit.settings.memory_key import memory_key
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.sharding import AUTO
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.tables import TrialSettings
 from dryfit.settings.task_facts import facts_of
 from dryfit.settings.training_messages import ResolveResult, TrainRequest
-from dryfit.settings.wire import Wire, digest, read_model, write_model
+from dryfit.settings.wire import Wire, digest
 from dryfit.study.child_jobs import ChildJob, run_side_by_side
 from dryfit.study.context import CUDA_THREADS, config_of, most_on_node
 from dryfit.study.requests import plan_subject, preparing_limits

@@ -24,8 +24,9 @@ from dryfit.settings.devices import (
     visible_devices,
 )
 from dryfit.settings.errors import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
-from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings
+from dryfit.settings.execution import ExecutionSettings
 from dryfit.settings.jobs import training_of
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.text import gib
 from dryfit.study.context import StudyContext, device_places
 from dryfit.study.messages import RunningAttempt

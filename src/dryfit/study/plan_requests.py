@@ -13,8 +13,9 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.search.space import Space, apply_params, first_value, setting
 from dryfit.settings.choices import BaseFormat, Precision
 from dryfit.settings.errors import ChildError, ConfigError, LedgerError
-from dryfit.settings.execution import Allocator, DeviceSpec, ExecutionSettings, OptimizerImpl, PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import Allocator, DeviceSpec, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import (
     CalibrateRequest,
     CalibrateResult,

@@ -9,7 +9,8 @@ from dryfit.processes.node import first_gpu, gpu_count, named_gpu, visible_here
 from dryfit.settings.choices import BuiltInTask, Precision
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceSpec, ExecutionSettings
+from dryfit.settings.execution import ExecutionSettings
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.plan_messages import CalibrateResult, PlanAnswer
 from dryfit.settings.sharding import AUTO, DEGREES, degrees_within
 from dryfit.settings.study_file_checks import Use

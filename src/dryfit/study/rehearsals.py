@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +22,11 @@ from dryfit.processes.rehearsal_process import (
     run_rehearsal,
 )
 from dryfit.processes.rehearsed_command import ScriptCommand, parse_command
+from dryfit.processes.user_python import user_python
 from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
 from dryfit.settings.errors import ConfigError, ObjectiveError
-from dryfit.settings.execution import DeviceKind, DeviceSpec
-from dryfit.settings.memory_plan import Effect, VerdictKind
+from dryfit.settings.files import write_text_atomic
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     REHEARSED_VARIABLE,
     PricedArguments,
@@ -33,7 +34,6 @@ from dryfit.settings.rehearsal_messages import (
     RehearsalRequest,
     ScriptEnd,
 )
-from dryfit.settings.wire import write_text_atomic
 from dryfit.study.handle import refuse_foreign, writing
 from dryfit.study.own_functions import Role, caller_paths, function_name
 from dryfit.study.planning import device_of
@@ -61,6 +61,7 @@ class RehearsalOptions:
         keep_caches: Let what libraries download and prepare stay in their caches.
         on_output: Called with what it prints.
         on_note: Called with a line about what is being done.
+        python: The interpreter that runs the script; None: that of the active environment, or dryfit's own.
     """
 
     device: str | None = None
@@ -72,6 +73,7 @@ class RehearsalOptions:
     keep_caches: bool = False
     on_output: OnOutput = _drop
     on_note: Callable[[str], None] = lambda _: None
+    python: str | None = None
     surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
 
 
@@ -86,6 +88,7 @@ def rehearse(
     ladder: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     keep_caches: bool = False,
+    python: str | os.PathLike[str] | None = None,
 ) -> RehearsalAnswer:
     """Run a training script or function, unmodified, in a process of its own on a GPU that is not there.
 
@@ -102,6 +105,8 @@ def rehearse(
         ladder: Price changes of its ``TrainingArguments`` where it makes one; each is another rehearsal.
         timeout_s: Most seconds until the first optimizer step has ended.
         keep_caches: Let what libraries download and prepare stay in their caches.
+        python: The interpreter that runs a script; None: that of the active environment, or this one. A function is
+            run by this one.
 
     Returns:
         The answer; that of a script that failed by itself has its traceback, and ``ran`` False where nothing was seen.
@@ -111,17 +116,20 @@ def rehearse(
         ObjectiveError: No other process can import the function.
         ChildError: The answer cannot be read.
     """
-    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches)
+    chosen = None if python is None else os.fspath(python)
+    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen)
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
         return rehearse_command(command, doing)
+    if python is not None:
+        raise ConfigError("rehearsing a function", f"python = {chosen!r}", "none: a function is run by this one")
     if arguments:
         raise ConfigError("rehearsing a function", f"arguments = {list(arguments)!r}", "none: a function takes none")
     name, folder = function_name(target, Role("the function to rehearse", "def train(): ..."))
     place = f"{folder}/{name}" if folder else str(name)
     surroundings = RehearsalSurroundings(dict(os.environ), import_paths=tuple(caller_paths()))
     request = _request(doing, _device(doing), RehearsalTarget(function=place), ranks)
-    return _climbed(request, doing, surroundings)
+    return _climbed(request, doing, surroundings, has_eight_bit=_has_eight_bit())
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +161,16 @@ def rehearse_command(command: ScriptCommand, options: RehearsalOptions) -> Rehea
     if command.script is not None:
         _demand_script(command.script)
     start = options.surroundings
-    surroundings = RehearsalSurroundings(
-        start.environment, command.environment, start.import_paths, start.folder, start.module
-    )
+    named = None if options.python is None else Path(options.python)
+    python, remark = user_python(named, start.environment)
+    if remark:
+        options.on_note(remark)
+    surroundings = replace(start, additions=command.environment, python=None if python is None else python.path)
     target = RehearsalTarget(command.script, command.module, None, command.arguments)
     ranks = options.ranks or command.ranks or 1
-    return _climbed(_request(options, _device(options), target, ranks), options, surroundings)
+    request = _request(options, _device(options), target, ranks)
+    has_eight_bit = _has_eight_bit() if python is None else python.has_eight_bit
+    return _climbed(request, options, surroundings, has_eight_bit=has_eight_bit)
 
 
 def write_rehearsal(answer: RehearsalAnswer, file: Path | str, title: str) -> Path:
@@ -234,19 +246,29 @@ def _request(options: RehearsalOptions, device: DeviceSpec, target: RehearsalTar
     )
 
 
+def _has_eight_bit() -> bool:
+    """Whether the optimizers of bitsandbytes are here."""
+    return importlib.util.find_spec("bitsandbytes") is not None
+
+
 def _climbed(
-    request: RehearsalRequest, options: RehearsalOptions, surroundings: RehearsalSurroundings
+    request: RehearsalRequest, options: RehearsalOptions, surroundings: RehearsalSurroundings, *, has_eight_bit: bool
 ) -> RehearsalAnswer:
     """Rehearse, and with ``ladder`` rehearse changes until it is known which of them fits."""
     answer = run_rehearsal(request, surroundings, options.on_output)
     try:
-        return _with_others(answer, request, options, surroundings)
+        return _with_others(answer, request, options, surroundings, has_eight_bit=has_eight_bit)
     except RehearsalInterrupted:
         raise RehearsalInterrupted(answer) from None
 
 
 def _with_others(
-    answer: RehearsalAnswer, request: RehearsalRequest, options: RehearsalOptions, surroundings: RehearsalSurroundings
+    answer: RehearsalAnswer,
+    request: RehearsalRequest,
+    options: RehearsalOptions,
+    surroundings: RehearsalSurroundings,
+    *,
+    has_eight_bit: bool,
 ) -> RehearsalAnswer:
     """Return an answer with what other rehearsals of the same script add: without a limit, and with changes."""
     if answer.end is ScriptEnd.OUT_OF_MEMORY or broke(answer):
@@ -272,7 +294,6 @@ def _with_others(
         )
         return TriedChange(change, other.fits, required_bytes)
 
-    has_eight_bit = importlib.util.find_spec("bitsandbytes") is not None
     best = climb(answer, rehearse_with, allow=Effect.SEMANTICS, has_eight_bit=has_eight_bit)
     helps = best is not None and best.effect is not Effect.SEMANTICS and answer.verdict is VerdictKind.REFUSED
     verdict = VerdictKind.FITS_WITH if helps else answer.verdict

@@ -30,8 +30,8 @@ from dryfit.search.space import Space
 from dryfit.settings.check_messages import ProbeRequest
 from dryfit.settings.choices import Precision
 from dryfit.settings.errors import DryfitError, FileError, LedgerError, MachineError
-from dryfit.settings.execution import DeviceKind, DeviceSpec, smallest_device
-from dryfit.settings.files import NO_ROOM, closing, contents
+from dryfit.settings.files import NO_ROOM, closing, contents, write_text_atomic
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, smallest_device
 from dryfit.settings.study_file import TOP, StudyConfig
 from dryfit.settings.study_file_text import dump_toml
 from dryfit.settings.tables import HUB_PREFIX, CalledCode
@@ -40,7 +40,7 @@ from dryfit.settings.text import sendable
 from dryfit.settings.training_messages import BaselinesRequest, ImportRequest, ResolveResult
 from dryfit.settings.user_code import FunctionName
 from dryfit.settings.version import VERSION
-from dryfit.settings.wire import STACKS_FILE, digest, steady_clock, write_text_atomic
+from dryfit.settings.wire import STACKS_FILE, digest, steady_clock
 from dryfit.study.child_jobs import ChildJob, run_job
 from dryfit.study.context import StudyContext, devices_without_torch, possible_values
 from dryfit.study.files import check_disk, study_need, taken_bytes

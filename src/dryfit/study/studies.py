@@ -36,6 +36,7 @@ from dryfit.search.followers import storage_url
 from dryfit.search.space import Space
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.errors import Action, ConfigError, DryfitError, ExitStatus, LedgerError
+from dryfit.settings.files import write_text_atomic
 from dryfit.settings.secrets import redacted, secrets_of
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.study_file_reading import load_study_file
@@ -43,7 +44,7 @@ from dryfit.settings.task_facts import facts_of
 from dryfit.settings.text import Shown, shown_by
 from dryfit.settings.training_messages import TinyLmRequest
 from dryfit.settings.trial import Outcome
-from dryfit.settings.wire import LOG_FILE, write_text_atomic
+from dryfit.settings.wire import LOG_FILE
 from dryfit.study.arguments import layout_of, space_of, study_file_of
 from dryfit.study.child_jobs import run_alone
 from dryfit.study.handle import Study, trial_of

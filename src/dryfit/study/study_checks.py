@@ -22,7 +22,8 @@ from dryfit.settings.check_messages import BatchCheckRequest, BatchCheckResult, 
 from dryfit.settings.choices import Precision
 from dryfit.settings.devices import TF32_CAPABILITY, check_enough
 from dryfit.settings.errors import ChildError, ConfigError, LedgerError, MachineError
-from dryfit.settings.execution import DeviceKind, plan_execution
+from dryfit.settings.execution import plan_execution
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.sharding import AUTO
 from dryfit.settings.splits import TRAIN, VALIDATION
 from dryfit.settings.study_file import SamplerName, StudyConfig

@@ -15,12 +15,12 @@ from typing import Final, cast
 from dryfit.settings.check_messages import ScriptArgument, ScriptArgumentsResult
 from dryfit.settings.choices import DEFAULT_TASK, PRESETS, SCRIPT_TASK, TRAINER_METRIC, BuiltInTask, Metric
 from dryfit.settings.errors import ConfigError
+from dryfit.settings.files import write_text_atomic
 from dryfit.settings.study_file_text import key_description, legal_values, toml_value
 from dryfit.settings.tables import DataSettings, LossSettings
 from dryfit.settings.task_facts import TaskFacts, facts_of, reads
 from dryfit.settings.text import did_you_mean
 from dryfit.settings.user_code import OF_THE_TRIAL, Value, shown
-from dryfit.settings.wire import write_text_atomic
 from dryfit.study.example_posts import DEFAULT_DIFFICULTY, write_splits
 from dryfit.study.own_data import OwnRows, Written, is_regression
 

@@ -22,12 +22,12 @@ from dryfit.search.changes import compare as compare_settings
 from dryfit.settings.choices import SCRIPT_TASK
 from dryfit.settings.devices import HERE
 from dryfit.settings.errors import ConfigError, DryfitError, ExitStatus, FileError, LedgerError
+from dryfit.settings.files import write_text_atomic
 from dryfit.settings.job import Job
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.settings.task_facts import facts_of, task_word
 from dryfit.settings.training_messages import FinalResult
 from dryfit.settings.trial import Outcome, best_first
-from dryfit.settings.wire import write_text_atomic
 from dryfit.study.arguments import layout_of
 from dryfit.study.context import StudySnapshot, job_of_trials, trial_settings
 from dryfit.study.final_training import (

@@ -18,10 +18,11 @@ from dryfit.search.space import Space
 from dryfit.settings.choices import Precision
 from dryfit.settings.devices import cpu_of, parse_device
 from dryfit.settings.errors import Action, Failure, FailureKind, PastFailure
-from dryfit.settings.execution import DeviceKind, DeviceSpec, ExecutionSettings, UnknownPolicy
+from dryfit.settings.execution import ExecutionSettings, UnknownPolicy
 from dryfit.settings.job import Job
 from dryfit.settings.memory_key import memory_key
-from dryfit.settings.memory_plan import Effect, ExecutionChoice, Fallback, VerdictKind
+from dryfit.settings.memory_plan import ExecutionChoice, Fallback
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest, StudyTokens
 from dryfit.settings.sharding import AUTO
 from dryfit.settings.tables import CalledCode

@@ -38,11 +38,12 @@ from dryfit.settings.check_messages import Health, Subject
 from dryfit.settings.choices import DEFAULT_TASK
 from dryfit.settings.errors import ConfigError, LoadError
 from dryfit.settings.execution import WeightFormat
+from dryfit.settings.files import empty_beside, publish_folder, sync_path, write_text_atomic
 from dryfit.settings.tables import DataSettings, ModelSettings, Settings, TrialSettings
 from dryfit.settings.task_facts import TaskName, facts_of, task_word
 from dryfit.settings.training_messages import ANALYSIS_FILE, DRYFIT_FILE, MODEL_FOLDER
 from dryfit.settings.user_code import FunctionName
-from dryfit.settings.wire import canonical_json, empty_beside, publish_folder, sync_path, write_text_atomic
+from dryfit.settings.wire import canonical_json
 from dryfit.tasks.base import TaskContext, TaskModel
 from dryfit.tasks.own import make_task, saved_name
 from dryfit.tasks.tokens import TokenFacts

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dryfit.settings.errors import FileError
-from dryfit.settings.files import read_bounded
-from dryfit.settings.wire import parse_json, write_bytes_atomic
+from dryfit.settings.files import read_bounded, write_bytes_atomic
+from dryfit.settings.wire import parse_json
 
 # One row of a split with a model's answer and the correct one.
 

@@ -15,8 +15,8 @@ from safetensors.torch import load, save_file
 from transformers import PreTrainedTokenizerBase
 
 from dryfit.settings.errors import ConfigError, DataError, InternalError
+from dryfit.settings.files import empty_beside
 from dryfit.settings.splits import derive_seed
-from dryfit.settings.wire import empty_beside
 from dryfit.tasks.rows import TRAIN, Readable, Row, Splits, UnlabelledRow
 
 # Packing: which examples share a sequence, as a pure function of (lengths, capacity, seed).

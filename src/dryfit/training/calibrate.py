@@ -14,21 +14,16 @@ import torch
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import DeviceConstants, write_calibration
-from dryfit.gpu.events import Variant
-from dryfit.gpu.timeline import Timeline
 from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, estimate, run_of
+from dryfit.plans.timeline import Timeline
+from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import ConfigError, MachineError
-from dryfit.settings.memory_plan import Confidence, MemoryPlan
-from dryfit.settings.plan_messages import (
-    CalibrateRequest,
-    CalibrateResult,
-    Calibration,
-    CaseComparison,
-    MemoryCase,
-    Observation,
-)
-from dryfit.settings.wire import Phase, read_model, write_model
+from dryfit.settings.files import read_model, write_model
+from dryfit.settings.memory_plan import MemoryPlan
+from dryfit.settings.memory_terms import Calibration, Confidence
+from dryfit.settings.plan_messages import CalibrateRequest, CalibrateResult, CaseComparison, MemoryCase, Observation
+from dryfit.settings.wire import Phase
 from dryfit.training.measured_step import observe
 from dryfit.training.step_tracer import StepTracer, subject_task
 

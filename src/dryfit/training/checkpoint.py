@@ -24,18 +24,10 @@ from safetensors import SafetensorError
 
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import CheckpointError, CorruptCheckpointError, LoadError
+from dryfit.settings.files import sync_path, sync_tree
 from dryfit.settings.training_messages import TrainRequest
 from dryfit.settings.trial import FoldScore, MetricPoint
-from dryfit.settings.wire import (
-    STEP_PREFIX,
-    UNREADABLE_PREFIX,
-    Checkpointed,
-    Note,
-    Phase,
-    canonical_json,
-    sync_path,
-    sync_tree,
-)
+from dryfit.settings.wire import STEP_PREFIX, UNREADABLE_PREFIX, Checkpointed, Note, Phase, canonical_json
 from dryfit.training.run import FoldPosition
 
 _FORMAT = 1

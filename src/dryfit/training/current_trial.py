@@ -17,10 +17,11 @@ from dryfit.processes.channel import ChildChannel
 from dryfit.processes.process import peak_rss_bytes
 from dryfit.settings.choices import Direction
 from dryfit.settings.errors import FileError, NonFiniteError, ObjectiveError
+from dryfit.settings.files import read_model, sync_tree, write_model
 from dryfit.settings.tables import CalledCode
 from dryfit.settings.training_messages import ObjectiveRequest, StopReason, TrainResult
 from dryfit.settings.trial import MetricPoint, Scalar
-from dryfit.settings.wire import Checkpointed, Wire, read_model, sync_tree, write_model
+from dryfit.settings.wire import Checkpointed, Wire
 
 # The line of the user's own file in an exception that libraries have raised.
 

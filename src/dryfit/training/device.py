@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import torch
 
 from dryfit.gpu.allocator_settings import ALLOCATOR_VARIABLES
-from dryfit.meta.private_apis.torch_cuda import ALLOCATOR, set_allocator
+from dryfit.gpu.private_apis.torch_cuda import ALLOCATOR, set_allocator
 from dryfit.processes.process import peak_rss_bytes
 from dryfit.settings.choices import Precision
 from dryfit.settings.devices import TF32_CAPABILITY
 from dryfit.settings.errors import ConfigError, MachineError
-from dryfit.settings.execution import Allocator, DeviceKind, ExecutionPlan
+from dryfit.settings.execution import ExecutionPlan
+from dryfit.settings.memory_terms import Allocator, DeviceKind
 from dryfit.settings.private_names import require
 from dryfit.settings.text import gib
 

@@ -16,9 +16,10 @@ from dryfit.meta.pretrained import DTYPES, Kind, make_model
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.execution import base_format
+from dryfit.settings.files import empty_beside, publish_folder
 from dryfit.settings.tables import HeadSettings
 from dryfit.settings.training_messages import ExportRequest, ExportResult, MergeRequest, MergeResult
-from dryfit.settings.wire import Note, Phase, empty_beside, publish_folder
+from dryfit.settings.wire import Note, Phase
 from dryfit.tasks.base import Batch, TaskModel
 from dryfit.tasks.causal_lm import CausalLm
 from dryfit.tasks.heads import EncoderModel, EncoderWithHead, HeadSpec, make_head, pooled, width_of

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import DryfitError, InternalError
+from dryfit.settings.files import read_model
 from dryfit.settings.training_messages import StopReason, TrainRequest
 from dryfit.settings.trial import MetricPoint
-from dryfit.settings.wire import Message, Note, Phase, Progress, read_model
+from dryfit.settings.wire import Message, Note, Phase, Progress
 from dryfit.training.trial_jobs import train
 
 _NEVER_S = 1e12

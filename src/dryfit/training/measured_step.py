@@ -14,9 +14,8 @@ from typing import Final, Protocol
 import torch
 from torch import nn
 
-from dryfit.gpu.events import Shape
-from dryfit.gpu.timeline import BLOCK_BYTES
-from dryfit.meta.private_apis.torch_cuda import (
+from dryfit.gpu.events import BLOCK_BYTES, Shape
+from dryfit.gpu.private_apis.torch_cuda import (
     HISTORY,
     begin_history,
     clear_workspaces,
@@ -25,11 +24,10 @@ from dryfit.meta.private_apis.torch_cuda import (
     set_allocator,
     visible_devices,
 )
-from dryfit.meta.slots import like, put_all
+from dryfit.gpu.slots import like, put_all
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.check_messages import PaceRequest, PaceResult
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import StepPhase
+from dryfit.settings.memory_terms import DeviceSpec, StepPhase
 from dryfit.settings.plan_messages import MemoryCase, Observation, PartPeak
 from dryfit.settings.private_names import require
 from dryfit.settings.wire import Phase

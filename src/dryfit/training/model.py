@@ -22,11 +22,13 @@ from dryfit.parallel.processes import SINGLE_PROCESS, ProcessGroup
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.choices import Precision
 from dryfit.settings.errors import ConfigError, DryfitError
-from dryfit.settings.execution import DeviceKind, ExecutionPlan, WeightFormat
+from dryfit.settings.execution import ExecutionPlan, WeightFormat
+from dryfit.settings.files import write_text_atomic
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.splits import derive_seed
 from dryfit.settings.tables import ModelSettings, RegularizationSettings
 from dryfit.settings.training_messages import TrainRequest
-from dryfit.settings.wire import Note, write_text_atomic
+from dryfit.settings.wire import Note
 from dryfit.tasks.base import MakeBase, Task, TaskModel
 from dryfit.tasks.causal_lm import CausalLm
 from dryfit.tasks.heads import freeze

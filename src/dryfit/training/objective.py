@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import CheckpointError, FileError, ObjectiveError
-from dryfit.settings.files import read_bounded
+from dryfit.settings.files import read_bounded, sync_path
 from dryfit.settings.tables import CalledCode
 from dryfit.settings.training_messages import ImportRequest, ImportResult, ObjectiveRequest, TrainResult
 from dryfit.settings.user_code import (
@@ -33,7 +33,7 @@ from dryfit.settings.user_code import (
     source_file,
     source_hash,
 )
-from dryfit.settings.wire import Phase, canonical_json, parse_json, sync_path
+from dryfit.settings.wire import Phase, canonical_json, parse_json
 from dryfit.training.current_trial import Trial
 
 # The script of a command: found, described without running it, and run as Python itself would.

@@ -14,10 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from transformers import PreTrainedModel, get_scheduler
 from transformers.optimization import Adafactor
 
-from dryfit.meta.offline_import import import_offline
+from dryfit.gpu.offline_import import import_offline
 from dryfit.settings.choices import Precision
 from dryfit.settings.errors import ConfigError, MachineError
-from dryfit.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, OptimizerImpl
+from dryfit.settings.execution import ExecutionPlan, ExecutionSettings
+from dryfit.settings.memory_terms import DeviceKind, OptimizerImpl
 from dryfit.settings.tables import OptimSettings, SchedSettings, TrialSettings
 from dryfit.tasks.heads import encoder_parts
 

@@ -11,7 +11,7 @@ import torch
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import device_constants, read_calibrations
-from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.meta.configs import most_tokens, planning_config
 from dryfit.meta.pretrained import cannot_checkpoint
 from dryfit.parallel import device_counts
@@ -21,6 +21,7 @@ from dryfit.parallel.proved_plans import PLANS_FOLDER, ShardPlans
 from dryfit.plans.estimate import Device, Lengths, SegmentSource
 from dryfit.plans.ladder import ChangeKind, PlannedTrial, SettingChange, execution_asked, plan_by_ladder
 from dryfit.plans.trace_store import TraceStore
+from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import ConfigError, DryfitError, ShardError, TraceError
 from dryfit.settings.execution import ExecutionSettings, PlanSubject, eval_rows

@@ -17,11 +17,12 @@ from dryfit.meta.checkpoint_files import FolderSource
 from dryfit.meta.configs import load_tokenizer
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import ConfigError, DataError
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.files import sync_path
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.task_facts import task_word
 from dryfit.settings.text import brief
 from dryfit.settings.training_messages import PredictRequest, PredictResult, model_folder
-from dryfit.settings.wire import Note, Phase, Progress, sync_path
+from dryfit.settings.wire import Note, Phase, Progress
 from dryfit.tasks.base import Task, TaskModel
 from dryfit.tasks.guard import check_tokens, model_bounds
 from dryfit.tasks.own import make_task

@@ -16,21 +16,17 @@ from typing import Final, Literal
 from dryfit.plans.ladder import describe, time_factor
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehearsal
-from dryfit.settings.argument_ladder import ACCUMULATION, BATCH, EVALUATION_BATCH, ArgumentChange, TriedChange, climb
+from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
 from dryfit.settings.errors import ChildError, InternalError
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import (
-    Effect,
-    ExecutionChoice,
-    Fallback,
-    MemoryPlan,
-    StepPhase,
-    VerdictKind,
-    WorstBatch,
-)
+from dryfit.settings.files import read_model, write_model
+from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
+from dryfit.settings.memory_terms import DeviceSpec, Effect, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import NO_TORCH, NOTHING_TAKEN, PlanAnswer, PlanResult, RehearsedPlanRequest
 from dryfit.settings.rehearsal_messages import (
+    ACCUMULATION,
+    BATCH,
     CHARACTERS,
+    EVALUATION_BATCH,
     ArgumentValue,
     RehearsalAnswer,
     RehearsalMemory,
@@ -40,7 +36,7 @@ from dryfit.settings.rehearsal_messages import (
 )
 from dryfit.settings.text import gib
 from dryfit.settings.training_messages import ObjectiveRequest
-from dryfit.settings.wire import Phase, Wire, read_model, write_model
+from dryfit.settings.wire import Phase, Wire
 from dryfit.training.current_trial import Trial
 from dryfit.training.objective import beating, may_use_torch
 

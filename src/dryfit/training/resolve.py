@@ -16,7 +16,8 @@ from dryfit.processes.channel import ChildChannel
 from dryfit.settings.check_messages import CheckRequest, CheckResult, ProbeRequest, ProbeResult
 from dryfit.settings.devices import check_enough
 from dryfit.settings.errors import DataError
-from dryfit.settings.execution import DeviceKind, DeviceSpec, WeightFormat, smallest_device
+from dryfit.settings.execution import WeightFormat
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, smallest_device
 from dryfit.settings.tables import ModelSettings, RegularizationSettings
 from dryfit.settings.task_facts import facts_of, task_word
 from dryfit.settings.text import few

@@ -21,11 +21,11 @@ from dryfit.processes.channel import ChildChannel
 from dryfit.processes.process import CopiesEndHere, peak_rss_bytes
 from dryfit.settings.argument_ladder import arguments_of
 from dryfit.settings.errors import DryfitError, ObjectiveError
-from dryfit.settings.files import reading
+from dryfit.settings.files import empty_beside, publish_folder, reading
 from dryfit.settings.text import brief, few
 from dryfit.settings.training_messages import ObjectiveRequest, ScriptRequest, TrainResult
 from dryfit.settings.user_code import FOLDER, CommandTemplate, Value, demand_unchanged
-from dryfit.settings.wire import Note, Phase, empty_beside, parse_json, publish_folder
+from dryfit.settings.wire import Note, Phase, parse_json
 from dryfit.training.current_trial import (
     TRIAL_VARIABLE,
     Evaluation,

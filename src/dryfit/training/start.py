@@ -11,7 +11,7 @@ from dryfit.parallel.processes import ProcessGroup
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.choices import Precision
 from dryfit.settings.errors import ChangedError, ConfigError, InternalError
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.tables import TRIAL_NEEDS
 from dryfit.settings.training_messages import StopReason, TrainRequest, TrainResult
 from dryfit.settings.trial import FoldScore, TrialConfig, best_point, fold_means

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dryfit.meta.slots import floats_of
+from dryfit.gpu.slots import floats_of
 from dryfit.parallel.layout import Portion, portions
 from dryfit.settings.errors import NonFiniteError
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.tasks.base import Batch, Loss, Outputs
 from dryfit.tasks.guard import BatchGuard
 from dryfit.training.run import TrialParts

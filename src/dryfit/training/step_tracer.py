@@ -16,21 +16,22 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dryfit.gpu import kernels
-from dryfit.gpu.events import Segment, SegmentKind, Shape, Variant
+from dryfit.gpu.events import Segment, SegmentKind, Shape
 from dryfit.gpu.fake_cuda import FakeDevice, StandIns
 from dryfit.gpu.recorder import StorageRecorder
+from dryfit.gpu.slots import SlotKind, like, put_all
 from dryfit.meta.configs import check_stored_format, planning_config, set_dropouts
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import DTYPES, STACKS, Kind, empty_frozen, make_model, one_stack
-from dryfit.meta.slots import SlotKind, like, put_all
 from dryfit.parallel.collectives import AbsentRanks, CountedRanks
 from dryfit.parallel.layout import OneProcess, whole_state
 from dryfit.parallel.tensor_parallel import TensorParallel
+from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import Precision
 from dryfit.settings.errors import ConfigError, InternalError, TraceError
-from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject, WeightFormat
+from dryfit.settings.execution import PlanSubject, WeightFormat
 from dryfit.settings.memory_key import any_shape, memory_key
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, MemoryCategory, StepPhase
 from dryfit.settings.sharding import Sent, ShardPlan
 from dryfit.settings.tables import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
 from dryfit.settings.wire import canonical_json

@@ -17,7 +17,7 @@ from dryfit.meta.moves import refuse_early_optimizer, refuse_offload
 from dryfit.meta.private_apis.transformers_trainer import TRAINER, StateTrainer
 from dryfit.meta.sanity import check_process
 from dryfit.settings.choices import Precision
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.private_names import require
 from dryfit.settings.splits import derive_seed
 from dryfit.settings.task_facts import task_word

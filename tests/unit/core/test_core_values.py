@@ -7,7 +7,9 @@ import pytest
 
 from dryfit.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.settings.errors import ConfigError, DryfitError, ExitStatus, InternalError
-from dryfit.settings.execution import DeviceKind, ExecutionPlan, ExecutionSettings, plan_execution
+from dryfit.settings.execution import ExecutionPlan, ExecutionSettings, plan_execution
+from dryfit.settings.files import read_model, write_model, write_text_atomic
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.splits import derive_seed
 from dryfit.settings.tables import DataSettings, TrainSettings, TrialSettings
 from dryfit.settings.text import LineTail
@@ -23,7 +25,7 @@ from dryfit.settings.trial import (
     fold_means,
     fold_spreads,
 )
-from dryfit.settings.wire import ErrorParts, Verdict, canonical_json, read_model, write_model, write_text_atomic
+from dryfit.settings.wire import ErrorParts, Verdict, canonical_json
 
 NAN, INFINITY = float("nan"), float("inf")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dryfit.settings.devices import ProductPrecision, device_names, device_rates, parse_device
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 
 
 @pytest.mark.parametrize("name", device_names())

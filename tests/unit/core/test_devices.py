@@ -2,7 +2,7 @@ import pytest
 
 from dryfit.settings.devices import LEAST_BYTES, MOST_BYTES, device_names, parse_device
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.text import parse_bytes
 
 # What nvidia-smi calls the total, in MiB, of devices as they come (ECC on where it is by default): public listings.

@@ -8,8 +8,7 @@ from dryfit.gpu.constants import (
     read_calibrations,
     write_calibration,
 )
-from dryfit.settings.execution import DeviceKind, DeviceSpec
-from dryfit.settings.memory_plan import Confidence
+from dryfit.settings.memory_terms import Confidence, DeviceKind, DeviceSpec
 
 MIB = 2**20
 TORCH = "2.13.0+cu130"

@@ -5,10 +5,10 @@ import pytest
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import replay
 from dryfit.gpu.constants import DeviceConstants
-from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, estimate, layer_of, run_of, with_fragmentation
-from dryfit.settings.execution import DeviceKind, DeviceSpec, OptimizerImpl
-from dryfit.settings.memory_plan import Confidence, MemoryCategory, StepPhase
+from dryfit.plans.tracer import Variant
+from dryfit.settings.memory_terms import Confidence, DeviceKind, DeviceSpec, MemoryCategory, OptimizerImpl, StepPhase
 from planning import MIB, ToyTracer
 
 KIB = 1024

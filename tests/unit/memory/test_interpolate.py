@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from dryfit.gpu.events import SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import peak_bytes
+from dryfit.gpu.events import SegmentKind, Shape
+from dryfit.plans.timeline import peak_bytes
 from dryfit.plans.trace_store import FitPlan, Regime, fit, in_canonical_order, plan_fits, regime
-from dryfit.settings.memory_plan import MemoryCategory
+from dryfit.plans.tracer import Variant
+from dryfit.settings.memory_terms import MemoryCategory
 from planning import Recording, ToyTracer
 
 GRID = FitPlan((52, 96), (64, 128, 512), (Shape(16, 512), Shape(32, 128)))

@@ -17,8 +17,9 @@ from dryfit.plans.ladder import (
     time_factor,
 )
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceSpec, ExecutionSettings, OptimizerImpl
-from dryfit.settings.memory_plan import Confidence, Effect, ExecutionChoice, StepPhase, VerdictKind
+from dryfit.settings.execution import ExecutionSettings
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import Confidence, DeviceSpec, Effect, OptimizerImpl, StepPhase, VerdictKind
 from planning import MIB, ToyTracer
 
 TRIAL = PlannedTrial(

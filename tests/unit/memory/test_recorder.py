@@ -5,7 +5,7 @@ from torch import nn
 
 from dryfit.gpu.events import Segment
 from dryfit.gpu.recorder import StorageRecorder
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 
 
 def live_bytes(segment: Segment) -> list[int]:

@@ -4,13 +4,13 @@ import pytest
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import DeviceConstants
-from dryfit.gpu.events import SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import end_bytes
+from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, compact, estimate, relevant, with_fragmentation
+from dryfit.plans.timeline import end_bytes
 from dryfit.plans.trace_store import TraceStore, in_canonical_order
+from dryfit.plans.tracer import Variant
 from dryfit.settings.errors import TraceError
-from dryfit.settings.execution import DeviceSpec, OptimizerImpl
-from dryfit.settings.memory_plan import Confidence
+from dryfit.settings.memory_terms import Confidence, DeviceSpec, OptimizerImpl
 from planning import MIB, ToyTracer
 
 FIRST = SegmentKind.MICRO_FIRST

@@ -10,11 +10,11 @@ import pytest
 import dryfit
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import DeviceConstants
-from dryfit.gpu.events import SegmentKind, Shape, Variant
+from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, estimate
 from dryfit.plans.trace_store import FitPlan, TraceStore, code_fingerprint, fit, regime
-from dryfit.settings.execution import DeviceSpec, OptimizerImpl
-from dryfit.settings.memory_plan import Confidence
+from dryfit.plans.tracer import Variant
+from dryfit.settings.memory_terms import Confidence, DeviceSpec, OptimizerImpl
 from planning import ToyTracer
 
 SHAPE = Shape(4, 64)
@@ -197,7 +197,7 @@ from pathlib import Path
 from planning import ToyTracer
 from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.plans.trace_store import TraceStore
-from dryfit.gpu.events import Variant
+from dryfit.plans.tracer import Variant
 store, place = TraceStore(Path(sys.argv[1])), ("toy", SegmentKind.MICRO_FIRST, Variant(), Shape(4, 64))
 for _ in range(200):
     store.put_segment(ToyTracer().trace(*place[1:]), *place)

@@ -1,9 +1,10 @@
 import pytest
 
-from dryfit.gpu.events import SegmentKind, Shape, Variant
-from dryfit.gpu.timeline import WORKSPACE_OP, compose, end_bytes, peak_bytes
+from dryfit.gpu.events import WORKSPACE_OP, SegmentKind, Shape
+from dryfit.plans.timeline import compose, end_bytes, peak_bytes
+from dryfit.plans.tracer import Variant
 from dryfit.settings.errors import InternalError
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from planning import MIB, Recording, ToyTracer
 
 SHAPE = Shape(rows=4, length=64)

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertForSequenceClassification, BertModel, LlamaForCausalLM
 
+from dryfit.gpu.slots import slots
 from dryfit.meta import build, leaks, materialise
 from dryfit.meta.reading import ReadMode
-from dryfit.meta.slots import slots
 from dryfit.settings.check_messages import LoadReport, TensorOrigin
 from dryfit.settings.errors import LoadError, MachineError
 from loading import assert_same, bert_config, fresh, llama_config, output, perturb, written

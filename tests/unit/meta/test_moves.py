@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dryfit.gpu.slots import SlotKind, leaks, slots
 from dryfit.meta import moves as move_module
 from dryfit.meta.moves import move
-from dryfit.meta.slots import SlotKind, leaks, slots
 from dryfit.settings.errors import LoadError, MachineError
 from thinning import examples
 

@@ -26,8 +26,8 @@ assert sys.modules.get("kernels") is (kernels if {there} else None) and ({there}
 
 
 WAYS = {
-    "ours": 'from dryfit.meta.offline_import import import_offline\nimport_offline("bitsandbytes")',
-    "a job": "import dryfit.training.plan_job\nimport peft\nfrom dryfit.meta.offline_import import import_offline",
+    "ours": 'from dryfit.gpu.offline_import import import_offline\nimport_offline("bitsandbytes")',
+    "a job": "import dryfit.training.plan_job\nimport peft\nfrom dryfit.gpu.offline_import import import_offline",
 }
 
 
@@ -60,7 +60,7 @@ torch.cuda._lazy_init = lambda: touched.append("initialised")
 torch.cuda._get_nvml_device_index = lambda device: 5 + torch.cuda._utils._get_device_index(device)
 torch._C._cuda_getCurrentRawStream = lambda index: 0  # as builds for CUDA have it
 original = torch.cuda.get_device_capability
-from dryfit.meta.offline_import import import_offline
+from dryfit.gpu.offline_import import import_offline
 {how}
 assert (asked, touched) == ([5, 6], []), (asked, touched)
 assert torch.cuda.get_device_capability is original

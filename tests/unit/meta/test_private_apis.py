@@ -15,9 +15,7 @@ import transformers.trainer
 from optuna.samplers import CmaEsSampler, NSGAIISampler, TPESampler
 from torch import nn
 
-from dryfit.meta import build
-from dryfit.meta.private_apis import (
-    torch_capture,
+from dryfit.gpu.private_apis import (
     torch_cuda,
     torch_fakes,
     torch_modes,
@@ -26,10 +24,14 @@ from dryfit.meta.private_apis import (
     torch_recording,
     torch_tensors,
     torch_virtual,
+    transformers_steps,
+)
+from dryfit.meta import build
+from dryfit.meta.private_apis import (
+    torch_capture,
     transformers_auto,
     transformers_files,
     transformers_models,
-    transformers_steps,
     transformers_trainer,
 )
 from dryfit.search import private_apis as search_apis
@@ -184,7 +186,7 @@ def test_other_behaviour_is_told(monkeypatch, change):
     assert caught.value.code == "LIBRARY" and caught.value.doing == "using it"
 
 
-APIS = [module for name, module in sys.modules.items() if name.startswith("dryfit.meta.private_apis.")]
+APIS = [module for name, module in sys.modules.items() if ".private_apis." in name and name.startswith("dryfit.")]
 
 
 def test_a_hook_that_the_trainer_no_longer_calls_is_told(monkeypatch):
@@ -205,16 +207,16 @@ def test_what_a_self_test_raises_is_told():
 
 
 @pytest.mark.parametrize(
-    ("module", "owner", "name"),
+    ("package", "module", "owner", "name"),
     [
-        ("torch_modes", "torch.utils._python_dispatch", "_disable_current_modes"),
-        ("torch_modes", "torch.utils._device", "_device_constructors"),
-        ("torch_fakes", "torch._subclasses.fake_tensor", "DynamicOutputShapeException"),
-        ("torch_capture", "torch._dynamo.exc", "TorchDynamoException"),
+        ("gpu", "torch_modes", "torch.utils._python_dispatch", "_disable_current_modes"),
+        ("gpu", "torch_modes", "torch.utils._device", "_device_constructors"),
+        ("gpu", "torch_fakes", "torch._subclasses.fake_tensor", "DynamicOutputShapeException"),
+        ("meta", "torch_capture", "torch._dynamo.exc", "TorchDynamoException"),
     ],
 )
-def test_a_name_that_cannot_be_imported_is_told(monkeypatch, module, owner, name):
-    path = importlib.import_module(f"dryfit.meta.private_apis.{module}").__file__
+def test_a_name_that_cannot_be_imported_is_told(monkeypatch, package, module, owner, name):
+    path = importlib.import_module(f"dryfit.{package}.private_apis.{module}").__file__
     monkeypatch.delattr(importlib.import_module(owner), name)
     with pytest.raises(LibraryError, match=f"torch {torch.__version__.split('+')[0]}.*{name}"):
         runpy.run_path(path)

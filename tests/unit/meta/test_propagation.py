@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, T5Config, T5EncoderModel
 
+from dryfit.gpu.slots import leaks, slots
 from dryfit.meta.propagation import ShapeSpec, allow_real_inputs, as_specs, refuse_real_inputs, shapes
-from dryfit.meta.slots import leaks, slots
 from dryfit.settings.errors import LoadError
 
 COMMON = {

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from dryfit.meta.slots import Slot, SlotKind, current, leaks, put, put_all, slots
+from dryfit.gpu.slots import Slot, SlotKind, current, leaks, put, put_all, slots
 
 Pair = namedtuple("Pair", "left right")
 

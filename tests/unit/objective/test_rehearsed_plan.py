@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import Effect, ExecutionChoice, StepPhase, VerdictKind
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import DeviceSpec, Effect, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import NOTHING_TAKEN, PlanAnswer
 from dryfit.settings.rehearsal_messages import (
     FAILED_BY_ITSELF,

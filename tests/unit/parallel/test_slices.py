@@ -12,13 +12,13 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 import reads
 import shard_plans as made
+from dryfit.gpu.slots import slots
 from dryfit.meta import build, leaks, materialise
 from dryfit.meta.checkpoint_files import open_checkpoint
 from dryfit.meta.filling import fill
 from dryfit.meta.keys import StoredSlice
 from dryfit.meta.matching import LoadOptions
 from dryfit.meta.pretrained import Kind
-from dryfit.meta.slots import slots
 from dryfit.parallel.apply import shards_of, slice_tensor
 from dryfit.parallel.layout import ModelRecipe, empty_model, filled_slices
 from dryfit.settings.check_messages import TensorOrigin

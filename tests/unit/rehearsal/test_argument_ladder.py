@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, best_change, next_change
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import Effect, PeakAt, StepPhase, VerdictKind
+from dryfit.settings.memory_terms import DeviceSpec, Effect, PeakAt, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import ArgumentValue, SeenArguments
 from rehearsal_stand_in import GIB, answer_of, seen_arguments
 

@@ -16,8 +16,7 @@ from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehear
 from dryfit.processes.wall import claimed_folder
 from dryfit.settings.choices import Wall
 from dryfit.settings.errors import ChildError
-from dryfit.settings.execution import DeviceSpec
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest, ScriptEnd
 
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=24 * 2**30)

@@ -19,17 +19,15 @@ from dryfit.documents.plans import (
     space_table,
     trust_text,
 )
-from dryfit.settings.execution import DeviceSpec, OptimizerImpl
-from dryfit.settings.memory_plan import (
+from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
+from dryfit.settings.memory_terms import (
+    DeviceSpec,
     Effect,
-    ExecutionChoice,
-    Fallback,
     MemoryCategory,
-    MemoryPlan,
+    OptimizerImpl,
     PeakAt,
     StepPhase,
     VerdictKind,
-    WorstBatch,
 )
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.sharding import KeptWhole, Sent, ShardRow, ShardSummary

@@ -5,7 +5,7 @@ import re
 
 from dryfit.documents.plots import render
 from dryfit.documents.rehearsals import rehearsal_page, timeline_figure
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from rehearsal_stand_in import GIB, answer_of, memory_of
 
 DEVICE = DeviceSpec(name="rtx4090", capacity_bytes=24 * GIB)

@@ -8,7 +8,7 @@ from dryfit.documents.findings import health_table, health_verdict, size_text
 from dryfit.documents.story import story_lines, trial_story
 from dryfit.ledger.folder import StudyLayout
 from dryfit.settings.check_messages import Adapter, Health, LoadReport, Stored, StoredFile, Subject
-from dryfit.settings.wire import write_model
+from dryfit.settings.files import write_model
 from golden import Golden
 from ledgers import Script
 

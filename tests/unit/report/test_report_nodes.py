@@ -11,7 +11,7 @@ from dryfit.documents.summary import nodes_ever, nodes_view
 from dryfit.ledger.events import AttemptEnded, AttemptPlaced, NodeJoined, NodeLost
 from dryfit.ledger.folder import StudyLayout
 from dryfit.settings.errors import Action, ConfigError, FailureKind
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import LOG_FILE
 from golden import Golden

@@ -9,7 +9,7 @@ import pytest
 import plan_jobs
 from dryfit.processes import node as devices
 from dryfit.processes.node import DeviceFacts, LocalNode, first_gpu, gpu_count, local_facts, processor
-from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from nvml import ScriptedDevices
 from quiet_children import QuietChildren
 

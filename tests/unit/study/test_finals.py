@@ -13,7 +13,8 @@ from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import PlanState, TrialState
 from dryfit.processes.node import DeviceFacts, LocalNode
 from dryfit.settings.errors import ChildError, ChildFault, ConfigError, Evidence, MachineError
-from dryfit.settings.execution import DeviceKind, DeviceSpec, PlanSubject
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.plan_messages import PlanRequest
 from dryfit.settings.training_messages import FinalRequest, FinalResult
 from dryfit.settings.trial import FoldScore

@@ -11,11 +11,11 @@ import pytest
 import ledgers
 from dryfit.ledger.folder import StudyLayout
 from dryfit.settings.errors import LedgerError
+from dryfit.settings.files import write_text_atomic
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.settings.study_file_text import dump_toml
 from dryfit.settings.trial import Outcome
-from dryfit.settings.wire import write_text_atomic
 from dryfit.study.next_step import End
 from dryfit.study.session import finished
 

@@ -8,7 +8,7 @@ import instant
 import ledgers
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.choices import Precision
-from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.study.context import most_on_node
 from dryfit.study.pace import (
     MeasuredWay,

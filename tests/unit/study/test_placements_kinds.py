@@ -14,8 +14,7 @@ from dryfit.ledger.events import AttemptPlaced, TrialPlanned
 from dryfit.ledger.replay import StudyState
 from dryfit.processes.gpus import ProcessOwner
 from dryfit.processes.node import DeviceFacts, NodeFacts, local_facts
-from dryfit.settings.execution import DeviceKind, DeviceSpec
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
 from dryfit.settings.study_file_checks import cross_problems
 from dryfit.settings.trial import Outcome
 from dryfit.study.context import StudyContext, StudySnapshot

@@ -7,17 +7,9 @@ import pytest
 import plan_jobs
 from dryfit.ledger.state import AttemptState, PlanState, TrialState
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import (
-    Allocator,
-    DeviceKind,
-    DeviceSpec,
-    ExecutionSettings,
-    OptimizerImpl,
-    PlanSubject,
-    UnknownPolicy,
-    plan_execution,
-)
-from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.execution import ExecutionSettings, PlanSubject, UnknownPolicy, plan_execution
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import Allocator, DeviceKind, DeviceSpec, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.tables import OptimSettings, TrainSettings, TrialSettings
 from dryfit.settings.training_messages import ResolveResult

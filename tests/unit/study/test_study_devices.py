@@ -7,7 +7,7 @@ import pytest
 import instant
 from dryfit.processes.node import DeviceFacts, NodeFacts
 from dryfit.settings.errors import MachineError
-from dryfit.settings.execution import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.study.context import choose_place, devices_without_torch, most_on_node, parallelism
 
 

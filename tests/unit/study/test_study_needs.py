@@ -12,8 +12,8 @@ from dryfit.ledger.state import AttemptState, PlanState, TrialState
 from dryfit.processes.node import DeviceFacts
 from dryfit.processes.packing import Need
 from dryfit.settings.errors import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
-from dryfit.settings.execution import DeviceKind, DeviceSpec
-from dryfit.settings.memory_plan import ExecutionChoice, VerdictKind
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.study.context import parallelism
 from dryfit.study.next_step import Readiness

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from dryfit.settings.choices import Precision
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceKind, ExecutionPlan
+from dryfit.settings.execution import ExecutionPlan
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.tables import DataSettings, LmSettings, TrialSettings
 from dryfit.tasks import causal_lm
 from dryfit.tasks.base import Task, TaskContext

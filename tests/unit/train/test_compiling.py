@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from dryfit.settings.errors import DataError
-from dryfit.settings.execution import DeviceKind, ExecutionSettings, plan_execution
+from dryfit.settings.execution import ExecutionSettings, plan_execution
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.training.model import CompiledLayers
 
 # torch's own, where it imports its compiler.

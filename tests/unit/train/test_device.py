@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import Allocator, DeviceKind, ExecutionPlan
+from dryfit.settings.execution import ExecutionPlan
+from dryfit.settings.memory_terms import Allocator, DeviceKind
 from dryfit.training.device import CONTEXT_BYTES, observed_memory, prepare_device
 
 GIB = 2**30
@@ -131,7 +132,8 @@ def test_torch_takes_the_setting_after_its_import() -> None:
     """In a process of its own: it cannot be taken back."""
     code = (
         "import torch\n"
-        "from dryfit.settings.execution import DeviceKind, ExecutionPlan\n"
+        "from dryfit.settings.memory_terms import DeviceKind\n"
+        "from dryfit.settings.execution import ExecutionPlan\n"
         "from dryfit.training.device import prepare_device\n"
         "plan = ExecutionPlan(device=DeviceKind.CUDA, effective_batch=1, micro_batch=1, accumulation=1)\n"
         "prepare_device(plan, {})\n"

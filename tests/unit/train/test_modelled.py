@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import DeviceKind, OptimizerImpl
+from dryfit.settings.memory_terms import DeviceKind, OptimizerImpl
 from dryfit.settings.tables import OptimSettings
 from dryfit.training.optimizer import (
     IMPLEMENTATIONS,

@@ -12,8 +12,9 @@ import torch
 import tiny
 import tiny_lms
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import OptimizerImpl, PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice, StepPhase
+from dryfit.settings.execution import PlanSubject
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import OptimizerImpl, StepPhase
 from dryfit.settings.plan_messages import MemoryCase
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.study.plan_requests import calibration_cases

@@ -10,7 +10,7 @@ import tiny
 from dryfit.meta.checkpoint_files import FolderSource
 from dryfit.meta.pretrained import Kind, load_pretrained
 from dryfit.settings.errors import ConfigError, MachineError
-from dryfit.settings.execution import DeviceKind, OptimizerImpl
+from dryfit.settings.memory_terms import DeviceKind, OptimizerImpl
 from dryfit.settings.tables import HeadSettings, OptimSettings, SchedSettings
 from dryfit.tasks.base import TaskModel
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, freeze

@@ -9,7 +9,7 @@ import tiny
 import trials
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.errors import ConfigError, DataError, MachineError
-from dryfit.settings.execution import DeviceKind, DeviceSpec, smallest_device
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, smallest_device
 from dryfit.settings.tables import DataSettings, TrialSettings
 from dryfit.settings.training_messages import ResolveRequest
 from dryfit.training.device import check_precisions, find_device

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from dryfit.settings.memory_plan import VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.tables import OptimSettings
 from dryfit.settings.text import gib
 from dryfit.training.optimizer import OptimizerPlan, make_optimizer, moments_of

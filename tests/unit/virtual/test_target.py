@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.rehearsal_messages import RehearsalRequest
 
 CODE = """

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import BertConfig, BertForSequenceClassification
 
+from dryfit.gpu.offline_import import import_offline
+from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode
 from dryfit.gpu.work import WorkCounter, flops_of
-from dryfit.meta.offline_import import import_offline
-from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
 from dryfit.settings.devices import parse_device
 from dryfit.settings.rehearsal_messages import StepWork
 from parts import need_package

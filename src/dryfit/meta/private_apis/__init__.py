@@ -1,4 +1,4 @@
-"""The only modules that touch private names of torch, transformers and accelerate.
+"""The only modules that touch private names of torch, transformers and accelerate, with ``dryfit.gpu.private_apis``.
 
 One module for each thing that dryfit does with a library; the library's name comes first. Each has ``NAMES``, where a
 comment above a name, or above several of one purpose, has the reason and the condition for their removal ("until";

@@ -10,7 +10,7 @@ import pytest
 
 from dryfit.settings.check_messages import ProbeResult
 from dryfit.settings.choices import Wall
-from dryfit.settings.execution import DeviceSpec
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.study import machine_checks as gathered
 from dryfit.study.machine_checks import (
     Driver,

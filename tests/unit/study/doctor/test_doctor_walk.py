@@ -19,7 +19,7 @@ from dryfit.settings.check_messages import (
     StepCheck,
 )
 from dryfit.settings.errors import ChildError
-from dryfit.settings.execution import DeviceKind, DeviceSpec
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.tables import TrialSettings
 from dryfit.settings.training_messages import ResolveResult, SplitFacts
 from dryfit.settings.wire import ErrorParts

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.meta.private_apis.torch_cuda import guard_of_caller
+from dryfit.gpu.private_apis.torch_cuda import guard_of_caller
 from dryfit.settings.private_names import PrivateNames, importing
 
 with importing("torch", "computing with tensors that have no values"):

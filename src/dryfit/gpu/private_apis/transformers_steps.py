@@ -55,6 +55,15 @@ def initialise_again(tensor: torch.Tensor) -> None:
     vars(tensor).pop(_INITIALISED, None)
 
 
+def knows_load_config(models: Any) -> bool:
+    """Whether the steps of ``from_pretrained`` take one object of what was asked for, as since transformers 5.
+
+    Args:
+        models: The module ``transformers.modeling_utils``.
+    """
+    return hasattr(models, "LoadStateDictConfig")
+
+
 def replace_steps(models: Any, wrap: Callable[[str, _Function], _Function]) -> None:
     """Replace the steps of ``from_pretrained``.
 
@@ -134,10 +143,11 @@ LOADING: Final = PrivateNames("transformers", NAMES[:1], _misbehaves)
 
 def _steps_misbehave() -> str:
     models: Any = sys.modules[_MODULE]
+    loads = ("load_config", "expected_keys") if knows_load_config(models) else ("device_map", "key_mapping")
     for function, wanted in (
         (models._get_dtype, ("dtype", "config", "state_dict")),
         (models._get_device_map, ("model", "device_map", "max_memory", "hf_quantizer")),
-        (models.PreTrainedModel._load_pretrained_model, ("model", "state_dict", "load_config", "expected_keys")),
+        (models.PreTrainedModel._load_pretrained_model, ("model", "state_dict", *loads)),
     ):
         missing = [name for name in wanted if name not in inspect.signature(function).parameters]
         if missing:

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,9 @@ import torch
 import torch.profiler
 from torch import nn
 
-from dryfit.meta.private_apis.torch_cuda import guard_of_caller
-from dryfit.meta.private_apis.torch_fakes import FakeTensorMode
-from dryfit.meta.private_apis.torch_tensors import takes_data
+from dryfit.gpu.private_apis.torch_cuda import guard_of_caller
+from dryfit.gpu.private_apis.torch_fakes import FakeTensorMode
+from dryfit.gpu.private_apis.torch_tensors import takes_data
 from dryfit.settings.errors import TraceError
 from dryfit.settings.private_names import PrivateNames, importing
 
@@ -124,7 +125,12 @@ PRESENT: Final = (
     # clipping of gradients does
     "torch.utils._foreach_utils._foreach_supported_types",
 )
-NAMES: Final = (*PRESENT, *ABSENT)
+EITHER: Final = (
+    # stand-ins for collectives of such a group: by the first module, which torch imports by itself, or by the second
+    "torch.distributed._meta_registrations",
+    "torch.distributed._tools.fake_collectives",
+)
+NAMES: Final = (*PRESENT, *ABSENT, *EITHER)
 
 
 def replace_internals(device: Any, classes: Sequence[type]) -> None:
@@ -220,6 +226,8 @@ def replace_apply(apply: Callable[..., nn.Module]) -> None:
 def know_fake_groups() -> None:
     """Make the backend ``fake`` known, whose process groups have one rank that is there."""
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    if importlib.util.find_spec("torch.distributed._meta_registrations") is None:
+        importlib.import_module("torch.distributed._tools.fake_collectives")
 
 
 def expect_gradients(stages: Any) -> None:

@@ -5,14 +5,15 @@ PEFT and transformers import it unasked, also in a process that is forked later:
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+Surroundings = Callable[[], AbstractContextManager[None]]
 _PACKAGE = "bitsandbytes"
 _FETCHER = "kernels"
 _COMPLAINS = "bitsandbytes.backends.cpu.ops"
@@ -28,14 +29,17 @@ def import_offline(name: str) -> ModuleType:
     return import_module(name)
 
 
-def keep_offline() -> None:
+def keep_offline(*, hides_devices: bool = False) -> None:
     """Let a kernel that bitsandbytes asks a hub for while it is imported be as if it were not there.
 
     It asks the package ``kernels`` for one on a CPU with bfloat16 instructions, and complains where it gets none
     (``bitsandbytes/backends/cpu/ops.py``): it keeps that to itself. transformers and PEFT import it unasked.
+
+    Args:
+        hides_devices: Whether it is to see none: it would look for CUDA's libraries.
     """
     if not any(isinstance(one, _Finder) for one in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder(_hidden if hides_devices else _untouched))
 
 
 @contextmanager
@@ -61,7 +65,7 @@ def _untouched() -> Iterator[None]:
     """
     # By name: what imports this module may do without torch, until the package is imported.
     cuda = import_module("torch").cuda
-    private_names: Any = import_module("dryfit.meta.private_apis.torch_cuda")
+    private_names: Any = import_module("dryfit.gpu.private_apis.torch_cuda")
     original = cuda.get_device_capability
 
     def capability(device: Any = None) -> tuple[int, int]:
@@ -79,6 +83,18 @@ def _untouched() -> Iterator[None]:
         cuda.get_device_capability = original
 
 
+@contextmanager
+def _hidden() -> Iterator[None]:
+    """Let torch say inside the block that there is no device."""
+    cuda = import_module("torch").cuda
+    original = cuda.is_available
+    cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        cuda.is_available = original
+
+
 def _capability_by_driver(index: int) -> tuple[int, int]:
     nvml: Any = import_module("pynvml")
     nvml.nvmlInit()
@@ -90,7 +106,14 @@ def _capability_by_driver(index: int) -> tuple[int, int]:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the package where it is, with another loader around its own."""
+    """Finds the package where it is, with another loader around its own.
+
+    Args:
+        surroundings: What its code runs in, besides being offline.
+    """
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -98,15 +121,16 @@ class _Finder(MetaPathFinder):
         """Return the package's spec, or None for any other module."""
         spec = PathFinder.find_spec(fullname, path, target) if fullname == _PACKAGE else None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self._surroundings)
         return spec
 
 
 class _Loader(Loader):
     """Loads the package as its own loader does, but offline."""
 
-    def __init__(self, inner: Loader) -> None:
+    def __init__(self, inner: Loader, surroundings: Surroundings) -> None:
         self._inner = inner
+        self._surroundings = surroundings
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -117,5 +141,5 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the package's code."""
-        with _offline(), _untouched():
+        with _offline(), self._surroundings():
             self._inner.exec_module(module)

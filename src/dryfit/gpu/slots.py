@@ -4,20 +4,21 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum, StrEnum, auto
+from enum import Enum, auto
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
-from transformers import PreTrainedConfig
 
-from dryfit.meta.private_apis.torch_modes import is_traceable_wrapper_subclass
-from dryfit.meta.private_apis.torch_modules import buffers_of, children_of, parameters_of, unsaved_buffers
+from dryfit.gpu.private_apis.torch_modes import is_traceable_wrapper_subclass
+from dryfit.gpu.private_apis.torch_modules import buffers_of, children_of, parameters_of, unsaved_buffers
+from dryfit.settings.older_python import StrEnum
 
 # Deep enough for anything a person writes; a bound only so that a generated structure cannot exhaust the stack.
 _MOST_NESTED = 16
+_CONFIGS = "transformers.configuration_utils"
 # Attributes of every module: hooks, and the tables of parameters, buffers and submodules.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -191,11 +192,16 @@ class _Form(Enum):
     DATACLASS = auto()
 
 
+def _is_config(cls: type) -> bool:
+    """Whether it is a config of transformers, whatever the installed version names its base."""
+    return any(base.__module__ == _CONFIGS and base.__name__.lower() == "pretrainedconfig" for base in cls.__mro__)
+
+
 @lru_cache(maxsize=4096)
 def _form(cls: type) -> _Form:
     if issubclass(cls, torch.Tensor):
         return _Form.TENSOR
-    if issubclass(cls, (nn.Module, PreTrainedConfig)):
+    if issubclass(cls, nn.Module) or _is_config(cls):
         return _Form.NONE
     if issubclass(cls, (list, tuple)):
         return _Form.SEQUENCE

@@ -5,10 +5,11 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.meta.private_apis.torch_modes import TorchDispatchMode
-from dryfit.meta.private_apis.torch_tensors import storage_key
+from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode
+from dryfit.gpu.private_apis.torch_tensors import storage_key
 from dryfit.settings.private_names import PrivateNames
 
+_SEQUENCE_NUMBER: Final = "torch.autograd.graph.Node._sequence_nr"
 NAMES: Final = (
     # knowing that autograd would add a gradient in place; until: autograd adds gradients of fake tensors in
     # place, as it does those of real ones
@@ -18,7 +19,7 @@ NAMES: Final = (
     "torch._C._current_autograd_node",
     # finding the forward operator that a node of the backward pass undoes; until: torch.autograd.graph.Node has
     # it under a public name
-    "torch.autograd.graph.Node._sequence_nr",
+    _SEQUENCE_NUMBER,
     "torch._C._autograd._get_sequence_nr",
     # putting another attention kernel in torch's place and taking it out again; until: torch.library.Library
     # can be taken back by a public method
@@ -97,4 +98,5 @@ def _numbers_misbehave() -> str:
     return ""
 
 
-RECORDING: Final = PrivateNames("torch", NAMES, _misbehaves)
+RECORDING: Final = PrivateNames("torch", NAMES, _misbehaves, since={_SEQUENCE_NUMBER: (2, 11)})
+"""Nodes have their number in each version; that their class declares it is new."""

@@ -1,8 +1,10 @@
 """Private names of torch about CUDA: faking a device, the allocator's settings and history."""
 
 import ctypes
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, PROT_EXEC, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,17 +46,71 @@ READ: Final = (
 )
 NAMES: Final = (*FAKED, *UNFUSED, *SET, *READ)
 
+HEADER_SLOTS: Final = 2
+"""Before the functions of a table: the offset to the top, and the type's information (Itanium ABI)."""
+TABLE_SLOTS: Final = 64
+"""As many functions as are copied of a table; none has more."""
+_NAMES_DEVICE: Final = (0, 1, 2)
+_NAMES_STREAM: Final = (5, 6, 9)
+"""Numbers of a guard's functions that name the type, the device before and the device now, and those that name a
+device's stream, its default stream and the stream before (``c10/core/impl/DeviceGuardImplInterface.h``)."""
+_INSTRUCTIONS: Final = {
+    # movl $1, %eax; ret        movzwl %si, %eax; xorl %edx, %edx; ret
+    "x86_64": (bytes.fromhex("b801000000 c3"), bytes.fromhex("0fb7c6 31d2 c3")),
+    # mov w0, #1; ret           and w0, w1, #0xffff; mov x1, #0; ret
+    "aarch64": (bytes.fromhex("20008052 c0035fd6"), bytes.fromhex("203c0012 010080d2 c0035fd6")),
+}
+"""Of two functions: one names the first CUDA device (type and index, a byte each), one the default stream of a device,
+which is the device that it is given, and number 0."""
+_ALIGNED: Final = 16
+_WORD: Final = ctypes.sizeof(ctypes.c_void_p)
+_ENSURE: Final = "_ensureCUDADeviceGuardSet"
 GUARD_TABLE: Final = "_ZN3c104impl26device_guard_impl_registryE"
 """Symbol of c10's table of device guards; needed as long as :func:`set_idle_guard` is."""
-CUDA, LAZY = 1, 17
+CPU, CUDA, LAZY = 0, 1, 17
 """Device types of c10 (``c10/core/DeviceType.h``)."""
 CUDA_HOOKS: Final = "_ZN2at6detail12getCUDAHooksEv"
 """Symbol of the function that gives torch's CUDA hooks; needed as long as :data:`GUARD_TABLE`."""
 
 
-def set_idle_guard() -> None:
-    """Give CUDA a guard that does nothing, if the one that it has counts no device."""
-    torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
+def has_idle_guard() -> bool:
+    """Whether torch has a device guard that does nothing, to be put in the place of CUDA's."""
+    return hasattr(torch._C, _ENSURE)
+
+
+def set_idle_guard(table: Any) -> None:
+    """Give CUDA a guard that does nothing, if the one that it has counts no device.
+
+    Torch before 2.11 has no function for that. There the guard of the CPU, which does nothing either, is copied; but
+    the device that it names is the CPU. So the copy has functions of our own for that, a few instructions long.
+
+    Args:
+        table: Of :func:`guard_table`.
+
+    Raises:
+        ValueError: It is written for other machines.
+        OSError: This machine lets no process make instructions.
+    """
+    if has_idle_guard():
+        torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    instructions = _INSTRUCTIONS.get(platform.machine())
+    if instructions is None:
+        raise ValueError(f"torch before 2.11 needs a device guard that is not written for {platform.machine()}")
+    page = mmap(-1, PAGESIZE, MAP_PRIVATE | MAP_ANONYMOUS, PROT_READ | PROT_WRITE | PROT_EXEC)
+    page.write(instructions[0].ljust(_ALIGNED) + instructions[1])
+    code = ctypes.c_char.from_buffer(page)
+    idle = (ctypes.c_void_p.from_address(table[CPU]).value or 0) - HEADER_SLOTS * _WORD
+    functions = (ctypes.c_void_p * (HEADER_SLOTS + TABLE_SLOTS)).from_buffer_copy(
+        ctypes.string_at(idle, (HEADER_SLOTS + TABLE_SLOTS) * _WORD)
+    )
+    for numbers, at in ((_NAMES_DEVICE, 0), (_NAMES_STREAM, _ALIGNED)):
+        for number in numbers:
+            functions[HEADER_SLOTS + number] = ctypes.addressof(code) + at
+    guard = ctypes.c_void_p(ctypes.addressof(functions) + HEADER_SLOTS * _WORD)
+    for kept in (code, functions, guard):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # torch may ask while Python shuts down
+    table[CUDA] = ctypes.addressof(guard)
 
 
 def fuse_nothing() -> None:
@@ -130,6 +186,6 @@ def clear_workspaces() -> None:
 
 
 # How they behave needs a device: what fakes one is tested whole by memory/fake_cuda, the rest is only looked for.
-FAKE_DEVICE: Final = PrivateNames("torch", (*FAKED, *UNFUSED))
+FAKE_DEVICE: Final = PrivateNames("torch", (*FAKED, *UNFUSED), since={FAKED[0]: (2, 11)})
 ALLOCATOR: Final = PrivateNames("torch", SET)
 HISTORY: Final = PrivateNames("torch", (*SET, *READ))

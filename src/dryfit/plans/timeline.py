@@ -10,17 +10,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dryfit.gpu.events import Label, Segment
+from dryfit.gpu.events import BLOCK_BYTES, LT_WORKSPACE_BYTES, LT_WORKSPACE_OP, WORKSPACE_OP, Label, Segment
 from dryfit.settings.errors import InternalError
-from dryfit.settings.memory_plan import MemoryCategory, StepPhase
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 
-BLOCK_BYTES = 512
-"""The CUDA caching allocator rounds every request up to a multiple of this (kMinBlockSize)."""
-
-WORKSPACE_OP = "cublas workspace"
-LT_WORKSPACE_OP = "cublasLt workspace"
-LT_WORKSPACE_BYTES = 1 << 20
-"""What cuBLASLt keeps from its first product with a bias on (``cuda/CUDABlas.cpp``, 1 024 KiB by default)."""
 _BIAS = "bias"
 
 _PERSISTENT = ("weight:", "gradient:", "optimizer:")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from dryfit.meta.private_apis.torch_modes import schema_of
+from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.settings.private_names import PrivateNames
 
 ARGUMENTS: Final = {
