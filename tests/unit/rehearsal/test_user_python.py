@@ -40,6 +40,7 @@ def refusal(given: Path | None, **variables: str) -> str:
     return caught.value.found
 
 
+@pytest.mark.heavy  # it asks whether torch is here
 def test_dryfits_own_interpreter_is_the_default() -> None:
     assert user_python(None, {}) == (None, "")
     assert user_python(Path(sys.executable), {}) == (None, "")
@@ -52,6 +53,7 @@ def test_the_active_environment_is_taken(tmp_path: Path, variable: str) -> None:
     assert user_python(None, {variable: str(tmp_path / "own")}) == (UserPython(python, has_eight_bit=False), "")
 
 
+@pytest.mark.heavy  # it asks whether torch is here
 def test_an_active_environment_without_torch_is_passed_over(tmp_path: Path) -> None:
     python = interpreter(tmp_path / "own", torch=None)
     found, remark = user_python(None, {"VIRTUAL_ENV": str(tmp_path / "own")})
