@@ -81,6 +81,7 @@ chaos: $(STAMP) ## real faults and the long storms of kills (long); CHAOS_SEED=N
 
 lint: $(STAMP) ## ruff, pyright and the import contracts
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --isolated --target-version py310 --select E9,F src/dryfit/gpu src/dryfit/settings/re*.py
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports

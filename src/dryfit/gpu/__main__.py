@@ -59,11 +59,7 @@ def _inside(request: RehearsalRequest, places: Places, wall: Wall, kept: Sequenc
 
     try:
         _demand_torch()
-        try:
-            session = import_module(_SESSION)
-        except BaseException:
-            traceback.print_exc()  # how this process ends tells nothing: nobody else prints it
-            raise
+        session = import_module(_SESSION)
         session.rehearse(request, finish, session.Behind(wall, places, tuple(kept)))
     except DryfitError as error:
         finish(
@@ -71,6 +67,9 @@ def _inside(request: RehearsalRequest, places: Places, wall: Wall, kept: Sequenc
                 verdict=VerdictKind.UNKNOWN, end=ScriptEnd.FAILED, device=request.device, reasons=(str(error),)
             )
         )
+    except BaseException:
+        traceback.print_exc()  # how this process ends tells nothing: nobody else prints it
+        raise
     os._exit(1)
 
 

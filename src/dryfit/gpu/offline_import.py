@@ -85,14 +85,14 @@ def _untouched() -> Iterator[None]:
 
 @contextmanager
 def _hidden() -> Iterator[None]:
-    """Let torch say inside the block that there is no device."""
-    cuda = import_module("torch").cuda
-    original = cuda.is_available
-    cuda.is_available = lambda: False
+    """Let torch say inside the block that there is no device, and compile nothing: that is not the script's doing."""
+    torch: Any = import_module("torch")
+    is_available, compiled = torch.cuda.is_available, torch.compile
+    torch.cuda.is_available, torch.compile = lambda: False, lambda function, **_: function
     try:
         yield
     finally:
-        cuda.is_available = original
+        torch.cuda.is_available, torch.compile = is_available, compiled
 
 
 def _capability_by_driver(index: int) -> tuple[int, int]:

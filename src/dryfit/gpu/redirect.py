@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath, PurePosixPath
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
 
 from dryfit.gpu.import_hooks import when_imported
@@ -41,8 +41,11 @@ def replace_everywhere(replaced: dict[Any, Any]) -> None:
         if type(one) is dict:
             if has_none(map(id, one.values())) or id(one) in kept:
                 continue
+            of_class = "__module__" in one and "__name__" not in one
             for key in [key for key, value in one.items() if id(value) in by_id]:
-                one[key] = by_id[id(one[key])]
+                old, new = one[key], by_id[id(one[key])]
+                # A function of C that a class has, as pathlib's has in Python 3.10, takes no instance.
+                one[key] = staticmethod(new) if of_class and isinstance(old, BuiltinFunctionType) else new
         elif type(one) is FunctionType and one.__defaults__ and not has_none(map(id, one.__defaults__)):
             one.__defaults__ = tuple(by_id.get(id(value), value) for value in one.__defaults__)
 

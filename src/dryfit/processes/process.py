@@ -1,10 +1,12 @@
 """The current process: ends with its parent, ends by signals, ends its copies, and its peak memory."""
 
 import ctypes
+import fcntl
 import os
 import pty
 import resource
 import signal
+import struct
 import sys
 import termios
 import threading
@@ -152,7 +154,7 @@ def ask_no_one() -> None:
     settings[3] &= ~(termios.ICANON | termios.ECHO)
     settings[6][termios.VMIN] = settings[6][termios.VTIME] = 0
     termios.tcsetattr(terminal, termios.TCSANOW, settings)
-    termios.tcsetwinsize(terminal, (24, 80))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))  # Python 3.10 has no name for it
     os.dup2(terminal, 0)
     os.close(terminal)
 

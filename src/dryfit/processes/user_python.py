@@ -121,10 +121,9 @@ def code_folder() -> Generator[Path, None, None]:
 
 def command(python: Path, code: Path, module: str, *arguments: str) -> list[str]:
     """Command that runs a module of a folder in another interpreter; no file of the current folder can shadow one."""
-    start = (
-        f"import sys; sys.path[0] = {str(code)!r}; import runpy; runpy.run_module({module!r}, None, '__main__', True)"
-    )
-    return [str(python), "-c", start, *arguments]
+    # In the place of the current folder, where it is on the path: PYTHONSAFEPATH leaves it out.
+    start = f"import sys; sys.path[:sys.path[:1] == ['']] = [{str(code)!r}]; import runpy"
+    return [str(python), "-c", f"{start}; runpy.run_module({module!r}, None, '__main__', True)", *arguments]
 
 
 def _active(environment: Mapping[str, str]) -> tuple[str, Path] | None:

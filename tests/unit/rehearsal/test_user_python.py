@@ -40,6 +40,7 @@ def refusal(given: Path | None, **variables: str) -> str:
     return caught.value.found
 
 
+@pytest.mark.heavy  # it asks whether torch is here
 def test_dryfits_own_interpreter_is_the_default() -> None:
     assert user_python(None, {}) == (None, "")
     assert user_python(Path(sys.executable), {}) == (None, "")
@@ -52,6 +53,7 @@ def test_the_active_environment_is_taken(tmp_path: Path, variable: str) -> None:
     assert user_python(None, {variable: str(tmp_path / "own")}) == (UserPython(python, has_eight_bit=False), "")
 
 
+@pytest.mark.heavy  # it asks whether torch is here
 def test_an_active_environment_without_torch_is_passed_over(tmp_path: Path) -> None:
     python = interpreter(tmp_path / "own", torch=None)
     found, remark = user_python(None, {"VIRTUAL_ENV": str(tmp_path / "own")})
@@ -125,5 +127,6 @@ sys.path[:0] = [{str(folder)!r}]
 for file in pathlib.Path({str(folder)!r}, "dryfit", "gpu").rglob("*.py"):
     ast.parse(file.read_text("utf-8"))
 for name in {names}: __import__(name)
+sys.modules["dryfit.processes.process"].ask_no_one()
 """
         subprocess.run([str(pythons[-1]), "-c", code], check=True)

@@ -81,7 +81,7 @@ def has_idle_guard() -> bool:
 def set_idle_guard(table: Any) -> None:
     """Give CUDA a guard that does nothing, if the one that it has counts no device.
 
-    Torch before 2.11 has no function for that. There the guard of the CPU, which does nothing either, is copied; but
+    Torch before 2.10 has no function for that. There the guard of the CPU, which does nothing either, is copied; but
     the device that it names is the CPU. So the copy has functions of our own for that, a few instructions long.
 
     Args:
@@ -96,7 +96,7 @@ def set_idle_guard(table: Any) -> None:
         return
     instructions = _INSTRUCTIONS.get(platform.machine())
     if instructions is None:
-        raise ValueError(f"torch before 2.11 needs a device guard that is not written for {platform.machine()}")
+        raise ValueError(f"torch before 2.10 needs a device guard that is not written for {platform.machine()}")
     page = mmap(-1, PAGESIZE, MAP_PRIVATE | MAP_ANONYMOUS, PROT_READ | PROT_WRITE | PROT_EXEC)
     page.write(instructions[0].ljust(_ALIGNED) + instructions[1])
     code = ctypes.c_char.from_buffer(page)
@@ -186,6 +186,6 @@ def clear_workspaces() -> None:
 
 
 # How they behave needs a device: what fakes one is tested whole by memory/fake_cuda, the rest is only looked for.
-FAKE_DEVICE: Final = PrivateNames("torch", (*FAKED, *UNFUSED), since={FAKED[0]: (2, 11)})
+FAKE_DEVICE: Final = PrivateNames("torch", (*FAKED, *UNFUSED), since={FAKED[0]: (2, 10)})
 ALLOCATOR: Final = PrivateNames("torch", SET)
 HISTORY: Final = PrivateNames("torch", (*SET, *READ))
