@@ -122,7 +122,7 @@ class StorageRecorder(TorchDispatchMode):
         self._note_forward()
         if self._kernels and func in GEMMS and self._runs_here(args):
             segment.multiplies(self.phase, with_bias=adds_bias(func, args))
-        self._note_outputs(segment, func, args, out)
+        self.note_outputs(segment, func, args, out)
         takes_scratch = self._kernels and func in TAKE_SCRATCH and self._runs_here(args)
         extra = workspace_bytes(func, args, out, self.processors) if takes_scratch else 0
         if extra:  # kernels allocate their scratch memory beside their outputs
@@ -134,7 +134,8 @@ class StorageRecorder(TorchDispatchMode):
         """Whether an operator runs on the device: so does one of its tensors."""
         return any(isinstance(one, torch.Tensor) and one.device.type == self._device for one in args)
 
-    def _note_outputs(self, segment: "OpenSegment", func: Any, args: tuple[Any, ...], out: Any) -> None:
+    def note_outputs(self, segment: "OpenSegment", func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Note what an operator returned: new storages, and views of known ones."""
         reused = self._reused_block(func, args)
         if reused is not None and isinstance(out, torch.Tensor):
             self._share(out.untyped_storage(), reused)

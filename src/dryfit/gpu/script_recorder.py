@@ -410,9 +410,10 @@ class ScriptRecorder(StorageRecorder):
             with suppress(NotImplementedError):  # a wrapper of ``torch.func``, which has no memory of its own
                 super().name(tensor, name, category)
 
-    def _note_outputs(self, segment: Any, func: Any, args: tuple[Any, ...], out: Any) -> None:
+    def note_outputs(self, segment: Any, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Note what an operator returned; whole numbers and masks that are made before training are inputs."""
         block = self._next_block
-        super()._note_outputs(segment, func, args, out)
+        super().note_outputs(segment, func, args, out)
         if self._next_block > block and self.phase is StepPhase.LOAD and getattr(out, "dtype", None) in _COUNTING:
             self._categories[block] = MemoryCategory.INPUTS  # unless a model or an optimizer turns out to hold it
 
