@@ -7,6 +7,7 @@ dryfit is installed, so nothing is imported here that costs anything.
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ _HELP: Final = (
     f"{_MARKER}(budget, device=None, steps=3): run the test on a virtual GPU; fail where it needs more memory"
 )
 _INSIDE: Final = "DRYFIT_REHEARSAL"
+"""``REHEARSED_VARIABLE``, written again: importing its module would cost each run of pytest 40 ms."""
 _OUTCOME: Final = "dryfit-test-outcome: "
 _MOST_OUTPUT: Final = 1 << 20
 
@@ -118,7 +120,13 @@ class RehearsedTest(pytest.Item):
             *alone,
             self.selected,
         )
-        options = RehearsalOptions(device=self.device, steps=self.steps, worst_batch=False, on_output=output.extend)
+        options = RehearsalOptions(
+            device=self.device,
+            steps=self.steps,
+            worst_batch=False,
+            on_output=output.extend,
+            python=sys.executable,  # that of the active environment may be another one
+        )
         answer = rehearse_command(ScriptCommand(module="pytest", arguments=words), options)
         text = output[-_MOST_OUTPUT:].decode("utf-8", "replace")
         self.add_report_section("call", "rehearsal", text)

@@ -130,6 +130,9 @@ def test_other_versions_are_named_first(takes: Takes, tmp_path: Path) -> None:
     assert "torch 2.12.1 -> 2.13.0" in lines[1] and lines[2].startswith("  allocated")
     _, (run,) = seen()
     assert run["other_versions"] == {"torch": ["2.12.1", "2.13.0"]}
+    imports = answer_of(5 * GIB, parse_device("rtx4090")).model_copy(update={"libraries": {"peft": "0.18"}})
+    takes(imports)
+    assert seen()[1][0]["other_versions"] == {"torch": ["2.12.1", "2.13.0"]}  # one more is no other version
     assert "| one | rtx4090 | **grew** |" in Path("found.md").read_text()
 
 
@@ -264,3 +267,4 @@ def test_the_example_is_within_its_baseline_and_a_line_that_takes_more_is_named(
     assert (first["code"], first["difference_bytes"]) == (costs.splitlines()[0], 2**28)
     assert first["line"] == f"train.py:{text[: text.index('for _ in')].count(chr(10)) + 10}"
     assert len(found["lines"]) == 1
+    assert list(found["after"]["versions"]) == ["torch"]  # all that it imports

@@ -8,10 +8,12 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep  # the script may replace the module's
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -46,6 +48,7 @@ from dryfit.settings.rehearsal_messages import (
 from dryfit.settings.text import gib
 
 Finish = Callable[[RehearsalAnswer], None]
+_LIBRARIES: Final = ("transformers", "accelerate", "peft", "trl", "lightning", "bitsandbytes", "deepspeed")
 """Takes an answer and ends the process."""
 _one_answer = threading.Lock()
 _LACKING = (
@@ -233,6 +236,7 @@ class _Run:
             traceback=failure,
             confidence=gpu.constants.confidence,
             torch=torch.__version__,
+            libraries=_libraries(),
             rehearsal_s=time.monotonic() - self.began_s,
             host_peak_bytes=peak_rss_bytes(),
         )
@@ -322,3 +326,13 @@ def _from_script(stack: traceback.StackSummary) -> traceback.StackSummary:
     while len(stack) > 1 and (stack[0].filename.startswith(ours) or "runpy" in stack[0].filename):
         del stack[0]
     return stack
+
+
+def _libraries() -> dict[str, str]:
+    """Return the versions of the libraries that were imported; of one that is no distribution none is known."""
+    found: dict[str, str] = {}
+    for name in _LIBRARIES:
+        if name in sys.modules:
+            with suppress(PackageNotFoundError):
+                found[name] = version(name)
+    return found

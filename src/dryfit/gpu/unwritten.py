@@ -20,6 +20,7 @@ from torch import nn
 from dryfit.gpu import fake_tensors
 from dryfit.gpu.import_hooks import rebind, when_imported
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor
+from dryfit.gpu.stored_types import STORED_TYPES
 from dryfit.gpu.view import path_of
 from dryfit.gpu.written import Saved
 
@@ -255,25 +256,7 @@ def _mapped(device: str) -> torch.device:
 # After the header comes a second file of the tensors that have values: by its length such a file is known.
 
 
-_NAMES: Final = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-TYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
+_NAMES: Final = {dtype: name for name, dtype in STORED_TYPES.items()}
 _MOST_HEADER_BYTES: Final = 100_000_000  # as safetensors has it
 _LENGTH_BYTES: Final = 8
 """The length of the header, before it; headers are filled up to a multiple of it."""
@@ -380,7 +363,7 @@ def _header_of(file: BinaryIO) -> dict[str, Any]:
 def stored_dtypes(file: BinaryIO) -> list[torch.dtype]:
     """Return the types of a file's tensors, in its order; those that nobody writes are left out."""
     kinds = (entry.get("dtype") for entry in _header_of(file).values() if isinstance(entry, dict))
-    return [TYPES[kind] for kind in kinds if kind in TYPES]
+    return [STORED_TYPES[kind] for kind in kinds if isinstance(kind, str) and kind in STORED_TYPES]
 
 
 def _lacks_data(entries: dict[str, Any], rest: int) -> bool:
@@ -440,7 +423,7 @@ class _HeaderOnly:
         if name in self._values:
             tensor = self._values[name].clone()
         else:
-            tensor = self._make(tuple(entry["shape"]), TYPES[entry["dtype"]])
+            tensor = self._make(tuple(entry["shape"]), STORED_TYPES[entry["dtype"]])
         return tensor if tensor.device == self._device else tensor.to(self._device)
 
     def get_slice(self, name: str) -> "_Slice":

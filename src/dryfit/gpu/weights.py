@@ -28,7 +28,8 @@ from dryfit.gpu.private_apis.transformers_steps import (
     replace_steps,
 )
 from dryfit.gpu.slots import put_all
-from dryfit.gpu.unwritten import TYPES, stored_dtypes
+from dryfit.gpu.stored_types import STORED_TYPES
+from dryfit.gpu.unwritten import stored_dtypes
 from dryfit.gpu.values import MOST_NUMBERS, forget
 from dryfit.settings.errors import LoadError
 from dryfit.settings.private_names import require
@@ -199,7 +200,7 @@ def _opening(original: Any, make: Make) -> Any:
             if self._device is None:
                 return self._file.get_tensor(name)
             stored = self._file.get_slice(name)
-            shape, dtype = torch.Size(stored.get_shape()), TYPES[stored.get_dtype()]
+            shape, dtype = torch.Size(stored.get_shape()), STORED_TYPES[stored.get_dtype()]
             if shape.numel() * dtype.itemsize >= _REAL_BELOW_BYTES:
                 return make(shape, dtype, self._device, False)
             return self._file.get_tensor(name).to(self._device)

@@ -103,7 +103,7 @@ class Saved:
     def read(cls, file: Path) -> "Saved":
         """Read what was written; nothing where nothing was, or where the script has put something else there."""
         saved = cls()
-        with suppress(FileNotFoundError, FileError, TypeError, ValueError):
+        with suppress(FileNotFoundError, FileError, TypeError, ValueError, RecursionError):
             saved.saves = [_save(*one) for one in json.loads(read_bounded(file, _MOST_BYTES))]
         return saved
 

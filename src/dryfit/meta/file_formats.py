@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from dryfit.gpu.private_apis.torch_modes import without_function_modes
+from dryfit.gpu.stored_types import STORED_TYPES
 from dryfit.settings.errors import LoadError
 from dryfit.settings.text import few
 from dryfit.settings.wire import unique_keys
@@ -135,31 +136,7 @@ _METADATA = "__metadata__"
 _FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 _LENGTH_BYTES = 8
 
-DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "C64": torch.complex64,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "F4": torch.float4_e2m1fn_x2,
-}
-"""The format's names. F6_E2M3 and F6_E3M2 are missing: torch has no such type."""
-
-_ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
+_ITEM_BYTES = {name: dtype.itemsize for name, dtype in STORED_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +295,7 @@ def _entry(key: str, entry: Any, path: Path, begin: int) -> tuple[int, int, Stor
     name, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     item_bytes = _ITEM_BYTES.get(name) if isinstance(name, str) else None
     if item_bytes is None:
-        raise _RefusedError(f"dtype is {_short(name)}; known are {', '.join(DTYPES)}")
+        raise _RefusedError(f"dtype is {_short(name)}; known are {', '.join(STORED_TYPES)}")
     _check_naturals("shape", shape)
     _check_naturals("data_offsets", offsets)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -337,7 +314,7 @@ def _entry(key: str, entry: Any, path: Path, begin: int) -> tuple[int, int, Stor
             f"data_offsets {_short(offsets)} span {offsets[1] - offsets[0]} bytes, "
             f"{name} of shape {_short(shape)} takes {size_bytes}"
         )
-    stored = StoredTensor(key, path, DTYPES[name], sizes, begin + offsets[0], size_bytes)
+    stored = StoredTensor(key, path, STORED_TYPES[name], sizes, begin + offsets[0], size_bytes)
     return offsets[0], offsets[1], stored
 
 

@@ -168,7 +168,7 @@ def _asked(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(_DOING, f"{path} cannot be started: {error.strerror}", "a Python interpreter") from error
     lines = done.stdout.decode(errors="replace").splitlines()
-    said = next((line for line in lines if line.startswith(_MARK)), None)
+    said = next((line for line in reversed(lines) if line.startswith(_MARK)), None)  # what else was said came before
     if said is None:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         found = f"{path} is no working Python: it ended with status {done.returncode}"

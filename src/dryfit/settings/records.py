@@ -6,6 +6,7 @@ that messages need, under their names, and may be a field of one.
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
@@ -142,16 +143,12 @@ def _exact(kind: Any, value: Any, where: str) -> Any:
 def _any_of(kinds: Collection[Any], value: Any, where: str) -> Any:
     if type(value) in kinds:
         return value
-    for kind in kinds:
-        try:
+    others = [kind for kind in kinds if kind is not type(None)]
+    if len(others) == 1:
+        return _read(others[0], value, where)  # its error says more
+    for kind in others:
+        with suppress(ValueError):
             return _read(kind, value, where)
-        except ValueError:
-            if (
-                value is not None
-                and len([one for one in kinds if one is not type(None)]) == 1
-                and kind is not type(None)
-            ):
-                raise  # it says more: there is no other
     raise ValueError(f"{where} is {value!r:.80}, which is of none of its types")
 
 

@@ -283,6 +283,7 @@ class RehearsalAnswer(Shown, Message):
         killed_by: Name of the signal that ended its process before it could answer; empty: none did.
         wall: What kept the script from the user's files; None: no script was run.
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
+        libraries: Versions of the libraries for training that the script imported, beside torch.
         host_peak_bytes: Most host memory of the rehearsal itself.
     """
 
@@ -308,6 +309,7 @@ class RehearsalAnswer(Shown, Message):
     killed_by: str = ""
     confidence: Confidence = Confidence.UNCALIBRATED
     torch: str = ""
+    libraries: dict[str, str] = field(default_factory=dict[str, str])
     rehearsal_s: float = 0.0
     host_peak_bytes: int = 0
 

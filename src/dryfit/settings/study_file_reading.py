@@ -252,13 +252,24 @@ _MOST_BYTES: Final = 2**20
 """Of a study file."""
 
 
-def _read(path: Path) -> str:
+def read_toml(path: Path, allowed: str, hint: str) -> Document:
+    """Read a TOML file.
+
+    Args:
+        allowed: What the file is.
+        hint: What to do where there is none.
+
+    Raises:
+        ConfigError: It cannot be read, or is not TOML.
+    """
+    return _parse(path, _read(path, allowed, hint))
+
+
+def _read(path: Path, allowed: str = "a study file", hint: str = "write one with `dryfit init DIR`") -> str:
     try:
         return read_bounded(path, _MOST_BYTES, links=True).decode("utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"reading {path}", "there is no such file", "a study file", "write one with `dryfit init DIR`"
-        ) from error
+        raise ConfigError(f"reading {path}", "there is no such file", allowed, hint) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"reading {path}", f"byte {error.start} is not UTF-8", "UTF-8 text") from error
     except OSError as error:

@@ -8,12 +8,10 @@ import json
 import math
 import re
 import shlex
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -27,6 +25,7 @@ from dryfit.settings.files import read_bounded, write_text_atomic
 from dryfit.settings.memory_check import Baseline, CheckVerdict, HeldLine, Kept, LineChange, MemoryCheck, RunCheck
 from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer
+from dryfit.settings.study_file_reading import read_toml
 from dryfit.settings.tables import Settings
 from dryfit.settings.text import did_you_mean, few, gib, parse_bytes, shown_by
 from dryfit.settings.wire import parse_json
@@ -42,8 +41,6 @@ from dryfit.study.rehearsals import (
 FILE: Final = "gpu-memory.toml"
 FOLDER: Final = ".dryfit"
 _MOST_BYTES: Final = 1 << 24
-_LIBRARIES: Final = ("transformers", "accelerate", "peft", "trl", "lightning", "bitsandbytes", "deepspeed")
-"""Whose versions a baseline names beside torch's."""
 _LEAST_SHARE: Final = 1e-4
 """Share of the peak below which a line is not kept: a baseline is small, and reads well in a diff."""
 _NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
@@ -275,7 +272,7 @@ def kept_of(answer: RehearsalAnswer, folder: Path) -> Kept | None:
         allocated_bytes=memory.peak_allocated_bytes,
         reserved_bytes=memory.peak_reserved_bytes,
         required_bytes=memory.required_bytes,
-        versions={"torch": answer.torch.partition("+")[0], **_versions()},  # a build for the CPU tells the same
+        versions={"torch": answer.torch.partition("+")[0], **answer.libraries},  # a build for the CPU tells the same
         lines=tuple(lines),
     )
 
@@ -313,22 +310,11 @@ def _place(place: str, folder: Path) -> str:
     return place.rpartition(_PACKAGES)[2].removeprefix(f"{folder}/")
 
 
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def _other_versions(before: Kept | None, after: Kept | None) -> dict[str, tuple[str, str]]:
     if before is None or after is None:
         return {}
-    names = dict.fromkeys([*before.versions, *after.versions])
-    pairs = {name: (before.versions.get(name, "none"), after.versions.get(name, "none")) for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    pairs = {name: (old, after.versions.get(name, old)) for name, old in before.versions.items()}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
 def _chosen(runs: Mapping[str, Run], names: Sequence[str], file: Path) -> dict[str, Run]:
@@ -340,17 +326,8 @@ def _chosen(runs: Mapping[str, Run], names: Sequence[str], file: Path) -> dict[s
 
 
 def _runs(file: Path) -> Mapping[str, Run]:
-    doing = f"reading {file}"
     hint = '[run.NAME] with command = "train.py" and device = "rtx4090"'
-    try:
-        table = tomllib.loads(read_bounded(file, _MOST_BYTES, links=True).decode("utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(doing, "there is no such file", "a file of runs", hint) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise ConfigError(doing, f"this is not TOML: {error}", hint="see toml.io") from error
-    except OSError as error:
-        raise ConfigError(doing, error.strerror or str(error)) from error
-    return _validated(RunsFile, table, doing, hint).run
+    return _validated(RunsFile, read_toml(file, "a file of runs", hint), f"reading {file}", hint).run
 
 
 def _baseline(file: Path) -> Baseline | None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from dryfit.gpu.stored_types import STORED_TYPES
 from dryfit.meta import file_formats
 from dryfit.meta.checkpoint_files import open_checkpoint
-from dryfit.meta.file_formats import DTYPES, read_safetensors_header
+from dryfit.meta.file_formats import read_safetensors_header
 from dryfit.meta.reading import CheckpointReader, ReadMode
 from dryfit.settings.errors import LoadError
 from thinning import examples
@@ -57,7 +58,7 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
 TENSORS = st.dictionaries(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda key: key != "__metadata__"),
     st.tuples(
-        st.sampled_from(list(DTYPES.values())),
+        st.sampled_from(list(STORED_TYPES.values())),
         st.lists(st.integers(0, 4), max_size=4).map(tuple),
         st.integers(0, 1000),
     ),
@@ -221,11 +222,11 @@ def original(rng: random.Random) -> tuple[dict[str, Any], bytes]:
     header: dict[str, Any] = {}
     end = 0
     for number in range(rng.randrange(1, 5)):
-        dtype = rng.choice(list(DTYPES))
+        dtype = rng.choice(list(STORED_TYPES))
         shape = [rng.randrange(4) for _ in range(rng.randrange(1, 3))]
         if dtype == "F4":
             shape[-1] *= 2
-        size = (DTYPES[dtype].itemsize * torch.Size(shape).numel()) // (2 if dtype == "F4" else 1)
+        size = (STORED_TYPES[dtype].itemsize * torch.Size(shape).numel()) // (2 if dtype == "F4" else 1)
         header[f"layer.{number}"] = entry(dtype, shape, [end, end + size])
         end += size
     if rng.random() < 0.3:
@@ -247,7 +248,7 @@ def mutate_json(header: dict[str, Any], rng: random.Random) -> bytes:
             case 3 if isinstance(inner, dict) and isinstance(inner.get("shape"), list):
                 inner["shape"] = [*inner["shape"], *rng.choices(NUMBERS, k=rng.randrange(3))]
             case 4 if isinstance(inner, dict):
-                inner["dtype"] = rng.choice([*DTYPES, "F6_E2M3", "f32", "I128"])
+                inner["dtype"] = rng.choice([*STORED_TYPES, "F6_E2M3", "f32", "I128"])
             case 5 if isinstance(inner, dict) and inner:
                 inner.pop(rng.choice(list(inner)))
             case _:

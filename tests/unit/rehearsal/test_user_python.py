@@ -49,7 +49,7 @@ def test_dryfits_own_interpreter_is_the_default() -> None:
 
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
 def test_the_active_environment_is_taken(tmp_path: Path, variable: str) -> None:
-    python = interpreter(tmp_path / "own", customize="print('hello')")
+    python = interpreter(tmp_path / "own", customize="print('hello\\ndryfit-interpreter [')")
     assert user_python(None, {variable: str(tmp_path / "own")}) == (UserPython(python, has_eight_bit=False), "")
 
 
