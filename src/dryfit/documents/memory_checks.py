@@ -66,7 +66,7 @@ def check_markdown(check: MemoryCheck) -> str:
             one.name,
             one.device.name,
             f"**{one.verdict}**" if one.verdict not in _STYLES else str(one.verdict),
-            gib(one.after.required_bytes) if one.after else "-",
+            gib(one.after.required_bytes) if one.after and one.fits is not None else "-",
             gib(one.budget_bytes),
             _mib(one.before.allocated_bytes) if one.before else "-",
             _mib(one.after.allocated_bytes) if one.after else "-",
@@ -84,7 +84,8 @@ def check_markdown(check: MemoryCheck) -> str:
 
 
 def _headline(one: RunCheck) -> str:
-    needs = f": it needs {gib(one.after.required_bytes)} of {gib(one.budget_bytes)}" if one.after else ""
+    known = one.after if one.fits is not None else None  # else what was seen is a lower bound, or one of two
+    needs = f": it needs {gib(known.required_bytes)} of {gib(one.budget_bytes)}" if known else ""
     return f"{one.name} on {one.device.name}  {one.verdict}{needs}"
 
 
