@@ -48,7 +48,7 @@ demo: $(STAMP) ## search hyperparameters of a small encoder on synthetic posts; 
 check: $(STAMP) ## the tests that need no torch, a minute on two cores
 	$(PYTEST) --light -m '$(QUICK) and not heavy'
 
-test: $(STAMP) ## unit, property, contract and chaos tests, about eight minutes on two cores
+test: $(STAMP) ## unit, property, contract and chaos tests, about six minutes on two cores
 	$(PYTEST) -m '$(QUICK)'
 
 proof: $(STAMP) ## the tests that take longer, about eleven minutes on two cores
