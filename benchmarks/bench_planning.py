@@ -22,7 +22,7 @@ from itertools import product
 from pathlib import Path
 
 from dryfit.processes.channel import ChildChannel
-from dryfit.processes.child_spec import PRELOAD
+from dryfit.processes.child_spec import PRELOAD, SERVE
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.settings.memory_terms import DeviceSpec
@@ -152,7 +152,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as for children that plan
     for name in PRELOAD:
-        importlib.import_module(name)
+        if name != SERVE:
+            importlib.import_module(name)
     gc.collect()
     gc.disable()  # as the fork server does
     gc.freeze()
