@@ -25,7 +25,7 @@ from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training.measured_step import fill
 from dryfit.training.optimizer import OptimizerPlan
-from dryfit.training.step_tracer import Rehearsal, StepTracer, step_parts
+from dryfit.training.step_tracer import StepTracer, SubjectSteps, step_parts
 
 CASES = (
     # words, rows, length, rank of adapters (0: all weights are trained)
@@ -47,11 +47,11 @@ def subject(folder: Path, words: int, rank: int) -> PlanSubject:
     return PlanSubject(task=BuiltInTask.CAUSAL_LM, settings=settings, lora=LoraSettings(r=rank) if rank else None)
 
 
-def seconds(rehearsal: Rehearsal, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
+def seconds(steps: SubjectSteps, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
     """Time one micro-batch: wall, CPU."""
-    rehearsal.parts.model.zero_grad()
+    steps.parts.model.zero_grad()
     wall, cpu = time.perf_counter(), time.process_time()
-    rehearsal.micro(batch, lambda _: None)
+    steps.micro(batch)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
@@ -64,18 +64,18 @@ def main() -> None:
     for words, rows, length, rank in CASES:
         with tempfile.TemporaryDirectory() as folder:
             what = subject(Path(folder), words, rank)
-            tracer, taken, ready = StepTracer(what, CPU), list[int](), list[Rehearsal]()
+            tracer, taken, ready = StepTracer(what, CPU), list[int](), list[SubjectSteps]()
             for chunked in (False, True):
                 segment = tracer.trace(SegmentKind.MICRO_FIRST, Variant(chunked_loss=chunked), Shape(rows, length))
                 taken.append(peak_bytes(segment) // MIB)
                 parts = step_parts(what, checkpointing=False, reentrant=False, chunked_loss=chunked)
                 fill(parts.model, "cpu")
-                ready.append(Rehearsal(parts, "cpu", OptimizerPlan()))
+                ready.append(SubjectSteps(parts, DeviceKind.CPU, OptimizerPlan()))
         batch = {name: values.random_(0, 1000) for name, values in ready[0].batch(Shape(rows, length)).items()}
         batch["attention_mask"].fill_(1)
-        for rehearsal in ready:
-            seconds(rehearsal, batch)
-        pairs = [tuple(seconds(rehearsal, batch) for rehearsal in ready) for _ in range(repeats)]
+        for steps in ready:
+            seconds(steps, batch)
+        pairs = [tuple(seconds(steps, batch) for steps in ready) for _ in range(repeats)]
         of = [[statistics.median(pair[which][kind] for pair in pairs) for kind in (0, 1)] for which in (0, 1)]
         ratios = [statistics.median(after[kind] / before[kind] for before, after in pairs) for kind in (0, 1)]
         texts = [f"{wall:.2f} s, {cpu:.2f} s, {size}" for (wall, cpu), size in zip(of, taken, strict=True)]

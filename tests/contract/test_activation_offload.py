@@ -22,7 +22,7 @@ from dryfit.training import model
 from dryfit.training.measured_step import fill
 from dryfit.training.model import cannot_offload_activations, offload_layer_inputs
 from dryfit.training.optimizer import OptimizerPlan
-from dryfit.training.step_tracer import Rehearsal, step_parts
+from dryfit.training.step_tracer import SubjectSteps, step_parts
 
 PEFT_ASKS = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 SHAPE = Shape(rows=3, length=20)
@@ -67,13 +67,13 @@ def gradients(asked: PlanSubject, *, reentrant: bool, offload: bool) -> dict[str
     if offload:
         offload_layer_inputs(parts.model)
     fill(parts.model, "cpu")
-    rehearsal = Rehearsal(parts, "cpu", OptimizerPlan(impl=OptimizerImpl.PLAIN))
-    batch = rehearsal.batch(SHAPE)
+    steps = SubjectSteps(parts, DeviceKind.CPU, OptimizerPlan(impl=OptimizerImpl.PLAIN))
+    batch = steps.batch(SHAPE)
     for key, values in batch.items():
         values.random_(0, {"input_ids": 30, "labels": 2}.get(key, 1))
     batch["attention_mask"].fill_(1)[1:, -5:] = 0
     torch.manual_seed(1)
-    rehearsal.micro(batch, lambda _: None)
+    steps.micro(batch)
     return {name: one.grad for name, one in parts.model.named_parameters() if one.grad is not None}
 
 

@@ -17,7 +17,7 @@ from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.tasks import causal_lm
 from dryfit.training.measured_step import fill
 from dryfit.training.optimizer import OptimizerPlan
-from dryfit.training.step_tracer import Rehearsal, StepTracer, step_parts
+from dryfit.training.step_tracer import StepTracer, SubjectSteps, step_parts
 from parts import need_package
 from profiled import peak_bytes, profiled_peak_bytes
 
@@ -65,17 +65,17 @@ def measured_peak_bytes(subject: PlanSubject, variant: Variant, *, reentrant: bo
         subject, checkpointing=variant.checkpointing, reentrant=reentrant, chunked_loss=variant.chunked_loss
     )
     fill(parts.model, "cpu")
-    rehearsal = Rehearsal(parts, "cpu", OptimizerPlan(impl=variant.optimizer_impl))
+    steps = SubjectSteps(parts, DeviceKind.CPU, OptimizerPlan(impl=variant.optimizer_impl))
     steps_before = 6 if subject.settings.optim.name == "radam" else 2  # it takes more from the sixth on
-    batch = rehearsal.batch(SHAPE)
+    batch = steps.batch(SHAPE)
     for name, values in batch.items():
         high = {"input_ids": 30, "labels": 2}.get(name, 1)
         values.random_(0, high)
     batch["attention_mask"].fill_(1)[1:, -5:] = 0  # padded: transformers leaves a mask of ones out
 
     def step() -> None:
-        rehearsal.micro(batch, lambda _: None)
-        rehearsal.update(lambda _: None)
+        steps.micro(batch)
+        steps.update()
 
     for _ in range(steps_before):
         step()

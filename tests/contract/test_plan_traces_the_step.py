@@ -13,13 +13,13 @@ import spans
 import tiny
 import tiny_lms
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import PlanSubject, adapters
+from dryfit.settings.execution import DeviceKind, PlanSubject, adapters
 from dryfit.tasks import causal_lm
 from dryfit.tasks.guard import BatchGuard
 from dryfit.training import trainer as loop
 from dryfit.training.optimizer import optimizer_plan
 from dryfit.training.step import micro_batches
-from dryfit.training.step_tracer import Rehearsal, StepParts, step_parts
+from dryfit.training.step_tracer import StepParts, SubjectSteps, step_parts
 from trials import Trial, small
 
 _STEP = 2
@@ -74,26 +74,21 @@ def live(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def rehearsed(trial: Trial, parts: Any, batch: dict[str, torch.Tensor]) -> list[Any]:
     """The same step, rehearsed with the trial's own model and data."""
-    plan = optimizer_plan(trial.plan)
-    model = parts.model
-    if "forward" in vars(model):
-        del model.forward  # the Trainer's wrapping; the rehearsal does its own
-    step = StepParts(
-        model,
-        parts.task,
-        lambda how: loop.make_optimizer(model, trial.settings.optim, how),
-        trial.settings,
+    config = parts.request.config
+    data = config.data
+    subject = PlanSubject(
+        task=config.task, settings=trial.settings, num_labels=data.num_labels, multi_label=data.multi_label
     )
-    rehearsal = Rehearsal(step, "cpu", plan)
-    model.zero_grad()
+    steps = SubjectSteps(StepParts(parts.model, parts.task, subject), DeviceKind.CPU, optimizer_plan(trial.plan))
+    parts.model.zero_grad()
     for _ in range(_STEP):
-        rehearsal.micro(batch, lambda _: None)
-        rehearsal.update(lambda _: None)
+        steps.micro(batch)
+        steps.update()
     micros = list(micro_batches(batch, trial.plan.micro_batch, parts.task.padded))
     with Operators() as mode:
         for micro in micros:
-            rehearsal.micro(micro, lambda _: None)
-        rehearsal.update(lambda _: None)
+            steps.micro(micro)
+        steps.update()
     return mode.seen
 
 

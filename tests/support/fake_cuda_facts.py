@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dryfit.gpu.constants import DeviceConstants
+from dryfit.gpu.device import VirtualGpu
 from dryfit.gpu.events import Segment, SegmentKind, Shape
 from dryfit.gpu.fake_cuda import FakeDevice, StandIns, why_not
 from dryfit.gpu.recorder import StorageRecorder
@@ -24,11 +26,11 @@ from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BaseFormat, BuiltInTask
 from dryfit.settings.errors import TraceError
 from dryfit.settings.execution import PlanSubject
-from dryfit.settings.memory_terms import DeviceSpec, OptimizerImpl, StepPhase
+from dryfit.settings.memory_terms import Confidence, DeviceKind, DeviceSpec, OptimizerImpl, StepPhase
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training import step_tracer as tracing
 from dryfit.training.optimizer import OptimizerPlan
-from dryfit.training.step_tracer import Rehearsal, step_parts
+from dryfit.training.step_tracer import SubjectSteps, step_parts
 
 AMPERE = DeviceSpec(name="made up", capacity_bytes=2**40, capability=(8, 0))
 SHAPE = Shape(rows=4, length=48)
@@ -88,29 +90,30 @@ def composed(model: str, precision: str, checkpointing: str, optimizer: str) -> 
 
 def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
     """The peak of each phase of two steps of two micro-batches and a validation, run one after another."""
-    parts = step_parts(asked, checkpointing=variant.checkpointing, reentrant=False)
-    recorder, stand_ins = StorageRecorder("cuda", kernels=True), StandIns()
+    gpu = VirtualGpu(AMPERE, unlimited=True, constants=DeviceConstants(0, 0, Confidence.UNCALIBRATED))
+    recorder = gpu.dispatch
+    recorder.processors = None
 
     def phase(now: StepPhase) -> None:
         recorder.phase = now
-        stand_ins.number = 0 if now in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
 
-    with FakeDevice("cuda").active(), stand_ins, recorder, recorder.segment() as record:
+    parts = step_parts(asked, checkpointing=variant.checkpointing, reentrant=False)
+    with gpu.stepping():
         put_all(parts.model, lambda slot: like(slot.tensor, "cuda"))
-        rehearsal = Rehearsal(parts, "cuda", OptimizerPlan(impl=variant.optimizer_impl, modelled=True))
+        steps = SubjectSteps(parts, DeviceKind.CUDA, OptimizerPlan(impl=variant.optimizer_impl), phase)
         for _ in range(2):
             phase(StepPhase.FORWARD)
-            batch = rehearsal.batch(SHAPE)
+            batch = steps.batch(SHAPE)
             for _ in range(2):
-                rehearsal.micro(batch, phase)
-            rehearsal.update(phase)
+                steps.micro(batch)
+            steps.update()
             del batch
         phase(StepPhase.EVALUATE)
-        rehearsal.evaluate(rehearsal.batch(SHAPE))
-    live, peaks = 0, dict.fromkeys(StepPhase, 0)
-    for delta, label in zip(record.result.deltas, record.result.labels, strict=True):
+        steps.evaluate(steps.batch(SHAPE))
+    run, live, peaks = gpu.allocations, 0, dict.fromkeys(StepPhase, 0)
+    for delta, label in zip(run.deltas, run.labels, strict=True):
         live += delta
-        now = record.result.label_table[label].phase
+        now = run.label_table[label].phase
         peaks[now] = max(peaks[now], live)
     return {phase.value: size for phase, size in peaks.items()}
 

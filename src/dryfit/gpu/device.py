@@ -74,6 +74,7 @@ class VirtualGpu:
         self.step = 1
         self.is_compiled = False
         """Whether something was compiled, which runs as it is here."""
+        self._answers = False
         self._api = CudaApi(spec, ranks, self.constants.overhead_bytes, self.allocations, self.note_unknown)
 
     @contextmanager
@@ -93,6 +94,24 @@ class VirtualGpu:
         with route_attention("cuda", self.spec.capability) as attention, self._modes():
             self.dispatch.attention = attention
             yield self
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Let tensors be on the virtual GPU, inside the block, for steps of dryfit's own.
+
+        Of what a script may do besides, nothing is followed, so that other work of this process goes on as it is; what
+        ``torch.cuda`` answers stays.
+        """
+        if not self._answers:
+            self._api.install()
+            self._answers = True
+        threads = torch.autograd.is_multithreading_enabled()
+        try:
+            with route_attention("cuda", self.spec.capability) as attention, self._modes():
+                self.dispatch.attention = attention
+                yield
+        finally:
+            torch.autograd.set_multithreading_enabled(threads)
 
     @contextmanager
     def _modes(self) -> Iterator[None]:

@@ -149,6 +149,8 @@ class VirtualDispatch(ScriptRecorder):
     def __init__(self, allocations: LiveAllocations, places: Places, devices: int, capability: tuple[int, int]) -> None:
         super().__init__(allocations, places, capability=capability)
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fakes_host = False
+        """Whether large tensors that are made on the CPU are fakes wherever that happens."""
         self.is_bad_fork = False
         """Whether this process was forked from one that had used the device, and so must not use it."""
         self._devices = devices
@@ -205,7 +207,11 @@ class VirtualDispatch(ScriptRecorder):
         device = kwargs.get("device")
         if not has_fake:
             if device is None or device.type == "cpu":
-                if func in _ALLOCATES and math.prod(args[0]) >= _MANY_ELEMENTS and _in_constructor():
+                if (
+                    func in _ALLOCATES
+                    and math.prod(args[0]) >= _MANY_ELEMENTS
+                    and (self.fakes_host or _in_constructor())
+                ):
                     return self._run(func, types, args, kwargs)
                 out = func(*args, **kwargs)
                 note_written(func, args, kwargs)

@@ -106,6 +106,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[Callab
     where a recomputed forward pass would then take another kernel. Yields what takes the place of
     ``scaled_dot_product_attention``, or None where the device is another one.
     """
+    _step_in_place()
     if device != "cuda":
         yield None
         return
@@ -468,6 +469,14 @@ def install() -> None:
     library.impl("gemm_4bit", _four_bit, "AutogradCUDA")
     library.impl("int8_mixed_scaled_mm", _eight_bit, "AutogradCUDA")
     library.impl("int8_vectorwise_quant", _by_row, "AutogradCUDA")
+    _KEPT.append(library)
+
+
+@cache
+def _step_in_place() -> None:
+    """Give the one fused optimizer that has no kernel for tensors without data (torch 2.13) one that does nothing."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_fused_sgd_", lambda *_, **__: None, "Meta")
     _KEPT.append(library)
 
 

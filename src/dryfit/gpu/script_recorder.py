@@ -326,6 +326,10 @@ class ScriptRecorder(StorageRecorder):
     def phase(self, phase: StepPhase) -> None:
         self._resting = phase
 
+    def record_segments(self) -> None:
+        """Record nothing from now on but segments, of steps whose phases are marked."""
+        self._segment = None
+
     def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Record what an operator that has just run allocated, and where it stands."""
         self._running_at = None
@@ -349,16 +353,18 @@ class ScriptRecorder(StorageRecorder):
 
     def categorize(self) -> None:
         """Say of everything that models and optimizers hold now what it is."""
+        named = {id(one): name for root in list(self._roots) for name, one in root.named_parameters()}
         for optimizer in list(self._optimizers):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self.name(parameter, "weight:", MemoryCategory.WEIGHTS)
                     if parameter.grad is not None:
                         self.name(parameter.grad, "gradient:", MemoryCategory.GRADIENTS)
-            for state in list(optimizer.state.values()):
+            for parameter, state in list(optimizer.state.items()):
                 for key, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, torch.Tensor):
-                        self.name(value, f"optimizer:{key}", MemoryCategory.OPTIMIZER)
+                        of = named.get(id(parameter), "")
+                        self.name(value, f"optimizer:{of}:{key}", MemoryCategory.OPTIMIZER)
         for root in list(self._roots):
             for name, parameter in root.named_parameters(remove_duplicate=False):
                 is_adapter = parameter.requires_grad and "lora_" in name

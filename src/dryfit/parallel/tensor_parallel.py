@@ -21,7 +21,7 @@ from dryfit.parallel.apply import (
     slices_on_rank,
 )
 from dryfit.parallel.collectives import Ranks
-from dryfit.parallel.layout import Gathered, ModelRecipe, Sharded, ShardedLayout, filled_slices, restore_slices
+from dryfit.parallel.layout import AllRows, Gathered, ModelRecipe, Sharded, ShardedLayout, filled_slices, restore_slices
 from dryfit.parallel.processes import RankGroup
 from dryfit.parallel.proved_plans import with_sharded_loss
 from dryfit.parallel.vocabulary_loss import ShardedScores, VocabularyLoss
@@ -60,7 +60,7 @@ def gradient_norm(module: nn.Module, plan: ShardPlan, ranks: Ranks) -> torch.Ten
     return (ranks.all_reduce(of_slices, "the gradients' norm") + of_whole).sqrt()
 
 
-class TensorParallel:
+class TensorParallel(AllRows):
     """A rank's part in the steps of a tensor-parallel model, trained or rehearsed.
 
     Args:

@@ -100,6 +100,11 @@ class ChildChannel:
         self._sigterm = False
         self._stepped = False
         self._peers: Peers | None = None
+        self._is_muted = False
+
+    def mute(self) -> None:
+        """Send nothing from now on: nobody hears it."""
+        self._is_muted = True
 
     def join(self, peers: Peers) -> None:
         """Become one of several processes that do the job together."""
@@ -111,7 +116,7 @@ class ChildChannel:
 
     @property
     def _sends(self) -> bool:
-        return self._peers is None or self._peers.rank == 0
+        return not self._is_muted and (self._peers is None or self._peers.rank == 0)
 
     def _shared(self, value: T) -> T:
         return value if self._peers is None else self._peers.share(value)

@@ -173,7 +173,7 @@ class RowDataset(Dataset[Batch]):
         self._tokens = tokens
         self._task = task
         self._seed = seed
-        self._entries = task.epoch_entries(tokens, seed=seed, epoch=0)
+        self._entries: Batch | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next batches are of."""
@@ -188,6 +188,9 @@ class RowDataset(Dataset[Batch]):
     def __getitems__(self, rows: Sequence[int]) -> Batch:
         """Make the batch of some rows (the loader's own protocol for batched fetching)."""
         picked = list(rows)
+        if self._entries is None:
+            self.set_epoch(0)
+        assert self._entries is not None
         entries = {name: values[picked] for name, values in self._entries.items()}
         return self._task.collate(self._tokens, picked) | entries
 

@@ -27,7 +27,7 @@ from dryfit.gpu.private_apis.torch_cuda import (
 from dryfit.gpu.slots import like, put_all
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.check_messages import PaceRequest, PaceResult
-from dryfit.settings.memory_terms import DeviceSpec, StepPhase
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, StepPhase
 from dryfit.settings.plan_messages import MemoryCase, Observation, PartPeak
 from dryfit.settings.private_names import require
 from dryfit.settings.wire import Phase
@@ -37,7 +37,7 @@ from dryfit.training.batches import epoch_batches, read_tokens, trial_task
 from dryfit.training.device import ALLOCATOR_TEXTS, prepare_device
 from dryfit.training.model import offload_layer_inputs, trial_parts
 from dryfit.training.optimizer import OptimizerPlan
-from dryfit.training.step_tracer import Rehearsal, no_collection, step_parts
+from dryfit.training.step_tracer import SubjectSteps, no_collection, step_parts
 from dryfit.training.trainer import TrialSteps
 
 # Run a calibration case for real, with random weights and rows, and measure the device's memory.
@@ -146,10 +146,7 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
     with meter.part("load"):
         fill(parts.model, device)
     plan = OptimizerPlan(impl=execution.optimizer_impl, offload=execution.offload_optimizer)
-    rehearsal = Rehearsal(parts, device, plan)
-    if rehearsal.scaler is not None:
-        # The usual first scale of 65536 may overflow, and then the optimizer makes no state in that step.
-        rehearsal.scaler = torch.amp.GradScaler(device, init_scale=1.0)  # pyright: ignore
+    made = SubjectSteps(parts, DeviceKind(device), plan, meter.phase)
     steps = 0
     for name in ("first step", "second step", "validation", "third step", "checkpoint"):
         gc.collect()
@@ -157,19 +154,19 @@ def run_case(case: MemoryCase, device: str, meter: Meter) -> int:
             if name == "validation":
                 meter.phase(StepPhase.EVALUATE)
                 rows = execution.eval_rows
-                rehearsal.evaluate(_rows(rehearsal, case, rows))
+                made.evaluate(_rows(made, case, rows))
                 if measured := parts.task.measured_rows(rows):
-                    rehearsal.measure(Shape(measured, train.max_length))
+                    made.measure(Shape(measured, train.max_length))
             elif name == "checkpoint":
                 meter.phase(StepPhase.SAVE)
-                rehearsal.save()
+                made.save()
             else:
                 meter.phase(StepPhase.FORWARD)
-                batch = _rows(rehearsal, case, train.batch_size)
+                batch = _rows(made, case, train.batch_size)
                 for start in range(0, train.batch_size, execution.micro_batch):
                     cut = slice(start, start + execution.micro_batch)
-                    rehearsal.micro({key: values[cut] for key, values in batch.items()}, meter.phase)
-                rehearsal.update(meter.phase)
+                    made.micro({key: values[cut] for key, values in batch.items()})
+                made.update()
                 del batch
                 steps += 1
     return steps
@@ -232,9 +229,9 @@ def _values(old: torch.Tensor, device: str) -> torch.Tensor:
     return new.normal_(0, _SCALE) if old.is_floating_point() else new.zero_()
 
 
-def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
+def _rows(made: SubjectSteps, case: MemoryCase, rows: int) -> Batch:
     """Return a batch with values, filled in place, so that nothing else is allocated."""
-    batch = rehearsal.batch(Shape(rows, case.subject.settings.train.max_length))
+    batch = made.batch(Shape(rows, case.subject.settings.train.max_length))
     for name, values in batch.items():
         match name:
             case "attention_mask":
@@ -244,7 +241,7 @@ def _rows(rehearsal: Rehearsal, case: MemoryCase, rows: int) -> Batch:
             case "input_ids":
                 values.random_(*_TOKENS)
             case "labels":
-                values.random_(*_label_range(rehearsal.parts.task, batch))
+                values.random_(*_label_range(made.parts.task, batch))
             case _ if name.endswith("_mask"):
                 values.fill_(1)
             case _:

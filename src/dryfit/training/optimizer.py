@@ -138,7 +138,8 @@ class HostOptimizer(Optimizer):
             torch.cuda.current_stream(device).synchronize()
 
 
-# Stand-ins for optimizers that cannot run on tensors without data: they make the same state and learn nothing.
+# Stand-ins for bitsandbytes' optimizers: they make the same state and learn nothing. A plan may propose one of them
+# where the library is not installed.
 
 
 # bitsandbytes 0.50: Optimizer2State.init_state.
@@ -203,16 +204,6 @@ def paged_state(parameter: nn.Parameter, *, bits: int) -> State:
     # What is paged is as large on the device while it is worked on, but CUDA takes it back: it counts as host memory.
     on_host = {name: torch.zeros(parameter.shape, dtype=state[name].dtype) for name in ("state1", "state2")}
     return state | on_host
-
-
-def momentum_state(parameter: nn.Parameter) -> State:
-    """Return the state of SGD with momentum."""
-    return {"momentum_buffer": torch.empty_like(parameter)}
-
-
-def no_state(parameter: nn.Parameter) -> State:
-    """Return no state: it lies elsewhere."""
-    return {}
 
 
 # Parameter groups, optimizers and schedules of a trial.
@@ -284,8 +275,8 @@ class OptimizerPlan:
         impl: How its arithmetic is done.
         offload: Whether its state lies in host memory.
         sharded: Whether parameters are FSDP shards (torch's DTensor).
-        modelled: Stand-ins that take the memory of the real ones and compute nothing, where a rehearsal without
-            data cannot run them.
+        modelled: For a few steps without data: stand-ins for bitsandbytes' optimizers, which take their memory and
+            compute nothing, and what an optimizer takes from a later step on in the second already.
     """
 
     impl: OptimizerImpl = OptimizerImpl.AUTO
@@ -381,7 +372,7 @@ def make_optimizer(
     groups = parameter_groups(model, optim)
     device = next(model.parameters()).device.type
     check_optimizer(optim, plan, DeviceKind(device))
-    state_of = _modelled_state(optim, plan, device) if plan.modelled else None
+    state_of = _modelled_state(optim) if plan.modelled else None
     impl = _chosen(optim.name, plan.impl, device, sharded=plan.sharded)
     if state_of is not None:
         return ModelledOptimizer(groups, state_of)
@@ -496,18 +487,11 @@ def _rectified(groups: list[dict[str, Any]], optim: OptimSettings, impl: Optimiz
     return optimizer
 
 
-def _modelled_state(optim: OptimSettings, plan: OptimizerPlan, device: str) -> StateOf | None:
-    """The state of an optimizer that takes no fake tensors; None for those that do."""
-    if plan.offload:
-        return no_state
+def _modelled_state(optim: OptimSettings) -> StateOf | None:
+    """The state of an optimizer of bitsandbytes; None for others."""
     if optim.name == "adamw8bit":
         return adamw8bit_state
-    if has_pages(optim):
-        return partial(paged_state, bits=_PAGED_BITS[optim.name])
-    # torch 2.13: aten::_fused_sgd_ has no kernel for meta tensors.
-    if optim.name == "sgd" and _chosen(optim.name, plan.impl, device) is OptimizerImpl.FUSED:
-        return momentum_state if optim.beta1 > 0 else no_state
-    return None
+    return partial(paged_state, bits=_PAGED_BITS[optim.name]) if has_pages(optim) else None
 
 
 def _chosen(name: str, impl: OptimizerImpl, device: str, *, sharded: bool = False) -> OptimizerImpl:

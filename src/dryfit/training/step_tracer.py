@@ -3,44 +3,50 @@
 import gc
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from types import MethodType
-from typing import Any, final
+from functools import cache, cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, cast, final
 
 import torch
 import transformers
-from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
 from transformers import PreTrainedModel
 
 from dryfit.gpu import kernels
-from dryfit.gpu.events import Segment, SegmentKind, Shape
+from dryfit.gpu.device import VirtualGpu
+from dryfit.gpu.events import Label, Segment, SegmentKind, Shape
 from dryfit.gpu.fake_cuda import FakeDevice, StandIns
 from dryfit.gpu.recorder import StorageRecorder
 from dryfit.gpu.slots import SlotKind, like, put_all
 from dryfit.meta.configs import check_stored_format, planning_config, set_dropouts
 from dryfit.meta.construction import build
-from dryfit.meta.pretrained import DTYPES, STACKS, Kind, empty_frozen, make_model, one_stack
+from dryfit.meta.pretrained import STACKS, Kind, empty_frozen, make_model, one_stack
 from dryfit.parallel.collectives import AbsentRanks, CountedRanks
-from dryfit.parallel.layout import OneProcess, whole_state
+from dryfit.parallel.layout import Layout, OneProcess, whole_state
 from dryfit.parallel.tensor_parallel import TensorParallel
 from dryfit.plans.tracer import Variant
-from dryfit.settings.choices import Precision
+from dryfit.processes.channel import ChildChannel
+from dryfit.settings.choices import Direction
 from dryfit.settings.errors import ConfigError, InternalError, TraceError
-from dryfit.settings.execution import PlanSubject, WeightFormat
+from dryfit.settings.execution import ExecutionPlan, PlanSubject, WeightFormat
 from dryfit.settings.memory_key import any_shape, memory_key
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, MemoryCategory, StepPhase
 from dryfit.settings.sharding import Sent, ShardPlan
-from dryfit.settings.tables import DataSettings, LoraSettings, ModelSettings, RegularizationSettings, TrialSettings
+from dryfit.settings.tables import DataSettings, LoraSettings, ModelSettings, RegularizationSettings
+from dryfit.settings.training_messages import TrainRequest
+from dryfit.settings.trial import TrialConfig
 from dryfit.settings.wire import canonical_json
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskContext, TaskModel
 from dryfit.tasks.heads import freeze
 from dryfit.tasks.own import make_task
+from dryfit.tasks.tokens import TokenSet
 from dryfit.training.model import cannot_chunk_loss, enable_checkpointing, loss_in_chunks, offload_layer_inputs
-from dryfit.training.optimizer import OptimizerPlan, make_optimizer
-from dryfit.training.step import backward_batch, numbers
+from dryfit.training.optimizer import OptimizerPlan
+from dryfit.training.run import TrialParts
+from dryfit.training.trainer import TrialSteps
 
 # Build the parts of a training step from a planning subject: model on the meta device, loss, optimizer.
 
@@ -52,14 +58,12 @@ class StepParts:
     Attributes:
         model: The model, on the meta device.
         task: Gives loss sum and normaliser, and the sizes of a batch.
-        optimizer: Makes the optimizer once the model is on its device.
         layout: How the model lies on its ranks.
     """
 
     model: TaskModel
     task: Task
-    optimizer: Callable[[OptimizerPlan], torch.optim.Optimizer]
-    settings: TrialSettings
+    subject: PlanSubject
     layout: OneProcess | TensorParallel = field(default_factory=OneProcess)
 
     def connected(self) -> "StepParts":
@@ -122,7 +126,7 @@ def step_parts(
     freeze(model, settings.regularization.freeze_layers, dropout=settings.regularization.frozen_dropout)
     if isinstance(layout, TensorParallel):
         layout.shard(model)
-    return StepParts(model, task, partial(make_optimizer, model, settings.optim), settings, layout or OneProcess())
+    return StepParts(model, task, subject, layout or OneProcess())
 
 
 def _planned(regularization: RegularizationSettings) -> MakeBase:
@@ -146,74 +150,51 @@ def _planned(regularization: RegularizationSettings) -> MakeBase:
     return make
 
 
-# A trial's training step in separate parts, which also run on tensors without data.
-#
-# Hugging Face's Trainer and Accelerate do what surrounds the model inline in their loops. It is repeated here,
-# operator for operator: autocast around the forward pass, outputs cast to fp32, fp16's loss scaler, clipping, reading
-# the norm, the optimizer, freeing the gradients. A contract test compares both.
+# A trial's step is made by its own Trainer, here on tensors without data, or on rows that nobody learns from.
 
 
-class Rehearsal:
-    """Runs the parts of a training step, one after another.
+@final
+class SubjectSteps:
+    """Steps of a subject, made by the Trainer of its trials.
 
     Args:
-        parts: Model, task and optimizer; the model's tensors are on ``device``, fake or real.
+        parts: Model, task and layout; the model's tensors are on ``device``, fake or real.
         device: ``cuda`` or ``cpu``.
-        plan: How the optimizer works, from its next start on.
+        plan: How the optimizer works.
+        phases: Called with each phase as it begins.
     """
 
-    def __init__(self, parts: StepParts, device: str, plan: OptimizerPlan) -> None:
+    def __init__(
+        self,
+        parts: StepParts,
+        device: DeviceKind,
+        plan: OptimizerPlan,
+        phases: Callable[[StepPhase], None] = lambda _: None,
+    ) -> None:
         self.parts = parts
         self.device = device
-        self.plan = plan
-        precision = parts.settings.train.precision
-        self.scaler = torch.amp.GradScaler(device) if precision is Precision.FP16 else None  # pyright: ignore
-        self.optimizer: torch.optim.Optimizer | None = None
-        if precision.is_half:
-            _autocast_forward(parts.model, device, DTYPES[precision])
+        with TemporaryDirectory() as folder:  # a Trainer makes one
+            trial = _trial_of(parts, device, plan, Path(folder))
+            self._steps = TrialSteps(trial, optimizer=plan, of_rows=False, phases=phases)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that is stepped."""
+        return self._steps.trainer.optimizer
 
     def batch(self, shape: Shape) -> Batch:
         """Return a batch on the device, without values."""
         sizes = self.parts.batch_sizes(shape.rows, shape.length)
         return {name: torch.empty(size, dtype=torch.int64, device=self.device) for name, size in sizes.items()}
 
-    def micro(self, batch: Batch, phases: Callable[[StepPhase], None]) -> None:
-        """Run forward and backward passes of one micro-batch.
+    def micro(self, batch: Batch) -> None:
+        """Run forward and backward passes of one micro-batch, of however many rows."""
+        self._steps.trainer.micro_batch = len(batch["attention_mask"])
+        self._steps.batch_gradients(batch)
 
-        Args:
-            batch: Its rows.
-            phases: Called with each phase as it begins.
-        """
-        self.parts.model.train()
-
-        def backward(loss: torch.Tensor) -> None:
-            phases(StepPhase.BACKWARD)
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-
-        phases(StepPhase.FORWARD)
-        rows = len(batch["attention_mask"])
-        backward_batch(
-            self.parts.model, batch, self.parts.task, micro_batch=rows, backward=backward, autocast=nullcontext
-        )
-
-    def update(self, phases: Callable[[StepPhase], None]) -> None:
+    def update(self) -> None:
         """Clip, step the optimizer and free the gradients."""
-        phases(StepPhase.CLIP)
-        if self.optimizer is None:
-            self.optimizer = self.parts.optimizer(self.plan)
-        most = self.parts.settings.regularization.max_grad_norm or float("inf")
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        norm = self.parts.layout.gradient_norm(self.parts.model)
-        numbers(norm, norm)  # in the place of the norm and the loss
-        nn.utils.clip_grads_with_norm_(self.parts.model.parameters(), most, norm)
-        phases(StepPhase.OPTIMIZER)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.parts.model.zero_grad()
+        self._steps.update()
 
     def evaluate(self, batch: Batch) -> None:
         """Score one validation batch."""
@@ -234,11 +215,57 @@ class Rehearsal:
         model, gathered = self.parts.model, self.parts.layout.gathered(self.parts.model)
         whole_state(model, lambda name, local: gathered(name, local).contiguous(), keep=True)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        for parameter, state in self.optimizer.state.items() if self.optimizer is not None else ():
+        for parameter, state in self.optimizer.state.items():
             for value in state.values():
                 if isinstance(value, torch.Tensor):
                     of_weight = value.shape == parameter.shape
                     (gathered(names[id(parameter)], value) if of_weight else value).detach().cpu()
+
+    def begin_anew(self, plan: OptimizerPlan) -> None:
+        """Make the optimizer anew, without state."""
+        self._steps.begin_anew(plan)
+
+
+def _trial_of(parts: StepParts, device: DeviceKind, plan: OptimizerPlan, folder: Path) -> TrialParts:
+    """Return a trial of a subject that has no rows and reports to nobody."""
+    subject = parts.subject
+    config = TrialConfig(
+        number=0,
+        task=subject.task,
+        metric=parts.task.metric_names()[0],
+        direction=Direction.MAXIMIZE,
+        data=DataSettings(num_labels=subject.num_labels, multi_label=subject.multi_label),
+        settings=subject.settings,
+        params={},
+        seed=0,
+    )
+    rows = subject.settings.train.batch_size
+    execution = ExecutionPlan(
+        device=device,
+        effective_batch=rows,
+        micro_batch=rows,
+        accumulation=1,
+        optimizer_impl=plan.impl,
+        offload_optimizer=plan.offload,
+    )
+    channel = ChildChannel(folder, wakeup_fifo=None, placed_at_s=0.0)
+    channel.mute()
+    return TrialParts(
+        request=TrainRequest.apart(config, execution, cache_dir=folder, folder=folder, visible_device=None),
+        channel=channel,
+        model=parts.model,
+        task=parts.task,
+        train=_NO_ROWS,
+        validation=_NO_ROWS,
+        tokenizer_folders={},
+        epoch_rows=0,
+        layout=cast("Layout", parts.layout),  # a step asks for nothing else
+    )
+
+
+_NO_ROWS: Final = TokenSet(
+    torch.zeros(0, dtype=torch.int32), None, torch.zeros(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+)
 
 
 @contextmanager
@@ -253,15 +280,9 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _autocast_forward(model: nn.Module, device: str, dtype: torch.dtype) -> None:
-    """Wrap the forward pass as ``Accelerator.prepare_model`` does for mixed precision."""
-    forward: Any = type(model).forward
-    inner = torch.autocast(device, dtype=dtype)(forward)
-    model.forward = MethodType(convert_outputs_to_fp32(inner), model)
-
-
 _TINY = Shape(rows=2, length=16)
-_FORMAT = 5
+_FORMAT = 6
+_NO_LIMIT = 2**50
 
 
 @final
@@ -282,7 +303,7 @@ class StepTracer:
         self._spec = device
         self._reentrant = reentrant
         self._plan = plan
-        self._fakes: FakeDevice | None = None
+        self._engine: _Engine | None = None
         self._stages: dict[tuple[bool, bool], _Stage] = {}
 
     @property
@@ -311,11 +332,11 @@ class StepTracer:
         """Trace one segment; see :meth:`dryfit.gpu.events.Tracer.trace`."""
         if (shape is not None) != kind.has_shape:
             raise InternalError("tracing a segment", f"{kind} with shape {shape}")
-        if self._fakes is None:
-            self._fakes = FakeDevice(self._spec.kind, capability=self._spec.capability)
+        if self._engine is None:
+            self._engine = _virtual_gpu(self._spec.capability) if self._spec.kind is DeviceKind.CUDA else _FakeHost()
         try:
-            with self._fakes.active(), no_collection():
-                return self._stage(variant).trace(kind, variant, shape)
+            with self._engine.active(), no_collection():
+                return self._stage(variant, self._engine).trace(kind, variant, shape)
         except _FOREIGN as error:
             raise TraceError(
                 f"tracing the training step of {self._subject.settings.model.name}",
@@ -330,9 +351,9 @@ class StepTracer:
             TraceError: The model's code cannot be traced.
         """
         self.trace(SegmentKind.MICRO_FIRST, variant, shape)
-        return self._stage(variant).sent
+        return self._stages[variant.checkpointing, variant.chunked_loss].sent
 
-    def _stage(self, variant: Variant) -> "_Stage":
+    def _stage(self, variant: Variant, engine: "_Engine") -> "_Stage":
         built = variant.checkpointing, variant.chunked_loss
         if built not in self._stages:
             ranks = CountedRanks(AbsentRanks(0, self._plan.degree if self._plan is not None else 1))
@@ -344,7 +365,7 @@ class StepTracer:
                 chunked_loss=variant.chunked_loss,
                 layout=layout,
             )
-            self._stages[built] = _Stage(parts, self._spec.kind, ranks)
+            self._stages[built] = _Stage(parts, self._spec.kind, engine, ranks)
         return self._stages[built]
 
 
@@ -360,6 +381,90 @@ def _place(error: BaseException) -> str:
     return f"{frame.filename}:{frame.lineno} ({frame.line})"
 
 
+@final
+class _FakeHost:
+    """The CPU, whose tensors are fakes.
+
+    Attributes:
+        recorder: Records segments of what happens.
+    """
+
+    def __init__(self) -> None:
+        self._device = FakeDevice("cpu")
+        self._stand_ins = StandIns()
+        self.recorder = StorageRecorder("cpu", kernels=False)
+
+    def active(self) -> AbstractContextManager[object]:
+        """Make new tensors fakes."""
+        return self._device.active()
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Record what happens."""
+        with self._stand_ins, self.recorder, self.recorder.watching(model):
+            yield
+
+    def marked(self, phase: StepPhase) -> None:
+        """Choose the number that fakes give: 0 for the scaler's count of infinite gradients, 1 for sizes in models."""
+        self._stand_ins.number = 0 if phase in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
+
+    def plain(self, segment: Segment, model: nn.Module) -> Segment:
+        """Return the segment itself."""
+        return segment
+
+
+@final
+class _GpuOfSteps:
+    """A virtual GPU that runs steps of dryfit's own Trainer.
+
+    Attributes:
+        recorder: Records segments of what happens on it.
+    """
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        spec = DeviceSpec(name="planned", capacity_bytes=_NO_LIMIT, capability=capability)
+        self._gpu = VirtualGpu(spec, unlimited=True)
+        self.recorder = self._gpu.dispatch
+        self._gpu.dispatch.record_segments()
+        self._gpu.dispatch.fakes_host = True
+        self._gpu.dispatch.processors = None
+
+    def active(self) -> AbstractContextManager[object]:
+        """Let tensors be on the virtual GPU."""
+        return self._gpu.stepping()
+
+    def watching(self, model: nn.Module) -> AbstractContextManager[object]:
+        """Do nothing: a virtual GPU follows all modules."""
+        return nullcontext()
+
+    def marked(self, phase: StepPhase) -> None:
+        """Do nothing: a virtual GPU knows a scaler's questions."""
+
+    def plain(self, segment: Segment, model: nn.Module) -> Segment:
+        """Return the segment without lines of code; what is freed bears the label of what was allocated last."""
+        root = type(model).__name__
+        known = [
+            replace(label, line="", source="", module="" if label.module == root else label.module)
+            for label in segment.label_table
+        ]
+        table, labels, last = dict[Label, int](), list[int](), 0
+        for delta, number in zip(segment.deltas, segment.labels, strict=True):
+            if delta > 0:
+                last = table.setdefault(known[number], len(table))
+            labels.append(last)
+        return replace(segment, labels=labels, label_table=tuple(table) or tuple(known[:1]))
+
+
+_Engine = _FakeHost | _GpuOfSteps
+"""Where tensors take no memory, and what they would take is recorded."""
+
+
+@cache
+def _virtual_gpu(capability: tuple[int, int]) -> _GpuOfSteps:
+    """Return the process's virtual GPU of a compute capability."""
+    return _GpuOfSteps(capability)
+
+
 class _Stage:
     """A model on the fake device.
 
@@ -367,28 +472,32 @@ class _Stage:
         sent: What was sent in the micro-batch that was traced last.
     """
 
-    def __init__(self, parts: StepParts, device: DeviceKind, ranks: CountedRanks) -> None:
+    def __init__(self, parts: StepParts, device: DeviceKind, engine: _Engine, ranks: CountedRanks) -> None:
         self._model = parts.model
-        self._recorder = StorageRecorder(device, kernels=device is DeviceKind.CUDA)
+        self._engine = engine
+        self._recorder = engine.recorder
         self._host = StorageRecorder("cpu", kernels=False)
-        self._stand_ins = StandIns()
         self._ranks = ranks
         self.sent = Sent()
-        with self._stand_ins, self._recorder, self._recorder.segment() as record:
+        with engine.watching(self._model), self._recorder.segment() as record:
             self._place(device)
         self._load = record.result
         # Not before: sums of gradients hang on the parameters themselves.
-        self._rehearsal = Rehearsal(parts.connected(), device, OptimizerPlan(modelled=True))
+        self._plan = OptimizerPlan(modelled=True)
+        self._steps = SubjectSteps(parts.connected(), device, self._plan, self._phase)
         self._trained: tuple[str, ...] | None = None
         self._has_state = False
 
     def trace(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
+        return self._engine.plain(self._segment(kind, variant, shape), self._model)
+
+    def _segment(self, kind: SegmentKind, variant: Variant, shape: Shape | None) -> Segment:
         if kind is SegmentKind.LOAD:
             return self._load
         plan = OptimizerPlan(impl=variant.optimizer_impl, offload=variant.offload_optimizer, modelled=True)
-        if plan != self._rehearsal.plan:
+        if plan != self._plan:
+            self._plan = plan
             self._forget_state()
-            self._rehearsal.plan = plan
         with ExitStack() as offloaded:
             if variant.offload_activations:
                 try:
@@ -400,7 +509,7 @@ class _Stage:
             return self._traced(kind, shape)
 
     def _traced(self, kind: SegmentKind, shape: Shape | None) -> Segment:
-        with self._stand_ins, self._recorder, self._recorder.watching(self._model):
+        with self._engine.watching(self._model):
             match kind, shape:
                 case SegmentKind.BATCH, Shape():
                     return self._batch(shape)
@@ -432,9 +541,9 @@ class _Stage:
 
     def _phase(self, phase: StepPhase) -> None:
         self._recorder.phase = phase
+        self._host.phase = phase
         self._ranks.backward = phase is StepPhase.BACKWARD
-        # The number that fake tensors give: 0 for the scaler's count of infinite gradients, 1 for sizes in models.
-        self._stand_ins.number = 0 if phase in (StepPhase.CLIP, StepPhase.OPTIMIZER) else 1
+        self._engine.marked(phase)
 
     def _place(self, device: str) -> None:
         """Put fake tensors of the device in all places; ties stay."""
@@ -447,18 +556,19 @@ class _Stage:
     def _batch(self, shape: Shape) -> Segment:
         self._phase(StepPhase.FORWARD)
         with self._recorder.segment() as record:
-            batch = self._rehearsal.batch(shape)
+            batch = self._steps.batch(shape)
             for name, tensor in batch.items():
                 self._recorder.name(tensor, f"input:{name}", MemoryCategory.INPUTS)
         return record.result
 
     def _micro(self, shape: Shape) -> Segment:
-        batch = self._rehearsal.batch(shape)
+        batch = self._steps.batch(shape)
         self._ranks.sent = Sent()
         for name, tensor in batch.items():
             self._recorder.adopt(tensor, f"input:{name}", MemoryCategory.INPUTS)
+        self._phase(StepPhase.FORWARD)
         with self._recorder.segment() as record:
-            self._rehearsal.micro(batch, self._phase)
+            self._steps.micro(batch)
             self.sent = self._ranks.sent
             graded = [(name, one.grad) for name, one in self._named() if one.grad is not None]
             for name, gradient in graded:
@@ -468,22 +578,18 @@ class _Stage:
 
     def _micro_host(self, shape: Shape) -> Segment:
         """Record the host tensors of a micro-batch; its gradients are forgotten."""
-        batch = self._rehearsal.batch(shape)
+        batch = self._steps.batch(shape)
         self._forget_gradients()
-
-        def phase(began: StepPhase) -> None:
-            self._phase(began)
-            self._host.phase = began
-
+        self._phase(StepPhase.FORWARD)
         with self._host, self._host.segment() as record:
-            self._rehearsal.micro(batch, phase)
+            self._steps.micro(batch)
         self._forget_gradients()
         return record.result
 
     def _update(self) -> Segment:
         self._make_gradients()
         with self._recorder.segment() as record:
-            self._rehearsal.update(self._phase)
+            self._steps.update()
             self._name_state(self._recorder)
         self._has_state = True
         return record.result
@@ -493,7 +599,7 @@ class _Stage:
         self._make_gradients()
         self._forget_state()
         with self._host, self._host.segment() as record:
-            self._rehearsal.update(self._phase)
+            self._steps.update()
             self._name_state(self._host)
         self._forget_state()
         return record.result
@@ -501,13 +607,13 @@ class _Stage:
     def _evaluate(self, shape: Shape) -> Segment:
         self._phase(StepPhase.EVALUATE)
         with self._recorder.segment() as record:
-            self._rehearsal.evaluate(self._rehearsal.batch(shape))
+            self._steps.evaluate(self._steps.batch(shape))
         return record.result
 
     def _measure(self, shape: Shape) -> Segment:
         self._phase(StepPhase.EVALUATE)
         with self._recorder.segment() as record:
-            self._rehearsal.measure(shape)
+            self._steps.measure(shape)
         return record.result
 
     def _save(self) -> Segment:
@@ -515,7 +621,7 @@ class _Stage:
             self._update()
         self._phase(StepPhase.SAVE)
         with self._recorder.segment() as record:
-            self._rehearsal.save()
+            self._steps.save()
         return record.result
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
@@ -535,15 +641,12 @@ class _Stage:
                 self._recorder.adopt(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
 
     def _forget_state(self) -> None:
-        self._rehearsal.optimizer = None
+        self._steps.begin_anew(self._plan)
         self._has_state = False
 
     def _name_state(self, recorder: StorageRecorder) -> None:
-        optimizer = self._rehearsal.optimizer
-        if optimizer is None:
-            return
         names = {id(parameter): name for name, parameter in self._named()}
-        for parameter, state in optimizer.state.items():
+        for parameter, state in self._steps.optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     name = f"optimizer:{names[id(parameter)]}:{key}"

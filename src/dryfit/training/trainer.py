@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from dryfit.meta.moves import refuse_early_optimizer, refuse_offload
 from dryfit.meta.private_apis.transformers_trainer import TRAINER, StateTrainer
 from dryfit.meta.sanity import check_process
 from dryfit.settings.choices import Precision
-from dryfit.settings.memory_terms import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind, StepPhase
 from dryfit.settings.private_names import require
 from dryfit.settings.splits import derive_seed
 from dryfit.settings.task_facts import task_word
@@ -33,7 +33,7 @@ from dryfit.training.batches import EpochBatchSampler, RowDataset, train_loader
 from dryfit.training.checkpoint import Checkpoint, Reading, save_checkpoint
 from dryfit.training.device import taken_of_device
 from dryfit.training.model import compiled_layers
-from dryfit.training.optimizer import make_optimizer, make_schedule, optimizer_plan
+from dryfit.training.optimizer import OptimizerPlan, make_optimizer, make_schedule, optimizer_plan
 from dryfit.training.run import RunState, TrialParts
 from dryfit.training.step import ErrorContext, backward_batch, loss_origin, non_finite, numbers, on_device
 from dryfit.training.validation import Evaluated, evaluate, evaluation_steps, stopped_early
@@ -249,14 +249,18 @@ class TrialTrainer(StateTrainer):
     Attributes:
         micro_batch: Rows in memory at once.
         step_loss: Of the last step.
+        phases: Called with each phase of a step's passes as it begins.
     """
 
-    def __init__(self, parts: TrialParts, sampler: EpochBatchSampler, guard: BatchGuard, at: ErrorContext) -> None:
+    def __init__(
+        self, parts: TrialParts, sampler: EpochBatchSampler, guard: BatchGuard | None, at: ErrorContext
+    ) -> None:
         self._parts = parts
         self._sampler = sampler
         self._guard = guard
         self._at = at
         self._batch: Batch = {}
+        self.phases: Callable[[StepPhase], None] = lambda _: None
         self.micro_batch = parts.request.plan.micro_batch
         self.step_loss = 0.0
         self._loss = torch.tensor(0.0)
@@ -283,13 +287,16 @@ class TrialTrainer(StateTrainer):
         self._sampler.set_epoch(epoch)
         self._dataset.set_epoch(epoch)
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+    def create_optimizer(
+        self, model: nn.Module | None = None, how: OptimizerPlan | None = None
+    ) -> torch.optim.Optimizer:
         """The study's optimizer over its own parameter groups."""
         if self.optimizer is None:
             request = self._parts.request
-            plan = optimizer_plan(request.plan)
+            plan = how or optimizer_plan(request.plan)
             self.optimizer = make_optimizer(self._parts.model, request.config.settings.optim, plan)
-            self._parts.layout.save_whole_state(self._parts.model, self.optimizer)
+            if how is None:  # else nothing will be saved
+                self._parts.layout.save_whole_state(self._parts.model, self.optimizer)
             refuse_early_optimizer(self._parts.model, self.optimizer)
         return self.optimizer
 
@@ -315,30 +322,41 @@ class TrialTrainer(StateTrainer):
         self._loss = layout.batch_loss(loss)
         return self._loss
 
+    def forget_batch(self) -> None:
+        """Let the batch go that an error would be looked for in: it may be on the device."""
+        self._batch = {}
+
     def _add_gradients(self, model: nn.Module, inputs: Batch) -> torch.Tensor:
         here = self._parts.layout.portions(len(inputs["attention_mask"]), self.micro_batch)
         self._at.begin_batch(self.state.global_step + 1, here)
-        self._guard.check_batch(inputs, self._rows)
+        if self._guard is not None:
+            self._guard.check_batch(inputs, self._rows)
         return backward_batch(
             model,
             inputs,
             self._parts.task,
             micro_batch=here,
-            backward=self.accelerator.backward,
+            backward=self._backward,
             autocast=self._around_forward,
-            check=self._check_outputs,
+            check=self._check_outputs if self._guard is not None else None,
         )
 
     def _around_forward(self) -> AbstractContextManager[object]:
         self._at.begin_micro_batch()
         self._parts.channel.beat()
+        self.phases(StepPhase.FORWARD)
         return self.compute_loss_context_manager()
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self.phases(StepPhase.BACKWARD)
+        self.accelerator.backward(loss)
 
     def _rows(self) -> list[int]:
         """Return the rows of this step's batch, from the sampler."""
         return list(self._sampler)[self.state.global_step % self._parts.steps_per_epoch]
 
     def _check_outputs(self, outputs: Outputs, first: int, count: int) -> None:
+        assert self._guard is not None
         self._guard.check_outputs(outputs, count, lambda: self._rows()[first : first + count])
 
     def clip(self, model: nn.Module, most: float | None) -> float:
@@ -431,24 +449,42 @@ class TrialSteps:
 
     Args:
         parts: What is trained; its layers are not compiled.
+        optimizer: How the optimizer works; None: as the trial's plan says.
+        of_rows: Whether batches are made of the trial's rows, and checked; else they are given, on its device.
+        phases: Called with each phase of a step as it begins.
     """
 
-    def __init__(self, parts: TrialParts) -> None:
+    def __init__(
+        self,
+        parts: TrialParts,
+        *,
+        optimizer: OptimizerPlan | None = None,
+        of_rows: bool = True,
+        phases: Callable[[StepPhase], None] = lambda _: None,
+    ) -> None:
         plan = parts.request.plan.model_copy(update={"compiled": False})
         parts = replace(parts, request=parts.request.model_copy(update={"plan": plan}))
-        guard = BatchGuard(TRAIN, parts.train, model_bounds(parts.model))
+        guards = [BatchGuard(TRAIN, parts.train, model_bounds(parts.model))] if of_rows else []
+        sampler = _sampler(parts) if of_rows else _NO_BATCHES
         self._parts = parts
-        self.trainer = TrialTrainer(parts, _sampler(parts), guard, ErrorContext(parts, guard))
+        self.trainer = TrialTrainer(parts, sampler, guards[0] if guards else None, ErrorContext(parts, *guards))
+        self.trainer.phases = self._phases = phases
         accelerator = self.trainer.accelerator
-        if (
-            accelerator.scaler is not None
-        ):  # its first scale may be too large, and then the trial's first steps are void
+        if accelerator.scaler is not None:
+            # The first scale of its own may be too large, and then the trial's first steps are void.
             accelerator.scaler = torch.amp.GradScaler(plan.device, init_scale=_FP16_SCALE)  # pyright: ignore
-        self._model, self._optimizer = accelerator.prepare(parts.model, self.trainer.create_optimizer())
+        made = self.trainer.create_optimizer(how=optimizer)
+        self._model, self._optimizer = accelerator.prepare(parts.model, made, device_placement=[False, False])
 
     def gradients(self, rows: Sequence[int]) -> float:
         """Add the gradients of some rows of the training split to the model's; return their mean loss."""
         return float(self.trainer.training_step(self._model, self._parts.task.collate(self._parts.train, rows)))
+
+    def batch_gradients(self, batch: Batch) -> torch.Tensor:
+        """Add the gradients of a batch to the model's; return its mean loss."""
+        loss = self.trainer.training_step(self._model, batch)
+        self.trainer.forget_batch()
+        return loss
 
     def forget(self) -> None:
         """Free the gradients."""
@@ -460,11 +496,28 @@ class TrialSteps:
         Raises:
             NonFiniteError: The loss or a gradient is infinite or NaN.
         """
+        self._phases(StepPhase.CLIP)
         self.trainer.clip(self._model, self.trainer.args.max_grad_norm)
+        self._phases(StepPhase.OPTIMIZER)
         self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._model.zero_grad()  # as the Trainer does
         if self._parts.request.plan.device is DeviceKind.CUDA:
             torch.cuda.synchronize()
+
+    def begin_anew(self, optimizer: OptimizerPlan) -> None:
+        """Make the optimizer anew, without state.
+
+        Args:
+            optimizer: How it works from now on.
+        """
+        accelerator = self.trainer.accelerator
+        del self._optimizer
+        self.trainer.optimizer = None  # pyright: ignore[reportAttributeAccessIssue]
+        accelerator.free_memory()  # it would unscale the gradients of the former one too
+        self._optimizer = accelerator.prepare(self.trainer.create_optimizer(how=optimizer), device_placement=[False])
+
+
+_NO_BATCHES = EpochBatchSampler(torch.zeros(0), seed=0, batch_size=1, group_by_length=False)
 
 
 def _sampler(parts: TrialParts) -> EpochBatchSampler:
@@ -478,9 +531,18 @@ def _sampler(parts: TrialParts) -> EpochBatchSampler:
     )
 
 
+class _Arguments(TrainingArguments):
+    """Arguments of a Trainer whose model is on its device already."""
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Never: fakes cannot be moved in their places."""
+        return False
+
+
 def _arguments(parts: TrialParts) -> TrainingArguments:
     settings = parts.request.config.settings
-    return TrainingArguments(
+    return _Arguments(
         output_dir=parts.request.checkpoint_dir,
         per_device_train_batch_size=parts.request.plan.effective_batch,
         gradient_accumulation_steps=1,
