@@ -46,6 +46,7 @@ ARGUMENTS: Final = {
     # products of experts that torch's fake refuses
     "_grouped_mm": "self mat2 offs bias out_dtype",
     # answering operators of which torch has no fake
+    "_fused_sgd_": "self grads momentum_buffer_list",
     "_ctc_loss": "log_probs targets input_lengths target_lengths",
     "_ctc_loss_backward": "grad log_probs",
 }
