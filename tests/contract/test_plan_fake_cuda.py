@@ -94,6 +94,10 @@ def test_a_run_put_together_from_segments_is_the_run(
         assert abs(size - recorded[phase]) <= 12, phase  # fp16: the scale itself, two numbers; the last loss
 
 
+def test_other_models_of_the_process_are_not_followed(fact: Fact, tmp_path: Path) -> None:
+    assert fact("followed", tiny.model(tmp_path)) == {"traced": True, "other": False}
+
+
 @pytest.mark.parametrize(
     ("kind", "says"), [("values", ("aten.unique_consecutive", "fake_cuda_facts.py:")), ("kernel", ("made_up.kernel",))]
 )

@@ -118,6 +118,19 @@ def recorded(asked: PlanSubject, variant: Variant) -> dict[str, int]:
     return {phase.value: size for phase, size in peaks.items()}
 
 
+def followed(model: str) -> Any:
+    """Whether a model that runs beside a trace is followed too, and whether the traced one was."""
+    tracer = tracing.StepTracer(subject(model), AMPERE)
+    micro = tracer.trace(SegmentKind.MICRO_FIRST, Variant(), SHAPE)
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters())
+    other(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    recorder: Any = tracing._virtual_gpu(AMPERE.capability).recorder
+    traced = any(label.module.startswith("encoder.") for label in micro.label_table)
+    return {"traced": traced, "other": other in recorder._roots or optimizer in recorder._optimizers}
+
+
 def offloaded(model: str) -> Any:
     """Sizes of what layers are recomputed from in host memory, and what the device holds as backward begins."""
     tracer = tracing.StepTracer(subject(model, train={"precision": "bf16"}), AMPERE)

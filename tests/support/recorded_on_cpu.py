@@ -113,6 +113,7 @@ def recorded_peak_bytes(work: Callable[[], None]) -> int:
 
     run = LiveAllocations(AllocatorSettings, None, 0)
     recorder = ScriptRecorder(run, Places(), "cpu")
+    recorder.follow()
     gc.collect()
     gc.disable()
     with recorder:

@@ -90,6 +90,7 @@ class VirtualGpu:
         missing_parts.install_managed_memory(self.dispatch.empty, self._note)
         missing_parts.install_missing_parts(self._note)
         weights.install(self._fake, self._demand_room)
+        self.dispatch.follow()
         # Kept alive as long as the block: what is collected takes its kernels with it.
         with route_attention("cuda", self.spec.capability) as attention, self._modes():
             self.dispatch.attention = attention
@@ -106,11 +107,14 @@ class VirtualGpu:
             self._api.install()
             self._answers = True
         threads = torch.autograd.is_multithreading_enabled()
+        followed = self.dispatch.follow()
         try:
             with route_attention("cuda", self.spec.capability) as attention, self._modes():
                 self.dispatch.attention = attention
                 yield
         finally:
+            for handle in followed:  # other models and threads of this process are none of the device's
+                handle.remove()
             torch.autograd.set_multithreading_enabled(threads)
 
     @contextmanager

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import CachingAllocator
@@ -308,10 +309,6 @@ class ScriptRecorder(StorageRecorder):
         self._module_names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        register_module_forward_pre_hook(self._module_begins)
-        register_module_forward_hook(self._module_ends, always_call=True)
-        register_optimizer_step_pre_hook(self._step_begins)
-        register_optimizer_step_post_hook(self._step_ends)
 
     @property
     def phase(self) -> StepPhase:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -325,6 +322,15 @@ class ScriptRecorder(StorageRecorder):
     @phase.setter
     def phase(self, phase: StepPhase) -> None:
         self._resting = phase
+
+    def follow(self) -> Sequence[RemovableHandle]:
+        """Follow every module and every optimizer of the process, until what is returned is removed."""
+        return (
+            register_module_forward_pre_hook(self._module_begins),
+            register_module_forward_hook(self._module_ends, always_call=True),
+            register_optimizer_step_pre_hook(self._step_begins),
+            register_optimizer_step_post_hook(self._step_ends),
+        )
 
     def record_segments(self) -> None:
         """Record nothing from now on but segments, of steps whose phases are marked."""
@@ -482,10 +488,14 @@ class ScriptRecorder(StorageRecorder):
 
     def _meet(self, root: nn.Module) -> None:
         """Learn the names of a model's modules the first time that it is called."""
+        self.know(root)
+        self.categorize()
+
+    def know(self, root: nn.Module) -> None:
+        """Learn the names of a model's modules and parameters."""
         self._roots.add(root)
         for name, module in root.named_modules():
             self._module_names.setdefault(module, name)
-        self.categorize()
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizers.add(optimizer)

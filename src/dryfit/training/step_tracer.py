@@ -434,7 +434,8 @@ class _GpuOfSteps:
         return self._gpu.stepping()
 
     def watching(self, model: nn.Module) -> AbstractContextManager[object]:
-        """Do nothing: a virtual GPU follows all modules."""
+        """Call modules as they are called in this model, whichever of its parts runs first."""
+        self.recorder.know(model)
         return nullcontext()
 
     def marked(self, phase: StepPhase) -> None:
