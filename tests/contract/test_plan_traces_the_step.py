@@ -13,7 +13,8 @@ import spans
 import tiny
 import tiny_lms
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import DeviceKind, PlanSubject, adapters
+from dryfit.settings.execution import PlanSubject, adapters
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.tasks import causal_lm
 from dryfit.tasks.guard import BatchGuard
 from dryfit.training import trainer as loop
