@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dryfit.gpu.timeline import BLOCK_BYTES
 from pydantic import TypeAdapter
 
 import dryfit
 import plan_jobs
 import tiny
 from dryfit.ledger.folder import StudyLayout
+from dryfit.plans.timeline import BLOCK_BYTES
 from dryfit.search.space import apply_params
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.execution import PlanSubject
