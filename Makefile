@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dryfit needs Python 3.11 or newer: make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,demo,dev]'
 	touch $@
 
 engines: ## install the programs that tests run, as Debian packages: as root, or by sudo

@@ -126,7 +126,7 @@ def run_one(folder: Path, python: str | Path, version: str, bounds: Bounds, test
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     pins.write_text("\n".join(lowest_pins(pyproject) if bounds is Bounds.LOWEST else []), "utf-8")
     try:
-        environment.install("--upgrade", "-c", pins, "-e", f"{source}[demo,dev]")
+        environment.install("--upgrade", "-c", pins, "-e", f"{source}[all,demo,dev]")
     except CheckError as error:
         print(error, file=sys.stderr)
         return Row(version, bounds, ("",) * len(SHOWN), "cannot be installed", passed=False)

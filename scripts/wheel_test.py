@@ -31,7 +31,7 @@ from throwaway import (
 
 PACKAGE = "dryfit"
 CONSUMERS = ROOT / "tests" / "wheel"
-EXTRAS = "demo,lora,lion,8bit,postgres"
+EXTRAS = "all,demo,lora,lion,8bit,postgres"
 NEEDED = (
     "py.typed",
     "*.py",
@@ -48,6 +48,17 @@ NEEDED = (
 IN_SDIST = ("pyproject.toml", "README.md", "LICENSE")
 ROWS = 24
 """Rows left of each split, to be quick: how well a study learns is proved elsewhere."""
+
+PROGRAM = """
+import torch
+
+model = torch.nn.Linear(2048, 2048).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(8, 2048, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 Contents = Mapping[str, str]
 """The files of an archive, each with the hash of its bytes."""
@@ -131,6 +142,18 @@ def install(folder: Path, wheel: Path) -> Environment:
     code = f"import {PACKAGE}, pathlib, sys; print(pathlib.Path({PACKAGE}.__file__).is_relative_to(sys.prefix))"
     check(run([environment.python, "-I", "-c", code], cwd=folder).stdout.strip() == "True", "not the installed wheel")
     return environment
+
+
+def use_alone(folder: Path, wheel: Path, with_torch: Path) -> None:
+    """Install the wheel without extras in a new environment, and rehearse in an interpreter that has torch."""
+    environment = make_environment(folder / "alone")
+    environment.install("-c", CONSTRAINTS, wheel)
+    heavy = environment.versions("torch", "numpy", "optuna", "transformers")
+    check(not any(heavy), f"without extras it brings {heavy}")
+    user = User(environment, folder / "home")
+    (user.home / "train.py").write_text(PROGRAM, "utf-8")
+    told = user.asks("rehearse", "--python", str(with_torch), "--device", "rtx4090", "train.py")
+    check(told["verdict"] == "fits" and told["peak_allocated_bytes"] > 2**20, f"the rehearsal: {told}")
 
 
 class User:
@@ -250,6 +273,8 @@ def main() -> int:
                 check_types(environment, folder / "types")
             user = User(environment, folder / "home")
             use(user)
+            with timed(f"{wheel.name} without extras in a new environment"):
+                use_alone(folder, wheel, environment.python)
             with timed("a program that imports dryfit"):
                 program = folder / "types" / "consumer.py"
                 said = run([environment.python, program, "first", "model"], cwd=user.home, env=user.env).stdout

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         bug_report,
         calibrate,
         check,
-        check_memory,
         compare,
         doctor,
         export,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
         plan_space,
         predict,
         push,
-        rehearse,
         resume,
         status,
         status_all,
@@ -46,7 +44,9 @@ if TYPE_CHECKING:
         tune_all,
         write_report,
     )
+    from dryfit.study.memory_checks import check_memory
     from dryfit.study.observers import Observer
+    from dryfit.study.rehearsals import rehearse
     from dryfit.tasks.saved_models import load
     from dryfit.training.current_trial import Trial, checkpointed, current_trial, report
     from dryfit.training.prediction import Predictor
@@ -57,8 +57,10 @@ _HOMES = {
     "Observer": "dryfit.study.observers",
     "Predictor": "dryfit.training.prediction",
     "Trial": "dryfit.training.current_trial",
+    "check_memory": "dryfit.study.memory_checks",
     "checkpointed": "dryfit.training.current_trial",
     "current_trial": "dryfit.training.current_trial",
+    "rehearse": "dryfit.study.rehearsals",
     "report": "dryfit.training.current_trial",
     "load": "dryfit.tasks.saved_models",
     "virtual_gpu": "dryfit.gpu.device",
@@ -128,4 +130,7 @@ def __getattr__(name: str) -> Any:
         instead = f" any more: {_GONE[name]}" if name in _GONE else ""
         raise AttributeError(f"module 'dryfit' has no attribute {name!r}{instead}")
     refuse_unsupported_platform()
-    return getattr(import_module(_HOMES.get(name, "dryfit.study.functions")), name)
+    try:
+        return getattr(import_module(_HOMES.get(name, "dryfit.study.functions")), name)
+    except ModuleNotFoundError as error:
+        raise import_module("dryfit.settings.installed").missing_package(error) or error from error

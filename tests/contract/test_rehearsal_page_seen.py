@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from browser import document_of, picture_of
-from dryfit.documents.plots import render
+from dryfit.documents.pages import render
 from dryfit.documents.rehearsals import rehearsal_page
 from dryfit.settings.memory_terms import DeviceSpec
 from rehearsal_stand_in import GIB, answer_of

@@ -90,13 +90,25 @@ class Declared:
     extras: frozenset[str]
 
 
-def declared(pyproject: Mapping[str, Any], *, without: Iterable[str] = ("dev",)) -> Declared:
-    """Read the dependencies and extras of a project, without the extras that are not for users."""
+def declared(pyproject: Mapping[str, Any], *, without: Iterable[str] = ("dev",), met: Iterable[str] = ()) -> Declared:
+    """Read the dependencies and extras of a project.
+
+    Args:
+        pyproject: Its file.
+        without: Extras that are not for users.
+        met: Extras whose absence is met for all source files together, so that each may import them as they are.
+    """
     project = pyproject["project"]
-    extras = {key: names for key, names in project.get("optional-dependencies", {}).items() if key not in without}
+    own = normal(project.get("name", ""))
+    extras = {
+        key: {normal(name) for name in names} - {own}
+        for key, names in project.get("optional-dependencies", {}).items()
+        if key not in without
+    }
+    always = {normal(name) for name in project["dependencies"]}
     return Declared(
-        always=frozenset(normal(name) for name in project["dependencies"]),
-        extras=frozenset(normal(name) for names in extras.values() for name in names),
+        always=frozenset(always.union(*(extras[key] for key in met))),
+        extras=frozenset(name for key, names in extras.items() if key not in met for name in names),
     )
 
 

@@ -11,7 +11,7 @@ from dryfit.documents import commands as importing
 from dryfit.documents.command_options import safe_streams
 from dryfit.processes.process import end_by_signals_alone
 from dryfit.settings.errors import DryfitError, ExitStatus, MachineError
-from dryfit.settings.installed import version_lines
+from dryfit.settings.installed import missing_package, version_lines
 from dryfit.settings.version import refuse_unsupported_platform
 
 _DOING = "running this command"
@@ -113,7 +113,7 @@ def _run() -> None:
     except KeyboardInterrupt:
         sys.exit(ExitStatus.INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # the outermost frame: a bug of ours must end with its own status
-        lack = _lack(error)
+        lack = missing_package(error) or _lack(error)
         if lack is not None:
             sys.stderr.write(f"error: {lack}\n")
             sys.exit(lack.exit_status)

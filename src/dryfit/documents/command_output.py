@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -19,7 +19,11 @@ from dryfit.settings.errors import DryfitError, InternalError, MachineError
 from dryfit.settings.secrets import redacted, secrets_of
 from dryfit.settings.text import Table, printable
 from dryfit.settings.trial import Outcome
-from dryfit.study.functions import End, Finding, Status, StudyRun, TuneResult
+from dryfit.study.machine_checks import Finding, Status
+from dryfit.study.next_step import End
+
+if TYPE_CHECKING:
+    from dryfit.study.studies import StudyRun, TuneResult
 
 _HINTS = {
     errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
@@ -126,21 +130,21 @@ def print_finding(finding: Finding, *, quiet: bool) -> None:
         out.print(text)
 
 
-def end_document(result: TuneResult, *, advice_alone: bool = False) -> Document:
+def end_document(result: "TuneResult", *, advice_alone: bool = False) -> Document:
     """Return how the session ended, how to go on if trials are left, and what would fit if nothing did."""
     left = "" if result.end.is_final else f"go on with: dryfit resume {result.folder}"
     texts = [result.advice] if advice_alone else [_end_text(result), left, result.advice]
     return Document(tuple(Line(text, aside=True) for text in texts if text))
 
 
-def _end_text(result: TuneResult) -> str:
+def _end_text(result: "TuneResult") -> str:
     counts = result.summary.trials
     text = f"{_SENTENCES[result.end]}: {counts.complete} complete, {counts.pruned} pruned, {counts.failed} failed"
     text += f", {counts.refused} refused" if counts.refused else ""
     return f"{text} of {counts.total}, {duration_text(result.summary.wall_s)}"
 
 
-def run_text(run: StudyRun) -> str:
+def run_text(run: "StudyRun") -> str:
     """Return in one line how one of several studies ended."""
     if run.result is not None:
         return f"{'' if run.worked_on else 'before: '}{_end_text(run.result)}"

@@ -475,7 +475,7 @@ def rehearse(
 
     Exit status 1 where it does not fit or that is unknown, 2 where nothing was seen of its memory.
     """
-    import dryfit.study.functions as api
+    import dryfit.study.rehearsals as api
     from dryfit.documents.rehearsals import rehearsal_document, rehearsal_json
 
     if not command:
@@ -524,7 +524,7 @@ def check(
 
     Exit status 1 where one grew or does not fit, 2 where that is unknown.
     """
-    import dryfit.study.functions as api
+    import dryfit.study.memory_checks as api
     from dryfit.documents.memory_checks import check_markdown
 
     options = api.CheckOptions(file, names or (), update, notes(quiet=quiet))

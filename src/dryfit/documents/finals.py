@@ -19,7 +19,7 @@ from dryfit.documents.document import (
     measured_text,
     params_text,
 )
-from dryfit.documents.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, Section, axis, scatter, text
+from dryfit.documents.pages import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, Section, axis, scatter, text
 from dryfit.ledger.folder import FinalLayout, StudyLayout
 from dryfit.settings.errors import FileError
 from dryfit.settings.files import read_bounded

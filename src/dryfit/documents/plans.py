@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from dryfit.documents.document import Block, Document, Line, View, document_of, duration_text, json_of, value_text
+from dryfit.documents.memory_tables import EFFECTS, VERDICT_STYLES, memory_table, requirement_table
 from dryfit.ledger.events import FailureFacts, Observed
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import PlanState, TrialState
 from dryfit.settings.errors import FailureKind
 from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
-from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, OptimizerImpl, VerdictKind
+from dryfit.settings.memory_terms import Effect, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import CalibrateResult, CaseComparison, PlanAnswer
-from dryfit.settings.rehearsal_messages import RehearsalMemory
 from dryfit.settings.sharding import Sent, ShardRow, ShardSummary
 from dryfit.settings.text import Table, few, gib
 from dryfit.settings.trial import Scalar
@@ -255,11 +255,6 @@ def space_shard_lines(summaries: Iterable[tuple[str, ShardSummary | None]]) -> l
 
 
 _BATCH = "train.batch_size"
-EFFECTS = {
-    Effect.EXACT: "exact",
-    Effect.NUMERICS: "equal up to rounding",
-    Effect.SEMANTICS: "changes the experiment; never automatic",
-}
 _LIST_WIDTH = 13
 _SHOWN_BYTES = 2**30 // 20
 """Smaller sizes would read 0.0 GiB."""
@@ -304,37 +299,6 @@ def refusal_lines(answer: PlanAnswer) -> list[str]:
     if not fitting and answer.ladder:
         lines += _named("nearest", [min(answer.ladder, key=lambda fallback: fallback.required_bytes)])
     return lines
-
-
-def memory_table(memory: MemoryPlan | RehearsalMemory) -> Table:
-    """Return the memory by category at the peak, and the peak of each phase."""
-    largest_first = sorted(memory.by_category.items(), key=lambda item: -item[1])
-    rows = [("at the peak", str(name), gib(size)) for name, size in largest_first if size]
-    rows += [("peak of phase", str(name), gib(size)) for name, size in memory.by_phase.items() if size]
-    return Table(("what", "of", "memory"), tuple(rows))
-
-
-def requirement_table(device: DeviceSpec, memory: MemoryPlan | RehearsalMemory) -> Table:
-    """Return the steps from the memory of tensors to the memory required of the device."""
-    rows = [("peak allocated", memory.peak_allocated_bytes, "tensors")]
-    if device.kind is DeviceKind.CUDA:
-        outside, total = "CUDA context and libraries", "smallest cap + overhead + margin"
-        rows += [
-            ("peak reserved", memory.peak_reserved_bytes, "by the caching allocator where memory is plenty"),
-            ("fragmented", memory.fragmented_bytes, "reserved but not allocated, at worst"),
-            ("smallest cap", memory.min_cap_bytes, "the least the caching allocator gets through with"),
-        ]
-    else:
-        outside, total = "Python, torch and transformers", "peak allocated + overhead + margin"
-    rows += [
-        ("overhead", memory.overhead_bytes, outside),
-        ("margin", memory.margin_bytes, "kept free"),
-        ("required", memory.required_bytes, total),
-        ("device", device.capacity_bytes, device.name),
-    ]
-    if isinstance(memory, MemoryPlan) and memory.host_bytes:
-        rows.append(("host", memory.host_bytes, "tensors kept off the device"))
-    return Table(("what", "memory", "meaning"), tuple((name, gib(size), meaning) for name, size, meaning in rows))
 
 
 def ladder_table(ladder: Sequence[Fallback]) -> Table:
@@ -394,14 +358,6 @@ def space_lines(plan: SpacePlan) -> list[str]:
     lines += space_shard_lines((str(cell.params.get("model.name", "")), cell.answer.sharding) for cell in plan.cells)
     reasons = dict.fromkeys(reason for cell in plan.cells if _unknown(cell) for reason in cell.answer.reasons)
     return lines + [f"unknown: {reason}" for reason in reasons]
-
-
-VERDICT_STYLES: Final = {
-    VerdictKind.FITS: "green",
-    VerdictKind.FITS_WITH: "green",
-    VerdictKind.REFUSED: "red",
-    VerdictKind.UNKNOWN: "yellow",
-}
 
 
 @document_of.register

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from dryfit.documents.document import Block, Document, Line, counted, document_of, duration_text, json_of, shortened
-from dryfit.documents.plans import EFFECTS, VERDICT_STYLES, memory_table, requirement_table
-from dryfit.documents.plots import (
+from dryfit.documents.memory_tables import EFFECTS, VERDICT_STYLES, memory_table, requirement_table
+from dryfit.documents.pages import (
     BLUE,
     GREEN,
     GREY,
@@ -37,7 +37,7 @@ from dryfit.settings.rehearsal_messages import (
     StepWork,
     TimelinePoint,
 )
-from dryfit.settings.text import Table, gib
+from dryfit.settings.text import Table, gib, shown_by
 
 _MEMORY: Final = tuple(name for name in RehearsalMemory.model_fields if name != "timeline")
 _WORK: Final = tuple(StepWork.model_fields)
@@ -338,6 +338,9 @@ def trust_text(answer: RehearsalAnswer) -> str:
 @document_of.register
 def _(answer: RehearsalAnswer) -> Document:
     return rehearsal_document(answer, ladder=bool(answer.ladder))
+
+
+shown_by(RehearsalAnswer, document_of)
 
 
 def rehearsal_document(answer: RehearsalAnswer, *, ladder: bool) -> Document:

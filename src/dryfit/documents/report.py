@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dryfit.documents.comparison import Comparison, comparison_table, read_comparison
 from dryfit.documents.document import counted, duration_text, shortened, time_text, value_text
 from dryfit.documents.finals import final_sections
+from dryfit.documents.pages import Page, Section
 from dryfit.documents.plans import plan_totals, totals_text
 from dryfit.documents.plots import (
     MOST_SLICES,
-    Page,
-    Section,
     curves_figure,
     front_figure,
     history_figure,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from dryfit.documents.document import duration_text
-from dryfit.documents.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, Section, axis, bars
+from dryfit.documents.pages import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, Section, axis, bars
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import AttemptState, SessionState
 from dryfit.settings.text import Table

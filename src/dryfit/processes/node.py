@@ -15,7 +15,7 @@ import psutil
 
 from dryfit.processes.child_spec import ChildEvent, ChildMessage, ChildSpec
 from dryfit.processes.gpus import GpuMonitor, GpuState
-from dryfit.settings.devices import HERE, devices_of, visible_devices
+from dryfit.settings.devices import HERE, devices_of, parse_device, visible_devices
 from dryfit.settings.errors import ConfigError, MachineError
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.secrets import public_environment
@@ -571,3 +571,19 @@ class LocalNode:
     def wake(self) -> None:
         """See :class:`~dryfit.processes.node.Nodes`."""
         self._children.wake()
+
+
+def device_of(text: str | None) -> DeviceSpec:
+    """Return a device by its name; None: this machine's first GPU.
+
+    Raises:
+        ConfigError: It has no such name, or there is no GPU and none was named.
+    """
+    found = parse_device(text) if text is not None else first_gpu(visible_here())
+    if found is None:
+        raise ConfigError(
+            "looking for a device to plan for",
+            "this machine has no GPU that can be seen",
+            "--device with a name or an amount of memory: rtx4090, a100-80, h200, 24GiB",
+        )
+    return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
-from dryfit.settings.errors import FileError
+from dryfit.settings.errors import ConfigError, FileError, MachineError
 
 # Clean-up that never hides the error it runs after.
 
@@ -261,3 +261,23 @@ def read_model(path: Path, cls: type[MessageT]) -> MessageT | None:
     except FileNotFoundError:
         return None
     return cls.model_validate_json(text)
+
+
+@contextmanager
+def writing(target: Path, *, own: bool) -> Generator[None, None, None]:
+    """Make the folder of the default file; for any other file it must exist, as a wrong ``-o`` should be an error.
+
+    Raises:
+        ConfigError: There is no such folder.
+        MachineError: It belongs to somebody else, or cannot be written to at all.
+    """
+    if not own and not target.parent.is_dir():
+        raise ConfigError(f"writing {target}", f"there is no folder {target.parent}", "a folder that is there")
+    try:
+        target.parent.mkdir(exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        what = error.strerror or str(error)
+        raise MachineError(f"writing {target}", what, hint="name a file elsewhere with -o FILE") from error

@@ -16,14 +16,17 @@ from dryfit.processes.node import LocalNode, Nodes, first_node
 from dryfit.processes.supervisor import Supervisor
 from dryfit.settings.devices import cpu_of
 from dryfit.settings.errors import ChildError, PastFailure, PoisonedError
+from dryfit.settings.installed import how_to_install
 from dryfit.settings.job import JobRequest, R
 from dryfit.settings.jobs import answer_to
 from dryfit.settings.study_file import Isolation
 from dryfit.settings.wire import LOG_FILE, Message
-from dryfit.study.messages import drive
+from dryfit.study.driver import drive
 from dryfit.study.next_step import End
-from dryfit.study.requests import STANDALONE_LIMITS
 from dryfit.study.stops import StopRequests
+
+STANDALONE_LIMITS = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
+"""Limits of jobs that belong to no study."""
 
 OnMessage = Callable[[Message], None]
 """Called with each message of a child."""
@@ -95,7 +98,7 @@ class _Try(Generic[R]):
             return ChildError(
                 self.job.doing,
                 f"the process ended without an answer ({failure.kind}: {failure.sentence})",
-                hint=f"see {self.folder / LOG_FILE}",
+                hint=how_to_install(failure.sentence) or f"see {self.folder / LOG_FILE}",
             )
         past = (*self.past, PastFailure(failure.kind, reached_checkpoint=False))
         return replace(self, number=self.number + 1, past=past)

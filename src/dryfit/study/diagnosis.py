@@ -11,12 +11,12 @@ from dryfit.documents.findings import BugReport, PartView
 from dryfit.ledger.folder import StudyLayout
 from dryfit.processes.launch import launch_text
 from dryfit.settings.errors import ConfigError, DryfitError
+from dryfit.settings.files import writing
 from dryfit.settings.secrets import Shareable, shareable
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.study.arguments import layout_of, space_of, study_file_of
 from dryfit.study.bug_report import gather, write_archive
 from dryfit.study.doctor import CheckedStudy, examine
-from dryfit.study.handle import writing
 from dryfit.study.machine_checks import Diagnosis, Finding, failed, failed_by, passed
 from dryfit.study.study_checks import ABOUT
 

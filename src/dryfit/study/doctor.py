@@ -29,7 +29,7 @@ from dryfit.settings.text import few, gib
 from dryfit.settings.training_messages import ImportRequest, ResolveResult
 from dryfit.settings.trial import Scalar
 from dryfit.study import study_checks
-from dryfit.study.child_jobs import ChildJob, run_job, run_side_by_side
+from dryfit.study.child_jobs import STANDALONE_LIMITS, ChildJob, run_job, run_side_by_side
 from dryfit.study.context import choose_place, degrees_at_hand, most_on_node, possible_values
 from dryfit.study.files import disk_need, taken_bytes
 from dryfit.study.machine_checks import (
@@ -51,7 +51,7 @@ from dryfit.study.machine_checks import (
 )
 from dryfit.study.pace import recorded_precision, with_precision
 from dryfit.study.plan_requests import PlanInput, plan_trial
-from dryfit.study.requests import STANDALONE_LIMITS, calling_request, resolve_request, with_names
+from dryfit.study.requests import calling_request, resolve_request, with_names
 from dryfit.study.study_checks import (
     DATA,
     CheckScope,

@@ -35,8 +35,8 @@ from dryfit.settings.trial import MetricPoint, Outcome, TrialConfig, mean
 from dryfit.settings.user_code import FOLDER, CommandTemplate, source_hash
 from dryfit.settings.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Message, Note, Progress, Report, Verdict, digest
 from dryfit.study.context import AnyStudy, StudySnapshot, choose_place, trial_config
+from dryfit.study.driver import drive
 from dryfit.study.files import drop_superseded, take_over
-from dryfit.study.messages import drive
 from dryfit.study.next_step import End
 from dryfit.study.placements import process_count
 from dryfit.study.requests import Placement, own_code_request, train_request, training_limits

@@ -5,21 +5,12 @@ from dryfit.study.diagnosis import bug_report, doctor, submitted_text, with_node
 from dryfit.study.handle import Study, StudyReport, export, trial_of, write_report
 from dryfit.study.importing import import_rows
 from dryfit.study.machine_checks import Diagnosis, Finding, Status
-from dryfit.study.memory_checks import CheckOptions, MemoryCheck, check_memory, check_runs
 from dryfit.study.models import Pushed, check, merge, predict, push
 from dryfit.study.next_step import End
 from dryfit.study.observers import Observer
 from dryfit.study.own_functions import init_rows, init_script
 from dryfit.study.plan_requests import SpacePlan
 from dryfit.study.planning import calibrate, plan, plan_combinations, plan_input, plan_space, plan_trial
-from dryfit.study.rehearsals import (
-    RehearsalInterrupted,
-    RehearsalOptions,
-    read_command,
-    rehearse,
-    rehearse_command,
-    write_rehearsal,
-)
 from dryfit.study.studies import (
     StudyRun,
     TuneAllResult,

@@ -1,10 +1,8 @@
 """A study at hand: its report, its export, its trials as a data frame, and a view that follows it."""
 
-import errno
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +12,7 @@ from rich.live import Live
 
 from dryfit.documents.document import Document, document_of
 from dryfit.documents.live_study import StudyFollower, Watched
-from dryfit.documents.plots import MARK, Page, render
+from dryfit.documents.pages import Page, refuse_foreign, render
 from dryfit.documents.report import build_page
 from dryfit.documents.report_tables import csv_text, trial_rows, trials_table
 from dryfit.documents.story import TrialStory, trial_story
@@ -27,9 +25,8 @@ from dryfit.ledger.state import TrialState
 from dryfit.search.optuna_follower import export_ledger, is_sqlite, storage_file
 from dryfit.settings.choices import ExportFormat
 from dryfit.settings.errors import ConfigError, LedgerError, MachineError
-from dryfit.settings.files import write_text_atomic
+from dryfit.settings.files import write_text_atomic, writing
 from dryfit.settings.plan_messages import PlanAnswer
-from dryfit.settings.rehearsal_messages import RehearsalAnswer
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.settings.text import Shown, Table, shown_by
@@ -38,8 +35,6 @@ from dryfit.study.arguments import layout_of
 from dryfit.study.models import export_model
 from dryfit.study.plan_requests import SpacePlan
 from dryfit.study.session import folded, read_study
-
-_HEAD_BYTES = 1024
 
 
 def write_report(folder: Path | str, file: Path | str | None = None) -> Path:
@@ -143,43 +138,6 @@ def _config(layout: StudyLayout) -> StudyConfig | ConfigError:
         return load_study_file(layout.frozen_file).config
     except ConfigError as error:
         return error
-
-
-def refuse_foreign(target: Path) -> None:
-    """Refuse to replace anything but an earlier report.
-
-    Raises:
-        ConfigError: There is something else.
-    """
-    if not target.exists():
-        return
-    head = ""
-    if target.is_file():
-        with target.open("rb") as file:
-            head = file.read(_HEAD_BYTES).decode("utf-8", errors="replace")
-    if MARK not in head:
-        what = "there is a folder" if target.is_dir() else "there is a file that is no report of dryfit"
-        raise ConfigError(f"writing the report to {target}", what, "a new file, or an earlier report")
-
-
-@contextmanager
-def writing(target: Path, *, own: bool) -> Generator[None, None, None]:
-    """Make the folder of the default file; for any other file it must exist, as a wrong ``-o`` should be an error.
-
-    Raises:
-        ConfigError: There is no such folder.
-        MachineError: It belongs to somebody else, or cannot be written to at all.
-    """
-    if not own and not target.parent.is_dir():
-        raise ConfigError(f"writing {target}", f"there is no folder {target.parent}", "a folder that is there")
-    try:
-        target.parent.mkdir(exist_ok=True)
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        what = error.strerror or str(error)
-        raise MachineError(f"writing {target}", what, hint="name a file elsewhere with -o FILE") from error
 
 
 _EVERY_S: Final = 1.0
@@ -343,5 +301,5 @@ def _(report: StudyReport) -> Document:
     return report.document
 
 
-for _shown in (StudySummary, PlanAnswer, SpacePlan, RehearsalAnswer, TrialStory, StudyReport, Study):
+for _shown in (StudySummary, PlanAnswer, SpacePlan, TrialStory, StudyReport, Study):
     shown_by(_shown, document_of)

@@ -19,7 +19,8 @@ from dryfit.settings.study_file import SamplerName
 from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import FirstStep
 from dryfit.study.context import StudyContext, fold_reports, trial_fingerprint
-from dryfit.study.messages import MessageHandler, RunningAttempt, drive
+from dryfit.study.driver import drive
+from dryfit.study.messages import MessageHandler, RunningAttempt
 from dryfit.study.next_step import (
     AskTrial,
     End,

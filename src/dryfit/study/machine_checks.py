@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +31,10 @@ from dryfit.settings.check_messages import ProbeRequest, ProbeResult
 from dryfit.settings.choices import Wall
 from dryfit.settings.errors import ChildError, DryfitError, MachineError
 from dryfit.settings.files import sync_path
+from dryfit.settings.installed import requirements
 from dryfit.settings.text import gib
 from dryfit.settings.wire import ErrorParts
-from dryfit.study.child_jobs import ChildJob, run_alone, run_job
-from dryfit.study.requests import STANDALONE_LIMITS
+from dryfit.study.child_jobs import STANDALONE_LIMITS, ChildJob, run_alone, run_job
 
 # The result of a check: passed, a warning, or a failure, with its fix.
 
@@ -209,7 +210,6 @@ def _file_system(folder: Path) -> str:
 
 _SHARED_MEMORY = Path("/dev/shm")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-_OURS = "dryfit"
 _DEVELOPMENT = "dev"
 
 
@@ -326,26 +326,14 @@ def machine_facts(environment: Mapping[str, str], home: Path) -> MachineFacts:
 
 def packages() -> tuple[Package, ...]:
     """Return the libraries in dryfit's own metadata, those of its extras included; none if it is not installed."""
-    try:
-        lines = requires(_OURS) or []
-    except PackageNotFoundError:
-        return ()
     found: dict[str, Package] = {}
-    for line in lines:
-        requirement = Requirement(line)
-        extra = _extra_of(requirement)
+    for name, line, extra in requirements():
         if extra == _DEVELOPMENT:
             continue
-        before = found.get(requirement.name)
+        before = found.get(name)
         extras = (*(before.extras if before else ()), *((extra,) if extra else ()))
-        found[requirement.name] = _package(requirement, extras)
+        found[name] = _package(Requirement(line), extras)
     return tuple(found.values())
-
-
-def _extra_of(requirement: Requirement) -> str:
-    """Return the extra that a requirement belongs to; empty: none."""
-    _, _, rest = str(requirement.marker or "").partition("extra ==")
-    return rest.strip().strip("\"'")
 
 
 def _package(requirement: Requirement, extras: tuple[str, ...]) -> Package:
@@ -404,6 +392,8 @@ def fork_round_trip(nodes: Nodes, folder: Path) -> RoundTrip:
         nodes: The first of them only forks.
         folder: The folder of the children's folders.
     """
+    if find_spec("torch") is None:
+        return RoundTrip("fork server", 0.0, trouble=NO_TORCH)
     times_s: list[float] = []
     probe: ProbeResult | None = None
     job = ChildJob("asking a forked child", ProbeRequest(), folder / "probe", STANDALONE_LIMITS)
@@ -419,6 +409,8 @@ def fork_round_trip(nodes: Nodes, folder: Path) -> RoundTrip:
 
 def fresh_round_trip() -> RoundTrip:
     """Get torch's devices from a fresh interpreter."""
+    if find_spec("torch") is None:
+        return RoundTrip("fresh interpreter", 0.0, trouble=NO_TORCH)
     began_s = time.monotonic()
     try:
         probe = run_alone("asking a fresh interpreter", ProbeRequest())
@@ -442,6 +434,9 @@ def forks_here() -> bool:
 
 
 ABOUT: Final = "machine"
+NO_TORCH = "torch is not installed: scripts and functions can be searched, dryfit's own tasks and Trainers cannot"
+_OF_DRYFIT = frozenset({"search", "tasks"})
+"""Extras whose packages dryfit's own code imports as they are: another version of one is a fault."""
 
 _LEAST_OPEN_FILES: Final = 256
 _EASY_OPEN_FILES: Final = 1024
@@ -486,16 +481,23 @@ def _packages(packages: tuple[Package, ...]) -> Iterator[Finding]:
         yield failed(ABOUT, "libraries", "; ".join(_version(package) for package in wrong), fix)
     else:
         yield passed(ABOUT, "libraries", ", ".join(f"{package.name} {package.found}" for package in needed))
-    for package in packages:
-        if not package.extras:
-            continue
-        check = f"extra {', '.join(package.extras)}"
-        if package.found is None:
-            yield passed(ABOUT, check, f"{package.name} is not installed (only what names it needs it)")
-        elif package.allowed:
-            yield passed(ABOUT, check, f"{package.name} {package.found}")
-        else:
-            yield warned(ABOUT, check, _version(package), f"pip install '{package.name}{package.wanted}'")
+    for extras in dict.fromkeys(package.extras for package in packages if package.extras):
+        yield _extra(extras, [package for package in packages if package.extras == extras])
+
+
+def _extra(extras: tuple[str, ...], packages: list[Package]) -> Finding:
+    check = f"extra {', '.join(extras)}"
+    wrong = [package for package in packages if package.found is not None and not package.allowed]
+    if wrong:
+        fix = "pip install " + " ".join(f"'{package.name}{package.wanted}'" for package in wrong)
+        say = failed if _OF_DRYFIT & set(extras) else warned
+        return say(ABOUT, check, "; ".join(_version(package) for package in wrong), fix)
+    there = [f"{package.name} {package.found}" for package in packages if package.found is not None]
+    absent = [package.name for package in packages if package.found is None]
+    if absent:
+        verb, them = ("is", "it") if len(absent) == 1 else ("are", "them")
+        there.append(f"{', '.join(absent)} {verb} not installed (only what names {them} needs {them})")
+    return passed(ABOUT, check, "; ".join(there))
 
 
 def _version(package: Package) -> str:
@@ -586,6 +588,8 @@ def _on(facts: FolderFacts) -> str:
 
 
 def _round_trip(trip: RoundTrip, open_files: int) -> Finding:
+    if trip.trouble is NO_TORCH:
+        return warned(ABOUT, trip.how, trip.trouble, "pip install 'dryfit[tasks]'")
     if trip.trouble and trip.how == "fork server":
         fix = 'set runtime.isolation = "fresh", which is slower to start'
         return warned(ABOUT, trip.how, trip.trouble, fix)

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from pydantic import BaseModel
 
 from dryfit.processes.node import available_cores
@@ -177,10 +175,6 @@ class Pushed(BaseModel, frozen=True):
     url: str = ""
 
 
-_UNREACHABLE = cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__)
-"""The error of the HTTP client that this huggingface_hub uses (its name depends on the version), and OSError."""
-
-
 def push(model: Path | str, repo: str, *, public: bool = False, dry_run: bool = False) -> Pushed:
     """Send a trained model, its tokenizer and its card to a Hugging Face hub, as one commit.
 
@@ -207,6 +201,11 @@ def push(model: Path | str, repo: str, *, public: bool = False, dry_run: bool = 
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     if dry_run:
         return Pushed(repo=repo, sizes=sizes)
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    # The error of the HTTP client that this huggingface_hub uses (its name depends on the version), and OSError.
+    unreachable = cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__)
     hub = huggingface_hub.HfApi(library_name="dryfit")
     try:
         there = hub.create_repo(repo, private=not public, exist_ok=True)
@@ -220,7 +219,7 @@ def push(model: Path | str, repo: str, *, public: bool = False, dry_run: bool = 
     except HfHubHTTPError as error:
         hint = "export HF_TOKEN, one that may write, or run `hf auth login`"
         raise MachineError(doing, f"{hub.endpoint} refuses: {error}", hint=hint) from error
-    except _UNREACHABLE as error:
+    except unreachable as error:
         raise MachineError(doing, f"{hub.endpoint} cannot be reached: {error}", hint="see HF_ENDPOINT") from error
     return Pushed(repo=there.repo_id, sizes=sizes, url=str(commit.commit_url))
 

@@ -5,7 +5,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -14,6 +13,7 @@ from dryfit.search.space import Space, apply_params, first_value, setting
 from dryfit.settings.choices import BaseFormat, Precision
 from dryfit.settings.errors import ChildError, ConfigError, LedgerError
 from dryfit.settings.execution import ExecutionSettings, PlanSubject
+from dryfit.settings.installed import installed_version
 from dryfit.settings.memory_plan import ExecutionChoice
 from dryfit.settings.memory_terms import Allocator, DeviceSpec, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import (
@@ -266,7 +266,7 @@ def _answers(request: PlanRequest, result: PlanResult | ChildError, waited_s: fl
             verdict=VerdictKind.UNKNOWN,
             device=request.device,
             reasons=tuple(part for part in (result.found, result.hint) if part),
-            torch=version("torch"),
+            torch=installed_version("torch"),
             planner_s=waited_s,
         )
         return tuple(unknown for _ in request.subjects)

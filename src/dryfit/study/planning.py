@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dryfit.ledger.folder import shared_traces
-from dryfit.processes.node import first_gpu, gpu_count, named_gpu, visible_here
+from dryfit.processes.node import device_of, gpu_count, named_gpu, visible_here
 from dryfit.settings.choices import BuiltInTask, Precision
-from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.execution import ExecutionSettings
-from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.plan_messages import CalibrateResult, PlanAnswer
 from dryfit.settings.sharding import AUTO, DEGREES, degrees_within
 from dryfit.settings.study_file_checks import Use
@@ -110,22 +108,6 @@ def _degrees(execution: ExecutionSettings, *, named: bool) -> tuple[int, ...]:
     if execution.tp != AUTO:
         return ()
     return DEGREES if named else degrees_within(gpu_count(visible_here()))
-
-
-def device_of(text: str | None) -> DeviceSpec:
-    """Return a device by its name; None: this machine's first GPU.
-
-    Raises:
-        ConfigError: It has no such name, or there is no GPU and none was named.
-    """
-    found = parse_device(text) if text is not None else first_gpu(visible_here())
-    if found is None:
-        raise ConfigError(
-            "looking for a device to plan for",
-            "this machine has no GPU that can be seen",
-            "--device with a name or an amount of memory: rtx4090, a100-80, h200, 24GiB",
-        )
-    return found
 
 
 def calibrate(device: str = "cuda:0", *, quick: bool = False, on_note: OnNote = lambda _: None) -> CalibrateResult:

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import yaml
 
-from dryfit.documents.plots import render
+from dryfit.documents.pages import refuse_foreign, render
 from dryfit.documents.rehearsals import rehearsal_page
 from dryfit.ledger.folder import shared_traces
+from dryfit.processes.node import device_of
 from dryfit.processes.rehearsal_process import (
     OnOutput,
     RehearsalInterrupted,
@@ -25,7 +26,7 @@ from dryfit.processes.rehearsed_command import ScriptCommand, parse_command
 from dryfit.processes.user_python import user_python
 from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
 from dryfit.settings.errors import ConfigError, ObjectiveError
-from dryfit.settings.files import write_text_atomic
+from dryfit.settings.files import write_text_atomic, writing
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     REHEARSED_VARIABLE,
@@ -34,9 +35,7 @@ from dryfit.settings.rehearsal_messages import (
     RehearsalRequest,
     ScriptEnd,
 )
-from dryfit.study.handle import refuse_foreign, writing
 from dryfit.study.own_functions import Role, caller_paths, function_name
-from dryfit.study.planning import device_of
 
 DEFAULT_STEPS = 3
 DEFAULT_TIMEOUT_S = 1800.0

@@ -34,10 +34,6 @@ from dryfit.study.files import most_kept
 # How long each kind of child may take: to start, in silence, in all, and to stop.
 
 
-STANDALONE_LIMITS = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
-"""Limits of jobs that belong to no study."""
-
-
 def preparing_limits(runtime: RuntimeSettings) -> ChildLimits:
     """Return the limits of a study's child that trains nothing."""
     return ChildLimits(

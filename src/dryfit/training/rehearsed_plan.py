@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,6 +18,7 @@ from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehear
 from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
 from dryfit.settings.errors import ChildError, InternalError
 from dryfit.settings.files import read_model, write_model
+from dryfit.settings.installed import installed_version
 from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
 from dryfit.settings.memory_terms import DeviceSpec, Effect, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import NO_TORCH, NOTHING_TAKEN, PlanAnswer, PlanResult, RehearsedPlanRequest
@@ -81,7 +81,7 @@ def plan(body: RehearsedPlanRequest, channel: ChildChannel) -> PlanResult:
     channel.send(Phase(name="load"))
     own = body.calling.objective
     if body.is_script and not may_use_torch(own.function, Path(own.paths[0])):
-        facts = {"device": body.device, "torch": version("torch"), "planner_s": 0.0}
+        facts = {"device": body.device, "torch": installed_version("torch"), "planner_s": 0.0}
         return PlanResult(answers=(PlanAnswer(verdict=VerdictKind.UNKNOWN, reasons=(NO_TORCH,), **facts),))
     calling = body.calling.model_copy(update={"checkpoint_dir": str(channel.folder / "trial")})
     request = RehearsalRequest(
@@ -159,7 +159,7 @@ def _answer(rehearse: Rehearse, device: DeviceSpec, *, allow: str) -> PlanAnswer
         PlanAnswer,
         device=device,
         confidence=own.confidence,
-        torch=own.torch or version("torch"),
+        torch=own.torch or installed_version("torch"),
         planner_s=0.0,
     )
     if memory is None:

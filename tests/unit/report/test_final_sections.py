@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dryfit.documents.finals import final_sections
-from dryfit.documents.plots import Section
+from dryfit.documents.pages import Section
 from dryfit.ledger.folder import StudyLayout
 from dryfit.settings.training_messages import ANALYSIS_FILE, Analysis
 from dryfit.tasks.analysis import analyse

@@ -4,15 +4,14 @@ import json
 from collections.abc import Sequence
 
 from dryfit.documents.document import json_text
+from dryfit.documents.memory_tables import memory_table, requirement_table
 from dryfit.documents.plans import (
     choice_text,
     headline,
     ladder_table,
-    memory_table,
     peak_text,
     plan_json,
     refusal_lines,
-    requirement_table,
     shard_lines,
     shard_table,
     space_lines,

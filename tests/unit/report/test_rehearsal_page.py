@@ -3,7 +3,7 @@
 import json
 import re
 
-from dryfit.documents.plots import render
+from dryfit.documents.pages import render
 from dryfit.documents.rehearsals import rehearsal_page, timeline_figure
 from dryfit.settings.memory_terms import DeviceSpec
 from rehearsal_stand_in import GIB, answer_of, memory_of

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dryfit.documents.pages import text
 from dryfit.documents.plots import (
     MOST_CURVE_POINTS,
     MOST_CURVES,
@@ -22,7 +23,6 @@ from dryfit.documents.plots import (
     lanes,
     memory_figure,
     slice_figure,
-    text,
     timeline_figure,
 )
 from dryfit.documents.report import refusal_cells, refusals

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.documents.plots import Section
+from dryfit.documents.pages import Section
 from dryfit.documents.time_spent import WORK, Spent, TimeSpent, spent_table, time_spent, with_time
 from dryfit.ledger.events import AttemptEnded, ParallelSet
 from dryfit.ledger.state import AttemptState

@@ -10,7 +10,7 @@ from dryfit.processes.node import LocalNode
 from dryfit.settings.check_messages import CheckRequest
 from dryfit.settings.errors import Evidence
 from dryfit.settings.wire import Note
-from dryfit.study.messages import drive
+from dryfit.study.driver import drive
 from dryfit.study.next_step import End
 from quiet_children import QuietChildren
 

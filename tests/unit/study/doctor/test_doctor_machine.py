@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dryfit.settings import installed
 from dryfit.settings.check_messages import ProbeResult
 from dryfit.settings.choices import Wall
 from dryfit.settings.memory_terms import DeviceSpec
@@ -156,7 +158,7 @@ def test_this_machine_is_asked_without_a_child(tmp_path: Path) -> None:
 
 def test_libraries_are_those_of_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["pytest>=999", 'hypothesis>=1; extra == "one"', 'hypothesis>=1; extra == "two"', 'ruff; extra == "dev"']
-    monkeypatch.setattr(gathered, "requires", lambda name: [*lines, "no-such-library-anywhere"])
+    monkeypatch.setattr(installed, "requires", lambda name: [*lines, "no-such-library-anywhere"])
     found = {one.name: one for one in packages()}
     assert set(found) == {"pytest", "hypothesis", "no-such-library-anywhere"}
     assert not found["pytest"].allowed and found["pytest"].wanted == ">=999"
@@ -164,9 +166,9 @@ def test_libraries_are_those_of_the_metadata(monkeypatch: pytest.MonkeyPatch) ->
     assert found["no-such-library-anywhere"].found is None
 
     def nobody(name: str) -> list[str]:
-        raise gathered.PackageNotFoundError(name)
+        raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(gathered, "requires", nobody)
+    monkeypatch.setattr(installed, "requires", nobody)
     assert packages() == ()
 
 
