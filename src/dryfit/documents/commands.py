@@ -462,6 +462,10 @@ def rehearse(
         bool, typer.Option("--worst-batch/--no-worst-batch", help="Train on the largest batch of the data first.")
     ] = True,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option("--snapshot", metavar="FILE", help="Write a memory snapshot for memory_viz.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a Chrome trace.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
     keep_caches: _KeepCaches = False,
     python: _Python = None,
@@ -491,6 +495,8 @@ def rehearse(
         timeout_s=timeout,
         keep_caches=keep_caches,
         python=python,
+        snapshot=snapshot,
+        trace=trace,
         on_output=passed.add,
         on_note=notes(quiet=quiet),
     )

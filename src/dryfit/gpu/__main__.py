@@ -5,9 +5,11 @@ script's process says is completed here, from outside, by what it has written.
 """
 
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
@@ -43,13 +45,17 @@ def main() -> None:
         if answer is not None:
             apart = (f"{places.folder.resolve()}/", f"{places.temporary.resolve()}/", "/dev/shm/")
             files = written(places.files, Saved.read(places.own / SAVES_FILE), apart)
+            for name in request.views:
+                with suppress(FileNotFoundError):
+                    shutil.move(places.own / name, Path(request.answer_file).with_name(name))
             write_model(Path(request.answer_file), answer.model_copy(update={"muted": (*answer.muted, *files)}))
     end_as(status)
 
 
 def _inside(request: RehearsalRequest, places: Places, wall: Wall, kept: Sequence[Path]) -> NoReturn:
     """Run the script: behind the wall."""
-    file = places.enter(wall) / _ANSWER
+    own = places.enter(wall)
+    file = own / _ANSWER
 
     def finish(answer: RehearsalAnswer) -> None:
         if _SESSION not in sys.modules:  # torch is in no state to be asked
@@ -60,7 +66,7 @@ def _inside(request: RehearsalRequest, places: Places, wall: Wall, kept: Sequenc
     try:
         _demand_torch()
         session = import_module(_SESSION)
-        session.rehearse(request, finish, session.Behind(wall, places, tuple(kept)))
+        session.rehearse(request, finish, session.Behind(wall, places, tuple(kept), own))
     except DryfitError as error:
         finish(
             RehearsalAnswer(

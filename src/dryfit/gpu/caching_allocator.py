@@ -26,7 +26,7 @@ from dryfit.settings.errors import InternalError
 _SHIFT = 60
 """A free block is kept as ``size << _SHIFT | address``: integers sort by size, then by address, and compare fast."""
 _MASK = (1 << _SHIFT) - 1
-_LARGE_RANGE = 1 << 56
+LARGE_RANGE = 1 << 56
 """Where the expandable segment of large blocks begins; that of small blocks begins at 0."""
 _ENDLESS = 1 << 55
 _UNLIMITED = 1 << 62
@@ -46,9 +46,12 @@ class CachingAllocator:
         fragmented_bytes: Most memory that was reserved but not allocated when no cached block served a request.
         missing_bytes: The capacity that the latest request to the driver beyond the capacity asked for.
         asked_bytes: The largest capacity that a request within the capacity asked for.
+        on_segment: Called with an action of torch's memory snapshots (``segment_alloc``, ``segment_free``,
+            ``segment_map``, ``segment_unmap``), the address and the bytes; None: nobody listens.
     """
 
     def __init__(self, settings: AllocatorSettings, capacity_bytes: int | None = None) -> None:
+        self.on_segment: Callable[[str, int, int], None] | None = None
         self._capacity = _UNLIMITED if capacity_bytes is None else capacity_bytes
         self.configure(settings)
 
@@ -73,7 +76,7 @@ class CachingAllocator:
         self._live: dict[int, int] = {}
         self._segments: dict[int, int] = {}
         self._next_address = 0
-        self._unmapped: dict[bool, list[int]] = {True: [0], False: [_LARGE_RANGE]} if self._expandable else {}
+        self._unmapped: dict[bool, list[int]] = {True: [0], False: [LARGE_RANGE]} if self._expandable else {}
         self._unmapped_end = {start: start + _ENDLESS for starts in self._unmapped.values() for start in starts}
         self._ages = settings.gc_threshold is not None and self._capacity < _UNLIMITED
         self._searches = 0
@@ -227,12 +230,16 @@ class CachingAllocator:
         # The gap keeps blocks of different segments from being neighbours.
         self._next_address += size + MIN_BLOCK_BYTES
         self._segments[start] = size
+        if self.on_segment is not None:
+            self.on_segment("segment_alloc", start, size)
         return start
 
     def _release(self, free: list[int], key: int) -> int:
         start, size = self._take_out(free, key)
         del self._segments[start]
         self.reserved_bytes -= size
+        if self.on_segment is not None:
+            self.on_segment("segment_free", start, size)
         return size
 
     def _release_oversize(self, free: list[int], size: int) -> bool:
@@ -306,12 +313,14 @@ class CachingAllocator:
             insort(starts, start + mapped)
             self._unmapped_end[start + mapped] = end
         self._give(free, start, mapped)
+        if self.on_segment is not None:
+            self.on_segment("segment_map", start, mapped)
         return True
 
     def _unmap(self, free: list[int], is_small: bool, key: int) -> None:
         """Give back the whole pages of a free block (``unmap_block``)."""
         page = self._page_bytes(is_small)
-        base = 0 if is_small else _LARGE_RANGE
+        base = 0 if is_small else LARGE_RANGE
         start, size = key & _MASK, key >> _SHIFT
         low = base - (base - start) // page * page
         high = base + (start + size - base) // page * page
@@ -322,6 +331,8 @@ class CachingAllocator:
             if left < right:
                 self._give(free, left, right - left)
         self.reserved_bytes -= high - low
+        if self.on_segment is not None:
+            self.on_segment("segment_unmap", low, high - low)
         starts = self._unmapped[is_small]
         at = bisect_left(starts, low)
         if at < len(starts) and starts[at] == high:

@@ -18,7 +18,8 @@ from torch.autograd import profiler
 
 from dryfit.gpu.kernels import processors_of
 from dryfit.gpu.private_apis.torch_virtual import replace_internals, stand_in
-from dryfit.gpu.script_recorder import LiveAllocations
+from dryfit.gpu.script_recorder import LiveAllocations, Places
+from dryfit.gpu.viewers import memory_snapshot
 from dryfit.settings.devices import driver_name
 from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.older_python import Self
@@ -221,6 +222,7 @@ class CudaApi:
         devices: How many of them the process sees.
         overhead_bytes: What its context takes.
         allocations: Of the device.
+        places: Tells the lines of memory snapshots.
         on_unknown: Called with a text where something is asked for that nobody knows without a device.
     """
 
@@ -230,12 +232,16 @@ class CudaApi:
         devices: int,
         overhead_bytes: int,
         allocations: LiveAllocations,
+        places: Places,
         on_unknown: Callable[[str], None],
     ) -> None:
         self._spec = spec
         self._devices = devices
         self._overhead_bytes = overhead_bytes
         self._allocations = allocations
+        self._places = places
+        self._history_since: int | None = None
+        self._most_history: int | None = None
         self._fraction = 1.0
         self._held: dict[int, torch.Tensor] = {}
         """What was allocated as memory, by address."""
@@ -297,6 +303,15 @@ class CudaApi:
             "num_alloc_retries": allocator.retries,
             "num_ooms": 0,
         }
+
+    def record_history(self, enabled: Any, *how: Any, **_: Any) -> None:
+        """Tell in memory snapshots what happens from now on, the last events of so many; nothing where disabled."""
+        self._history_since = len(self._allocations.blocks) if enabled else None
+        self._most_history = next((one for one in how if isinstance(one, int) and not isinstance(one, bool)), None)
+
+    def memory_snapshot(self, *_: Any) -> dict[str, Any]:
+        """The device's memory as it is, and what happened since this was recorded."""
+        return memory_snapshot(self._allocations, self._places, since=self._history_since, most=self._most_history)
 
     def properties(self, _device: int) -> SimpleNamespace:
         """What the driver says of the device."""

@@ -75,7 +75,9 @@ class VirtualGpu:
         self.is_compiled = False
         """Whether something was compiled, which runs as it is here."""
         self._answers = False
-        self._api = CudaApi(spec, ranks, self.constants.overhead_bytes, self.allocations, self.note_unknown)
+        self._api = CudaApi(
+            spec, ranks, self.constants.overhead_bytes, self.allocations, self.places, self.note_unknown
+        )
 
     @contextmanager
     def active(self) -> Iterator["VirtualGpu"]:
@@ -171,6 +173,14 @@ class VirtualGpu:
             "pytorch-alloc-conf)"
         )
         return self._refused(message, error.requested_bytes)
+
+    def failures(self) -> list[tuple[int, int, int]]:
+        """Return the number of events before each out-of-memory error, the bytes asked for, and those left."""
+        found: list[tuple[int, int, int]] = []
+        for at, error in zip(self.failed_at, self.out_of_memory, strict=True):
+            reserved_bytes = self.allocations.reserved[at - 1] if at else 0
+            found.append((at, error.requested_bytes, max(0, (self.room_bytes or 0) - reserved_bytes)))
+        return found
 
     def _demand_room(self, requested_bytes: int, what: str) -> None:
         """Raise an out-of-memory error for what would lie elsewhere in part; not where the device has no limit."""

@@ -68,6 +68,9 @@ class LiveAllocations(OpenSegment):
         peaks: Since the script last reset them.
         allocated: Allocated bytes after each event.
         reserved: Reserved bytes after each event.
+        addresses: The address that each event is about.
+        segment_events: What the allocator took from the driver and gave back: the number of events before it, the
+            action, the address and the bytes.
     """
 
     def __init__(
@@ -79,6 +82,9 @@ class LiveAllocations(OpenSegment):
         self.peaks = Peaks()
         self.allocated: list[int] = []
         self.reserved: list[int] = []
+        self.addresses: list[int] = []
+        self.segment_events: list[tuple[int, str, int, int]] = []
+        self.allocator.on_segment = lambda *about: self.segment_events.append((len(self.blocks), *about))
         self._is_closed = False
         self._address_of: dict[int, int] = {}
         self._workspace_bytes = workspace_bytes
@@ -110,6 +116,7 @@ class LiveAllocations(OpenSegment):
                 return
             allocator.free(address)
         super().add(block, delta, label)
+        self.addresses.append(address)
         self.allocated.append(allocator.allocated_bytes)
         self.reserved.append(allocator.reserved_bytes)
 

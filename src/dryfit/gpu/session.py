@@ -1,7 +1,9 @@
 """Run a user's script on a virtual GPU, and say what it took."""
 
+import json
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
@@ -27,9 +29,10 @@ from dryfit.gpu.missing_parts import lack
 from dryfit.gpu.offline_import import keep_offline
 from dryfit.gpu.private_apis.torch_fakes import FakeTensorMode
 from dryfit.gpu.shortening import Shortening
-from dryfit.gpu.summary import StepMark, evaluation_growth, least_bytes, summarize
+from dryfit.gpu.summary import StepMark, evaluation_growth, least_bytes, settled, summarize
 from dryfit.gpu.target import add_working_folder, own_code, started
 from dryfit.gpu.training_arguments import ArgumentWatch
+from dryfit.gpu.viewers import chrome_trace, memory_snapshot
 from dryfit.gpu.work import WorkCounter
 from dryfit.processes.process import peak_rss_bytes
 from dryfit.processes.wall import Places
@@ -40,6 +43,8 @@ from dryfit.settings.memory_terms import StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     FAILED_BY_ITSELF,
     NO_STEP_TAKEN,
+    SNAPSHOT,
+    TRACE,
     RehearsalAnswer,
     RehearsalMemory,
     RehearsalRequest,
@@ -73,6 +78,8 @@ class Behind:
     wall: Wall
     places: Places
     kept: tuple[Path, ...] = ()
+    own: Path = Path()
+    """The folder that the process outside of the wall reads."""
 
 
 def end_with(answer: RehearsalAnswer, file: Path) -> None:
@@ -186,6 +193,8 @@ class _Run:
     def finish(self, end: ScriptEnd, failure: str) -> None:
         """End the process with the answer of a run that has ended."""
         answer = self.answer(end, failure)
+        with muting.unmuted():
+            self._write_views(end)
         self.muting.close()
         self._give(answer)
 
@@ -240,6 +249,24 @@ class _Run:
             rehearsal_s=time.monotonic() - self.began_s,
             host_peak_bytes=peak_rss_bytes(),
         )
+
+    def _write_views(self, end: ScriptEnd) -> None:
+        """Write the files that were asked for, without what the end of the script frees."""
+        gpu, own = self.gpu, self._behind.own
+        if end is ScriptEnd.OUT_OF_MEMORY:
+            until = gpu.failed_at[-1]
+        else:
+            deltas = gpu.allocations.deltas
+            until = len(deltas) - next((freed for freed, delta in enumerate(reversed(deltas)) if delta > 0), 0)
+            until = max(until, self.marks[-1].event if self.marks else 0)
+        if SNAPSHOT in self.request.views:
+            told = memory_snapshot(gpu.allocations, gpu.places, until=until, out_of_memory=gpu.failures())
+            (own / SNAPSHOT).write_bytes(pickle.dumps(told))
+        if TRACE in self.request.views:
+            kinds = settled(gpu.allocations, gpu.dispatch.categories(), gpu.failed_at)
+            steps = {mark.number: mark.event for mark in self.marks}
+            told = chrome_trace(gpu.allocations, lambda label, block: kinds[label, block].category, steps, until=until)
+            (own / TRACE).write_text(json.dumps(told), encoding="utf-8")
 
     def _trained(self) -> bool:
         """Whether a backward pass was made: a script may change its parameters by hand."""

@@ -69,7 +69,7 @@ def summarize(
     """
     if not run.blocks:
         return None
-    labels = _settled(run, categories, failed_at)
+    labels = settled(run, categories, failed_at)
     at = max(range(len(run.allocated)), key=run.allocated.__getitem__)
     held = _held(run, labels, at)
     settings = run.allocator.settings
@@ -130,7 +130,7 @@ def least_bytes(run: LiveAllocations, categories: dict[int, MemoryCategory], con
     return most_bytes + constants.overhead_bytes + margin_bytes(DeviceKind.CUDA, most_bytes)
 
 
-def _settled(
+def settled(
     run: LiveAllocations, categories: dict[int, MemoryCategory], failed_at: Sequence[int]
 ) -> dict[tuple[int, int], Label]:
     """Return the label of each allocation, by number of label and block, with the category it turned out to have.

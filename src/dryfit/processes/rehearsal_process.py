@@ -7,6 +7,7 @@ answer: its texts and the last lines of a process that died are redacted.
 
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from dryfit.processes.helpers import kill_leftovers, python_command
@@ -105,7 +107,11 @@ class RehearsalInterrupted(KeyboardInterrupt):
 
 
 def run_rehearsal(
-    request: RehearsalRequest, surroundings: RehearsalSurroundings, on_output: OnOutput, folder: Path | None = None
+    request: RehearsalRequest,
+    surroundings: RehearsalSurroundings,
+    on_output: OnOutput,
+    folder: Path | None = None,
+    views: Mapping[str, Path] = MappingProxyType({}),
 ) -> RehearsalAnswer:
     """Run a rehearsal in a process of its own and return its answer; its files are removed.
 
@@ -115,6 +121,7 @@ def run_rehearsal(
     Args:
         request: ``scratch_dir`` and ``answer_file`` are set here.
         folder: Where its files lie; None: in a temporary folder.
+        views: Files for viewers, by what they are, and where each is put.
 
     Raises:
         RehearsalInterrupted: Ctrl-C came; the process has said what it has seen.
@@ -123,11 +130,14 @@ def run_rehearsal(
     """
     with ended_by_signals(), claimed_folder() if folder is None else _made(folder) as place:
         file = place / "answer.json"
-        places = {"scratch_dir": str(place), "answer_file": str(file), "parent_pid": os.getpid()}
+        places = {"scratch_dir": str(place), "answer_file": str(file), "parent_pid": os.getpid(), "views": tuple(views)}
         write_model(place / "request.json", request.model_copy(update=places), durable=False)
         limit_s = _LIMIT_FACTOR * request.timeout_s + _LIMIT_EXTRA_S
         with surroundings.command(place / "request.json") as words:
             end = _run(words, place, surroundings, on_output, limit_s)
+        for name, target in views.items():
+            with suppress(FileNotFoundError):  # nothing was seen that it could show
+                shutil.move(place / name, target)
         secrets = secrets_of(surroundings.environment)
         answer = _answer(file, secrets) or _without_answer(request, end, secrets)
     if end.is_interrupted:

@@ -329,6 +329,12 @@ class RehearsalAnswer(Shown, Message):
         return self.went_through and self.verdict is VerdictKind.FITS
 
 
+SNAPSHOT: Final = "snapshot.pickle"
+"""A memory snapshot of PyTorch's."""
+TRACE: Final = "trace.json"
+"""A Chrome trace."""
+
+
 class RehearsalRequest(Message):
     """Run a script on a virtual GPU, in a fresh process.
 
@@ -347,6 +353,7 @@ class RehearsalRequest(Message):
         wall: The strongest wall to try; None: the strongest that there is.
         scratch_dir: Where everything that the script writes goes.
         answer_file: Where the answer is written.
+        views: Files for viewers that are written beside the answer's: :data:`SNAPSHOT`, :data:`TRACE`.
         parent_pid: The process that waits for the answer; the rehearsal ends with it.
     """
 
@@ -366,6 +373,7 @@ class RehearsalRequest(Message):
     wall: Wall | None = None
     scratch_dir: str
     answer_file: str
+    views: tuple[str, ...] = ()
     parent_pid: int | None = None
     kind: Literal["rehearsal"] = "rehearsal"
 

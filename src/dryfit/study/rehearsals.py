@@ -30,6 +30,8 @@ from dryfit.settings.files import write_text_atomic, writing
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     REHEARSED_VARIABLE,
+    SNAPSHOT,
+    TRACE,
     PricedArguments,
     RehearsalAnswer,
     RehearsalRequest,
@@ -61,6 +63,8 @@ class RehearsalOptions:
         on_output: Called with what it prints.
         on_note: Called with a line about what is being done.
         python: The interpreter that runs the script; None: that of the active environment, or dryfit's own.
+        snapshot: File of PyTorch's memory snapshot; None: none is written.
+        trace: File of the Chrome trace; None: none is written.
     """
 
     device: str | None = None
@@ -73,6 +77,8 @@ class RehearsalOptions:
     on_output: OnOutput = _drop
     on_note: Callable[[str], None] = lambda _: None
     python: str | None = None
+    snapshot: Path | None = None
+    trace: Path | None = None
     surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
 
 
@@ -88,6 +94,8 @@ def rehearse(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     keep_caches: bool = False,
     python: str | os.PathLike[str] | None = None,
+    snapshot: str | os.PathLike[str] | None = None,
+    trace: str | os.PathLike[str] | None = None,
 ) -> RehearsalAnswer:
     """Run a training script or function, unmodified, in a process of its own on a GPU that is not there.
 
@@ -106,6 +114,8 @@ def rehearse(
         keep_caches: Let what libraries download and prepare stay in their caches.
         python: The interpreter that runs a script; None: that of the active environment, or this one. A function is
             run by this one.
+        snapshot: A file to write: PyTorch's memory snapshot, for pytorch.org/memory_viz; one that is there is replaced.
+        trace: A file to write: a Chrome trace, for Perfetto.
 
     Returns:
         The answer; that of a script that failed by itself has its traceback, and ``ran`` False where nothing was seen.
@@ -116,7 +126,18 @@ def rehearse(
         ChildError: The answer cannot be read.
     """
     chosen = None if python is None else os.fspath(python)
-    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen)
+    doing = RehearsalOptions(
+        device,
+        steps,
+        ranks,
+        worst_batch,
+        ladder,
+        timeout_s,
+        keep_caches,
+        python=chosen,
+        snapshot=None if snapshot is None else Path(snapshot),
+        trace=None if trace is None else Path(trace),
+    )
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
         return rehearse_command(command, doing)
@@ -254,11 +275,31 @@ def _climbed(
     request: RehearsalRequest, options: RehearsalOptions, surroundings: RehearsalSurroundings, *, has_eight_bit: bool
 ) -> RehearsalAnswer:
     """Rehearse, and with ``ladder`` rehearse changes until it is known which of them fits."""
-    answer = run_rehearsal(request, surroundings, options.on_output)
+    views = _views(options)
+    answer = run_rehearsal(request, surroundings, options.on_output, views=views)
+    for target in views.values():
+        if not target.is_file():
+            options.on_note(f"{target} was not written: the script ended before anything could be seen")
     try:
         return _with_others(answer, request, options, surroundings, has_eight_bit=has_eight_bit)
     except RehearsalInterrupted:
         raise RehearsalInterrupted(answer) from None
+
+
+def _views(options: RehearsalOptions) -> dict[str, Path]:
+    """Return where the files for viewers go; an earlier file is removed, so that none of another run stays.
+
+    Raises:
+        ConfigError: There is no such folder, or it is a folder itself.
+    """
+    named = {SNAPSHOT: options.snapshot, TRACE: options.trace}
+    found = {name: file.expanduser().absolute() for name, file in named.items() if file is not None}
+    for target in found.values():
+        if target.is_dir():
+            raise ConfigError(f"writing {target}", "it is a folder", "a file")
+        with writing(target, own=False):
+            target.unlink(missing_ok=True)
+    return found
 
 
 def _with_others(
