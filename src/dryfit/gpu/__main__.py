@@ -43,7 +43,9 @@ def main() -> None:
         if answer is not None:
             apart = (f"{places.folder.resolve()}/", f"{places.temporary.resolve()}/", "/dev/shm/")
             files = written(places.files, Saved.read(places.own / SAVES_FILE), apart)
-            write_model(Path(request.answer_file), answer.model_copy(update={"muted": (*answer.muted, *files)}))
+            muted = {"muted": (*answer.muted, *files)}
+            others = tuple(one.model_copy(update=muted) for one in answer.others)
+            write_model(Path(request.answer_file), answer.model_copy(update={**muted, "others": others}))
     end_as(status)
 
 

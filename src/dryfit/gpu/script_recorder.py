@@ -67,6 +67,7 @@ class LiveAllocations(OpenSegment):
         peaks: Since the script last reset them.
         allocated: Allocated bytes after each event.
         reserved: Reserved bytes after each event.
+        emptied_at: Number of events each time that the script gave cached memory back.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class LiveAllocations(OpenSegment):
         self.peaks = Peaks()
         self.allocated: list[int] = []
         self.reserved: list[int] = []
+        self.emptied_at: list[int] = []
         self._is_closed = False
         self._address_of: dict[int, int] = {}
         self._workspace_bytes = workspace_bytes
@@ -111,6 +113,24 @@ class LiveAllocations(OpenSegment):
         super().add(block, delta, label)
         self.allocated.append(allocator.allocated_bytes)
         self.reserved.append(allocator.reserved_bytes)
+
+    def release_cached(self) -> None:
+        """Give cached memory back to the driver, as the script asks."""
+        self.emptied_at.append(len(self.blocks))
+        self.allocator.release_cached()
+
+    def again(self, capacity_bytes: int | None) -> "LiveAllocations":
+        """Return the same events on another capacity, until the first that is refused there."""
+        made = LiveAllocations(lambda: self.allocator.settings, capacity_bytes, 0)
+        for label in self.label_table:
+            made.label(label)
+        emptied = set(self.emptied_at)
+        with suppress(NoRoomError):
+            for at, event in enumerate(zip(self.blocks, self.deltas, self.labels, strict=True)):
+                if at in emptied:
+                    made.release_cached()
+                made.add(*event)
+        return made
 
     def multiplies(self, phase: StepPhase, *, with_bias: bool = False) -> None:
         """Take cuBLAS's workspace at the first matrix product of a thread; backward passes run in one of their own.

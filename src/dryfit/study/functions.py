@@ -20,6 +20,7 @@ from dryfit.study.rehearsals import (
     rehearse_command,
     write_rehearsal,
 )
+from dryfit.study.rehearsed_devices import rehearse_devices, request_table
 from dryfit.study.studies import (
     StudyRun,
     TuneAllResult,
