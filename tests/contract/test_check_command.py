@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,11 @@ from typer.testing import CliRunner, Result
 import dryfit
 from dryfit.documents.command_line import app
 from dryfit.documents.memory_checks import check_markdown
+from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.memory_terms import VerdictKind
+from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
-from dryfit.study.rehearsals import RehearsalOptions
 from golden import Golden
 from rehearsal_stand_in import GIB, answer_of, memory_of
 from study_runs import run
@@ -31,15 +31,18 @@ def takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Takes:
     Path("train.py").touch()
     coming: list[int | RehearsalAnswer] = [4 * GIB]
 
-    def rehearse(_command: object, options: RehearsalOptions) -> RehearsalAnswer:
-        assert options.device is not None
-        given = coming.pop(0) if len(coming) > 1 else coming[0]
-        return given if isinstance(given, RehearsalAnswer) else answer_of(given, parse_device(options.device))
+    def rehearse(_command: object, _options: object, devices: Sequence[DeviceSpec]) -> DeviceAnswers:
+        given = [coming.pop(0) if len(coming) > 1 else coming[0] for _ in devices]
+        answers = [
+            one if isinstance(one, RehearsalAnswer) else answer_of(one, device)
+            for one, device in zip(given, devices, strict=True)
+        ]
+        return DeviceAnswers(tuple(DeviceAnswer(one, devices[0].name) for one in answers), 1, 1.0)
 
     def set_next(*given: int | RehearsalAnswer) -> None:
         coming[:] = given
 
-    monkeypatch.setattr("dryfit.study.memory_checks.rehearse_command", rehearse)
+    monkeypatch.setattr("dryfit.study.memory_checks.rehearse_devices", rehearse)
     return set_next
 
 
@@ -112,7 +115,7 @@ def test_a_budget_below_the_device_and_a_device_below_both(takes: Takes) -> None
 
 def test_each_device_has_its_own_baseline(takes: Takes) -> None:
     runs = ONE.replace('"rtx4090"', '["rtx4090", "a100-80"]')
-    takes(4 * GIB, 4 * GIB, 6 * GIB)  # each twice
+    takes(4 * GIB, 6 * GIB, 4 * GIB, 6 * GIB)  # each twice
     assert checked("--update", runs=runs).exit_code == 0
     takes(4 * GIB, 7 * GIB)
     status, (first, second) = seen(runs=runs)

@@ -12,6 +12,7 @@ import dryfit
 from dryfit.documents.command_line import app
 from dryfit.documents.plans import plan_json
 from dryfit.processes.rehearsal_process import RehearsalSurroundings
+from dryfit.settings.devices import device_names
 from dryfit.settings.errors import ConfigError, ObjectiveError
 from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
@@ -147,7 +148,14 @@ def test_only_a_crash_is_rehearsed_again_with_room_for_everything(script: str, a
         (["deepspeed", "train.py"], "DeepSpeed"),
         (["--device", "rtx409", "train.py", "fits", "1"], "rtx4090"),
         (["--device", "cpu:16GiB", "train.py", "fits", "1"], "a CUDA device"),
-        (["--device", "a100-80", "--device", "rtx4090", "train.py", "fits", "1"], "several devices: a100-80, rtx4090"),
+        (["--device", "a100-80", "--device", "rtx409", "train.py", "fits", "1"], "rtx409"),
+        (["--device", "a100-80,a100-80", "train.py", "fits", "1"], "a100-80 is named twice"),
+        (["--device", "all,rtx4090", "train.py", "fits", "1"], "rtx4090 is named twice"),
+        (["--device", "a100-80,,l4", "train.py", "fits", "1"], "one has no name"),
+        (["--device", "a100-80,cpu:16GiB", "train.py", "fits", "1"], "a CUDA device"),
+        (["--device", "a100-80,l4", "--html", "page.html", "train.py", "fits", "1"], "a page is about one"),
+        (["--emit", "sbatch", "train.py", "fits", "1"], "both, or neither"),
+        (["--emit", "skypilot", "--json", "train.py", "fits", "1"], "--emit with --json"),
         (["--timeout", "0", "train.py", "fits", "1"], "timeout"),
         (["accelerate", "launch", "--config_file", "no.yaml", "train.py"], "no.yaml"),
     ],
@@ -156,6 +164,51 @@ def test_what_cannot_be_run_is_an_error(script: str, words: list[str], said: str
     error = rehearsed(*words).exception
     assert isinstance(error, ConfigError) and error.exit_status == 2
     assert said in str(error)
+
+
+def test_several_devices_have_one_table(script: str) -> None:
+    done = rehearsed("--device", "a100-80,rtx4090", "--device", "rtx3080", "-q", script, "fits", "16")
+    assert done.exit_code == 1, done.output
+    assert done.stdout.splitlines()[:6] == [
+        "rehearsal fits on 2 of 3 devices: a100-80, rtx4090",
+        "",
+        "device\tfits\trequired\tof\tleft over",
+        "a100-80\tyes\t18.9 GiB\t79.1 GiB\t60.3 GiB",
+        "rtx4090\tyes\t18.9 GiB\t23.5 GiB\t4.6 GiB",
+        "rtx3080\tno\t18.9 GiB\t9.6 GiB\t-9.2 GiB",
+    ]
+    assert rehearsed("--device", "a100-80,rtx4090", "-q", script, "fits", "16").exit_code == 0
+    assert rehearsed("--device", "a100-80,rtx4090", "-q", script, "failed").exit_code == 2
+    view = json.loads(rehearsed("--device", "a100-80,rtx3080", "-q", "--json", script, "fits", "16").stdout)
+    assert (view["fits"], [one["fits"] for one in view["devices"]]) == (False, [True, False])
+    own = json.loads(rehearsed("--device", "rtx3080", "-q", "--json", script, "fits", "16").stdout)
+    assert own.keys() < view["devices"][1].keys()
+    assert own == {key: view["devices"][1][key] for key in own}
+
+
+def test_all_devices_on_several_ranks(script: str) -> None:
+    view = json.loads(rehearsed("--device", "all", "--ranks", "4", "-q", "--json", script, "fits", "16").stdout)
+    assert [one["device"]["name"] for one in view["devices"]] == list(device_names())
+    assert {one["ranks"] for one in view["devices"]} == {4}
+
+
+def test_the_devices_that_fit_are_asked_for_in_the_words_of_others(script: str, tmp_path: Path) -> None:
+    done = rehearsed("--device", "rtx3080,a100-80,l4,a30", "--ranks", "2", "--emit", "skypilot", script, "fits", "16")
+    assert (done.exit_code, done.stdout) == (0, "resources:\n  accelerators: {A100-80GB: 2, L4: 2}\n")
+    assert "it fits on these too, which have no name there: a30" in done.stderr
+    table = tmp_path / "cluster.toml"
+    words = ("--device", "a100-80,rtx3080,l4", "--emit", "sbatch", "--emit-table", str(table), "-q", script, "fits")
+    table.write_text('"A100 80GB" = { gres = "a100" }\nl4 = { gres = "l4", constraint = "l4" }\n')
+    assert rehearsed(*words, "32").stdout == "#SBATCH --gres=gpu:a100:1\n"
+    error = rehearsed(*words, "16").exception
+    assert isinstance(error, ConfigError) and "a100-80 has no constraint" in str(error)
+    table.write_text('a100-80 = { gres = "a100", constraint = "gpu80" }\nl4 = { gres = "l4", constraint = "l4" }\n')
+    assert rehearsed(*words, "16").stdout == '#SBATCH --gres=gpu:1\n#SBATCH --constraint="gpu80|l4"\n'
+    nowhere = rehearsed(*words, "160")
+    assert (nowhere.exit_code, nowhere.stdout) == (1, "")
+    for wrong in ('a100-80 = { gres = "a; rm" }', "a100-80 = 3", 'a100 = { gres = "a100" }'):
+        table.write_text(wrong)
+        assert isinstance(rehearsed(*words, "16").exception, ConfigError), wrong
 
 
 def test_a_page_is_written(script: str, tmp_path: Path) -> None:

@@ -179,7 +179,8 @@ def act(request: RehearsalRequest, own: Path) -> NoReturn:
     print("on stderr", os.environ.get("HF_TOKEN"), own.is_dir(), repr(sys.stdin.read()), file=sys.stderr)
     match asked:
         case "fits":
-            write_model(file, rehearsed(request, int(rest[0])))
+            others = [rehearsed(request.model_copy(update={"device": one}), int(rest[0])) for one in request.others]
+            write_model(file, rehearsed(request, int(rest[0])).model_copy(update={"others": tuple(others)}))
         case "failed":
             failed = {"end": ScriptEnd.FAILED, "memory": None, "traceback": "Traceback ...\nKeyError: 'here'\n"}
             answer = rehearsed(request, 1).model_copy(update={**failed, "reasons": ("KeyError: 'here'",)})

@@ -4,6 +4,7 @@ import codecs
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, cast
@@ -19,13 +20,16 @@ from dryfit.documents.command_options import (
     notes,
     number_or_text,
 )
-from dryfit.settings.choices import BuiltInTask, ExportFormat
+from dryfit.settings.choices import BuiltInTask, Emitted, ExportFormat
+from dryfit.settings.devices import parse_devices
 from dryfit.settings.errors import ConfigError, ExitStatus
 from dryfit.study.import_options import Format, ImportOptions
 
 if TYPE_CHECKING:
     from dryfit.documents.finals import TrainedModel
+    from dryfit.settings.memory_terms import DeviceSpec
     from dryfit.study.importing import ImportSummary
+    from dryfit.study.rehearsals import RehearsalOptions
 
 
 # The commands ``doctor``, which checks the machine and a study before anything runs, and ``bug-report``.
@@ -435,7 +439,9 @@ _CommandLine = Annotated[
 ]
 _Devices = Annotated[
     list[str] | None,
-    typer.Option("--device", metavar="DEVICE", help="rtx4090, a100-80, 24GiB, ...; default: this machine's GPU."),
+    typer.Option(
+        "--device", metavar="DEVICE", help="rtx4090, 24GiB, ..., several with commas, or all; default: this machine's."
+    ),
 ]
 _Ranks = Annotated[
     int | None, typer.Option("--ranks", min=1, help="Devices: it runs as rank 0 of so many; default: its launcher's.")
@@ -446,6 +452,16 @@ _Python = Annotated[
     str | None,
     typer.Option("--python", metavar="PATH", help="Interpreter of the script; default: the active environment's."),
 ]
+_Emit = Annotated[
+    Emitted | None, typer.Option("--emit", help="Print a request for the devices that fit: for SkyPilot, or Slurm.")
+]
+_Table = Annotated[
+    Path | None, typer.Option("--emit-table", metavar="FILE", help="Of --emit sbatch: what the cluster calls devices.")
+]
+_Snapshot = Annotated[
+    Path | None, typer.Option("--snapshot", metavar="FILE", help="Write a memory snapshot for memory_viz.")
+]
+_Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a Chrome trace, for Perfetto.")]
 _KeepCaches = Annotated[bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")]
 
 
@@ -462,13 +478,13 @@ def rehearse(
         bool, typer.Option("--worst-batch/--no-worst-batch", help="Train on the largest batch of the data first.")
     ] = True,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")] = None,
-    snapshot: Annotated[
-        Path | None, typer.Option("--snapshot", metavar="FILE", help="Write a memory snapshot for memory_viz.")
-    ] = None,
-    trace: Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a Chrome trace.")] = None,
+    snapshot: _Snapshot = None,
+    trace: _Trace = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
     keep_caches: _KeepCaches = False,
     python: _Python = None,
+    emit: _Emit = None,
+    table: _Table = None,
     as_json: JsonOption = False,
     with_timeline: Annotated[
         bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")
@@ -477,17 +493,22 @@ def rehearse(
 ) -> None:
     """Run a training script without a GPU, and say where its memory peaks and whether it fits.
 
-    Exit status 1 where it does not fit or that is unknown, 2 where nothing was seen of its memory.
+    Exit status 1 where it does not fit (of several devices: on one of them) or that is unknown, 2 where nothing was
+    seen of its memory.
     """
     import dryfit.study.rehearsals as api
-    from dryfit.documents.rehearsals import rehearsal_document, rehearsal_json
 
     if not command:
         raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
     _refuse_mistyped(command[0], context)
     passed = _PassedOn(quiet=quiet)
+    devices = parse_devices(device or ())
+    several = len(devices) > 1 or emit is not None
+    for name, file in (("--html", html), ("--snapshot", snapshot), ("--trace", trace)):
+        if several and file is not None:
+            raise ConfigError("rehearsing", f"{name} with several devices or --emit", "one device: a file is about one")
     options = api.RehearsalOptions(
-        device=_one(device),
+        device=devices[0].name if devices else None,
         steps=steps,
         ranks=ranks,
         worst_batch=worst_batch,
@@ -500,6 +521,28 @@ def rehearse(
         on_output=passed.add,
         on_note=notes(quiet=quiet),
     )
+    form = _Form(as_json or with_timeline, with_timeline, emit, table)
+    if several:
+        raise typer.Exit(_rehearse_several(command, options, devices, form))
+    raise typer.Exit(_rehearse_one(command, options, passed, form, html))
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """In which form a rehearsal is answered."""
+
+    as_json: bool
+    with_timeline: bool
+    emit: Emitted | None
+    table: Path | None
+
+
+def _rehearse_one(
+    command: list[str], options: "RehearsalOptions", passed: "_PassedOn", form: _Form, html: Path | None
+) -> ExitStatus:
+    import dryfit.study.rehearsals as api
+    from dryfit.documents.rehearsals import rehearsal_document, rehearsal_json
+
     interrupted = False
     try:
         seen = api.rehearse_command(api.read_command(command), options)
@@ -509,11 +552,36 @@ def rehearse(
         api.write_rehearsal(seen, html, " ".join(command))
     if not seen.went_through:
         passed.add_traceback(seen.traceback)
-    told = rehearsal_json(seen, with_timeline=with_timeline)
-    answer(told, as_json=as_json or with_timeline, document=rehearsal_document(seen, ladder=ladder))
+    told = rehearsal_json(seen, with_timeline=form.with_timeline)
+    answer(told, as_json=form.as_json, document=rehearsal_document(seen, ladder=options.ladder))
     if interrupted:
-        raise typer.Exit(ExitStatus.INTERRUPTED)
-    raise typer.Exit(ExitStatus.DONE if seen.fits else ExitStatus.ANSWER_IS_NO if seen.ran else ExitStatus.CANNOT_RUN)
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.DONE if seen.fits else ExitStatus.ANSWER_IS_NO if seen.ran else ExitStatus.CANNOT_RUN
+
+
+def _rehearse_several(
+    command: list[str], options: "RehearsalOptions", devices: "Sequence[DeviceSpec]", form: _Form
+) -> ExitStatus:
+    import dryfit.study.rehearsals as api
+    from dryfit.documents.device_answers import device_answers_document, device_answers_json, emitted
+    from dryfit.study.rehearsed_devices import rehearse_devices, request_table
+
+    if form.emit is not None and form.as_json:
+        raise ConfigError("rehearsing", "--emit with --json", "one of them")
+    requests = request_table(form.emit, form.table)
+    seen = rehearse_devices(api.read_command(command), options, devices)
+    if form.emit is None:
+        told = device_answers_json(seen, with_timeline=form.with_timeline)
+        answer(told, as_json=form.as_json, document=device_answers_document(seen))
+    else:
+        text, left_out = emitted(seen, form.emit, requests)
+        sys.stdout.write(text)
+        if left_out:
+            options.on_note(f"it fits on these too, which have no name there: {', '.join(left_out)}")
+    if seen.interrupted:
+        return ExitStatus.INTERRUPTED
+    fits = bool(seen.fitting) if form.emit is not None else seen.fits
+    return ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO if seen.ran else ExitStatus.CANNOT_RUN
 
 
 def check(
@@ -539,17 +607,6 @@ def check(
         markdown.write_text(check_markdown(checked), encoding="utf-8")
     answer(checked, as_json=as_json)
     raise typer.Exit(checked.exit_status)
-
-
-def _one(devices: list[str] | None) -> str | None:
-    """Return the device that was named.
-
-    Raises:
-        ConfigError: They are several.
-    """
-    if devices and len(devices) > 1:
-        raise ConfigError("rehearsing", f"several devices: {', '.join(devices)}", "one --device; --ranks for several")
-    return devices[0] if devices else None
 
 
 def _refuse_mistyped(word: str, context: typer.Context) -> None:

@@ -59,7 +59,7 @@ def rehearsal_json(answer: RehearsalAnswer, *, with_timeline: bool = False) -> d
     The memory and the work of a step stand beside the rest; ``ended`` is also ``end``, and ``fits`` is null where it is
     not known.
     """
-    rest = answer.model_dump(exclude={"v", "memory", "work", "sent", "rehearsal_s", "killed_by"})
+    rest = answer.model_dump(exclude={"v", "memory", "work", "sent", "rehearsal_s", "killed_by", "others", "apart"})
     memory = answer.memory
     return {
         "schema": 2,

@@ -48,7 +48,9 @@ def main() -> None:
             for name in request.views:
                 with suppress(FileNotFoundError):
                     shutil.move(places.own / name, Path(request.answer_file).with_name(name))
-            write_model(Path(request.answer_file), answer.model_copy(update={"muted": (*answer.muted, *files)}))
+            muted = {"muted": (*answer.muted, *files)}
+            others = tuple(one.model_copy(update=muted) for one in answer.others)
+            write_model(Path(request.answer_file), answer.model_copy(update={**muted, "others": others}))
     end_as(status)
 
 

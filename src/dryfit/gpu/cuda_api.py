@@ -27,6 +27,7 @@ from dryfit.settings.older_python import Self
 _NOT_COUNTED = ("inactive_split_bytes", "allocation", "segment", "active", "inactive_split")
 _CUDA = 1
 """The kind of device, as streams number it."""
+_DISTINGUISHING = {"name": "its name", "total_memory": "its memory"}
 _CUDA_VERSION = "12.8"
 """What ``torch.version.cuda`` says where torch was built without CUDA."""
 
@@ -214,6 +215,19 @@ class TypedTensor(type):
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype is cls.dtype
 
 
+class Properties(SimpleNamespace):
+    """What the driver says of a device; whoever reads what distinguishes it from others of its kind is noted."""
+
+    def __init__(self, on_asked: Callable[[str], None], **known: Any) -> None:
+        super().__init__(**known)
+        self._on_asked = on_asked
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _DISTINGUISHING:
+            self._on_asked(_DISTINGUISHING[name])
+        return super().__getattribute__(name)
+
+
 class CudaApi:
     """Answers for one virtual device, seen as several where there are several ranks.
 
@@ -224,6 +238,10 @@ class CudaApi:
         allocations: Of the device.
         places: Tells the lines of memory snapshots.
         on_unknown: Called with a text where something is asked for that nobody knows without a device.
+        on_asked: Called with a text where the script asks for what distinguishes devices of one architecture.
+
+    Attributes:
+        shows_counters: Whether the script asked for the allocator's counters.
     """
 
     def __init__(
@@ -234,6 +252,7 @@ class CudaApi:
         allocations: LiveAllocations,
         places: Places,
         on_unknown: Callable[[str], None],
+        on_asked: Callable[[str], None],
     ) -> None:
         self._spec = spec
         self._devices = devices
@@ -242,11 +261,13 @@ class CudaApi:
         self._places = places
         self._history_since: int | None = None
         self._most_history: int | None = None
+        self._on_asked = on_asked
+        self.shows_counters = False
         self._fraction = 1.0
         self._held: dict[int, torch.Tensor] = {}
         """What was allocated as memory, by address."""
         CudaGraph.on_unknown = on_unknown  # pyright: ignore[reportAttributeAccessIssue]
-        self.empty_cache = allocations.allocator.release_cached
+        self.empty_cache = allocations.release_cached
         self.reset_peaks: Callable[..., None] = lambda *_: allocations.reset_peaks()
         self.device_count = lambda: devices
         self.architectures = lambda: f"sm_{spec.capability[0]}{spec.capability[1]}"
@@ -285,6 +306,7 @@ class CudaApi:
 
     def memory_stats(self, _device: int) -> dict[str, Any]:
         """The allocator's counters, by torch's names; those that are not simulated are 0."""
+        self.shows_counters = True
         allocator, peaks = self._allocations.allocator, self._allocations.peaks
         allocated = _counter(allocator.allocated_bytes, peaks.allocated_bytes)
         stats: dict[str, Any] = {
@@ -311,13 +333,15 @@ class CudaApi:
 
     def memory_snapshot(self, *_: Any) -> dict[str, Any]:
         """The device's memory as it is, and what happened since this was recorded."""
+        self.shows_counters = True
         return memory_snapshot(self._allocations, self._places, since=self._history_since, most=self._most_history)
 
-    def properties(self, _device: int) -> SimpleNamespace:
+    def properties(self, _device: int) -> "Properties":
         """What the driver says of the device."""
         major, minor = self._spec.capability
         processors = processors_of(self._spec.capability)
-        return SimpleNamespace(
+        return Properties(
+            self._on_asked,
             name=driver_name(self._spec.name),
             major=major,
             minor=minor,
@@ -336,12 +360,14 @@ class CudaApi:
 
     def memory_info(self, _device: int) -> tuple[int, int]:
         """Free memory, and all."""
+        self._on_asked("its free memory")
         total = self._spec.capacity_bytes
         used = self._overhead_bytes + self._allocations.allocator.reserved_bytes
         return max(0, total - used), total
 
     def set_fraction(self, fraction: float, _device: int) -> None:
         """Let the allocator take a part of the device."""
+        self._on_asked("a part of its memory")
         self._fraction = fraction
         self._allocations.allocator.limit(int(fraction * self._spec.capacity_bytes))
 

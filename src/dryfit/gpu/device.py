@@ -8,6 +8,7 @@ import torch
 
 from dryfit.gpu import functions, missing_parts, weights
 from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.caching_allocator import CachingAllocator
 from dryfit.gpu.constants import DeviceConstants, device_constants
 from dryfit.gpu.cuda_api import CudaApi
 from dryfit.gpu.dispatch import VirtualDispatch
@@ -64,6 +65,8 @@ class VirtualGpu:
         self.failed_at: list[int] = []
         """Number of allocations and frees at each out-of-memory error."""
         self.unknown: dict[tuple[str, str], Unknown] = {}
+        self.asked: dict[str, str] = {}
+        """What of the device the script asked for that others of its architecture have not, with the first line."""
         self.notes: list[str] = []
         """Remarks on the whole run."""
         self.places = Places()
@@ -75,14 +78,20 @@ class VirtualGpu:
         self.is_compiled = False
         """Whether something was compiled, which runs as it is here."""
         self._answers = False
-        self._api = CudaApi(
-            spec, ranks, self.constants.overhead_bytes, self.allocations, self.places, self.note_unknown
+        self.api = CudaApi(
+            spec,
+            ranks,
+            self.constants.overhead_bytes,
+            self.allocations,
+            self.places,
+            self.note_unknown,
+            self._note_asked,
         )
 
     @contextmanager
     def active(self) -> Iterator["VirtualGpu"]:
         """Let this process's tensors be on the virtual GPU, inside the block; what was patched stays."""
-        self._api.install()
+        self.api.install()
         functions.install(self.dispatch)
         functions.run_compiled_eagerly(self._compiles)
         functions.follow_threads(self._modes)
@@ -106,7 +115,7 @@ class VirtualGpu:
         ``torch.cuda`` answers stays.
         """
         if not self._answers:
-            self._api.install()
+            self.api.install()
             self._answers = True
         threads = torch.autograd.is_multithreading_enabled()
         followed = self.dispatch.follow()
@@ -149,6 +158,10 @@ class VirtualGpu:
         line = place.line or place.source
         self.unknown.setdefault((what, place.source), Unknown(what=what, line=line, code=self.places.code_of(line)))
 
+    def _note_asked(self, what: str) -> None:
+        _, place = self.dispatch.place()
+        self.asked.setdefault(what, place.line or place.source)
+
     def _fake(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, requires_grad: bool) -> torch.Tensor:
         try:
             made = self.dispatch.empty(shape, dtype, device)
@@ -157,21 +170,9 @@ class VirtualGpu:
         return made.requires_grad_(requires_grad)
 
     def _no_room(self, error: NoRoomError) -> torch.OutOfMemoryError:
-        """Return torch's error, in its words (``CUDACachingAllocator.cpp``, ``malloc``)."""
-        allocator, spec = self.allocations.allocator, self.spec
-        used = self.constants.overhead_bytes + allocator.reserved_bytes
-        idle = allocator.reserved_bytes - allocator.allocated_bytes
-        message = (
-            f"CUDA out of memory. Tried to allocate {_size(error.requested_bytes)}. "
-            f"GPU 0 has a total capacity of {_size(spec.capacity_bytes)} of which "
-            f"{_size(max(0, spec.capacity_bytes - used))} is free. "
-            f"Including non-PyTorch memory, this process has {_size(used)} memory in use. "
-            f"Of the allocated memory {_size(allocator.allocated_bytes)} is allocated by PyTorch, and "
-            f"{_size(idle)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
-            "setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
-            "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
-            "pytorch-alloc-conf)"
-        )
+        """Return torch's error."""
+        allocator, overhead_bytes = self.allocations.allocator, self.constants.overhead_bytes
+        message = no_room_text(allocator, self.spec.capacity_bytes, overhead_bytes, error.requested_bytes)
         return self._refused(message, error.requested_bytes)
 
     def failures(self) -> list[tuple[int, int, int]]:
@@ -225,6 +226,23 @@ def virtual_gpu(device: str | DeviceSpec) -> AbstractContextManager[VirtualGpu]:
         TraceError: This build of torch cannot do it, or a real device is visible.
     """
     return VirtualGpu(parse_device(device) if isinstance(device, str) else device).active()
+
+
+def no_room_text(allocator: CachingAllocator, capacity_bytes: int, overhead_bytes: int, requested_bytes: int) -> str:
+    """Return the out-of-memory error of an allocator in torch's words (``CUDACachingAllocator.cpp``, ``malloc``)."""
+    used = overhead_bytes + allocator.reserved_bytes
+    idle = allocator.reserved_bytes - allocator.allocated_bytes
+    return (
+        f"CUDA out of memory. Tried to allocate {_size(requested_bytes)}. "
+        f"GPU 0 has a total capacity of {_size(capacity_bytes)} of which "
+        f"{_size(max(0, capacity_bytes - used))} is free. "
+        f"Including non-PyTorch memory, this process has {_size(used)} memory in use. "
+        f"Of the allocated memory {_size(allocator.allocated_bytes)} is allocated by PyTorch, and "
+        f"{_size(idle)} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+        "setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+        "Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-"
+        "pytorch-alloc-conf)"
+    )
 
 
 def _size(size: int) -> str:

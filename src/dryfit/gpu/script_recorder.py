@@ -71,6 +71,7 @@ class LiveAllocations(OpenSegment):
         addresses: The address that each event is about.
         segment_events: What the allocator took from the driver and gave back: the number of events before it, the
             action, the address and the bytes.
+        emptied_at: Number of events each time that the script gave cached memory back.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class LiveAllocations(OpenSegment):
         self.addresses: list[int] = []
         self.segment_events: list[tuple[int, str, int, int]] = []
         self.allocator.on_segment = lambda *about: self.segment_events.append((len(self.blocks), *about))
+        self.emptied_at: list[int] = []
         self._is_closed = False
         self._address_of: dict[int, int] = {}
         self._workspace_bytes = workspace_bytes
@@ -119,6 +121,24 @@ class LiveAllocations(OpenSegment):
         self.addresses.append(address)
         self.allocated.append(allocator.allocated_bytes)
         self.reserved.append(allocator.reserved_bytes)
+
+    def release_cached(self) -> None:
+        """Give cached memory back to the driver, as the script asks."""
+        self.emptied_at.append(len(self.blocks))
+        self.allocator.release_cached()
+
+    def again(self, capacity_bytes: int | None) -> "LiveAllocations":
+        """Return the same events on another capacity, until the first that is refused there."""
+        made = LiveAllocations(lambda: self.allocator.settings, capacity_bytes, 0)
+        for label in self.label_table:
+            made.label(label)
+        emptied = set(self.emptied_at)
+        with suppress(NoRoomError):
+            for at, event in enumerate(zip(self.blocks, self.deltas, self.labels, strict=True)):
+                if at in emptied:
+                    made.release_cached()
+                made.add(*event)
+        return made
 
     def multiplies(self, phase: StepPhase, *, with_bias: bool = False) -> None:
         """Take cuBLAS's workspace at the first matrix product of a thread; backward passes run in one of their own.

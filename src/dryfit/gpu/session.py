@@ -21,13 +21,15 @@ import torch
 
 from dryfit.gpu import muting
 from dryfit.gpu.absent_ranks import AbsentGroup
-from dryfit.gpu.constants import device_constants, read_calibrations
+from dryfit.gpu.constants import DeviceConstants, device_constants, read_calibrations
 from dryfit.gpu.device import VirtualGpu
 from dryfit.gpu.dispatch import NoStandInError
+from dryfit.gpu.elsewhere import Recording, verdict_of
 from dryfit.gpu.loaders import RehearsalDone, Stock
 from dryfit.gpu.missing_parts import lack
 from dryfit.gpu.offline_import import keep_offline
 from dryfit.gpu.private_apis.torch_fakes import FakeTensorMode
+from dryfit.gpu.script_recorder import LiveAllocations
 from dryfit.gpu.shortening import Shortening
 from dryfit.gpu.summary import StepMark, evaluation_growth, least_bytes, settled, summarize
 from dryfit.gpu.target import add_working_folder, own_code, started
@@ -39,10 +41,8 @@ from dryfit.processes.wall import Places
 from dryfit.settings.choices import Wall
 from dryfit.settings.errors import TraceError
 from dryfit.settings.files import write_model
-from dryfit.settings.memory_terms import StepPhase, VerdictKind
+from dryfit.settings.memory_terms import DeviceSpec, StepPhase
 from dryfit.settings.rehearsal_messages import (
-    FAILED_BY_ITSELF,
-    NO_STEP_TAKEN,
     SNAPSHOT,
     TRACE,
     RehearsalAnswer,
@@ -50,7 +50,6 @@ from dryfit.settings.rehearsal_messages import (
     RehearsalRequest,
     ScriptEnd,
 )
-from dryfit.settings.text import gib
 
 Finish = Callable[[RehearsalAnswer], None]
 _LIBRARIES: Final = ("transformers", "accelerate", "peft", "trl", "lightning", "bitsandbytes", "deepspeed")
@@ -120,8 +119,7 @@ class _Run:
         self._behind = behind
         self.began_s = time.monotonic()
         self.request = request
-        calibrations = read_calibrations(Path(request.calibration_dir)) if request.calibration_dir else ()
-        constants = device_constants(request.device, torch.__version__, calibrations)
+        constants = self._constants(request.device)
         self.gpu = VirtualGpu(request.device, ranks=request.ranks, unlimited=request.unlimited, constants=constants)
         self.arguments = ArgumentWatch(request.overrides)
         self.marks: list[StepMark] = []
@@ -141,6 +139,10 @@ class _Run:
         self.ranks = AbsentGroup(request.ranks)
         self.sent: dict[str, int] = {}
         self._give = finish
+
+    def _constants(self, device: DeviceSpec) -> DeviceConstants:
+        folder = self.request.calibration_dir
+        return device_constants(device, torch.__version__, read_calibrations(Path(folder)) if folder else ())
 
     def install(self) -> None:
         """Change this process for good, once the virtual GPU is active."""
@@ -205,26 +207,10 @@ class _Run:
         gpu, request = self.gpu, self.request
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
-        memory = summarize(
-            gpu.allocations,
-            gpu.dispatch.categories(),
-            self.marks,
-            gpu.constants,
-            gpu.places,
-            failed_at=gpu.failed_at,
-            enough_bytes=gpu.room_bytes if went_through else None,
-        )
-        if memory is not None and gpu.is_compiled:
-            least = least_bytes(gpu.allocations, gpu.dispatch.categories(), gpu.constants)
-            memory = memory.model_copy(update={"least_bytes": least})
-        kept = self.shortening.kept_of_batch
-        if memory is not None and kept is not None:
-            grown = evaluation_growth(gpu.allocations, kept, gpu.places)
-            memory = memory.model_copy(update={"evaluation_growth": grown})
-        verdict, shortfall, reasons = _verdict(gpu, memory, end)
-        if self.unseen and verdict is not VerdictKind.REFUSED:
-            verdict, reasons = VerdictKind.UNKNOWN, tuple(self.unseen)
-        return RehearsalAnswer(
+        memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)
+        asked = gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes
+        verdict, shortfall, reasons = verdict_of(request.device, memory, end, self.unseen, gpu.out_of_memory, asked)
+        made = RehearsalAnswer(
             verdict=verdict,
             end=end,
             device=request.device,
@@ -249,6 +235,25 @@ class _Run:
             rehearsal_s=time.monotonic() - self.began_s,
             host_peak_bytes=peak_rss_bytes(),
         )
+        recording = Recording(gpu, made, self.marks, self.unseen, self._memory, self.work.work)
+        return (
+            recording.with_others([(one, self._constants(one)) for one in request.others]) if request.others else made
+        )
+
+    def _memory(
+        self, run: LiveAllocations, constants: DeviceConstants, enough_bytes: int | None
+    ) -> RehearsalMemory | None:
+        """Return the memory of the run, or of its events on another device."""
+        gpu, categories = self.gpu, self.gpu.dispatch.categories()
+        memory = summarize(
+            run, categories, self.marks, constants, gpu.places, failed_at=gpu.failed_at, enough_bytes=enough_bytes
+        )
+        if memory is not None and gpu.is_compiled:
+            memory = memory.model_copy(update={"least_bytes": least_bytes(run, categories, constants)})
+        kept = self.shortening.kept_of_batch
+        if memory is not None and kept is not None:
+            memory = memory.model_copy(update={"evaluation_growth": evaluation_growth(run, kept, gpu.places)})
+        return memory
 
     def _write_views(self, end: ScriptEnd) -> None:
         """Write the files that were asked for, without what the end of the script frees."""
@@ -311,32 +316,6 @@ class _Run:
         """Count an operator's work, if it is a part of training."""
         if not self.shortening.evaluating:
             self.work.note(func, args, kwargs, out)
-
-
-def _verdict(
-    gpu: VirtualGpu, memory: RehearsalMemory | None, end: ScriptEnd
-) -> tuple[VerdictKind, int, tuple[str, ...]]:
-    """Return the verdict, the bytes that are missing, and why."""
-    capacity = gpu.spec.capacity_bytes
-    missing = 0 if memory is None else max(0, memory.required_bytes - capacity)
-    match end:
-        case ScriptEnd.FAILED:
-            return VerdictKind.UNKNOWN, 0, (FAILED_BY_ITSELF,)
-        case ScriptEnd.NO_STEP:
-            return VerdictKind.UNKNOWN, 0, (NO_STEP_TAKEN,)
-        case ScriptEnd.OUT_OF_MEMORY:
-            asked = gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes
-            reason = gpu.out_of_memory[-1].message.partition(". GPU 0")[0]
-            return VerdictKind.REFUSED, max(missing, asked - capacity), (reason,)
-        case _ if gpu.out_of_memory:
-            return VerdictKind.FITS, 0, ("the script met out-of-memory errors and went on with less",)
-        case _ if memory is not None and (between := memory.between(capacity)) is not None:
-            kind, reason = between
-            return kind, missing, (reason,)
-        case _ if missing and memory is not None:
-            return VerdictKind.REFUSED, missing, (f"it needs {gib(memory.required_bytes)}, its margin included",)
-        case _:
-            return VerdictKind.FITS, 0, ()
 
 
 def _traceback(error: BaseException) -> str:

@@ -138,6 +138,13 @@ class Fusion(StrEnum):
     ATTENTION = "attention"
 
 
+class Emitted(StrEnum):
+    """What asks for a device by the names of which a request is made."""
+
+    SKYPILOT = "skypilot"
+    SBATCH = "sbatch"
+
+
 class ExportFormat(StrEnum):
     """A format of ``dryfit export``."""
 

@@ -183,6 +183,7 @@ _NO_CUDA = {
     "Google": re.compile(r"(google)?tpu.*"),
 }
 """How devices without CUDA are spelt, by who makes them."""
+_ALL: Final = "all"
 _AMOUNT = re.compile(r"[-+.\d]+\s*[kmgt]?i?b", re.IGNORECASE)
 _ALLOWED = "a name (rtx4090, a100-80, h200, ...), an amount (24GiB, 24GiB@8.9) or the host's memory (cpu:16GiB)"
 
@@ -235,6 +236,25 @@ def parse_device(text: str) -> DeviceSpec:
         capacity_bytes=_amount(text, amount),
         capability=_capability(text, capability) if at else AMOUNT_CAPABILITY,
     )
+
+
+def parse_devices(texts: Iterable[str]) -> tuple[DeviceSpec, ...]:
+    """Parse several devices, each text with one or more between commas; ``all`` stands for every known one.
+
+    Raises:
+        ConfigError: As of :func:`parse_device`; one is empty, or named twice.
+    """
+    names = [name.strip() for text in texts for name in text.split(",")]
+    found: dict[str, DeviceSpec] = {}
+    for name in names:
+        if not name:
+            raise ConfigError(f"reading the devices {','.join(texts)!r}", "one has no name", _ALLOWED)
+        for one in device_names() if name.lower() == _ALL else (name,):
+            device = parse_device(one)
+            if device.name in found:
+                raise ConfigError(_doing(name), f"{device.name} is named twice", "each device once")
+            found[device.name] = device
+    return tuple(found.values())
 
 
 def _doing(text: str) -> str:

@@ -285,6 +285,9 @@ class RehearsalAnswer(Shown, Message):
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
         libraries: Versions of the libraries for training that the script imported, beside torch.
         host_peak_bytes: Most host memory of the rehearsal itself.
+        others: The same recording on other devices. One with an out-of-memory error is an answer of a device without a
+            limit, and the error is where the device would refuse first: what the script does then is not known.
+        apart: Why other devices need a rehearsal of their own; empty: they do not.
     """
 
     verdict: VerdictKind
@@ -312,6 +315,8 @@ class RehearsalAnswer(Shown, Message):
     libraries: dict[str, str] = field(default_factory=dict[str, str])
     rehearsal_s: float = 0.0
     host_peak_bytes: int = 0
+    others: "tuple[RehearsalAnswer, ...]" = ()
+    apart: str = ""
 
     @property
     def went_through(self) -> bool:
@@ -343,6 +348,7 @@ class RehearsalRequest(Message):
         module: Name of a module, run as by ``python -m``.
         function: ``module:name`` or ``file.py:name`` of a function, called without arguments.
         arguments: The script's own arguments.
+        others: Devices of the same architecture for which the recording is replayed.
         ranks: Size of the process group of which the script is rank 0.
         steps: Optimizer steps after which it is ended.
         worst_batch: Whether to look for the largest batch and train on it first.
@@ -362,6 +368,7 @@ class RehearsalRequest(Message):
     function: str | None = None
     arguments: tuple[str, ...] = ()
     device: DeviceSpec
+    others: tuple[DeviceSpec, ...] = ()
     ranks: int = 1
     steps: int = 3
     worst_batch: bool = True

@@ -35,8 +35,8 @@ from dryfit.study.rehearsals import (
     RehearsalOptions,
     RehearsalSurroundings,
     read_command,
-    rehearse_command,
 )
+from dryfit.study.rehearsed_devices import rehearse_devices
 
 FILE: Final = "gpu-memory.toml"
 FOLDER: Final = ".dryfit"
@@ -121,10 +121,8 @@ def check_runs(options: CheckOptions) -> MemoryCheck:
     found: list[RunCheck] = []
     updated: list[str] = []
     for name, ready in runs.items():
-        of_run: list[RunCheck] = []
-        for device in ready.devices:
-            options.on_note(f"rehearsing {name} on {device}")
-            of_run.append(_checked(ready, device, baselines[name], options))
+        options.on_note(f"rehearsing {name} on {', '.join(ready.devices)}")
+        of_run = _checked(ready, baselines[name], options)
         found += of_run
         if options.update and all(one.verdict is not CheckVerdict.UNKNOWN and one.after for one in of_run):
             kept = {one.device.name: one.after for one in of_run if one.after is not None}
@@ -163,11 +161,10 @@ class _Ready:
             raise ConfigError(doing, f"device = {list(run.device)}", "each device once")
         return cls(name, run, folder, words, devices, budget_bytes, float(percent[1]) / 100)
 
-    def rehearsed(self, device: str, options: CheckOptions) -> RehearsalAnswer:
-        """Rehearse it on a device, in the folder of its file."""
+    def rehearsed(self, devices: Sequence[DeviceSpec], options: CheckOptions) -> list[RehearsalAnswer]:
+        """Rehearse it for devices, in the folder of its file."""
         run, start = self.run, options.surroundings or RehearsalOptions().surroundings
         doing = RehearsalOptions(
-            device=device,
             steps=run.steps,
             ranks=run.ranks,
             worst_batch=run.worst_batch,
@@ -175,7 +172,10 @@ class _Ready:
             on_output=options.on_output,
             surroundings=replace(start, folder=self.folder),
         )
-        return rehearse_command(self._command(), doing)
+        seen = rehearse_devices(self._command(), doing, devices)
+        if seen.interrupted:
+            raise KeyboardInterrupt
+        return [one.answer for one in seen.answers]
 
     def _command(self) -> ScriptCommand:
         with chdir(self.folder):  # a config file of accelerate is found from there, as its script is
@@ -183,13 +183,25 @@ class _Ready:
         return command if command.script is None else replace(command, script=str(self.folder / command.script))
 
 
-def _checked(ready: _Ready, device: str, baseline: Baseline | None, options: CheckOptions) -> RunCheck:
+def _checked(ready: _Ready, baseline: Baseline | None, options: CheckOptions) -> list[RunCheck]:
+    """Check a run on its devices; where that matters, a second rehearsal shows whether it is deterministic."""
     replaced = options.update and baseline is not None and baseline.command != ready.run.command
-    found = judged(ready, ready.rehearsed(device, options), ready.devices[device], None if replaced else baseline)
-    if found.after is None or not (options.update or found.verdict is CheckVerdict.GREW):
+    against = None if replaced else baseline
+    devices = list(ready.devices.values())
+    answers = ready.rehearsed(devices, options)
+    found = [judged(ready, answer, device, against) for answer, device in zip(answers, devices, strict=True)]
+    doubtful = [one for one in found if one.after and (options.update or one.verdict is CheckVerdict.GREW)]
+    if not doubtful:
         return found
-    again = kept_of(ready.rehearsed(device, options), ready.folder)
-    if again is not None and (again.allocated_bytes, again.reserved_bytes) == _peaks(found.after):
+    again = ready.rehearsed([one.device for one in doubtful], options)
+    pairs = zip(doubtful, again, strict=True)
+    known = {one.device.name: _same(one, kept_of(answer, ready.folder)) for one, answer in pairs}
+    return [known.get(one.device.name, one) for one in found]
+
+
+def _same(found: RunCheck, again: Kept | None) -> RunCheck:
+    """Return a check whose second rehearsal took as much, or that it cannot be judged."""
+    if found.after is None or (again is not None and _peaks(again) == _peaks(found.after)):
         return found
     differing = changes(found.after, again) if again is not None else ()
     place = f"; they part at {differing[0].line}  {differing[0].code.strip()}" if differing else ""

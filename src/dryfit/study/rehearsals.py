@@ -77,8 +77,8 @@ class RehearsalOptions:
     on_output: OnOutput = _drop
     on_note: Callable[[str], None] = lambda _: None
     python: str | None = None
-    snapshot: Path | None = None
-    trace: Path | None = None
+    snapshot: str | os.PathLike[str] | None = None
+    trace: str | os.PathLike[str] | None = None
     surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
 
 
@@ -114,7 +114,7 @@ def rehearse(
         keep_caches: Let what libraries download and prepare stay in their caches.
         python: The interpreter that runs a script; None: that of the active environment, or this one. A function is
             run by this one.
-        snapshot: A file to write: PyTorch's memory snapshot, for pytorch.org/memory_viz; one that is there is replaced.
+        snapshot: A file to write: PyTorch's memory snapshot, for pytorch.org/memory_viz.
         trace: A file to write: a Chrome trace, for Perfetto.
 
     Returns:
@@ -126,18 +126,8 @@ def rehearse(
         ChildError: The answer cannot be read.
     """
     chosen = None if python is None else os.fspath(python)
-    doing = RehearsalOptions(
-        device,
-        steps,
-        ranks,
-        worst_batch,
-        ladder,
-        timeout_s,
-        keep_caches,
-        python=chosen,
-        snapshot=None if snapshot is None else Path(snapshot),
-        trace=None if trace is None else Path(trace),
-    )
+    files = {"snapshot": snapshot, "trace": trace}
+    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen, **files)
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
         return rehearse_command(command, doing)
@@ -149,7 +139,7 @@ def rehearse(
     place = f"{folder}/{name}" if folder else str(name)
     surroundings = RehearsalSurroundings(dict(os.environ), import_paths=tuple(caller_paths()))
     request = _request(doing, _device(doing), RehearsalTarget(function=place), ranks)
-    return _climbed(request, doing, surroundings, has_eight_bit=_has_eight_bit())
+    return _climbed(PreparedRehearsal(request, surroundings, doing, _has_eight_bit()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +161,38 @@ def read_command(words: Sequence[str]) -> ScriptCommand:
     return parse_command(words, _accelerate_config)
 
 
-def rehearse_command(command: ScriptCommand, options: RehearsalOptions) -> RehearsalAnswer:
-    """Rehearse a command line.
+@dataclass(frozen=True, slots=True)
+class PreparedRehearsal:
+    """A rehearsal that can be started, on any device.
+
+    Attributes:
+        has_eight_bit: Whether the optimizers of bitsandbytes are there.
+    """
+
+    request: RehearsalRequest
+    surroundings: RehearsalSurroundings
+    options: RehearsalOptions
+    has_eight_bit: bool
+
+    def run(self, *, loud: bool = False, **changes: Any) -> RehearsalAnswer:
+        """Rehearse with some fields of the request changed; only where it is ``loud`` its output is passed on."""
+        output = self.options.on_output if loud else _drop
+        return run_rehearsal(self.request.model_copy(update=changes), self.surroundings, output)
+
+    def without_limit(self, device: DeviceSpec, others: tuple[DeviceSpec, ...] = ()) -> RehearsalAnswer:
+        """Rehearse on a device that has room for everything."""
+        self.options.on_note("it did not get through; rehearsing on a device without a limit, to see how much it needs")
+        return self.run(device=device, others=others, unlimited=True)
+
+
+def prepare(command: ScriptCommand, options: RehearsalOptions, device: DeviceSpec | None = None) -> PreparedRehearsal:
+    """Return the rehearsal of a command line.
+
+    Args:
+        device: None: that of the options.
 
     Raises:
         ConfigError: As of :func:`rehearse`.
-        ChildError: The answer cannot be read.
     """
     if command.script is not None:
         _demand_script(command.script)
@@ -187,10 +203,19 @@ def rehearse_command(command: ScriptCommand, options: RehearsalOptions) -> Rehea
         options.on_note(remark)
     surroundings = replace(start, additions=command.environment, python=None if python is None else python.path)
     target = RehearsalTarget(command.script, command.module, None, command.arguments)
-    ranks = options.ranks or command.ranks or 1
-    request = _request(options, _device(options), target, ranks)
+    request = _request(options, device or _device(options), target, options.ranks or command.ranks or 1)
     has_eight_bit = _has_eight_bit() if python is None else python.has_eight_bit
-    return _climbed(request, options, surroundings, has_eight_bit=has_eight_bit)
+    return PreparedRehearsal(request, surroundings, options, has_eight_bit)
+
+
+def rehearse_command(command: ScriptCommand, options: RehearsalOptions) -> RehearsalAnswer:
+    """Rehearse a command line.
+
+    Raises:
+        ConfigError: As of :func:`rehearse`.
+        ChildError: The answer cannot be read.
+    """
+    return _climbed(prepare(command, options))
 
 
 def write_rehearsal(answer: RehearsalAnswer, file: Path | str, title: str) -> Path:
@@ -210,7 +235,15 @@ def write_rehearsal(answer: RehearsalAnswer, file: Path | str, title: str) -> Pa
 
 
 def _device(options: RehearsalOptions) -> DeviceSpec:
-    spec = device_of(options.device)
+    return demand_cuda(device_of(options.device))
+
+
+def demand_cuda(spec: DeviceSpec) -> DeviceSpec:
+    """Return a device that scripts can be rehearsed on.
+
+    Raises:
+        ConfigError: It has no CUDA.
+    """
     if spec.kind is not DeviceKind.CUDA:
         raise ConfigError("choosing a device to rehearse on", f"{spec.name}", "a CUDA device: rtx4090, a100-80, 24GiB")
     return spec
@@ -271,56 +304,56 @@ def _has_eight_bit() -> bool:
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
-def _climbed(
-    request: RehearsalRequest, options: RehearsalOptions, surroundings: RehearsalSurroundings, *, has_eight_bit: bool
-) -> RehearsalAnswer:
-    """Rehearse, and with ``ladder`` rehearse changes until it is known which of them fits."""
-    views = _views(options)
-    answer = run_rehearsal(request, surroundings, options.on_output, views=views)
-    for target in views.values():
-        if not target.is_file():
-            options.on_note(f"{target} was not written: the script ended before anything could be seen")
+def _climbed(prepared: PreparedRehearsal) -> RehearsalAnswer:
+    """Rehearse, without a limit too where that is needed, and climb the ladder if it is asked for."""
+    answer = _with_views(prepared)
     try:
-        return _with_others(answer, request, options, surroundings, has_eight_bit=has_eight_bit)
+        return with_ladder(with_needs(answer, prepared), prepared)
     except RehearsalInterrupted:
         raise RehearsalInterrupted(answer) from None
 
 
-def _views(options: RehearsalOptions) -> dict[str, Path]:
-    """Return where the files for viewers go; an earlier file is removed, so that none of another run stays.
+def _with_views(prepared: PreparedRehearsal) -> RehearsalAnswer:
+    """Rehearse, and write the files for viewers; earlier ones are removed, so that none of another run stays.
 
     Raises:
-        ConfigError: There is no such folder, or it is a folder itself.
+        ConfigError: There is no such folder, or the file is a folder itself.
     """
+    options = prepared.options
     named = {SNAPSHOT: options.snapshot, TRACE: options.trace}
-    found = {name: file.expanduser().absolute() for name, file in named.items() if file is not None}
-    for target in found.values():
+    views = {name: Path(file).expanduser().absolute() for name, file in named.items() if file is not None}
+    for target in views.values():
         if target.is_dir():
             raise ConfigError(f"writing {target}", "it is a folder", "a file")
         with writing(target, own=False):
             target.unlink(missing_ok=True)
-    return found
+    answer = run_rehearsal(prepared.request, prepared.surroundings, options.on_output, views=views)
+    for target in views.values():
+        if not target.is_file():
+            options.on_note(f"{target} was not written: the script ended before anything could be seen")
+    return answer
 
 
-def _with_others(
-    answer: RehearsalAnswer,
-    request: RehearsalRequest,
-    options: RehearsalOptions,
-    surroundings: RehearsalSurroundings,
-    *,
-    has_eight_bit: bool,
-) -> RehearsalAnswer:
-    """Return an answer with what other rehearsals of the same script add: without a limit, and with changes."""
-    if answer.end is ScriptEnd.OUT_OF_MEMORY or broke(answer):
-        options.on_note("it did not get through; rehearsing on a device without a limit, to see how much it needs")
-        answer = _with_needs(answer, run_rehearsal(request.model_copy(update={"unlimited": True}), surroundings, _drop))
+def lacks_needs(answer: RehearsalAnswer) -> bool:
+    """Whether an answer does not tell what the script needs: the device had no room for the whole of it."""
+    return answer.end is ScriptEnd.OUT_OF_MEMORY or broke(answer)
+
+
+def with_needs(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> RehearsalAnswer:
+    """Return an answer with what the script needs, for which it may be rehearsed without a limit."""
+    return joined(answer, prepared.without_limit(answer.device)) if lacks_needs(answer) else answer
+
+
+def with_ladder(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> RehearsalAnswer:
+    """Return an answer with the changes that were rehearsed until it is known which of them fits, where asked for."""
+    options = prepared.options
     if not options.ladder or not answer.went_through or answer.fits:
         return answer
     priced: list[PricedArguments] = []
 
     def rehearse_with(change: ArgumentChange) -> TriedChange:
         options.on_note(f"rehearsing with {' '.join(change.words)}")
-        other = run_rehearsal(request.model_copy(update={"overrides": change.values}), surroundings, _drop)
+        other = prepared.run(device=answer.device, overrides=change.values)
         known = other.memory if other.end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED) else None
         required_bytes = known.required_bytes if known is not None else None
         priced.append(
@@ -334,14 +367,14 @@ def _with_others(
         )
         return TriedChange(change, other.fits, required_bytes)
 
-    best = climb(answer, rehearse_with, allow=Effect.SEMANTICS, has_eight_bit=has_eight_bit)
+    best = climb(answer, rehearse_with, allow=Effect.SEMANTICS, has_eight_bit=prepared.has_eight_bit)
     helps = best is not None and best.effect is not Effect.SEMANTICS and answer.verdict is VerdictKind.REFUSED
     verdict = VerdictKind.FITS_WITH if helps else answer.verdict
     ordered = sorted(priced, key=lambda one: best is None or one.arguments != best.words)  # the recommended one first
     return answer.model_copy(update={"ladder": tuple(ordered), "verdict": verdict})
 
 
-def _with_needs(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnswer:
+def joined(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnswer:
     """Return an answer that ended out of memory with what is known of the same script on a device without a limit."""
     if not unlimited.went_through or unlimited.memory is None:
         return answer

@@ -1,0 +1,160 @@
+"""A command on several devices: a table, JSON, and requests for a device that others read (SkyPilot, Slurm)."""
+
+from collections.abc import Mapping
+from typing import Final, cast
+
+from dryfit.documents.document import Block, Document, Line, counted, document_of, duration_text, json_of
+from dryfit.documents.rehearsals import place_text, rehearsal_json
+from dryfit.settings.choices import Emitted
+from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.text import Table, gib
+
+_SAID: Final = {True: "yes", False: "no", None: "unknown"}
+SKYPILOT: Final = {
+    "p100": "P100",
+    "v100-16": "V100",
+    "v100-32": "V100-32GB",
+    "t4": "T4",
+    "rtx3060": "RTX3060",
+    "rtx3080": "RTX3080",
+    "rtx3090": "RTX3090",
+    "rtx4090": "RTX4090",
+    "rtx5090": "RTX5090",
+    "a10": "A10",
+    "a10g": "A10G",
+    "a40": "A40",
+    "a5000": "RTXA5000",
+    "a6000": "RTXA6000",
+    "rtx6000ada": "RTX6000-Ada",
+    "l4": "L4",
+    "l40": "L40",
+    "l40s": "L40S",
+    "a100-40": "A100",
+    "a100-80": "A100-80GB",
+    "h100-80": "H100",
+    "h200": "H200",
+    "gh200": "GH200",
+    "b200": "B200",
+}
+"""Names of SkyPilot's catalogues (docs.skypilot.co, GPUs and accelerators; ``sky show-gpus -a``)."""
+
+
+@json_of.register
+def device_answers_json(answers: DeviceAnswers, *, with_timeline: bool = False) -> dict[str, object]:
+    """Return the answers as ``rehearse --json`` prints them: each is the object of one device, with three keys more."""
+    return {
+        "schema": 2,
+        "fits": answers.fits,
+        "rehearsals": answers.rehearsals,
+        "planner_s": answers.rehearsal_s,
+        "devices": [
+            {
+                **cast("dict[str, object]", rehearsal_json(one.answer, with_timeline=with_timeline)),
+                "left_over_bytes": one.left_over_bytes,
+                "recorded_on": one.recorded_on,
+                "apart": one.apart,
+            }
+            for one in answers.answers
+        ],
+    }
+
+
+@document_of.register
+def device_answers_document(answers: DeviceAnswers) -> Document:
+    """Return the devices on which a command fits, a table of all, and which of them shared a recording."""
+    fitting, every = answers.fitting, answers.answers
+    style = "green" if answers.fits else "red" if not fitting else "yellow"
+    names = f": {', '.join(one.device.name for one in fitting)}" if fitting else ""
+    blocks: list[Block] = [
+        Line(f"rehearsal fits on {len(fitting)} of {counted(len(every), 'device')}{names}", style),
+        "",
+        devices_table(answers),
+        "",
+        *_reasons(answers),
+        *_shared(answers),
+    ]
+    took = f"{counted(answers.rehearsals, 'rehearsal')} in {duration_text(answers.rehearsal_s)}"
+    return Document((*blocks, Line(took, "dim")))
+
+
+def devices_table(answers: DeviceAnswers) -> Table:
+    """Return a row for each device."""
+    rows = tuple(_row(one) for one in answers.answers)
+    return Table(("device", "fits", "required", "of", "left over"), rows)
+
+
+def _row(one: DeviceAnswer) -> tuple[str, ...]:
+    memory, left_bytes = one.answer.memory, one.left_over_bytes
+    least = "at least " if one.answer.at_least else ""
+    needed = "unknown" if memory is None else f"{least}{gib(memory.required_bytes)}"
+    left = "unknown" if left_bytes is None or one.answer.at_least else gib(left_bytes)
+    return one.device.name, _SAID[one.fits], needed, gib(one.device.capacity_bytes), left
+
+
+def _reasons(answers: DeviceAnswers) -> list[str]:
+    """Return where memory peaks, or why a verdict is unknown, with the devices of which it is true."""
+    told: dict[str, list[str]] = {}
+    for one in answers.answers:
+        answer, memory = one.answer, one.answer.memory
+        if one.fits is None:
+            text = f"unknown: {'; '.join(answer.reasons) or 'no reason was given'}"
+        elif memory is not None:
+            text = f"peak at {place_text(memory.peak_line, memory.peak_code, memory.peak_source)}"
+        else:
+            continue
+        told.setdefault(text, []).append(one.device.name)
+    return [text if len(told) == 1 else f"{text} ({', '.join(names)})" for text, names in told.items()]
+
+
+def _shared(answers: DeviceAnswers) -> list[str]:
+    recordings: dict[str, list[str]] = {}
+    apart: dict[str, list[str]] = {}
+    for one in answers.answers:
+        recordings.setdefault(one.recorded_on, []).append(one.device.name)
+        if one.apart:
+            apart.setdefault(one.apart, []).append(one.device.name)
+    shared = [
+        f"one recording for {', '.join(names)}: that of {own}" for own, names in recordings.items() if len(names) > 1
+    ]
+    return [*shared, *(f"rehearsed apart, because {why}: {', '.join(names)}" for why, names in apart.items())]
+
+
+def emitted(
+    answers: DeviceAnswers, form: Emitted, table: Mapping[str, Mapping[str, str]]
+) -> tuple[str, tuple[str, ...]]:
+    """Return a request for any of the fitting devices, and the names of those that the form has no name for.
+
+    Args:
+        table: Of each device as Slurm knows it: ``gres`` (the type of ``gpu:TYPE:N``), ``constraint`` (a feature).
+
+    Raises:
+        ConfigError: Slurm cannot choose among these devices.
+    """
+    known = SKYPILOT if form is Emitted.SKYPILOT else table
+    named = [one for one in answers.fitting if one.device.name in known]
+    left_out = tuple(one.device.name for one in answers.fitting if one.device.name not in known)
+    if not named:
+        return "", left_out
+    count = named[0].answer.ranks
+    if form is Emitted.SKYPILOT:
+        accelerators = ", ".join(
+            f"{name}: {count}" for name in dict.fromkeys(SKYPILOT[one.device.name] for one in named)
+        )
+        return f"resources:\n  accelerators: {{{accelerators}}}\n", left_out
+    return _sbatch({one.device.name: table[one.device.name] for one in named}, count), left_out
+
+
+def _sbatch(named: Mapping[str, Mapping[str, str]], count: int) -> str:
+    """Return the lines of a Slurm script: one type of GPU, or any, and the features among which Slurm chooses."""
+    types = {one.get("gres", "") for one in named.values()}
+    features = {name: one.get("constraint", "") for name, one in named.items()}
+    if len(types) > 1 and not all(features.values()):
+        without = next(name for name, feature in features.items() if not feature)
+        hint = "Slurm takes one type of --gres; it chooses among features"
+        raise ConfigError("making a request of Slurm", f"{without} has no constraint", "one for each device", hint)
+    kind = f"gpu:{types.pop()}" if len(types) == 1 and "" not in types else "gpu"
+    lines = [f"#SBATCH --gres={kind}:{count}"]
+    if all(features.values()):
+        lines.append(f'#SBATCH --constraint="{"|".join(dict.fromkeys(features.values()))}"')
+    return "".join(f"{line}\n" for line in lines)
