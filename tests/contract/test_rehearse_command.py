@@ -17,7 +17,7 @@ from dryfit.settings.errors import ConfigError, ObjectiveError
 from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.rehearsal_messages import REHEARSED_VARIABLE
-from dryfit.study import functions
+from dryfit.study import rehearsals
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 BATCH, STEPS = "--per_device_train_batch_size", "--gradient_accumulation_steps"
@@ -28,7 +28,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     start = RehearsalSurroundings(dict(os.environ), import_paths=(SUPPORT,), module="rehearsal_stand_in")
     monkeypatch.setattr(
-        "dryfit.study.functions.RehearsalOptions", functools.partial(functions.RehearsalOptions, surroundings=start)
+        "dryfit.study.rehearsals.RehearsalOptions", functools.partial(rehearsals.RehearsalOptions, surroundings=start)
     )
     (tmp_path / "train.py").write_text("raise SystemExit\n")
     return "train.py"

@@ -126,8 +126,8 @@ def rehearse(
         ChildError: The answer cannot be read.
     """
     chosen = None if python is None else os.fspath(python)
-    files = {"snapshot": snapshot, "trace": trace}
-    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen, **files)
+    doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen)
+    doing = replace(doing, snapshot=snapshot, trace=trace)
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
         return rehearse_command(command, doing)
