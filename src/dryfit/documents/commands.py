@@ -452,6 +452,10 @@ _Python = Annotated[
     str | None,
     typer.Option("--python", metavar="PATH", help="Interpreter of the script; default: the active environment's."),
 ]
+_Largest = Annotated[
+    str | None,
+    typer.Option("--largest", metavar="NAME", help="Find the largest value that fits: --largest=--batch-size."),
+]
 _Emit = Annotated[
     Emitted | None, typer.Option("--emit", help="Print a request for the devices that fit: for SkyPilot, or Slurm.")
 ]
@@ -477,6 +481,7 @@ def rehearse(
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
     keep_caches: _KeepCaches = False,
     python: _Python = None,
+    largest: _Largest = None,
     emit: _Emit = None,
     table: _Table = None,
     as_json: JsonOption = False,
@@ -497,7 +502,9 @@ def rehearse(
     _refuse_mistyped(command[0], context)
     passed = _PassedOn(quiet=quiet)
     devices = parse_devices(device or ())
-    several = len(devices) > 1 or emit is not None
+    several = len(devices) > 1 or emit is not None or largest is not None
+    if largest is not None and (emit is not None or ladder):
+        raise ConfigError("rehearsing", "--largest with --emit or --ladder", "one of them")
     if several and html is not None:
         raise ConfigError("rehearsing", "--html with several devices or --emit", "one device: a page is about one")
     options = api.RehearsalOptions(
@@ -513,6 +520,8 @@ def rehearse(
         on_note=notes(quiet=quiet),
     )
     form = _Form(as_json or with_timeline, with_timeline, emit, table)
+    if largest is not None:
+        raise typer.Exit(_largest(command, largest, options, devices, as_json=form.as_json))
     if several:
         raise typer.Exit(_rehearse_several(command, options, devices, form))
     raise typer.Exit(_rehearse_one(command, options, passed, form, html))
@@ -548,6 +557,17 @@ def _rehearse_one(
     if interrupted:
         return ExitStatus.INTERRUPTED
     return ExitStatus.DONE if seen.fits else ExitStatus.ANSWER_IS_NO if seen.ran else ExitStatus.CANNOT_RUN
+
+
+def _largest(
+    command: list[str], name: str, options: "RehearsalOptions", devices: "Sequence[DeviceSpec]", *, as_json: bool
+) -> ExitStatus:
+    import dryfit.study.functions as api
+    from dryfit.documents.largest_values import largest_values_document, largest_values_json
+
+    values = api.largest_value(command, name, options, devices)
+    answer(largest_values_json(values), as_json=as_json, document=largest_values_document(values))
+    return ExitStatus.DONE if all(one.is_known for one in values) else ExitStatus.ANSWER_IS_NO
 
 
 def _rehearse_several(

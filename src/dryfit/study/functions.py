@@ -4,6 +4,7 @@ from dryfit.study.arguments import layout_of
 from dryfit.study.diagnosis import bug_report, doctor, submitted_text, with_nodes
 from dryfit.study.handle import Study, StudyReport, export, trial_of, write_report
 from dryfit.study.importing import import_rows
+from dryfit.study.largest import largest_value
 from dryfit.study.machine_checks import Diagnosis, Finding, Status
 from dryfit.study.memory_checks import CheckOptions, MemoryCheck, check_memory, check_runs
 from dryfit.study.models import Pushed, check, merge, predict, push
