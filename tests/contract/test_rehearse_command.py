@@ -211,6 +211,48 @@ def test_the_devices_that_fit_are_asked_for_in_the_words_of_others(script: str, 
         assert isinstance(rehearsed(*words, "16").exception, ConfigError), wrong
 
 
+def test_the_largest_value_is_found_for_each_device(script: str) -> None:
+    for words in ((script, "fits", "4"), (script, "fits", "64")):
+        done = rehearsed("--device", "rtx4090,rtx3080", "-q", "--largest=fits", *words)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.splitlines()[:2] == [
+            "the largest fits that fits rtx4090 (23.5 GiB) is 20; 21 does not; each more takes 1,024.0 MiB",
+            "the largest fits that fits rtx3080 (9.6 GiB) is 6; 7 does not; each more takes 1,024.0 MiB",
+        ]
+    view = json.loads(rehearsed("-q", "--json", "--largest", "fits", script, "fits", "4").stdout)
+    (one,) = view["devices"]
+    assert (view["name"], one["largest"]["value"], one["following"]["value"], one["is_known"]) == ("fits", 20, 21, True)
+    assert one["bytes_per_unit"] == 2**30 and 4 <= len(one["tried"]) <= 6
+    none = rehearsed("--device", "1GiB", "-q", "--largest=fits", script, "fits", "4")
+    assert none.exit_code == 1 and none.stdout.startswith("no fits is known to fit 1GiB (1.0 GiB): 1 does not")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--largest=--rows", "train.py", "fits", "4"], "the command has no --rows"),
+        (["--largest=--rows", "train.py", "--row", "4"], "did you mean --row?"),
+        (["--largest", "train.py", "fits", "4"], "is what is run, not an argument"),
+        (["--largest", "-m", "train", "--rows", "4"], "is what is run, not an argument"),
+        (["--largest=", "train.py", "fits", "4"], "--largest=NAME"),
+        (["--largest=--rows", "train.py", "--rows", "auto"], "--rows is auto"),
+        (["--largest=--rows", "train.py", "--rows=0"], "--rows is 0"),
+        (["--largest=--rows", "train.py", "--rows", "-4"], "--rows is -4"),
+        (["--largest=--rows", "train.py", "--rows=4.5"], "--rows is 4.5"),
+        (["--largest=--rows", "train.py", "--rows"], "--rows is nothing"),
+        (["--largest=--rows", "train.py", "--rows", "4", "--rows=4"], "--rows is given 2 times"),
+        (["--largest=a.rows", "train.py", "a.rows=x"], "a.rows is x"),
+        (["--largest=--rows", "--ladder", "train.py", "--rows", "4"], "--largest with"),
+        (["--largest=--rows", "train.py", "fits", "4", "--rows", "4"], "it ignores --rows"),
+        (["--largest=--rows", "train.py", "failed", "--rows=4"], "KeyError: 'here'"),
+    ],
+)
+def test_an_argument_without_a_largest_value_is_refused(script: str, words: list[str], said: str) -> None:
+    error = rehearsed("-q", *words).exception
+    assert isinstance(error, ConfigError) and error.exit_status == 2
+    assert said in str(error)
+
+
 def test_a_page_is_written(script: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert rehearsed("--quiet", "--html", str(page), script, "fits", "4").exit_code == 0
@@ -234,6 +276,6 @@ def test_functions_that_nobody_else_can_import(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_python_api_answers_as_the_command(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dryfit.study.rehearsals.RehearsalOptions", functions.RehearsalOptions)
+    monkeypatch.setattr("dryfit.study.rehearsals.RehearsalOptions", rehearsals.RehearsalOptions)
     answer = dryfit.rehearse(script, device="24GiB", arguments=["fits", "4"], ladder=True)
     assert (answer.verdict, answer.fits) == (VerdictKind.FITS, True)

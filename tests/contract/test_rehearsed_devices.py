@@ -10,6 +10,7 @@ from dryfit.documents.rehearsals import rehearsal_json
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.devices import parse_devices
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
+from dryfit.study.largest import largest_value
 from dryfit.study.rehearsals import RehearsalOptions, read_command, rehearse_command
 from dryfit.study.rehearsed_devices import rehearse_devices
 from rehearsed import PROGRAMS
@@ -110,3 +111,33 @@ def test_a_script_that_cannot_run_is_not_tried_for_each_device(tmp_path: Path) -
     script.write_text("raise KeyError('here')\n")
     seen = together([str(script)], "rtx4090,l4,rtx4070")
     assert (seen.rehearsals, seen.ran, seen.fits) == (1, False, False)
+
+
+ROWS = """
+import sys
+import torch
+rows = dict(word.split("=") for word in sys.argv[1:])["data.rows"]
+if int(rows) > 7:
+    raise ValueError("no so many rows")
+model = torch.nn.Linear(4096, 4096).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(4):
+    model(torch.randn(int(rows) * 1024, 4096, device="cuda")).relu().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_largest_value_is_what_a_scan_finds(tmp_path: Path) -> None:
+    script = tmp_path / "rows.py"
+    script.write_text(ROWS)
+    devices = parse_devices(["1300MiB,1350MiB,24GiB"])
+    seen = largest_value([str(script), "data.rows=2"], "data.rows", RehearsalOptions(), devices)
+    commands = [read_command([str(script), f"data.rows={number}"]) for number in range(1, 9)]
+    scan = [rehearse_devices(command, RehearsalOptions(), devices) for command in commands]
+    for at, one in enumerate(seen):
+        fits = [n for n, answers in enumerate(scan, 1) if answers.answers[at].fits]
+        assert one.largest is not None and fits == list(range(1, one.largest.value + 1))
+        assert one.following is not None and one.following.value == one.largest.value + 1
+    assert [one.is_known for one in seen] == [True, True, False]
+    assert seen[2].following is not None and "no so many rows" in seen[2].following.reason

@@ -3,7 +3,7 @@
 import codecs
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -452,6 +452,10 @@ _Python = Annotated[
     str | None,
     typer.Option("--python", metavar="PATH", help="Interpreter of the script; default: the active environment's."),
 ]
+_Largest = Annotated[
+    str | None,
+    typer.Option("--largest", metavar="NAME", help="Find the largest value that fits: --largest=--batch-size."),
+]
 _Emit = Annotated[
     Emitted | None, typer.Option("--emit", help="Print a request for the devices that fit: for SkyPilot, or Slurm.")
 ]
@@ -462,6 +466,7 @@ _Snapshot = Annotated[
     Path | None, typer.Option("--snapshot", metavar="FILE", help="Write a memory snapshot for memory_viz.")
 ]
 _Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a Chrome trace, for Perfetto.")]
+_WithTimeline = Annotated[bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")]
 _KeepCaches = Annotated[bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")]
 
 
@@ -483,12 +488,11 @@ def rehearse(
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
     keep_caches: _KeepCaches = False,
     python: _Python = None,
+    largest: _Largest = None,
     emit: _Emit = None,
     table: _Table = None,
     as_json: JsonOption = False,
-    with_timeline: Annotated[
-        bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")
-    ] = False,
+    with_timeline: _WithTimeline = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run a training script without a GPU, and say where its memory peaks and whether it fits.
@@ -498,15 +502,13 @@ def rehearse(
     """
     import dryfit.study.rehearsals as api
 
-    if not command:
-        raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
-    _refuse_mistyped(command[0], context)
+    words = _demand_script(command, context)
     passed = _PassedOn(quiet=quiet)
     devices = parse_devices(device or ())
-    several = len(devices) > 1 or emit is not None
-    for name, file in (("--html", html), ("--snapshot", snapshot), ("--trace", trace)):
-        if several and file is not None:
-            raise ConfigError("rehearsing", f"{name} with several devices or --emit", "one device: a file is about one")
+    several = len(devices) > 1 or emit is not None or largest is not None
+    if largest is not None and (emit is not None or ladder):
+        raise ConfigError("rehearsing", "--largest with --emit or --ladder", "one of them")
+    _refuse_files({"--html": html, "--snapshot": snapshot, "--trace": trace} if several else {})
     options = api.RehearsalOptions(
         device=devices[0].name if devices else None,
         steps=steps,
@@ -522,9 +524,22 @@ def rehearse(
         on_note=notes(quiet=quiet),
     )
     form = _Form(as_json or with_timeline, with_timeline, emit, table)
+    if largest is not None:
+        raise typer.Exit(_largest(words, largest, options, devices, as_json=form.as_json))
     if several:
-        raise typer.Exit(_rehearse_several(command, options, devices, form))
-    raise typer.Exit(_rehearse_one(command, options, passed, form, html))
+        raise typer.Exit(_rehearse_several(words, options, devices, form))
+    raise typer.Exit(_rehearse_one(words, options, passed, form, html))
+
+
+def _refuse_files(files: Mapping[str, Path | None]) -> None:
+    """Refuse files that are about one rehearsal where there are several.
+
+    Raises:
+        ConfigError: One was asked for.
+    """
+    for name, file in files.items():
+        if file is not None:
+            raise ConfigError("rehearsing", f"{name} with several devices, --emit or --largest", "one rehearsal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,6 +572,17 @@ def _rehearse_one(
     if interrupted:
         return ExitStatus.INTERRUPTED
     return ExitStatus.DONE if seen.fits else ExitStatus.ANSWER_IS_NO if seen.ran else ExitStatus.CANNOT_RUN
+
+
+def _largest(
+    command: list[str], name: str, options: "RehearsalOptions", devices: "Sequence[DeviceSpec]", *, as_json: bool
+) -> ExitStatus:
+    from dryfit.documents.largest_values import largest_values_document, largest_values_json
+    from dryfit.study.largest import largest_value
+
+    values = largest_value(command, name, options, devices)
+    answer(largest_values_json(values), as_json=as_json, document=largest_values_document(values))
+    return ExitStatus.DONE if all(one.is_known for one in values) else ExitStatus.ANSWER_IS_NO
 
 
 def _rehearse_several(
@@ -609,19 +635,24 @@ def check(
     raise typer.Exit(checked.exit_status)
 
 
-def _refuse_mistyped(word: str, context: typer.Context) -> None:
-    """Refuse an option before the script that is nearly one of the command's: unknown ones are taken for the script's.
+def _demand_script(command: list[str] | None, context: typer.Context) -> list[str]:
+    """Return the script and its arguments.
+
+    An option before it that is nearly one of the command's is refused: unknown ones are taken for the script's.
 
     Raises:
-        ConfigError: It is one, and ``-m`` it is not.
+        ConfigError: It is one, and ``-m`` it is not; or there is no script.
     """
-    name = word.partition("=")[0]
+    if not command:
+        raise ConfigError("rehearsing", "no script was given", "SCRIPT ARGS..., or -m MODULE ARGS...")
+    name = command[0].partition("=")[0]
     known = [option for one in context.command.params for option in (*one.opts, *one.secondary_opts)]
     near = get_close_matches(name, known, n=1) if name.startswith("--") and name not in known else []
     if near:
         raise ConfigError(
             "rehearsing", f"there is no option {name}", "an option of rehearse", f"did you mean {near[0]}?"
         )
+    return command
 
 
 class _PassedOn:

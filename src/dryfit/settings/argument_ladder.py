@@ -9,6 +9,7 @@ that grow with the rows, so that memory is convex in them. Between two known poi
 above it; what must fit so is tried next, what cannot is not tried.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -26,7 +27,7 @@ from dryfit.settings.rehearsal_messages import (
 )
 
 _MOST_CHANGES: Final = 16
-_CERTAIN = 1.02
+CERTAIN = 1.02
 """Fragmentation moves what is needed by less."""
 _EIGHT_BIT, _ADAFACTOR = "adamw_bnb_8bit", "adafactor"
 _SMALL_OPTIMIZERS = (_ADAFACTOR, "sgd", "lomo", "galore", "apollo", "adalomo", "8bit", "4bit", "8-bit", "4-bit")
@@ -113,7 +114,7 @@ def next_change(
         points = {one.rows: one.required_bytes for one in members if one.required_bytes is not None}
         if number == 0 and answer.memory is not None:
             points[own_rows] = answer.memory.required_bytes
-        change, is_over = _within(members, _Needs(points, answer.device.capacity_bytes))
+        change, is_over = _within(members, Needs(points, answer.device.capacity_bytes))
         if change is not None or is_over:
             return change
     return None
@@ -140,8 +141,8 @@ class _Member(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Needs:
-    """What micro-batches of a stage need, as far as it is known.
+class Needs:
+    """What micro-batches of a stage, or other numbers, need, as far as it is known.
 
     Attributes:
         points: Bytes by rows.
@@ -160,14 +161,19 @@ class _Needs:
     def cannot_fit(self, rows: int) -> bool:
         """Whether the line through the two known points before it says so."""
         below = sorted(known for known in self.points if known < rows)[-2:]
-        return len(below) == 2 and self._on_line(below[0], below[1], rows) > _CERTAIN * self.capacity_bytes
+        return len(below) == 2 and self._on_line(below[0], below[1], rows) > CERTAIN * self.capacity_bytes
+
+    def crossing(self, first: int, second: int) -> int:
+        """Return the last value on the line through two points that the device has room for."""
+        slope = (self.points[second] - self.points[first]) / (second - first)
+        return math.floor(first + (self.capacity_bytes - self.points[first]) / slope)
 
     def _on_line(self, first: int, second: int, rows: int) -> float:
         slope = (self.points[second] - self.points[first]) / (second - first)
         return self.points[first] + slope * (rows - first)
 
 
-def _within(stage: Sequence[_Member], needs: _Needs) -> tuple[ArgumentChange | None, bool]:
+def _within(stage: Sequence[_Member], needs: Needs) -> tuple[ArgumentChange | None, bool]:
     """Return the next change of a stage, largest first, and whether the stage answers the question."""
     if not stage:
         return None, False
