@@ -153,7 +153,7 @@ def test_only_a_crash_is_rehearsed_again_with_room_for_everything(script: str, a
         (["--device", "all,rtx4090", "train.py", "fits", "1"], "rtx4090 is named twice"),
         (["--device", "a100-80,,l4", "train.py", "fits", "1"], "one has no name"),
         (["--device", "a100-80,cpu:16GiB", "train.py", "fits", "1"], "a CUDA device"),
-        (["--device", "a100-80,l4", "--html", "page.html", "train.py", "fits", "1"], "a page is about one"),
+        (["--device", "a100-80,l4", "--html", "page.html", "train.py", "fits", "1"], "--html with several devices"),
         (["--emit", "sbatch", "train.py", "fits", "1"], "both, or neither"),
         (["--emit", "skypilot", "--json", "train.py", "fits", "1"], "--emit with --json"),
         (["--timeout", "0", "train.py", "fits", "1"], "timeout"),
