@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
@@ -152,7 +152,19 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[Callab
     with scoped_library("aten", "IMPL") as library:
         for dispatch_key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, dispatch_key, allow_override=True)
+        for name in _OF_ONE_KERNEL:
+            library.impl(name, _not_called, "CUDA", allow_override=True)
         yield attention
+
+
+# torch composes these of other operators for a device without a kernel of their own (``CompositeImplicitAutograd`` in
+# native_functions.yaml), so a CPU build does on fake CUDA tensors: six temporaries in a backward pass that has none on
+# a device. That there is a kernel is enough: fakes answer before it. To be removed when CPU builds have such kernels.
+_OF_ONE_KERNEL: Final = ("silu_backward", "mish_backward")
+
+
+def _not_called(*_: object) -> torch.Tensor:
+    raise AssertionError("a kernel of CUDA was called on a fake tensor")
 
 
 def _flash(
