@@ -82,7 +82,7 @@ class Operators(TorchDispatchMode):
 
 
 def activations() -> Any:
-    """The operators of backward passes that CUDA has a kernel of its own for."""
+    """Operators that CUDA has a kernel of its own for: activations, backwards, and a norm, both ways."""
     found: dict[str, list[str]] = {}
     for name in ("silu", "mish"):
         with FakeDevice("cuda").active():
@@ -92,6 +92,12 @@ def activations() -> Any:
             with Operators() as seen:
                 torch.autograd.grad(out, tensor, gradient)
         found[name] = seen.names
+    with FakeDevice("cuda").active():
+        tensor = torch.empty(8, 8, device="cuda", requires_grad=True)
+        norm = nn.RMSNorm(8, device="cuda")
+        with Operators() as seen:
+            torch.autograd.grad(norm(tensor), (tensor, norm.weight), torch.ones_like(tensor))
+    found["rms_norm"] = [name for name in seen.names if name != "aten::ones_like"]
     return found
 
 
