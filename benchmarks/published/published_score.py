@@ -19,6 +19,9 @@ TARGETS: Final = {"allocated": (0.2, 1.5), "reserved": (1.0, 3.0)}
 BATCH_TARGETS: Final = (93.0, 1.0)
 """The least share of equal batches, and the largest share of false "fits", in per cent."""
 
+NEAR: Final = ("image-gen", "metamath")
+"""Families whose torch was this one or the one before; the others ran on versions years apart."""
+
 OVER_PERCENT: Final = 5.0
 """A row with a larger error is explained."""
 
@@ -113,7 +116,8 @@ def summary_table(found: Sequence[Error], seen: bool | None = None) -> str:
     lines = ["| source | counter | rows | median | 95th percentile | largest |", "|---|---|--:|--:|--:|--:|"]
     kept = [error for error in found if seen is None or error.row.seen == seen]
     named = [(FAMILIES[key].title, [error for error in kept if error.row.family == key]) for key in FAMILIES]
-    for title, part in [*named, ("all", kept)]:
+    near = [error for error in kept if error.row.family in NEAR]
+    for title, part in [*named, ("both of PEFT", near)]:
         for counter in TARGETS:
             of = summary([error for error in part if error.counter == counter])
             if of:
