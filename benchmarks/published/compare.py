@@ -18,7 +18,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
 from published_list import FAMILIES, Row, rows_of  # noqa: E402
-from published_run import PREDICTIONS, records  # noqa: E402
+from published_run import PREDICTIONS, first_records, records  # noqa: E402
 from published_score import (  # noqa: E402
     BATCH_TARGETS,
     OVER_PERCENT,
@@ -102,22 +102,30 @@ def batch_lines(found: Sequence[Error]) -> list[str]:
     return [told, "", f"Other batches: {', '.join(apart)}.", ""] if apart else [told, ""]
 
 
-def render(rows: Sequence[Row], predictions: Mapping[str, Mapping[str, Any]], measured: Mapping[str, Any]) -> str:
-    """Return what stands between the markers of the page."""
+Records = Mapping[str, Mapping[str, Any]]
+
+
+def found_errors(rows: Sequence[Row], predictions: Records, measured: Mapping[str, Any]) -> list[Error]:
+    """Return the errors of predictions."""
     predicted = anchored({name: record.get("counters") or {} for name, record in predictions.items()}, measured, rows)
-    found = errors(rows, predicted, measured)
+    return errors(rows, predicted, measured)
+
+
+def render(rows: Sequence[Row], predictions: Records, firsts: Records, measured: Mapping[str, Any]) -> str:
+    """Return what stands between the markers of the page: of each row its newest prediction, and its first."""
+    found = found_errors(rows, predictions, measured)
     without = [(row, predictions[row.name]) for row in rows if row.name in predictions]
     without = [(row, record) for row, record in without if not record.get("counters")]
     left = {key: sum(row.family == key and row.name not in predictions for row in rows) for key in FAMILIES}
     over = [error for error in found if error.counter != "batch" and abs(error.percent) > OVER_PERCENT]
     parts = [
-        "All rows:",
+        "All rows, the newest prediction of each:",
         "",
         summary_table(found),
         "",
-        "Rows whose value nobody who worked on dryfit had seen:",
+        "Rows whose value nobody who worked on dryfit had seen, the first prediction of each:",
         "",
-        summary_table(found, seen=False),
+        summary_table(found_errors(rows, firsts, measured), seen=False),
         "",
         *batch_lines(found),
         "![Predicted against measured memory](published.svg)",
@@ -151,15 +159,14 @@ def main() -> None:
         parser.error(f"{PREDICTIONS.name} is not committed as it is: commit predictions before they are compared")
     rows = rows_of((HERE / "rows.csv").read_text("utf-8"))
     measured, predictions = measured_values((HERE / "measured.csv").read_text("utf-8")), records(given.predictions)
-    table = render(rows, predictions, measured)
+    table = render(rows, predictions, first_records(given.predictions), measured)
     if given.print:
         print(table)
         return
     page = PAGE.read_text("utf-8")
     before, _, rest = page.partition(BEGIN)
     PAGE.write_text(before + BEGIN + table + END + rest.partition(END)[2], "utf-8")
-    predicted = anchored({name: record.get("counters") or {} for name, record in predictions.items()}, measured, rows)
-    PICTURE.write_text(picture(errors(rows, predicted, measured)), "utf-8")
+    PICTURE.write_text(picture(found_errors(rows, predictions, measured)), "utf-8")
 
 
 if __name__ == "__main__":

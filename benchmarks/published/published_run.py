@@ -39,6 +39,12 @@ def records(path: Path) -> dict[str, dict[str, Any]]:
     return {record["row"]: record for record in map(json.loads, lines)}
 
 
+def first_records(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the oldest prediction of each row that has counters: none of a later one was made without knowing."""
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return {record["row"]: record for record in reversed([*map(json.loads, lines)]) if record.get("counters")}
+
+
 class Field:
     """Folders of a run, outside the tree."""
 

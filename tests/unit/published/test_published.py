@@ -99,7 +99,7 @@ def test_the_page_and_the_picture_hold_each_row():
     rows = [row("a", weights=1000, trained=1000), row("b", "timm"), row("d")]
     predictions = {"a": {"counters": {"allocated": 11000}}, "b": {"counters": {"batch": 96}}, "d": {"why": "a reason"}}
     measured = {"a": {"allocated": 10000}, "b": {"batch": 64}, "d": {"allocated": 3}}
-    text = compare.render(rows, predictions, measured)
+    text = compare.render(rows, predictions, predictions, measured)
     for said in ("a (allocated +10.0 %)", "96 for 64", "d: a reason", "| 10.00 % | 10.00 % | 10.0 % |"):
         assert said in text
     predicted = {name: record.get("counters", {}) for name, record in predictions.items()}
@@ -127,6 +127,11 @@ def test_a_run_that_was_stopped_goes_on_with_the_rows_that_have_no_prediction(tm
         published_run.run(rows, published_run.Field(tmp_path / "out", {}), file, 1)
     assert ran == ["a", "b", "b"]  # what had not run is tried again, what is predicted is kept
     assert published_run.records(file)["a"]["counters"] == {"allocated": 1}
+    with file.open("a") as stream:
+        stream.write(json.dumps({"row": "a", "counters": {"allocated": 2}}) + "\n")
+    assert published_run.records(file)["a"]["counters"] == {"allocated": 2}
+    assert published_run.first_records(file).keys() == {"a"}
+    assert published_run.first_records(file)["a"]["counters"] == {"allocated": 1}
     published_run.run(rows, published_run.Field(tmp_path / "out", {}), tmp_path / "other", 1, until=0)
     assert len(ran) == 3
 
