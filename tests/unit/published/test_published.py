@@ -95,7 +95,8 @@ def test_a_larger_batch_than_ran_is_a_false_fit():
     assert (of.rows, of.same, of.false_fits, of.smaller) == (3, 1, 1, 1)
 
 
-def test_the_page_and_the_picture_hold_each_row():
+def test_the_page_and_the_picture_hold_each_row(monkeypatch):
+    monkeypatch.setattr(compare, "by_accelerate", lambda one: 8 * one.weights)
     rows = [row("a", weights=1000, trained=1000), row("b", "timm"), row("d")]
     predictions = {"a": {"counters": {"allocated": 11000}}, "b": {"counters": {"batch": 96}}, "d": {"why": "a reason"}}
     measured = {"a": {"allocated": 10000}, "b": {"batch": 64}, "d": {"allocated": 3}}
