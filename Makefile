@@ -23,7 +23,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: strangers attack times engines test-nodes wheel-test versions mutants cards
+.PHONY: strangers published published-compare attack times engines test-nodes wheel-test versions mutants cards
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -98,6 +98,13 @@ cards: $(STAMP) ## plan which model fits which card, and write the table into do
 strangers: $(STAMP) ## rehearse strangers' scripts that are checked out in DIR, all or ROWS=a,b, and write docs/strangers.md; hours, goes on
 	@test -n '$(DIR)' || { echo 'make strangers DIR=FOLDER: the folder of the checkouts' >&2; exit 2; }
 	$(TEST_ENV) $(BIN)/python benchmarks/strangers/strangers.py '$(DIR)' --rows '$(ROWS)'
+
+published: $(STAMP) ## rehearse the scripts of PEFT=, TIMM= (git repositories) whose memory others measured; hours, goes on; in OUT
+	@test -n '$(OUT)' || { echo 'make published OUT=FOLDER PEFT=... TIMM=...: folders of inputs and of the repositories' >&2; exit 2; }
+	PEFT='$(PEFT)' TIMM='$(TIMM)' $(BIN)/python benchmarks/published/published_run.py '$(OUT)' --rows '$(ROWS)'
+
+published-compare: $(STAMP) ## hold committed predictions against what others measured, and write the table of docs/accuracy.md
+	$(BIN)/python benchmarks/published/compare.py
 
 mutants: $(STAMP) ## change ten modules a little, 8 times each: what the night's tests notice, the daily ones must
 	$(TEST_ENV) $(BIN)/python scripts/mutants.py

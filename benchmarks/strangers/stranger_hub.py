@@ -341,9 +341,7 @@ def tokenizer(folder, kind, config):
         values = {"image_processor_type": named, "size": size, "image_mean": mean, "image_std": deviation}
         (folder / "preprocessor_config.json").write_text(json.dumps(values | flags))
         return
-    words, settings = {"wordpiece": _wordpiece, "bytes": _bytes, "qwen": _qwen, "llama": _llama, "opt": _opt}[kind](
-        config
-    )
+    words, settings = TOKENIZERS[kind](config)
     words.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -442,6 +440,9 @@ def _opt(config):
     )
     return made, {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
 
+
+TOKENIZERS = {"wordpiece": _wordpiece, "bytes": _bytes, "qwen": _qwen, "llama": _llama, "opt": _opt}
+"""What makes each kind of tokenizer of a config."""
 
 # Pipelines of diffusers
 

@@ -62,6 +62,14 @@ def test_attention_takes_the_kernel_of_the_device_and_its_backward_works(fact: F
         assert node.startswith(f"ScaledDotProduct{expected}" if expected else "ToCopy"), (name, node)
 
 
+def test_what_is_one_kernel_on_a_device_is_one_operator(fact: Fact) -> None:
+    assert fact("activations") == {
+        "silu": ["aten::silu_backward"],
+        "mish": ["aten::mish_backward"],
+        "rms_norm": ["aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"],
+    }
+
+
 def test_inputs_of_layers_leave_the_device_and_are_counted_on_the_host(fact: Fact, tmp_path: Path) -> None:
     layers, hidden = 6, 64
     found = fact("offloaded", tiny.model(tmp_path, hidden_size=hidden, num_hidden_layers=layers))

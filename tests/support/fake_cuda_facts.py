@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dryfit.gpu.constants import DeviceConstants
 from dryfit.gpu.device import VirtualGpu
@@ -66,6 +67,39 @@ def attention() -> Any:
                     node: Any = out.grad_fn
                     name = "-".join((*map(str, capability), str(dtype).removeprefix("torch."), str(masked)))
                     found[name] = type(node).__name__ if query.grad is not None else "no gradient"
+    return found
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators that make tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.ops.prim.device.default, torch.ops.aten.detach.default):
+            self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def activations() -> Any:
+    """Operators that CUDA has a kernel of its own for: activations, backwards, and a norm, both ways."""
+    found: dict[str, list[str]] = {}
+    for name in ("silu", "mish"):
+        with FakeDevice("cuda").active():
+            tensor = torch.empty(8, 8, device="cuda", requires_grad=True)
+            out = getattr(nn.functional, name)(tensor)
+            gradient = torch.ones_like(out)
+            with Operators() as seen:
+                torch.autograd.grad(out, tensor, gradient)
+        found[name] = seen.names
+    with FakeDevice("cuda").active():
+        tensor = torch.empty(8, 8, device="cuda", requires_grad=True)
+        norm = nn.RMSNorm(8, device="cuda")
+        with Operators() as seen:
+            torch.autograd.grad(norm(tensor), (tensor, norm.weight), torch.ones_like(tensor))
+    found["rms_norm"] = [name for name in seen.names if name != "aten::ones_like"]
     return found
 
 

@@ -1,0 +1,173 @@
+"""Hold predictions against what others measured: ``make published-compare``.
+
+Reads ``rows.csv``, ``measured.csv`` and predictions that are committed (a prediction comes before a comparison), and
+writes the table and the picture of docs/accuracy.md. Another predictor is scored with the same rows by a file of its
+own: lines of JSON with ``row`` and ``counters``.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))
+
+from published_list import FAMILIES, Row, rows_of  # noqa: E402
+from published_run import PREDICTIONS, first_records, records  # noqa: E402
+from published_score import (  # noqa: E402
+    BATCH_TARGETS,
+    OVER_PERCENT,
+    Error,
+    anchored,
+    batches,
+    errors,
+    picture,
+    rows_table,
+    summary,
+    summary_table,
+)
+
+PAGE, PICTURE = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "published.svg"
+BEGIN, END = "<!-- table: written by benchmarks/published/compare.py -->\n", "<!-- end of the table -->\n"
+
+
+def measured_values(text: str) -> dict[str, dict[str, int]]:
+    """Return the measured values of a table ``name,counter,value``."""
+    found: dict[str, dict[str, int]] = {}
+    for entry in csv.DictReader(text.splitlines()):
+        found.setdefault(entry["name"], {})[entry["counter"]] = int(entry["value"])
+    return found
+
+
+def is_committed(path: Path) -> bool:
+    """Whether a file is as it was committed, so that no comparison came before it."""
+    git = ["git", "-C", str(path.parent)]
+    known = subprocess.run([*git, "ls-files", "--error-unmatch", path.name], capture_output=True, check=False)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", path.name], capture_output=True, check=False)
+    return known.returncode == 0 and changed.returncode == 0
+
+
+def by_formula(row: Row) -> int:
+    """Return the bytes of weights, gradients and AdamW's state by the count of parameters, adapters in fp32."""
+    each = 2 if row.weights == row.trained else 4
+    return row.weight_bits * (row.weights - row.trained) // 8 + 4 * each * row.trained
+
+
+def by_accelerate(row: Row) -> int:
+    """Return what ``accelerate estimate-memory`` gives for training with Adam in bf16."""
+    from accelerate.commands.estimate import estimate_training_usage
+
+    return max(estimate_training_usage(4 * row.weights, "bfloat16").values())
+
+
+def baselines(rows: Sequence[Row], found: Sequence[Error]) -> str:
+    """Return a table of what simpler estimates come to on the same rows."""
+    lines = ["| predictor | counter | rows | median | 95th percentile |", "|---|---|--:|--:|--:|"]
+    compared = [error for error in found if error.row.weights and error.counter in ("allocated", "reserved")]
+    predictors = {
+        "dryfit": lambda error: error.predicted,
+        "weights, gradients and optimizer state": lambda error: by_formula(error.row),
+        "`accelerate estimate-memory`": lambda error: by_accelerate(error.row),
+    }
+    for name, predict in predictors.items():
+        for counter in ("allocated", "reserved"):
+            part = [
+                Error(error.row, counter, predict(error), error.measured)
+                for error in compared
+                if error.counter == counter
+            ]
+            if of := summary(part):
+                lines.append(f"| {name} | {counter} | {of.rows} | {of.median:.1f} % | {of.p95:.1f} % |")
+    return "\n".join(lines)
+
+
+def batch_lines(found: Sequence[Error]) -> list[str]:
+    """Return how batches compare, and which differ."""
+    part = [error for error in found if error.counter == "batch"]
+    if not part:
+        return []
+    of = batches(part)
+    same, false = 100 * of.same / of.rows, 100 * of.false_fits / of.rows
+    told = (
+        f"timm: of {of.rows} models, the same batch as on the RTX 3090: {of.same} ({same:.0f} %, target "
+        f"{BATCH_TARGETS[0]:g} %); a larger one, so a false fit: {of.false_fits} ({false:.0f} %, target "
+        f"{BATCH_TARGETS[1]:g} %); a smaller one: {of.smaller}."
+    )
+    apart = [f"`{e.row.name[5:]}` {e.predicted} for {e.measured}" for e in part if e.predicted != e.measured]
+    return [told, "", f"Other batches: {', '.join(apart)}.", ""] if apart else [told, ""]
+
+
+Records = Mapping[str, Mapping[str, Any]]
+
+
+def found_errors(rows: Sequence[Row], predictions: Records, measured: Mapping[str, Any]) -> list[Error]:
+    """Return the errors of predictions."""
+    predicted = anchored({name: record.get("counters") or {} for name, record in predictions.items()}, measured, rows)
+    return errors(rows, predicted, measured)
+
+
+def render(rows: Sequence[Row], predictions: Records, firsts: Records, measured: Mapping[str, Any]) -> str:
+    """Return what stands between the markers of the page: of each row its newest prediction, and its first."""
+    found = found_errors(rows, predictions, measured)
+    without = [(row, predictions[row.name]) for row in rows if row.name in predictions]
+    without = [(row, record) for row, record in without if not record.get("counters")]
+    left = {key: sum(row.family == key and row.name not in predictions for row in rows) for key in FAMILIES}
+    over = [error for error in found if error.counter != "batch" and abs(error.percent) > OVER_PERCENT]
+    parts = [
+        "All rows, the newest prediction of each:",
+        "",
+        summary_table(found),
+        "",
+        "Rows whose value nobody who worked on dryfit had seen, the first prediction of each:",
+        "",
+        summary_table(found_errors(rows, firsts, measured), seen=False),
+        "",
+        *batch_lines(found),
+        "![Predicted against measured memory](published.svg)",
+        "",
+        "Simpler estimates on the same rows:",
+        "",
+        baselines(rows, found),
+        "",
+        rows_table(found),
+        "",
+        f"Errors over {OVER_PERCENT:g} %: "
+        + ("; ".join(f"{error.row.name} ({error.counter} {error.percent:+.1f} %)" for error in over) or "none")
+        + ".",
+        "",
+        "Without a prediction: "
+        + ("; ".join(f"{row.name}: {r.get('not_run') or r.get('why')}" for row, r in without) or "none")
+        + ".",
+        "Not run: " + (", ".join(f"{FAMILIES[key].title} {n}" for key, n in left.items() if n) or "none") + ".",
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Compare, and write the page and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--predictions", type=Path, default=PREDICTIONS)
+    parser.add_argument("--print", action="store_true", help="print the table, and write nothing")
+    given = parser.parse_args()
+    if given.predictions == PREDICTIONS and not is_committed(PREDICTIONS):
+        parser.error(f"{PREDICTIONS.name} is not committed as it is: commit predictions before they are compared")
+    rows = rows_of((HERE / "rows.csv").read_text("utf-8"))
+    measured, predictions = measured_values((HERE / "measured.csv").read_text("utf-8")), records(given.predictions)
+    table = render(rows, predictions, first_records(given.predictions), measured)
+    if given.print:
+        print(table)
+        return
+    page = PAGE.read_text("utf-8")
+    before, _, rest = page.partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table + END + rest.partition(END)[2], "utf-8")
+    PICTURE.write_text(picture(found_errors(rows, predictions, measured)), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

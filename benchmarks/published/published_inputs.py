@@ -1,0 +1,219 @@
+"""Stand-ins for what the published scripts ask the hub for: configs of the published sizes, tokenizers and rows.
+
+The parts of the strangers' runner make them; here are only the names that it does not have.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strangers"))
+
+import stranger_hub
+from stranger_hub import llama
+from tokenizers import Tokenizer, processors
+
+QWEN3_4B = llama(
+    "qwen3",
+    "Qwen3ForCausalLM",
+    151936,
+    2560,
+    9728,
+    36,
+    32,
+    8,
+    head_dim=128,
+    tie_word_embeddings=True,
+    max_position_embeddings=40960,
+    rope_theta=1000000,
+)
+LLAMA_32_3B = llama(
+    "llama",
+    "LlamaForCausalLM",
+    128256,
+    3072,
+    8192,
+    28,
+    24,
+    8,
+    head_dim=128,
+    tie_word_embeddings=True,
+    max_position_embeddings=131072,
+    bos_token_id=128000,
+    eos_token_id=128001,
+    rms_norm_eps=1e-5,
+    rope_theta=500000.0,
+)
+POWER_3B = llama(
+    "granite",
+    "GraniteForCausalLM",
+    49152,
+    2304,
+    9216,
+    40,
+    36,
+    36,
+    tie_word_embeddings=True,
+    embedding_multiplier=12.0,
+    attention_multiplier=0.015625,
+    residual_multiplier=0.22,
+    logits_scaling=9.0,
+    attention_dropout=0.1,
+)
+SANTACODER = {
+    "model_type": "gpt_bigcode",
+    "architectures": ["GPTBigCodeForCausalLM"],
+    "vocab_size": 49280,
+    "n_positions": 2048,
+    "n_embd": 2048,
+    "n_layer": 24,
+    "n_head": 16,
+    "n_inner": 8192,
+    "activation_function": "gelu_pytorch_tanh",
+    "multi_query": True,
+    "attn_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "resid_pdrop": 0.1,
+    "bos_token_id": 49152,
+    "eos_token_id": 49152,
+}
+DINO = {
+    "model_type": "dinov2",
+    "architectures": ["Dinov2Model"],
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 518,
+    "patch_size": 14,
+    "dtype": "float32",
+}
+
+
+def flux2_klein(folder: Path) -> None:
+    """FLUX.2-klein-base-4B: 3 875 544 576 weights of the transformer, which the published counts confirm."""
+    parts = {
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+        "text_encoder": ["transformers", "Qwen3ForCausalLM"],
+        "tokenizer": ["transformers", "Qwen2TokenizerFast"],
+        "transformer": ["diffusers", "Flux2Transformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKLFlux2"],
+    }
+    head = {"_class_name": "Flux2KleinPipeline", "_diffusers_version": "0.37.0", "is_distilled": False}
+    (folder / "model_index.json").write_text(json.dumps(head | parts))
+    write = stranger_hub._part
+    write(
+        folder,
+        "scheduler",
+        _class_name="FlowMatchEulerDiscreteScheduler",
+        num_train_timesteps=1000,
+        shift=3.0,
+        use_dynamic_shifting=True,
+        base_shift=0.5,
+        max_shift=1.15,
+        base_image_seq_len=256,
+        max_image_seq_len=4096,
+    )
+    write(folder, "vae", _class_name="AutoencoderKLFlux2")
+    write(
+        folder,
+        "transformer",
+        _class_name="Flux2Transformer2DModel",
+        in_channels=128,
+        num_layers=5,
+        num_single_layers=20,
+        attention_head_dim=128,
+        num_attention_heads=24,
+        joint_attention_dim=7680,
+        timestep_guidance_channels=256,
+        mlp_ratio=3.0,
+        axes_dims_rope=[32, 32, 32, 32],
+        rope_theta=2000,
+        eps=1e-6,
+        guidance_embeds=False,
+    )
+    write(folder, "text_encoder", **QWEN3_4B)
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    stranger_hub.tokenizer(folder / "tokenizer", "qwen", QWEN3_4B)
+    stranger_hub.absent(folder, "tokenizer/config.json")
+
+
+def _llama32(config):
+    """A byte-level tokenizer that begins each text, and takes each digit for a token."""
+    made = stranger_hub._byte_level([], ["<|begin_of_text|>", "<|end_of_text|>"], config["vocab_size"])
+    begin = ("<|begin_of_text|>", made.token_to_id("<|begin_of_text|>"))
+    made.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", pair="<|begin_of_text|> $A $B", special_tokens=[begin]
+    )
+    return made, {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+
+
+QUERY, TEMPLATE = "How many apples are there?", "Question: {query} Think step by step.\nAnswer:"
+BUCKET, ROWS_OF_BATCH = 20, 4
+USUAL_TOKENS = 240
+
+
+def metamath(working: Path, longest: list[int]) -> None:
+    """Write the data sets of MetaMathQA's script as folders where it runs.
+
+    A bucket of batches of usual length comes first, so that the optimizer has its state and the cache was emptied; the
+    next begins with the batches of the given lengths.
+    """
+    folder = stranger_hub.model(working, "meta-llama/Llama-3.2-3B")
+    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompt = len(words.encode(TEMPLATE.format(query=QUERY)).ids)
+    lengths = [USUAL_TOKENS] * BUCKET + [*longest, *[USUAL_TOKENS] * (BUCKET - len(longest))]
+    rows = [
+        {"type": "made", "query": QUERY, "response": "7" * (length - prompt), "original_question": QUERY}
+        for length in lengths
+        for _ in range(ROWS_OF_BATCH)
+    ]
+    assert len(words.encode(TEMPLATE.format(query=QUERY) + rows[0]["response"]).ids) == USUAL_TOKENS
+    _lines("meta-math/MetaMathQA", "train", rows)
+    math = [{"question": QUERY, "answer": f"{'7' * 60}\n#### {n}"} for n in range(60)]
+    for split in ("train", "test"):
+        _lines("openai/gsm8k", split, math)
+    configs = (
+        "- config_name: main\n  data_files:\n  - {split: train, path: train.jsonl}\n  - {split: test, path: test.jsonl}"
+    )
+    Path("openai/gsm8k/README.md").write_text(f"---\nconfigs:\n{configs}\n---\n")
+    _lines("HuggingFaceFW/finewiki", "train", [{"text": "7" * 800} for _ in range(8)])
+
+
+def _lines(name: str, split: str, rows: list[dict[str, str]]) -> None:
+    Path(name).mkdir(parents=True, exist_ok=True)
+    (Path(name) / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+stranger_hub.PIPELINES["black-forest-labs/FLUX.2-klein-base-4B"] = flux2_klein
+stranger_hub.MODELS["facebook/dinov2-base"] = (DINO, "dino")
+stranger_hub.MODELS["meta-llama/Llama-3.2-3B"] = (LLAMA_32_3B, "llama32")
+stranger_hub.MODELS["ibm/PowerLM-3b"] = (POWER_3B, "llama")
+stranger_hub.MODELS["bigcode/gpt_bigcode-santacoder"] = (SANTACODER, "llama")
+stranger_hub.TOKENIZERS["llama32"] = _llama32
+stranger_hub.PROCESSORS["dino"] = (
+    "BitImageProcessor",
+    {"shortest_edge": 256},
+    [0.485, 0.456, 0.406],
+    [0.229, 0.224, 0.225],
+)
+stranger_hub.ROWS["peft-internal-testing/cat-image-dataset"] = (
+    "default",
+    {"train": "1"},
+    lambda c, n: {"image": stranger_hub._picture(n)},
+)
+
+
+def make(working: Path, spec: str) -> None:
+    """Make one input: ``model NAME``, ``data NAME COUNT`` or ``metamath LENGTHS``."""
+    kind, *words = spec.split()
+    makers: dict[str, Callable[[], object]] = {
+        "model": lambda: stranger_hub.model(working, words[0]),
+        "data": lambda: stranger_hub.data(working, words[0], int(words[1])),
+        "metamath": lambda: metamath(working, [int(length) for length in words[0].split(",")]),
+    }
+    makers[kind]()
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), " ".join(sys.argv[2:]))
