@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dryfit.gpu.device import virtual_gpu
     from dryfit.ledger import event_types as events
     from dryfit.settings.errors import DryfitError, LoadError
+    from dryfit.study.estimates import estimate, fits
     from dryfit.study.functions import (
         Study,
         TuneAllResult,
@@ -58,6 +59,8 @@ _HOMES = {
     "Predictor": "dryfit.training.prediction",
     "Trial": "dryfit.training.current_trial",
     "check_memory": "dryfit.study.memory_checks",
+    "estimate": "dryfit.study.estimates",
+    "fits": "dryfit.study.estimates",
     "checkpointed": "dryfit.training.current_trial",
     "current_trial": "dryfit.training.current_trial",
     "rehearse": "dryfit.study.rehearsals",
@@ -90,8 +93,10 @@ __all__ = [
     "compare",
     "current_trial",
     "doctor",
+    "estimate",
     "events",
     "export",
+    "fits",
     "import_rows",
     "init",
     "init_rows",

@@ -7,6 +7,7 @@ import runpy
 import sys
 import sysconfig
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dryfit.settings.rehearsal_messages import RehearsalRequest
@@ -61,7 +62,7 @@ def started(request: RehearsalRequest) -> Callable[[], object]:
     if request.function:
         function = imported(FunctionName.parse(request.function), f"importing {request.function} to rehearse it")
         assert callable(function)
-        return function
+        return partial(function, **request.parameters)
     if request.module:
         module = request.module
         sys.argv = [module, *request.arguments]

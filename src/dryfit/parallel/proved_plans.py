@@ -23,13 +23,12 @@ from dryfit.parallel.narrow import Narrowing, WideModel, narrow_config, prove_pl
 from dryfit.parallel.planner import plan_shards
 from dryfit.parallel.prove import MAX_PROOF_BYTES
 from dryfit.parallel.vocabulary_loss import VocabularyLoss
-from dryfit.plans.trace_store import code_fingerprint
 from dryfit.settings.execution import PlanSubject, WeightFormat, base_format, check_sharded
 from dryfit.settings.files import read_model, write_model
 from dryfit.settings.memory_key import StepKey, step_key
 from dryfit.settings.sharding import KeptWhole, ParameterShard, ShardPlan, ShardProof, ShardRow, ShardSummary
 from dryfit.settings.tables import ModelSettings, Settings
-from dryfit.settings.version import PACKAGE_FOLDER
+from dryfit.settings.version import PACKAGE_FOLDER, code_fingerprint
 from dryfit.settings.wire import digest
 from dryfit.tasks.base import Batch, MakeBase, Task, TaskModel
 from dryfit.tasks.guard import model_bounds

@@ -24,7 +24,7 @@ from dryfit.settings.memory_plan import MemoryPlan
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.sharding import Sent
 from dryfit.settings.tables import Settings
-from dryfit.settings.version import PACKAGE_FOLDER
+from dryfit.settings.version import PACKAGE_FOLDER, code_fingerprint
 from dryfit.settings.wire import canonical_json
 
 # Interpolate segments: polynomials through traces of a few batch shapes give the others, checked against a trace.
@@ -418,15 +418,6 @@ class TraceStore:
             if path != keep:
                 path.unlink(missing_ok=True)
                 excess_bytes -= size
-
-
-def code_fingerprint(package: Path) -> str:
-    """Hash the Python sources below a folder."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _identity(

@@ -348,6 +348,7 @@ class RehearsalRequest(Message):
         module: Name of a module, run as by ``python -m``.
         function: ``module:name`` or ``file.py:name`` of a function, called without arguments.
         arguments: The script's own arguments.
+        parameters: What a function is called with.
         others: Devices of the same architecture for which the recording is replayed.
         ranks: Size of the process group of which the script is rank 0.
         steps: Optimizer steps after which it is ended.
@@ -367,6 +368,7 @@ class RehearsalRequest(Message):
     module: str | None = None
     function: str | None = None
     arguments: tuple[str, ...] = ()
+    parameters: dict[str, ArgumentValue] = field(default_factory=dict[str, ArgumentValue])
     device: DeviceSpec
     others: tuple[DeviceSpec, ...] = ()
     ranks: int = 1

@@ -1,5 +1,6 @@
 """The version of the package, its folder, and the platforms that it supports."""
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -26,3 +27,12 @@ def refuse_unsupported_platform(name: str = sys.platform) -> None:
             "Linux, and macOS",
             "dryfit isolates trials with POSIX processes and signals: on Windows use WSL 2",
         )
+
+
+def code_fingerprint(package: Path) -> str:
+    """Hash the Python sources below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -37,6 +37,7 @@ from dryfit.settings.rehearsal_messages import (
     RehearsalRequest,
     ScriptEnd,
 )
+from dryfit.settings.trial import Scalar
 from dryfit.study.own_functions import Role, caller_paths, function_name
 
 DEFAULT_STEPS = 3
@@ -135,11 +136,7 @@ def rehearse(
         raise ConfigError("rehearsing a function", f"python = {chosen!r}", "none: a function is run by this one")
     if arguments:
         raise ConfigError("rehearsing a function", f"arguments = {list(arguments)!r}", "none: a function takes none")
-    name, folder = function_name(target, Role("the function to rehearse", "def train(): ..."))
-    place = f"{folder}/{name}" if folder else str(name)
-    surroundings = RehearsalSurroundings(dict(os.environ), import_paths=tuple(caller_paths()))
-    request = _request(doing, _device(doing), RehearsalTarget(function=place), ranks)
-    return _climbed(PreparedRehearsal(request, surroundings, doing, _has_eight_bit()))
+    return run_prepared(prepare_function(target, doing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +205,26 @@ def prepare(command: ScriptCommand, options: RehearsalOptions, device: DeviceSpe
     return PreparedRehearsal(request, surroundings, options, has_eight_bit)
 
 
+def prepare_function(
+    function: Callable[..., object], options: RehearsalOptions, parameters: Mapping[str, Scalar] | None = None
+) -> PreparedRehearsal:
+    """Return the rehearsal of a function.
+
+    Args:
+        parameters: What it is called with, by name.
+
+    Raises:
+        ConfigError: As of :func:`rehearse`.
+        ObjectiveError: No other process can import it.
+    """
+    name, folder = function_name(function, Role("the function to rehearse", "def train(): ..."))
+    place = f"{folder}/{name}" if folder else str(name)
+    surroundings = replace(options.surroundings, import_paths=tuple(caller_paths()))
+    request = _request(options, _device(options), RehearsalTarget(function=place), options.ranks or 1)
+    request = request.model_copy(update={"parameters": dict(parameters or {})})
+    return PreparedRehearsal(request, surroundings, options, _has_eight_bit())
+
+
 def rehearse_command(command: ScriptCommand, options: RehearsalOptions) -> RehearsalAnswer:
     """Rehearse a command line.
 
@@ -215,7 +232,7 @@ def rehearse_command(command: ScriptCommand, options: RehearsalOptions) -> Rehea
         ConfigError: As of :func:`rehearse`.
         ChildError: The answer cannot be read.
     """
-    return _climbed(prepare(command, options))
+    return run_prepared(prepare(command, options))
 
 
 def write_rehearsal(answer: RehearsalAnswer, file: Path | str, title: str) -> Path:
@@ -304,7 +321,7 @@ def _has_eight_bit() -> bool:
     return importlib.util.find_spec("bitsandbytes") is not None
 
 
-def _climbed(prepared: PreparedRehearsal) -> RehearsalAnswer:
+def run_prepared(prepared: PreparedRehearsal) -> RehearsalAnswer:
     """Rehearse, without a limit too where that is needed, and climb the ladder if it is asked for."""
     answer = _with_views(prepared)
     try:

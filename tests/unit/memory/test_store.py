@@ -12,9 +12,10 @@ from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import DeviceConstants
 from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, estimate
-from dryfit.plans.trace_store import FitPlan, TraceStore, code_fingerprint, fit, regime
+from dryfit.plans.trace_store import FitPlan, TraceStore, fit, regime
 from dryfit.plans.tracer import Variant
 from dryfit.settings.memory_terms import Confidence, DeviceSpec, OptimizerImpl
+from dryfit.settings.version import code_fingerprint
 from planning import ToyTracer
 
 SHAPE = Shape(4, 64)
