@@ -12,9 +12,10 @@ import encoders
 import spans
 import tiny
 import tiny_lms
+from dryfit.gpu.device import VirtualGpu
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.execution import PlanSubject, adapters
-from dryfit.settings.memory_terms import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.tasks import causal_lm
 from dryfit.tasks.guard import BatchGuard
 from dryfit.training import trainer as loop
@@ -225,3 +226,13 @@ def test_so_it_does_for_language_models(
 
 def facts(model: torch.nn.Module) -> dict[str, Any]:
     return {name: (tuple(one.shape), one.dtype, one.requires_grad) for name, one in model.named_parameters()}
+
+
+def test_behind_a_plan_torch_counts_no_device() -> None:
+    gpu = VirtualGpu(DeviceSpec(name="made up", capacity_bytes=1 << 33))
+    with gpu.stepping():
+        assert torch.cuda.is_available() and torch.zeros(4, device="cuda").is_cuda
+    assert not torch.cuda.is_available() and not torch.cuda.device_count()
+    with gpu.stepping():
+        assert torch.cuda.device_count() == 1
+    assert torch.zeros(4).sum() == 0

@@ -242,6 +242,7 @@ class CudaApi:
 
     Attributes:
         shows_counters: Whether the script asked for the allocator's counters.
+        is_there: Whether torch counts the device.
     """
 
     def __init__(
@@ -269,7 +270,8 @@ class CudaApi:
         CudaGraph.on_unknown = on_unknown  # pyright: ignore[reportAttributeAccessIssue]
         self.empty_cache = allocations.release_cached
         self.reset_peaks: Callable[..., None] = lambda *_: allocations.reset_peaks()
-        self.device_count = lambda: devices
+        self.is_there = True
+        self.device_count = lambda: devices if self.is_there else 0
         self.architectures = lambda: f"sm_{spec.capability[0]}{spec.capability[1]}"
         self.current_stream = lambda _device: (CudaStream.current, 0, _CUDA)
         self.default_stream = lambda _device: (0, 0, _CUDA)

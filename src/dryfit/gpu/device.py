@@ -111,12 +111,13 @@ class VirtualGpu:
     def stepping(self) -> Iterator[None]:
         """Let tensors be on the virtual GPU, inside the block, for steps of dryfit's own.
 
-        Of what a script may do besides, nothing is followed, so that other work of this process goes on as it is; what
-        ``torch.cuda`` answers stays.
+        Of what a script may do besides, nothing is followed, so other work of this process goes on as it is. Behind
+        the block torch counts no device.
         """
         if not self._answers:
             self.api.install()
             self._answers = True
+        self.api.is_there = True
         threads = torch.autograd.is_multithreading_enabled()
         followed = self.dispatch.follow()
         try:
@@ -126,6 +127,7 @@ class VirtualGpu:
         finally:
             for handle in followed:  # other models and threads of this process are none of the device's
                 handle.remove()
+            self.api.is_there = False
             torch.autograd.set_multithreading_enabled(threads)
 
     @contextmanager

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
+from dryfit.gpu.private_apis.torch_operators import ARGUMENTS
 from dryfit.gpu.private_apis.torch_recording import scoped_library
 from dryfit.settings.older_python import StrEnum
 
@@ -26,8 +27,7 @@ _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_MOST_WIDTH = 256
 _CUDNN_MOST_WIDTHS = {(9, 0): 256, (10, 0): 128}
-_TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-_ROUNDS_DROPOUT = _TORCH >= (2, 12)
+_ROUNDS_DROPOUT = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 """Whether torch asks for another kernel where cuDNN would round the dropout: 2.11.0 does not, as an H200 showed."""
 _MASK_ALIGNMENT = 8
 _WIDTH_ALIGNMENT = 8
@@ -162,7 +162,7 @@ def route_attention(device: str, capability: tuple[int, int]) -> Iterator[Callab
 # torch composes these of other operators for a device without a kernel of their own (``CompositeImplicitAutograd`` in
 # native_functions.yaml), so a CPU build does on fake CUDA tensors: it keeps and makes tensors that a device does not
 # have. That there is a kernel is enough: fakes answer before it. To be removed when CPU builds have such kernels.
-_OF_ONE_KERNEL: Final = ("silu_backward", "mish_backward", *(["_fused_rms_norm"] if _TORCH >= (2, 9) else []))
+_OF_ONE_KERNEL: Final = ("silu_backward", "mish_backward", *({"_fused_rms_norm"} & ARGUMENTS.keys()))
 """Operators of one kernel on CUDA: RMSNorm's since torch 2.9 (``layer_norm_kernel.cu``)."""
 
 

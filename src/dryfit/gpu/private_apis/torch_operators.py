@@ -49,6 +49,8 @@ ARGUMENTS: Final = {
     "_fused_sgd_": "self grads momentum_buffer_list",
     "_ctc_loss": "log_probs targets input_lengths target_lengths",
     "_ctc_loss_backward": "grad log_probs",
+    # having it in one piece, as a device has it (torch 2.9 and later)
+    **({"_fused_rms_norm": "input normalized_shape weight eps"} if hasattr(torch.ops.aten, "_fused_rms_norm") else {}),
 }
 """The first arguments of each operator, in order: dryfit gives and reads them by their places.
 
