@@ -194,7 +194,8 @@ def predicted(device: str) -> Callable[[str, list[str]], dict[str, Any]]:
         answer = json.loads(lines[-1])
         keys = (
             *("verdict", "end", "reasons", "peak_allocated_bytes", "peak_reserved_bytes", "overhead_bytes"),
-            *("required_bytes", "peak_at", "peak_source", "least_step_s", "flops_per_step", "unknown", "notes"),
+            *("required_bytes", "peak_at", "peak_source", "least_step_s", "step_time", "flops_per_step"),
+            *("unknown", "notes"),
             *("by_phase", "traceback"),
         )
         kept = {key: answer.get(key) for key in keys}

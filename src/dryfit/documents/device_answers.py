@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from dryfit.documents.document import Block, Document, Line, counted, document_of, duration_text, json_of
-from dryfit.documents.rehearsals import place_text, rehearsal_json
+from dryfit.documents.rehearsals import place_text, rehearsal_json, step_time_cell
 from dryfit.settings.choices import Emitted
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.errors import ConfigError
@@ -80,8 +80,12 @@ def device_answers_document(answers: DeviceAnswers) -> Document:
 
 def devices_table(answers: DeviceAnswers) -> Table:
     """Return a row for each device."""
-    rows = tuple(_row(one) for one in answers.answers)
-    return Table(("device", "fits", "required", "of", "left over"), rows)
+    rows = [_row(one) for one in answers.answers]
+    heads = ("device", "fits", "required", "of", "left over")
+    times = [step_time_cell(one.answer.work) for one in answers.answers]
+    if any(times):
+        return Table((*heads, "a step (80 %)"), tuple((*row, time) for row, time in zip(rows, times, strict=True)))
+    return Table(heads, tuple(rows))
 
 
 def _row(one: DeviceAnswer) -> tuple[str, ...]:

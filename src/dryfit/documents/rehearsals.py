@@ -34,11 +34,13 @@ from dryfit.settings.rehearsal_messages import (
     PricedArguments,
     RehearsalAnswer,
     RehearsalMemory,
+    StepTime,
     StepWork,
     TimelinePoint,
 )
 from dryfit.settings.text import Table, gib, shown_by
 
+_SHOWN_SHARE, _SHOWN_KINDS = 0.03, 4
 _MEMORY: Final = tuple(name for name in RehearsalMemory.model_fields if name != "timeline")
 _WORK: Final = tuple(StepWork.model_fields)
 _OF_A_PLAN: Final[dict[str, object]] = {
@@ -266,6 +268,26 @@ def batch_text(batch: LargestBatch) -> str:
     return f"{shapes}; {among}; {'trained on first' if batch.fed_first else 'as the script feeds them'}"
 
 
+def step_time_lines(time: StepTime, device: str) -> list[str]:
+    """Return how long a step takes, where the time goes, and how well that is known."""
+    kinds = [f"{name} {share:.0%}" for name, share in time.by_kind.items() if share >= _SHOWN_SHARE][:_SHOWN_KINDS]
+    interval = f"{_seconds(time.low_s)} to {_seconds(time.high_s)} (80 %), about {_seconds(time.estimate_s)}"
+    lines = [f"step time     {interval} on {device}: {', '.join(kinds)}; the GPU is busy {time.busy_share:.0%} of it"]
+    known = f"what {device} reaches was {time.level.replace('-', ' ')} by {time.basis}"
+    if time.level == "guessed":
+        known = f"nobody measured what {device} reaches: a guess, so the interval is wide"
+    lines.append(f"              {known}; not counted: {', '.join(time.not_counted)}")
+    if time.launch_bound_high_s is not None:
+        lines.append("              so many small kernels that a slow host decides: the upper end is four times ours")
+    return lines
+
+
+def step_time_cell(work: StepWork | None) -> str:
+    """Return the interval of a step's time for a table; empty where it is not known."""
+    time = work.step_time if work is not None else None
+    return "" if time is None else f"{_seconds(time.low_s)} to {_seconds(time.high_s)}"
+
+
 def work_text(work: StepWork, device: str) -> str:
     """Return the arithmetic of a step, and the least time for it."""
     text = f"{_scaled(work.flops_per_step, 'FLOP')}, {_scaled(work.bytes_per_step, 'B')} read and written"
@@ -302,6 +324,8 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
         lines.append(f"worst batch   {batch_text(answer.worst_batch)}")
     if answer.work is not None:
         lines.append(f"a step        {work_text(answer.work, answer.device.name)}")
+        if answer.work.step_time is not None:
+            lines += step_time_lines(answer.work.step_time, answer.device.name)
     if answer.sent:
         kinds = ", ".join(f"{name} {gib(size)}" for name, size in answer.sent.items())
         lines.append(f"a rank sends  {kinds} a step")

@@ -315,7 +315,7 @@ class _Run:
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Count an operator's work, if it is a part of training."""
         if not self.shortening.evaluating:
-            self.work.note(func, args, kwargs, out)
+            self.work.note(func, args, kwargs, out, self.gpu.dispatch.phase)
 
 
 def _traceback(error: BaseException) -> str:

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from dryfit.gpu.kinds import Kind, kind_of, sizes_of
 from dryfit.gpu.private_apis.torch_modes import schema_of
+from dryfit.gpu.step_time import Operation, Timing, step_time
+from dryfit.settings.device_reach import device_reach
 from dryfit.settings.devices import KnownGpu, ProductPrecision, device_rates
-from dryfit.settings.memory_terms import DeviceSpec
-from dryfit.settings.rehearsal_messages import StepWork
+from dryfit.settings.memory_terms import DeviceSpec, StepPhase
+from dryfit.settings.rehearsal_messages import StepTime, StepWork
 
 # Floating-point operations of matrix products, convolutions and attention, forward and backward.
 #
@@ -291,22 +294,31 @@ def tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 _HALVES = {torch.float16: ProductPrecision.FP16, torch.bfloat16: ProductPrecision.BF16}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Cost:
-    """What one operator on given shapes costs.
+    """What one operator on given shapes costs in a phase; each is one object, compared by identity.
 
     Attributes:
         timed_flops: The part of ``flops`` that a kernel cannot leave out.
+        operation: What its time depends on.
     """
 
     flops: int
     timed_flops: int
     bytes: int
     precision: ProductPrecision
+    operation: Operation
 
     def least_s(self, rates: KnownGpu, capability: tuple[int, int]) -> float:
         arithmetic_s = self.timed_flops / rates.flops_per_s(self.precision, capability)
         return max(arithmetic_s, self.bytes / rates.bytes_per_s)
+
+
+_VIEWS = {
+    phase: _Cost(0, 0, 0, ProductPrecision.FP32, Operation(Kind.VIEW, phase, 0, 0, ProductPrecision.FP32))
+    for phase in StepPhase
+}
+"""What moves nothing: it takes the host's time alone."""
 
 
 class WorkCounter:
@@ -319,22 +331,38 @@ class WorkCounter:
         self._running: Counter[_Cost] = Counter()
         self._last: Counter[_Cost] | None = None
 
-    def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Add an operator that ran, with what it was given and what it gave."""
+    def note(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        out: Any,
+        phase: StepPhase = StepPhase.FORWARD,
+    ) -> None:
+        """Add an operator that ran, with what it was given and what it gave, and what the script was doing."""
         free = self._free.get(func)
         if free is None:
             free = self._free[func] = moves_nothing(func)
         if free:
+            self._running[_VIEWS[phase]] += 1
             return
-        key = (func, *map(_signed, args), _signed(out))
+        key = (func, phase, *map(_signed, args), _signed(out))
         if kwargs:
             key += tuple(map(_signed, kwargs.values()))
         cost = self._costs.get(key)
         if cost is None:
-            cost = self._costs[key] = self._cost(func, args, kwargs, out)
+            cost = self._costs[key] = self._cost(func, args, kwargs, out, phase)
         if cost.flops and cost.precision is ProductPrecision.FP32 and _allows_tf32(func):
-            cost = replace(cost, precision=ProductPrecision.TF32)
+            cost = self._in_tf32(cost)
         self._running[cost] += 1
+
+    def _in_tf32(self, cost: _Cost) -> _Cost:
+        made = self._costs.get(cost)
+        if made is None:
+            tf32 = ProductPrecision.TF32
+            made = replace(cost, precision=tf32, operation=replace(cost.operation, precision=tf32))
+            self._costs[cost] = made
+        return made
 
     def so_far(self) -> "Counter[_Cost]":
         """Return what was noted in the current step until now."""
@@ -363,19 +391,37 @@ class WorkCounter:
             flops_per_step=flops,
             bytes_per_step=moved_bytes,
             least_step_s=least_s,
+            step_time=self._time(rates, device, least_s),
             rates=_told(rates, {cost.precision for cost in self._last if cost.flops}, device.capability),
         )
 
-    def _cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> _Cost:
+    def _time(self, rates: KnownGpu, device: DeviceSpec, least_s: float) -> StepTime | None:
+        reach = device_reach(device.name)
+        if reach is None or self._last is None:
+            return None
+        step = ((cost.operation, times) for cost, times in self._last.items())
+        return step_time(step, Timing(rates, reach, device.capability), reach, least_s)
+
+    def _cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, phase: StepPhase) -> _Cost:
         schema = schema_of(func)
         named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
         flops = flops_of(func, args, kwargs, out)
-        return _Cost(
-            flops=flops,
-            timed_flops=timed_flops(flops, schema.name, named),
-            bytes=Traffic(self._device_type, schema, named, out).bytes(),
-            precision=_precision(args, kwargs),
+        timed = timed_flops(flops, schema.name, named)
+        moved_bytes = Traffic(self._device_type, schema, named, out).bytes()
+        precision = _precision(args, kwargs)
+        kind = kind_of(schema.name, flops, named, out, phase)
+        matrices = (one for one in tensors_in(tuple(named.values())) if one.dim() >= 2)
+        operation = Operation(
+            kind=kind,
+            phase=phase,
+            flops=timed,
+            bytes=moved_bytes,
+            precision=precision,
+            sizes=sizes_of(kind, named, out),
+            element_bytes=next((one.element_size() for one in matrices), 4),
+            is_backward="backward" in schema.name,
         )
+        return _Cost(flops=flops, timed_flops=timed, bytes=moved_bytes, precision=precision, operation=operation)
 
 
 def _signed(value: Any) -> Any:

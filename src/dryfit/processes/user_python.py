@@ -28,7 +28,14 @@ LEAST_PYTHON: Final = (3, 10)
 """The first version of Python that the virtual GPU's code runs in."""
 BESIDE: Final = (
     *("__init__", "older_names", "settings/__init__", "processes/__init__"),
-    *("settings/choices", "settings/devices", "settings/errors", "settings/files", "settings/memory_terms"),
+    *(
+        "settings/choices",
+        "settings/device_reach",
+        "settings/devices",
+        "settings/errors",
+        "settings/files",
+        "settings/memory_terms",
+    ),
     *("settings/older_python", "settings/private_names", "settings/records", "settings/rehearsal_messages"),
     *("settings/text", "settings/user_code", "settings/version"),
     *("processes/linux_kernel", "processes/process", "processes/wall", "processes/wall_keeper"),

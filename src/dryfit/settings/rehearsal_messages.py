@@ -219,6 +219,32 @@ class OutOfMemory(Record):
     caught: bool
 
 
+class StepTime(Record):
+    """How long one optimizer step takes on the device, estimated.
+
+    Attributes:
+        estimate_s: Median.
+        low_s: Four of five steps take at least as long as this, and at most ``high_s``: an interval of 80 %.
+        high_s: Its upper end.
+        level: How well the device's reach is known: measured, power-limited, guessed.
+        busy_share: Share of the time in which the device computes.
+        launch_bound_high_s: What a slow host may take, where that exceeds the device's time; else None.
+        by_kind: Share of the device's time by kind of operator, the largest first.
+        basis: Who measured the device's reach.
+        not_counted: What a run has besides.
+    """
+
+    estimate_s: float
+    low_s: float
+    high_s: float
+    level: str
+    busy_share: float
+    launch_bound_high_s: float | None
+    by_kind: dict[str, float]
+    basis: str
+    not_counted: tuple[str, ...]
+
+
 class StepWork(Record):
     """Arithmetic of one optimizer step, and the least time that the device could take for it.
 
@@ -228,12 +254,14 @@ class StepWork(Record):
         least_step_s: Sum over operators of the longer of arithmetic and traffic at the device's published rates;
             None where the device has none (an amount of memory).
         rates: What the time was computed with, and their source.
+        step_time: How long the step takes; None where nothing is known of what the device reaches.
     """
 
     flops_per_step: int
     bytes_per_step: int
     least_step_s: float | None = None
     rates: str = ""
+    step_time: StepTime | None = None
 
 
 ArgumentValue = str | int | float | bool | None

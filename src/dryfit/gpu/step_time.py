@@ -1,0 +1,254 @@
+"""The time of a step on a GPU that is not there: one formula for each kind of operator, by what GPUs reach.
+
+The formulas and their constants were settled with public measurements (kernels of NVIDIA's aiconfigurator and of
+NeuSight, norms of Liger-Kernel): see docs/step-time.md. All peaks are published ones, in operations and bytes a second.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil, exp, sqrt
+from typing import Final
+
+from dryfit.gpu.kinds import Kind
+from dryfit.settings.device_reach import DeviceReach, ReachLevel
+from dryfit.settings.devices import KnownGpu, ProductPrecision
+from dryfit.settings.memory_terms import StepPhase
+from dryfit.settings.rehearsal_messages import StepTime
+
+_LAUNCH_S: Final = 3.1e-6
+"""From one kernel's begin to the next one's, at least."""
+_TILES: Final = (
+    *((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.97), (256, 64, 0.97), (64, 256, 0.97)),
+    *((128, 64, 0.957), (64, 128, 0.957), (64, 64, 0.93)),
+)
+"""Rows and columns of a tile of the result that one processor computes, and what it reaches beside the largest."""
+_SPLITS: Final = (1, 2, 4, 16, 64)
+_LEAST_SPLIT: Final = 256
+_SLICE: Final = 32
+_FIRST_TERMS: Final = {True: 128, False: 10}
+"""Terms' worth of time before a tile's first, on tensor cores or outside of them."""
+_SPLIT_S: Final = 2e-6
+_SHORT_KEYS: Final = 500
+_NARROW_HEAD: Final = 0.85
+_QUERIES: Final = 128
+"""Queries that one processor takes at once."""
+_DEPTHWISE: Final = 0.45
+_CHANNELS: Final = 32
+"""cuDNN computes so many channels of a group at least."""
+
+_SHARES: Final[Mapping[Kind, float]] = {
+    Kind.ELEMENTWISE: 0.98,
+    Kind.OPTIMIZER: 0.95,
+    Kind.CAST: 0.90,
+    Kind.REDUCE: 0.90,
+    Kind.SOFTMAX_BACKWARD: 0.95,
+    Kind.SOFTMAX: 0.80,
+    Kind.COPY: 0.75,
+    Kind.STRIDED: 0.60,
+    Kind.NORM: 0.62,
+    Kind.NORM_BACKWARD: 0.47,
+    Kind.LOG_SOFTMAX: 0.47,
+    Kind.GATHER: 0.33,
+    Kind.EMBEDDING_BACKWARD: 0.16,
+}
+"""Bandwidth that a kind reaches beside large contiguous element-wise kernels."""
+_HOST_S: Final = {StepPhase.FORWARD: 10e-6, StepPhase.BACKWARD: 7e-6, StepPhase.OPTIMIZER: 8e-6}
+"""Time that the host needs to start an operator; of other phases as forward."""
+_VIEW_S: Final = 1.5e-6
+
+_UNSURE: Final[Mapping[Kind, float]] = {
+    Kind.MATMUL: 0.08,
+    Kind.OPTIMIZER: 0.08,
+    Kind.ELEMENTWISE: 0.10,
+    Kind.REDUCE: 0.15,
+    Kind.ATTENTION: 0.20,
+    Kind.CONVOLUTION: 0.20,
+    Kind.SOFTMAX: 0.20,
+    Kind.SOFTMAX_BACKWARD: 0.20,
+    Kind.LOG_SOFTMAX: 0.20,
+    Kind.CAST: 0.20,
+    Kind.STRIDED: 0.25,
+    Kind.COPY: 0.25,
+    Kind.NORM: 0.35,
+    Kind.NORM_BACKWARD: 0.35,
+    Kind.GATHER: 0.40,
+    Kind.EMBEDDING_BACKWARD: 0.40,
+    Kind.VIEW: 0.0,
+}
+"""Standard deviation of the logarithm of a kind's time."""
+_UNSURE_GROUPS: Final = 0.45
+"""The same of grouped and depthwise convolutions."""
+_UNSURE_DEVICE: Final = {ReachLevel.MEASURED: 0.08, ReachLevel.POWER_LIMITED: 0.15, ReachLevel.GUESSED: 0.20}
+_EIGHTY_PERCENT: Final = 1.28
+"""Standard deviations on either side that hold 80 % of a normal distribution."""
+_SLOW_HOST: Final = 4.0
+_NOT_COUNTED: Final = ("data loading", "evaluation", "checkpoints", "a first slow step")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """An operator with what its time depends on; each is one object, compared by identity.
+
+    Attributes:
+        flops: That its kernel cannot leave out.
+        bytes: That it reads and writes.
+        sizes: See :func:`dryfit.gpu.kinds.sizes_of`.
+        element_bytes: Of its first matrix.
+    """
+
+    kind: Kind
+    phase: StepPhase
+    flops: int
+    bytes: int
+    precision: ProductPrecision
+    sizes: tuple[int, ...] = ()
+    element_bytes: int = 4
+    is_backward: bool = False
+
+
+class Timing:
+    """Times of operators on one GPU.
+
+    Args:
+        rates: Its published peaks.
+        reach: How much of them it reaches.
+        capability: Its compute capability.
+    """
+
+    def __init__(self, rates: KnownGpu, reach: DeviceReach, capability: tuple[int, int]) -> None:
+        self._rates = rates
+        self._reach = reach
+        self._capability = capability
+        self._bytes_per_s = reach.bandwidth * rates.bytes_per_s
+
+    def knows(self, precision: ProductPrecision) -> bool:
+        """Whether its reach in a precision is known, or can be guessed."""
+        return not self._on_tensor_cores(precision) or self._reach.tensor is not None
+
+    def seconds(self, one: Operation) -> float:
+        """Return the time of a kernel."""
+        match one.kind:
+            case Kind.VIEW:
+                return 0.0
+            case Kind.MATMUL if len(one.sizes) == 5:
+                return self._matmul(one, *one.sizes[:4])
+            case Kind.CONVOLUTION if len(one.sizes) == 5:
+                return self._convolution(one)
+            case Kind.ATTENTION if len(one.sizes) == 4:
+                return self._attention(one)
+            case Kind.MATMUL | Kind.CONVOLUTION | Kind.ATTENTION:
+                return _LAUNCH_S + max(one.flops / self._flops_per_s(one.precision), one.bytes / self._bytes_per_s)
+            case _:
+                return self._memory_bound(one)
+
+    def _on_tensor_cores(self, precision: ProductPrecision) -> bool:
+        peak = self._rates.flops_per_s(precision, self._capability)
+        return peak > self._rates.flops_per_s(ProductPrecision.FP32, self._capability)
+
+    def _flops_per_s(self, precision: ProductPrecision) -> float:
+        share = self._reach.tensor if self._on_tensor_cores(precision) else self._reach.simt
+        return (share or self._reach.simt) * self._rates.flops_per_s(precision, self._capability)
+
+    def _matmul(self, one: Operation, batch: int, rows: int, columns: int, terms: int) -> float:
+        """Return the time of a product: waves of tiles, and traffic, the longer of which decides."""
+        processors = self._reach.processors
+        on_tensor_cores = self._on_tensor_cores(one.precision)
+        each = self._flops_per_s(one.precision) / processors
+        moved_s = batch * one.element_bytes * (rows * terms + terms * columns + rows * columns) / self._bytes_per_s
+        best = float("inf")
+        for tile_rows, tile_columns, share in _TILES:
+            tiles = batch * ceil(rows / tile_rows) * ceil(columns / tile_columns)
+            for split in _SPLITS:
+                if split > 1 and (terms / split < _LEAST_SPLIT or tiles * split > 4 * processors):
+                    continue
+                length = _SLICE * ceil(terms / split / _SLICE) + _FIRST_TERMS[on_tensor_cores]
+                spent = ceil(tiles * split / processors) * 2 * tile_rows * tile_columns * length / (each * share)
+                if split > 1:
+                    spent += _SPLIT_S + 8 * split * batch * rows * columns / self._bytes_per_s
+                best = min(best, spent)
+        return _LAUNCH_S + (best**4 + moved_s**4) ** 0.25
+
+    def _convolution(self, one: Operation) -> float:
+        groups, places, channels, terms, _ = one.sizes
+        if groups > 1 and channels == 1:
+            return _LAUNCH_S + one.bytes / (_DEPTHWISE * self._bytes_per_s)
+        padded = _CHANNELS * ceil(channels / _CHANNELS) if groups > 1 else channels
+        products = 2 if one.is_backward else 1
+        return products * self._matmul(one, groups, places, padded, terms)
+
+    def _attention(self, one: Operation) -> float:
+        heads, queries, keys, width = one.sizes
+        reach = self._reach.attention_backward if one.is_backward else self._reach.attention_forward
+        reach *= (1.0 if width >= _QUERIES else _NARROW_HEAD) / (1 + _SHORT_KEYS / max(1, keys))
+        waves = heads * ceil(queries / _QUERIES) / self._reach.processors
+        quantised = ceil(waves) / waves if waves >= 1 else 1 / waves
+        peak = self._rates.flops_per_s(one.precision, self._capability)
+        return _LAUNCH_S + max(one.flops * quantised / (peak * reach), one.bytes / self._bytes_per_s)
+
+    def _memory_bound(self, one: Operation) -> float:
+        gain = self._reach.l2_gain if one.bytes < self._reach.l2_bytes / 2 else 1.0
+        return _LAUNCH_S + one.bytes / (self._bytes_per_s * _SHARES[one.kind] * gain)
+
+
+def step_time(
+    step: Iterable[tuple[Operation, int]], timing: Timing, reach: DeviceReach, least_s: float
+) -> StepTime | None:
+    """Return the time of a step, with its 80 % interval; None where the device's reach in a precision is not known.
+
+    Host and device work side by side: in each phase the slower of both decides, and the device waits for the host of a
+    phase that begins.
+
+    Args:
+        step: The operators of a step, and how often each ran.
+        timing: Of the device.
+        reach: Of the device.
+        least_s: What the step takes at least, at the device's published peaks.
+    """
+    busy: dict[StepPhase, float] = defaultdict(float)
+    host: dict[StepPhase, float] = defaultdict(float)
+    kinds: dict[Kind, float] = defaultdict(float)
+    grouped_s = 0.0
+    for one, times in step:
+        if one.kind in (Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION) and not timing.knows(one.precision):
+            return None
+        spent = timing.seconds(one) * times
+        busy[one.phase] += spent
+        kinds[one.kind] += spent
+        if one.kind is Kind.CONVOLUTION and one.sizes and one.sizes[-1] > 1:
+            grouped_s += spent
+        host[one.phase] += times * (_VIEW_S if one.kind is Kind.VIEW else _HOST_S.get(one.phase, 10e-6))
+    busy_s, host_s = sum(busy.values()), sum(host.values())
+    if not busy_s:
+        return None
+    estimate_s = max(_pipelined(busy, host), least_s)
+    shares = {kind: spent / busy_s for kind, spent in kinds.items()}
+    variance = _UNSURE_DEVICE[reach.level] ** 2
+    variance += sum((share * _UNSURE[kind]) ** 2 for kind, share in shares.items())
+    variance += (grouped_s / busy_s * _UNSURE_GROUPS) ** 2
+    spread = exp(_EIGHTY_PERCENT * sqrt(variance))
+    launch_bound_s = _SLOW_HOST * host_s
+    is_launch_bound = launch_bound_s > busy_s
+    largest = sorted(shares.items(), key=lambda item: -item[1])
+    return StepTime(
+        estimate_s=estimate_s,
+        low_s=max(estimate_s / spread, least_s),
+        high_s=max(estimate_s * spread, launch_bound_s if is_launch_bound else 0.0),
+        level=str(reach.level),
+        busy_share=min(1.0, busy_s / estimate_s),
+        launch_bound_high_s=launch_bound_s if is_launch_bound else None,
+        by_kind={str(kind): share for kind, share in largest if kind is not Kind.VIEW},
+        basis=reach.basis,
+        not_counted=_NOT_COUNTED,
+    )
+
+
+def _pipelined(busy: Mapping[StepPhase, float], host: Mapping[StepPhase, float]) -> float:
+    """Return when both are done, phase after phase in the order of a step."""
+    host_s = device_s = 0.0
+    for phase in StepPhase:
+        if phase in busy:
+            begins_s = max(device_s, host_s)
+            host_s += host[phase]
+            device_s = begins_s + busy[phase] if busy[phase] >= host[phase] else max(device_s + busy[phase], host_s)
+    return max(host_s, device_s)

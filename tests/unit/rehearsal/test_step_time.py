@@ -1,0 +1,196 @@
+"""The formulas of step times against values worked out by hand, and what no estimate may do."""
+
+from collections import Counter
+from dataclasses import replace
+from math import exp, sqrt
+
+import pytest
+import torch
+
+from dryfit.gpu.kinds import Kind, kind_of, sizes_of
+from dryfit.gpu.step_time import Operation, Timing, step_time
+from dryfit.gpu.work import WorkCounter
+from dryfit.settings.device_reach import ReachLevel, device_reach
+from dryfit.settings.devices import ProductPrecision, device_names, device_rates, parse_device
+from dryfit.settings.memory_terms import StepPhase
+
+BF16, FP32 = ProductPrecision.BF16, ProductPrecision.FP32
+FORWARD, BACKWARD, OPTIMIZER = StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZER
+aten = torch.ops.aten
+
+
+def timing(name: str) -> Timing:
+    device = parse_device(name)
+    rates, reach = device_rates(device), device_reach(name)
+    assert rates is not None and reach is not None
+    return Timing(rates, reach, device.capability)
+
+
+def matmul(*sizes: int, precision: ProductPrecision = BF16, size: int = 2) -> Operation:
+    batch, rows, columns, terms = sizes
+    flops = 2 * batch * rows * columns * terms
+    moved = size * batch * (rows * terms + terms * columns + rows * columns)
+    return Operation(Kind.MATMUL, FORWARD, flops, moved, precision, (*sizes, 0), size)
+
+
+def memory(kind: Kind, moved: int, phase: StepPhase = FORWARD) -> Operation:
+    return Operation(kind, phase, 0, moved, FP32)
+
+
+def test_a_product_by_hand() -> None:
+    # A100: 108 processors, 0.82 of 312 TFLOP/s. 4096 x 4096 x 4096 in tiles of 128 x 64: 2048 tiles, 19 waves of
+    # 2 * 128 * 64 * (4096 + 128) operations at 0.957 * 0.82 * 312e12 / 108 a second; traffic 3 * 2 * 4096 ** 2 bytes.
+    # The largest tiles, 256 x 128, need 5 waves of four times the work: more, though they lose nothing.
+    waves_s = 19 * 2 * 128 * 64 * (4096 + 128) / (0.957 * 0.82 * 312e12 / 108)
+    moved_s = 3 * 2 * 4096**2 / (0.90 * 2039e9)
+    by_hand = 3.1e-6 + (waves_s**4 + moved_s**4) ** 0.25
+    assert timing("a100-80").seconds(matmul(1, 4096, 4096, 4096)) == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_a_long_sum_over_few_tiles_is_split() -> None:
+    one = timing("a100-80")
+    narrow = one.seconds(matmul(1, 128, 128, 1 << 20))
+    assert narrow < 0.1 * (2 * 128 * 128 * (1 << 20)) / (0.82 * 312e12 / 108)  # on one processor alone
+
+
+def test_memory_by_hand() -> None:
+    one = timing("h100-80")
+    assert one.seconds(memory(Kind.ELEMENTWISE, 10**9)) == pytest.approx(3.1e-6 + 1e9 / (0.90 * 3352e9 * 0.98))
+    assert one.seconds(memory(Kind.EMBEDDING_BACKWARD, 10**9)) == pytest.approx(3.1e-6 + 1e9 / (0.90 * 3352e9 * 0.16))
+    small = 10 * 2**20  # less than half of 50 MiB
+    assert one.seconds(memory(Kind.ELEMENTWISE, small)) == pytest.approx(3.1e-6 + small / (0.90 * 3352e9 * 0.98 * 1.8))
+    assert one.seconds(memory(Kind.VIEW, 0)) == 0
+
+
+def test_attention_by_hand() -> None:
+    # 16 heads and rows of 2048 queries and keys, 128 wide: 256 blocks of queries on 132 processors are two waves.
+    flops = 4 * 16 * 2048 * 2048 * 128
+    call = Operation(Kind.ATTENTION, FORWARD, flops, 0, BF16, (16, 2048, 2048, 128), 2)
+    waves = 16 * 16 / 132
+    by_hand = 3.1e-6 + flops * (2 / waves) / (989.4e12 * 0.62 / (1 + 500 / 2048))
+    one = timing("h100-80")
+    assert one.seconds(call) == pytest.approx(by_hand)
+    assert one.seconds(replace(call, is_backward=True)) == pytest.approx((by_hand - 3.1e-6) * 0.62 / 0.42 + 3.1e-6)
+    narrow = replace(call, sizes=(16, 2048, 2048, 64))
+    assert one.seconds(narrow) == pytest.approx((by_hand - 3.1e-6) / 0.85 + 3.1e-6)
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_more_work_never_takes_less_time(name: str) -> None:
+    one = timing(name)
+    sizes = [(1, 512 * n, 1024, 1024) for n in range(1, 9)]
+    for precision in (FP32, BF16):
+        times = [one.seconds(matmul(*each, precision=precision)) for each in sizes]
+        assert times == sorted(times)
+    for kind in Kind:
+        if kind not in (Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION):
+            times = [one.seconds(memory(kind, moved)) for moved in (0, 10**7, 10**9, 10**10)]
+            assert times == sorted(times)
+
+
+def estimated(name: str, step: list[tuple[Operation, int]], least_s: float = 0.0):
+    reach = device_reach(name)
+    assert reach is not None
+    return step_time(step, timing(name), reach, least_s)
+
+
+def test_host_and_device_work_side_by_side() -> None:
+    busy = [(memory(Kind.ELEMENTWISE, 10**10), 10), (memory(Kind.ELEMENTWISE, 10**10, BACKWARD), 10)]
+    alone = sum(timing("a100-80").seconds(one) * times for one, times in busy)
+    told = estimated("a100-80", busy)
+    assert (
+        told.estimate_s == pytest.approx(alone)
+        and told.busy_share == pytest.approx(1)
+        and told.launch_bound_high_s is None
+    )
+    idle = [(memory(Kind.ELEMENTWISE, 8), 1000), (memory(Kind.VIEW, 0), 1000)]
+    told = estimated("a100-80", idle)
+    assert told.estimate_s == pytest.approx(1000 * (10e-6 + 1.5e-6))
+    assert told.busy_share == pytest.approx(3.1 / 11.5, rel=0.01)
+    assert told.launch_bound_high_s == pytest.approx(4 * 1000 * 11.5e-6) and told.high_s >= told.launch_bound_high_s
+    # The host runs ahead in a long forward pass; its short operators behind it cost no time of their own.
+    both = [(memory(Kind.ELEMENTWISE, 10**11), 1), (memory(Kind.ELEMENTWISE, 8, OPTIMIZER), 100)]
+    told = estimated("a100-80", both)
+    spent = [timing("a100-80").seconds(one) * times for one, times in both]
+    assert told.estimate_s == pytest.approx(sum(spent))
+
+
+def test_the_interval_is_as_wide_as_it_is_unsure() -> None:
+    step = [(matmul(1, 8192, 8192, 8192), 10)]
+    told = estimated("a100-80", step)
+    spread = exp(1.28 * sqrt(0.08**2 + 0.08**2))
+    assert told.high_s / told.estimate_s == pytest.approx(spread) and told.estimate_s / told.low_s == pytest.approx(
+        spread
+    )
+    assert told.level == "measured" and told.by_kind == {"matmul": 1.0}
+    guessed = estimated("rtx4090", step)
+    assert guessed.level == "guessed" and guessed.high_s / guessed.estimate_s > spread
+    gathers = estimated("a100-80", [(memory(Kind.GATHER, 10**10), 10)])
+    assert gathers.high_s / gathers.estimate_s > spread
+    assert estimated("a100-80", step, least_s=1.0).low_s == 1.0
+
+
+def test_what_nobody_can_guess_has_no_time() -> None:
+    assert estimated("t4", [(matmul(1, 512, 512, 512, precision=ProductPrecision.FP16), 1)]) is None
+    assert estimated("t4", [(matmul(1, 512, 512, 512, precision=FP32), 1)]) is not None
+    assert estimated("l4", [(matmul(1, 512, 512, 512), 1)]) is None
+    assert device_reach("24GiB") is None
+    assert estimated("a100-80", []) is None
+
+
+def test_every_known_device_has_a_reach() -> None:
+    for name in device_names():
+        reach = device_reach(name)
+        assert reach is not None and reach.processors > 0 and 0 < reach.simt <= 1 and 0 < reach.bandwidth <= 1
+        assert (reach.level is ReachLevel.GUESSED) == reach.basis.startswith("nobody")
+
+
+def named(func, *args):
+    arguments = func._schema.arguments
+    return {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "flops", "kind", "sizes"),
+    [
+        (aten.mm.default, ((6, 4), (4, 5)), 1, Kind.MATMUL, (1, 6, 5, 4, 0)),
+        (aten.bmm.default, ((3, 6, 4), (3, 4, 5)), 1, Kind.MATMUL, (3, 6, 5, 4, 0)),
+        (aten.addmm.default, ((5,), (6, 4), (4, 5)), 1, Kind.MATMUL, (1, 6, 5, 4, 0)),
+        (aten.add.Tensor, ((6, 4), (6, 4)), 0, Kind.ELEMENTWISE, ()),
+        (aten.add.Tensor, ((6, 4), (4,)), 0, Kind.STRIDED, ()),
+        (aten.sum.default, ((6, 4),), 0, Kind.REDUCE, ()),
+        (aten._softmax.default, ((6, 4), -1, False), 0, Kind.SOFTMAX, ()),
+        (aten.native_layer_norm.default, ((6, 4), (4,), None, None, 1e-5), 0, Kind.NORM, ()),
+    ],
+)
+def test_operators_have_the_kind_of_their_kernel(func, args, flops, kind, sizes) -> None:
+    shapes = isinstance(args[0], tuple)
+    values = [torch.ones(one) if isinstance(one, tuple) and shapes else one for one in args]
+    if func is aten.native_layer_norm.default:
+        values[1] = [4]
+    out = func(*values)
+    about = named(func, *values)
+    assert kind_of(func._schema.name, flops, about, out, FORWARD) is kind
+    assert sizes_of(kind, about, out) == sizes
+
+
+def test_a_cast_and_a_step_of_an_optimizer() -> None:
+    some = torch.ones(4, 4)
+    cast = aten._to_copy.default(some, dtype=torch.bfloat16)
+    assert kind_of("aten::_to_copy", 0, {"self": some}, cast, FORWARD) is Kind.CAST
+    assert kind_of("aten::_to_copy", 0, {"self": some}, some.clone(), FORWARD) is Kind.COPY
+    assert kind_of("aten::_foreach_add_", 0, {"self": [some]}, None, OPTIMIZER) is Kind.OPTIMIZER
+    assert kind_of("aten::_foreach_add_", 0, {"self": [some]}, None, FORWARD) is Kind.ELEMENTWISE
+
+
+def test_a_counter_knows_the_step_of_each_device() -> None:
+    work = WorkCounter("cpu")
+    left, right = torch.ones(64, 32), torch.ones(32, 16)
+    for _ in range(3):
+        work.note(aten.mm.default, (left, right), {}, left @ right, FORWARD)
+    work.note(aten.t.default, (left,), {}, left.t(), FORWARD)
+    work.step_ends()
+    times = [work.work(parse_device(name)).step_time for name in ("a100-80", "h100-80")]
+    assert all(one is not None and one.by_kind == {"matmul": 1.0} for one in times)
+    assert work.work(parse_device("24GiB")).step_time is None
+    assert isinstance(work.so_far(), Counter)
