@@ -271,14 +271,17 @@ def batch_text(batch: LargestBatch) -> str:
 def step_time_lines(time: StepTime, device: str) -> list[str]:
     """Return how long a step takes, where the time goes, and how well that is known."""
     kinds = [f"{name} {share:.0%}" for name, share in time.by_kind.items() if share >= _SHOWN_SHARE][:_SHOWN_KINDS]
-    interval = f"{_seconds(time.low_s)} to {_seconds(time.high_s)} (80 %), about {_seconds(time.estimate_s)}"
-    lines = [f"step time     {interval} on {device}: {', '.join(kinds)}; the GPU is busy {time.busy_share:.0%} of it"]
+    about = f", about {_seconds(time.estimate_s)}" if time.launch_bound_high_s is None else ""
+    interval = f"{_seconds(time.low_s)} to {_seconds(time.high_s)} (80 %){about} on {device}"
+    lines = [f"step time     {interval}: {', '.join(kinds)}; the GPU is busy {time.busy_share:.0%} of it"]
     known = f"what {device} reaches was {time.level.replace('-', ' ')} by {time.basis}"
     if time.level == "guessed":
         known = f"nobody measured what {device} reaches: a guess, so the interval is wide"
     lines.append(f"              {known}; not counted: {', '.join(time.not_counted)}")
     if time.launch_bound_high_s is not None:
-        lines.append("              so many small kernels that a slow host decides: the upper end is four times ours")
+        lines.append(
+            "              many small kernels: a slow host decides, so the upper end is five times what a fast one needs"
+        )
     return lines
 
 
