@@ -280,7 +280,7 @@ def step_time_lines(time: StepTime, device: str) -> list[str]:
     lines.append(f"              {known}; not counted: {', '.join(time.not_counted)}")
     if time.launch_bound_high_s is not None:
         lines.append(
-            "              many small kernels: a slow host decides, so the upper end is five times what a fast one needs"
+            "              many small kernels: the host may decide; the upper end is that of one five times slower"
         )
     return lines
 
