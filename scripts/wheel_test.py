@@ -152,7 +152,8 @@ def use_alone(folder: Path, wheel: Path, with_torch: Path) -> None:
     check(not any(heavy), f"without extras it brings {heavy}")
     user = User(environment, folder / "home")
     (user.home / "train.py").write_text(PROGRAM, "utf-8")
-    told = user.asks("rehearse", "--python", str(with_torch), "--device", "rtx4090", "train.py")
+    words = ("--json", "--python", str(with_torch), "--device", "rtx4090", "train.py")
+    told: dict[str, Any] = json.loads(user.runs("rehearse", *words))
     check(told["verdict"] == "fits" and told["peak_allocated_bytes"] > 2**20, f"the rehearsal: {told}")
 
 
