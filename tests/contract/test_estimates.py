@@ -105,6 +105,10 @@ def test_a_name_that_no_argument_has_is_refused(name):
 def test_what_cannot_be_estimated_is_refused(folder):
     with pytest.raises(ConfigError, match="there is no file"):
         dryfit.estimate("nowhere.py", device="rtx4090")
+    with pytest.raises(ConfigError, match="no parameter for {rows}"):
+        dryfit.estimate("train.py --width {width} --rows {rows}", {"width": 3}, device="rtx4090")
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        dryfit.estimate("train.py --name 'a", device="rtx4090")
     with pytest.raises(ConfigError, match="no device"):
         dryfit.estimate("train.py", device="rtx9999")
     with pytest.raises(ConfigError, match="python"):

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ _KNOWN: Final = frozenset({ScriptEnd.FINISHED, ScriptEnd.STOPPED, ScriptEnd.OUT_
 """Ends that another run would have too."""
 _READ = frozenset({".py", ".json", ".toml", ".yaml", ".yml", ".ini", ".cfg"})
 """Files beside a script that change what it does."""
+_PLACE: Final = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
 _MOST_FILES = 20_000
 _MOST_BYTES = 1 << 20
@@ -115,7 +117,13 @@ def _words(target: str | os.PathLike[str], given: dict[str, Scalar]) -> list[str
         ConfigError: A name cannot be an argument's, or the command has a place for which there is no parameter.
     """
     path = os.fspath(target)
-    words = [path] if Path(path).exists() or not isinstance(target, str) else shlex.split(path)
+    try:
+        words = [path] if Path(path).exists() or not isinstance(target, str) else shlex.split(path)
+    except ValueError as error:
+        raise ConfigError("estimating a script", f"{path}: {error}", "a command line, quoted as in a shell") from error
+    lacking = sorted({name for word in words for name in _PLACE.findall(word)} - given.keys())
+    if lacking:
+        raise ConfigError("estimating a script", f"no parameter for {{{lacking[0]}}}", "a value for each place")
     placed: set[str] = set()
     for name, value in given.items():
         if not name or name.startswith("-") or any(character.isspace() or character in "{}=" for character in name):
