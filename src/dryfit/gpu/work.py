@@ -325,6 +325,8 @@ class WorkCounter:
     """Adds up what the operators of each optimizer step cost."""
 
     def __init__(self, device_type: str = "cuda") -> None:
+        self.is_timed = True
+        """Whether the formulas know all that takes time: neither collectives nor compiled code."""
         self._device_type = device_type
         self._free: dict[Any, bool] = {}
         self._costs: dict[Any, _Cost] = {}
@@ -397,7 +399,7 @@ class WorkCounter:
 
     def _time(self, rates: KnownGpu, device: DeviceSpec, least_s: float) -> StepTime | None:
         reach = device_reach(device.name)
-        if reach is None or self._last is None:
+        if reach is None or self._last is None or not self.is_timed:
             return None
         step = ((cost.operation, times) for cost, times in self._last.items())
         return step_time(step, Timing(rates, reach, device.capability), reach, least_s)

@@ -194,3 +194,5 @@ def test_a_counter_knows_the_step_of_each_device() -> None:
     assert all(one is not None and one.by_kind == {"matmul": 1.0} for one in times)
     assert work.work(parse_device("24GiB")).step_time is None
     assert isinstance(work.so_far(), Counter)
+    work.is_timed = False  # several ranks, or compiled code
+    assert work.work(parse_device("a100-80")).step_time is None
