@@ -96,6 +96,7 @@ class Operation:
         bytes: That it reads and writes.
         sizes: See :func:`dryfit.gpu.kinds.sizes_of`.
         element_bytes: Of its first matrix.
+        counted_flops: As everybody counts them, of causal attention the whole square.
     """
 
     kind: Kind
@@ -106,6 +107,11 @@ class Operation:
     sizes: tuple[int, ...] = ()
     element_bytes: int = 4
     is_backward: bool = False
+    counted_flops: int = 0
+
+    def least_s(self, rates: KnownGpu, capability: tuple[int, int]) -> float:
+        """Return the least time at published peaks: the longer of arithmetic and traffic."""
+        return max(self.flops / rates.flops_per_s(self.precision, capability), self.bytes / rates.bytes_per_s)
 
 
 class Timing:
@@ -119,13 +125,13 @@ class Timing:
 
     def __init__(self, rates: KnownGpu, reach: DeviceReach, capability: tuple[int, int]) -> None:
         self._rates = rates
-        self._reach = reach
+        self.reach = reach
         self._capability = capability
         self._bytes_per_s = reach.bandwidth * rates.bytes_per_s
 
     def knows(self, precision: ProductPrecision) -> bool:
         """Whether its reach in a precision is known, or can be guessed."""
-        return not self._on_tensor_cores(precision) or self._reach.tensor is not None
+        return not self._on_tensor_cores(precision) or self.reach.tensor is not None
 
     def seconds(self, one: Operation) -> float:
         """Return the time of a kernel."""
@@ -148,12 +154,12 @@ class Timing:
         return peak > self._rates.flops_per_s(ProductPrecision.FP32, self._capability)
 
     def _flops_per_s(self, precision: ProductPrecision) -> float:
-        share = self._reach.tensor if self._on_tensor_cores(precision) else self._reach.simt
-        return (share or self._reach.simt) * self._rates.flops_per_s(precision, self._capability)
+        share = self.reach.tensor if self._on_tensor_cores(precision) else self.reach.simt
+        return (share or self.reach.simt) * self._rates.flops_per_s(precision, self._capability)
 
     def _matmul(self, one: Operation, batch: int, rows: int, columns: int, terms: int) -> float:
         """Return the time of a product: waves of tiles, and traffic, the longer of which decides."""
-        processors = self._reach.processors
+        processors = self.reach.processors
         on_tensor_cores = self._on_tensor_cores(one.precision)
         each = self._flops_per_s(one.precision) / processors
         moved_s = batch * one.element_bytes * (rows * terms + terms * columns + rows * columns) / self._bytes_per_s
@@ -180,21 +186,19 @@ class Timing:
 
     def _attention(self, one: Operation) -> float:
         heads, queries, keys, width = one.sizes
-        reach = self._reach.attention_backward if one.is_backward else self._reach.attention_forward
+        reach = self.reach.attention_backward if one.is_backward else self.reach.attention_forward
         reach *= (1.0 if width >= _QUERIES else _NARROW_HEAD) / (1 + _SHORT_KEYS / max(1, keys))
-        waves = heads * ceil(queries / _QUERIES) / self._reach.processors
+        waves = heads * ceil(queries / _QUERIES) / self.reach.processors
         quantised = ceil(waves) / waves if waves >= 1 else 1 / waves
         peak = self._rates.flops_per_s(one.precision, self._capability)
         return _LAUNCH_S + max(one.flops * quantised / (peak * reach), one.bytes / self._bytes_per_s)
 
     def _memory_bound(self, one: Operation) -> float:
-        gain = self._reach.l2_gain if one.bytes < self._reach.l2_bytes / 2 else 1.0
+        gain = self.reach.l2_gain if one.bytes < self.reach.l2_bytes / 2 else 1.0
         return _LAUNCH_S + one.bytes / (self._bytes_per_s * _SHARES[one.kind] * gain)
 
 
-def step_time(
-    step: Iterable[tuple[Operation, int]], timing: Timing, reach: DeviceReach, least_s: float
-) -> StepTime | None:
+def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: float) -> StepTime | None:
     """Return the time of a step, with its 80 % interval; None where the device's reach in a precision is not known.
 
     Host and device work side by side: in each phase the slower of both decides, and the device waits for the host of a
@@ -203,7 +207,6 @@ def step_time(
     Args:
         step: The operators of a step, and how often each ran.
         timing: Of the device.
-        reach: Of the device.
         least_s: What the step takes at least, at the device's published peaks.
     """
     busy: dict[StepPhase, float] = defaultdict(float)
@@ -218,13 +221,15 @@ def step_time(
         kinds[one.kind] += spent
         if one.kind is Kind.CONVOLUTION and one.sizes and one.sizes[-1] > 1:
             grouped_s += spent
-        host[one.phase] += times * (_VIEW_S if one.kind is Kind.VIEW else _HOST_S.get(one.phase, 10e-6))
+        host[one.phase] += times * (
+            _VIEW_S if one.kind is Kind.VIEW else _HOST_S.get(one.phase, _HOST_S[StepPhase.FORWARD])
+        )
     busy_s, host_s = sum(busy.values()), sum(host.values())
     if not busy_s:
         return None
     estimate_s = max(_pipelined(busy, host), least_s)
     shares = {kind: spent / busy_s for kind, spent in kinds.items()}
-    variance = _UNSURE_DEVICE[reach.level] ** 2
+    variance = _UNSURE_DEVICE[timing.reach.level] ** 2
     variance += sum((share * _UNSURE[kind]) ** 2 for kind, share in shares.items())
     variance += (grouped_s / busy_s * _UNSURE_GROUPS) ** 2
     spread = exp(_EIGHTY_PERCENT * sqrt(variance))
@@ -235,11 +240,11 @@ def step_time(
         estimate_s=estimate_s,
         low_s=max(estimate_s / spread, least_s),
         high_s=max(estimate_s * spread, launch_bound_s if is_launch_bound else 0.0),
-        level=str(reach.level),
+        level=str(timing.reach.level),
         busy_share=min(1.0, busy_s / estimate_s),
         launch_bound_high_s=launch_bound_s if is_launch_bound else None,
         by_kind={str(kind): share for kind, share in largest if kind is not Kind.VIEW},
-        basis=reach.basis,
+        basis=timing.reach.basis,
         not_counted=_NOT_COUNTED,
     )
 

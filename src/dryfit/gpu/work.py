@@ -294,30 +294,7 @@ def tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 _HALVES = {torch.float16: ProductPrecision.FP16, torch.bfloat16: ProductPrecision.BF16}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cost:
-    """What one operator on given shapes costs in a phase; each is one object, compared by identity.
-
-    Attributes:
-        timed_flops: The part of ``flops`` that a kernel cannot leave out.
-        operation: What its time depends on.
-    """
-
-    flops: int
-    timed_flops: int
-    bytes: int
-    precision: ProductPrecision
-    operation: Operation
-
-    def least_s(self, rates: KnownGpu, capability: tuple[int, int]) -> float:
-        arithmetic_s = self.timed_flops / rates.flops_per_s(self.precision, capability)
-        return max(arithmetic_s, self.bytes / rates.bytes_per_s)
-
-
-_VIEWS = {
-    phase: _Cost(0, 0, 0, ProductPrecision.FP32, Operation(Kind.VIEW, phase, 0, 0, ProductPrecision.FP32))
-    for phase in StepPhase
-}
+_VIEWS = {phase: Operation(Kind.VIEW, phase, 0, 0, ProductPrecision.FP32) for phase in StepPhase}
 """What moves nothing: it takes the host's time alone."""
 
 
@@ -329,9 +306,9 @@ class WorkCounter:
         """Whether the formulas know all that takes time: neither collectives nor compiled code."""
         self._device_type = device_type
         self._free: dict[Any, bool] = {}
-        self._costs: dict[Any, _Cost] = {}
-        self._running: Counter[_Cost] = Counter()
-        self._last: Counter[_Cost] | None = None
+        self._costs: dict[Any, Operation] = {}
+        self._running: Counter[Operation] = Counter()
+        self._last: Counter[Operation] | None = None
 
     def note(
         self,
@@ -354,23 +331,21 @@ class WorkCounter:
         cost = self._costs.get(key)
         if cost is None:
             cost = self._costs[key] = self._cost(func, args, kwargs, out, phase)
-        if cost.flops and cost.precision is ProductPrecision.FP32 and _allows_tf32(func):
+        if cost.counted_flops and cost.precision is ProductPrecision.FP32 and _allows_tf32(func):
             cost = self._in_tf32(cost)
         self._running[cost] += 1
 
-    def _in_tf32(self, cost: _Cost) -> _Cost:
+    def _in_tf32(self, cost: Operation) -> Operation:
         made = self._costs.get(cost)
         if made is None:
-            tf32 = ProductPrecision.TF32
-            made = replace(cost, precision=tf32, operation=replace(cost.operation, precision=tf32))
-            self._costs[cost] = made
+            made = self._costs[cost] = replace(cost, precision=ProductPrecision.TF32)
         return made
 
-    def so_far(self) -> "Counter[_Cost]":
+    def so_far(self) -> "Counter[Operation]":
         """Return what was noted in the current step until now."""
         return self._running.copy()
 
-    def add(self, costs: "Counter[_Cost]") -> None:
+    def add(self, costs: "Counter[Operation]") -> None:
         """Count work that was not run."""
         self._running.update(costs)
 
@@ -383,7 +358,7 @@ class WorkCounter:
         if self._last is None:
             return None
         rates = device_rates(device)
-        flops = sum(cost.flops * times for cost, times in self._last.items())
+        flops = sum(cost.counted_flops * times for cost, times in self._last.items())
         moved_bytes = sum(cost.bytes * times for cost, times in self._last.items())
         if rates is None:
             why = f"none: no rates are published for {device.name}; name a GPU to have the least time of a step"
@@ -394,36 +369,32 @@ class WorkCounter:
             bytes_per_step=moved_bytes,
             least_step_s=least_s,
             step_time=self._time(rates, device, least_s),
-            rates=_told(rates, {cost.precision for cost in self._last if cost.flops}, device.capability),
+            rates=_told(rates, {cost.precision for cost in self._last if cost.counted_flops}, device.capability),
         )
 
     def _time(self, rates: KnownGpu, device: DeviceSpec, least_s: float) -> StepTime | None:
         reach = device_reach(device.name)
         if reach is None or self._last is None or not self.is_timed:
             return None
-        step = ((cost.operation, times) for cost, times in self._last.items())
-        return step_time(step, Timing(rates, reach, device.capability), reach, least_s)
+        return step_time(self._last.items(), Timing(rates, reach, device.capability), least_s)
 
-    def _cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, phase: StepPhase) -> _Cost:
+    def _cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, phase: StepPhase) -> Operation:
         schema = schema_of(func)
         named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
         flops = flops_of(func, args, kwargs, out)
-        timed = timed_flops(flops, schema.name, named)
-        moved_bytes = Traffic(self._device_type, schema, named, out).bytes()
-        precision = _precision(args, kwargs)
         kind = kind_of(schema.name, flops, named, out, phase)
         matrices = (one for one in tensors_in(tuple(named.values())) if one.dim() >= 2)
-        operation = Operation(
+        return Operation(
             kind=kind,
             phase=phase,
-            flops=timed,
-            bytes=moved_bytes,
-            precision=precision,
+            flops=timed_flops(flops, schema.name, named),
+            bytes=Traffic(self._device_type, schema, named, out).bytes(),
+            precision=_precision(args, kwargs),
             sizes=sizes_of(kind, named, out),
             element_bytes=next((one.element_size() for one in matrices), 4),
             is_backward="backward" in schema.name,
+            counted_flops=flops,
         )
-        return _Cost(flops=flops, timed_flops=timed, bytes=moved_bytes, precision=precision, operation=operation)
 
 
 def _signed(value: Any) -> Any:

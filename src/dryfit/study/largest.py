@@ -12,7 +12,7 @@ from dryfit.settings.errors import ConfigError
 from dryfit.settings.largest_value import LargestValue, TriedValue, ValueEnd, found, next_value
 from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.text import did_you_mean
-from dryfit.study.rehearsals import RehearsalOptions, read_command
+from dryfit.study.rehearsals import RehearsalOptions, drop, read_command
 from dryfit.study.rehearsed_devices import rehearse_devices
 
 _STARTS = ("-m", "torchrun", "accelerate")
@@ -60,16 +60,12 @@ def largest_value(
         seen = rehearse_devices(argument.changed(value), options, chosen)
         if seen.interrupted:
             raise KeyboardInterrupt
-        options = replace(options, on_output=_drop)
+        options = replace(options, on_output=drop)
         for one in seen.answers:
             tried[one.device.name][value] = told = _tried(value, one)
             if value == argument.value and told.end is ValueEnd.UNKNOWN:
                 raise ConfigError(f"looking for the largest {name}", told.reason, "a command that can be rehearsed")
     return tuple(found(name, one, tried[one.name]) for one in devices)
-
-
-def _drop(_output: bytes) -> None:
-    """Leave out what is printed after the first time."""
 
 
 def _asked(

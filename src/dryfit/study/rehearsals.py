@@ -47,7 +47,7 @@ _MOST_CONFIG_BYTES = 1 << 20
 _SCRIPT_SUFFIXES = (".py", ".pyw")
 
 
-def _drop(_output: bytes) -> None:
+def drop(_output: bytes) -> None:
     """Leave out what is printed: a second time, it is nothing new."""
 
 
@@ -75,7 +75,7 @@ class RehearsalOptions:
     ladder: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
     keep_caches: bool = False
-    on_output: OnOutput = _drop
+    on_output: OnOutput = drop
     on_note: Callable[[str], None] = lambda _: None
     python: str | None = None
     snapshot: str | os.PathLike[str] | None = None
@@ -173,7 +173,7 @@ class PreparedRehearsal:
 
     def run(self, *, loud: bool = False, **changes: Any) -> RehearsalAnswer:
         """Rehearse with some fields of the request changed; only where it is ``loud`` its output is passed on."""
-        output = self.options.on_output if loud else _drop
+        output = self.options.on_output if loud else drop
         return run_rehearsal(self.request.model_copy(update=changes), self.surroundings, output)
 
     def without_limit(self, device: DeviceSpec, others: tuple[DeviceSpec, ...] = ()) -> RehearsalAnswer:
