@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "strangers"))
 
 from published_list import FAMILIES, Row, counters, rows_of  # noqa: E402
-from strangers import dryfit_commit  # noqa: E402
+from strangers import dryfit_commit, surroundings  # noqa: E402
 
 LIMIT_S = 300
 
@@ -98,18 +98,8 @@ class Field:
     def environment(self, row: Row) -> dict[str, str]:
         """Return the environment of a row: caches outside the tree, no network."""
         copy = self.checkout(row)
-        path = [*(str(copy / folder) for folder in FAMILIES[row.family].path), os.environ.get("PYTHONPATH", "")]
-        return os.environ | {
-            "HOME": str(self.out / "home"),
-            "HF_HOME": str(self.out / "hf"),
-            "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive",
-            "MPLBACKEND": "agg",
-            "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        }
+        path = [str(copy / folder) for folder in FAMILIES[row.family].path]
+        return surroundings(self.out, path) | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def predict(row: Row, field: Field, limit_s: float) -> dict[str, Any]:

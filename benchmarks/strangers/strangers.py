@@ -128,19 +128,29 @@ class Field:
     def environment(self, row: Row) -> dict[str, str]:
         """Return the environment of a row: caches in the working folder, no network."""
         copy = self.working / "checkouts" / row.checkout
-        path = [str(HERE / "at_start"), *(str(copy / folder) for folder in row.path), os.environ.get("PYTHONPATH", "")]
-        return os.environ | {
-            "HOME": str(self.working / "home"),
-            "HF_HOME": str(self.working / "hf"),
+        path = [str(HERE / "at_start"), *(str(copy / folder) for folder in row.path)]
+        return surroundings(self.working, path) | {
             "TIKTOKEN_CACHE_DIR": str(self.working / "tiktoken"),
             "TORCH_HOME": str(self.working / "torch"),
-            "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "MPLBACKEND": "agg",
             "STRANGERS_MADE": str(self.working),
-            "PYTHONPATH": os.pathsep.join(filter(None, path)),
         }
+
+
+def surroundings(folder: Path, path: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a stranger's script: without a network, its home and its hub in a folder.
+
+    Args:
+        path: Folders to import from, before those of this process.
+    """
+    return os.environ | {
+        "HOME": str(folder / "home"),
+        "HF_HOME": str(folder / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "MPLBACKEND": "agg",
+        "PYTHONPATH": os.pathsep.join(filter(None, [*path, os.environ.get("PYTHONPATH", "")])),
+    }
 
 
 def rehearse(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
