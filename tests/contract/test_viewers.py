@@ -158,3 +158,19 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path)
     for file in (tmp_path, tmp_path / "nowhere" / "s.pickle"):
         with pytest.raises(ConfigError, match="writing"):
             dryfit.rehearse(tmp_path / "train.py", device="rtx4090", snapshot=file)
+
+
+@pytest.mark.parametrize("name", ["snapshot", "trace"])
+def test_a_file_that_is_no_view_is_left_alone(name, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    with pytest.raises(ConfigError, match="there is a file that is no"):
+        dryfit.rehearse(script, device="rtx4090", **{name: script})
+    assert script.read_text() == SCRIPT
+
+
+def test_an_earlier_view_is_replaced(tmp_path):
+    first = rehearsed(tmp_path, SCRIPT.replace("SIZE", "512"))
+    again = rehearsed(tmp_path, SCRIPT.replace("SIZE", "1024"))
+    assert again.memory.peak_allocated_bytes > first.memory.peak_allocated_bytes
+    assert again.snapshot != first.snapshot

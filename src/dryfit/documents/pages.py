@@ -153,18 +153,23 @@ def _script_json(value: Sequence[Figure]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def refuse_foreign(target: Path) -> None:
-    """Refuse to replace anything but an earlier report.
+def refuse_foreign(target: Path, mark: bytes = MARK.encode(), kind: str = "report") -> None:
+    """Refuse to replace anything but an earlier file of the same kind.
+
+    Args:
+        target: Where a file is to be written.
+        mark: What stands at the beginning of every file of the kind, and of no other.
+        kind: What it is.
 
     Raises:
         ConfigError: There is something else.
     """
     if not target.exists():
         return
-    head = ""
+    head = b""
     if target.is_file():
         with target.open("rb") as file:
-            head = file.read(_HEAD_BYTES).decode("utf-8", errors="replace")
-    if MARK not in head:
-        what = "there is a folder" if target.is_dir() else "there is a file that is no report of dryfit"
-        raise ConfigError(f"writing the report to {target}", what, "a new file, or an earlier report")
+            head = file.read(_HEAD_BYTES)
+    if mark not in head:
+        what = "there is a folder" if target.is_dir() else f"there is a file that is no {kind} of dryfit"
+        raise ConfigError(f"writing the {kind} to {target}", what, f"a new file, or an earlier {kind}")

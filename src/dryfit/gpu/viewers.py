@@ -50,7 +50,7 @@ def memory_snapshot(
     told = [] if since is None else list(_history(run, frames, range(since, last), out_of_memory))
     return {
         "segments": _segments(run, frames, last),
-        "device_traces": [told if most is None else told[-most:]],
+        "device_traces": [told if most is None else told[max(0, len(told) - most) :]],
         "allocator_settings": _settings(run.allocator.settings),
         "external_annotations": [],
     }

@@ -44,6 +44,10 @@ DEFAULT_STEPS = 3
 DEFAULT_TIMEOUT_S = 1800.0
 _MOST = 1_000_000_000
 _MOST_CONFIG_BYTES = 1 << 20
+_VIEW_MARKS = {
+    SNAPSHOT: (b"\x8c\x08segments", "memory snapshot"),  # how a pickle of a table with this first key begins
+    TRACE: (b'{"traceEvents": [', "trace"),
+}
 _SCRIPT_SUFFIXES = (".py", ".pyw")
 
 
@@ -334,14 +338,13 @@ def _with_views(prepared: PreparedRehearsal) -> RehearsalAnswer:
     """Rehearse, and write the files for viewers; earlier ones are removed, so that none of another run stays.
 
     Raises:
-        ConfigError: There is no such folder, or the file is a folder itself.
+        ConfigError: There is no such folder, or the file is there and is none of this kind.
     """
     options = prepared.options
     named = {SNAPSHOT: options.snapshot, TRACE: options.trace}
     views = {name: Path(file).expanduser().absolute() for name, file in named.items() if file is not None}
-    for target in views.values():
-        if target.is_dir():
-            raise ConfigError(f"writing {target}", "it is a folder", "a file")
+    for name, target in views.items():
+        refuse_foreign(target, *_VIEW_MARKS[name])
         with writing(target, own=False):
             target.unlink(missing_ok=True)
     answer = run_rehearsal(prepared.request, prepared.surroundings, options.on_output, views=views)
