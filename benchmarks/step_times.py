@@ -1,6 +1,7 @@
 """Estimated step times beside those that NeuSight measured and published: forward and backward passes in fp32.
 
     python benchmarks/step_times.py [--only NAME] [--out FILE]
+    python benchmarks/step_times.py --predicted FILE --measured FILE   # of benchmarks/gpu_scripts.py
 
 The rows are NeuSight's training runs (sitar-lab/NeuSight at 6945927, MIT) on GPUs that ``dryfit`` knows by name.
 They were seen while the formulas were settled, so they are a regression test and no proof.
@@ -63,11 +64,38 @@ def rehearsed(row: str, devices: list[str], folder: Path) -> dict[str, dict[str,
     return found
 
 
+def compare(predicted: Path, measured: Path) -> None:
+    """Print predicted step times beside those of the same scripts on a GPU, where they ran alone."""
+    known = {one["name"]: one["step_s"] for one in map(json.loads, measured.read_text("utf-8").splitlines())}
+    errors, inside, wide = [], 0, 0
+    for one in map(json.loads, predicted.read_text("utf-8").splitlines()):
+        time, real = one["step_time"], known.get(one["name"])
+        if time is None or real is None:
+            continue
+        errors.append(time["estimate_s"] / real - 1)
+        # The predictions were made with a host four times slower at the upper end; now it is five times.
+        upper = max(time["high_s"], 5 / 4 * (time["launch_bound_high_s"] or 0))
+        inside += time["low_s"] <= real <= time["high_s"]
+        wide += time["low_s"] <= real <= upper
+        interval = f"{time['low_s'] * 1e3:.1f} to {time['high_s'] * 1e3:.1f}"
+        told = f"{real * 1e3:.1f} | {time['estimate_s'] * 1e3:.1f} | {errors[-1]:+.0%} | {interval}"
+        print(f"| {one['name']} | {told} | {time['low_s'] * 1e3:.1f} to {upper * 1e3:.1f} |")
+    middle = statistics.median(map(abs, errors))
+    print(
+        f"{len(errors)} scripts, median error {middle:.0%}, {inside} within the interval, {wide} within the wider one"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--predicted", type=Path)
+    parser.add_argument("--measured", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.predicted is not None:
+        compare(arguments.predicted, arguments.measured)
+        return
     errors, inside, lines = [], 0, []
     for row, measured in MEASURED_MS.items():
         if arguments.only not in row:
