@@ -268,15 +268,20 @@ def batch_text(batch: LargestBatch) -> str:
     return f"{shapes}; {among}; {'trained on first' if batch.fed_first else 'as the script feeds them'}"
 
 
+_KNOWN = {
+    "measured": "was measured",
+    "power-limited": "at its power limit was measured",
+    "guessed": "is a guess, so the interval is wide",
+}
+
+
 def step_time_lines(time: StepTime, device: str) -> list[str]:
     """Return how long a step takes, where the time goes, and how well that is known."""
     kinds = [f"{name} {share:.0%}" for name, share in time.by_kind.items() if share >= _SHOWN_SHARE][:_SHOWN_KINDS]
     about = f", about {_seconds(time.estimate_s)}" if time.launch_bound_high_s is None else ""
     interval = f"{_seconds(time.low_s)} to {_seconds(time.high_s)} (80 %){about} on {device}"
     lines = [f"step time     {interval}: {', '.join(kinds)}; the GPU is busy {time.busy_share:.0%} of it"]
-    known = f"what {device} reaches was {time.level.replace('-', ' ')} by {time.basis}"
-    if time.level == "guessed":
-        known = f"nobody measured what {device} reaches: a guess, so the interval is wide"
+    known = f"what {device} reaches {_KNOWN[time.level]} ({time.basis})"
     lines.append(f"              {known}; not counted: {', '.join(time.not_counted)}")
     if time.launch_bound_high_s is not None:
         lines.append(

@@ -1,7 +1,7 @@
 """Kinds of operators, each of which takes time by one formula, and the sizes that the formula needs."""
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Mapping
+from math import ceil, prod
 from typing import Any, Final
 
 import torch
@@ -63,6 +63,9 @@ _REDUCES: Final = frozenset(
 )
 _LISTS: Final = ("aten::_foreach_", "aten::_fused_")
 _NORM: Final = "norm"
+_LEFT: Final = ("mat1", "batch1", "input", "self", "A")
+_RIGHT: Final = ("mat2", "batch2", "weight", "other", "B")
+_OF_ONE_KERNEL: Final = ("aten::_flash_attention", "aten::_efficient_attention")
 
 
 def kind_of(name: str, flops: int, named: Mapping[str, Any], out: Any, phase: StepPhase) -> Kind:
@@ -102,45 +105,74 @@ def _is_strided(tensor: torch.Tensor, out: torch.Tensor) -> bool:
     return tensor.numel() != out.numel() or (tensor.layout is torch.strided and tensor.stride() != out.stride())
 
 
-def sizes_of(kind: Kind, named: Mapping[str, Any], out: Any) -> tuple[int, ...]:
+def sizes_of(kind: Kind, name: str, named: Mapping[str, Any], out: Any, flops: int) -> tuple[int, ...]:
     """Return the sizes that a formula needs.
+
+    Args:
+        name: The operator's.
+        flops: As everybody counts them; two for each term of a product's sums.
 
     Returns:
         Of a matrix product or a convolution, as the product it is computed as: products, rows, columns, terms of each
         sum, groups of a convolution (0: none). Of attention: products of batch and heads, queries, keys, width of a
         head. Else nothing.
     """
-    tensors = [value for value in named.values() if isinstance(value, torch.Tensor) and value.dim() >= 2]
     match kind:
-        case Kind.MATMUL if len(tensors) >= 2:
-            return _product_sizes(tensors, out)
+        case Kind.MATMUL:
+            return _product_sizes(named, out, flops)
         case Kind.ATTENTION if "query" in named and "key" in named:
-            query, key = named["query"], named["key"]
-            return (prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1])
+            return attention_sizes(name, named)
         case Kind.CONVOLUTION:
             return _convolution_sizes(named, out)
         case _:
             return ()
 
 
-def _product_sizes(tensors: Sequence[torch.Tensor], out: Any) -> tuple[int, ...]:
-    made = out if isinstance(out, torch.Tensor) else tensors[-1]
-    if made.dim() < 2:
+def attention_sizes(name: str, named: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Return products of batch and heads, queries, keys and width; of packed rows their mean lengths.
+
+    Operators of one kernel have the heads behind the rows, unlike torch's ``scaled_dot_product_attention``. Packed rows
+    stand one behind the other, and a tensor of one more than their number says where each begins.
+    """
+    query, key = named["query"], named["key"]
+    if not name.startswith(_OF_ONE_KERNEL):
+        return (prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1])
+    starts = named.get("cum_seq_q", named.get("cu_seqlens_q"))
+    rows = prod(query.shape[:-3]) if starts is None else max(1, starts.numel() - 1)
+    queries, keys = (query.shape[-3], key.shape[-3])
+    if starts is not None:
+        queries, keys = ceil(queries / rows), ceil(keys / rows)
+    return (rows * query.shape[-2], queries, keys, query.shape[-1])
+
+
+def _product_sizes(named: Mapping[str, Any], out: Any, flops: int) -> tuple[int, ...]:
+    """Return a product's sizes by its result; its terms by the operations, whatever shapes its matrices are kept in."""
+    left, right = (next((named[name] for name in names if name in named), None) for names in (_LEFT, _RIGHT))
+    if not isinstance(out, torch.Tensor) or out.dim() < 2 or not out.numel():
         return ()
-    rows, columns = made.shape[-2], made.shape[-1]
-    batch = prod(made.shape[:-2])
-    left = tensors[-2]
-    if tensors[-1].dim() == 2 and left.dim() >= 2:  # `linear` and products with one matrix: one product of all rows
-        batch, rows = 1, batch * rows
-    return (batch, rows, columns, left.shape[-1], 0)
+    batch, rows, columns = prod(out.shape[:-2]), out.shape[-2], out.shape[-1]
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        if left.dim() == out.dim() and right.dim() == 2:  # `linear`: one product of all rows
+            batch, rows = 1, batch * rows
+        elif out.dim() == 2 and 3 in (left.dim(), right.dim()):  # by groups of rows, or of columns
+            batch = max(left.shape[0] if left.dim() == 3 else 0, right.shape[0] if right.dim() == 3 else 0)
+            rows, columns = (ceil(rows / batch), columns) if right.dim() == 3 else (rows, ceil(columns / batch))
+    return (batch, rows, columns, max(1, round(flops / (2 * batch * rows * columns))), 0)
 
 
 def _convolution_sizes(named: Mapping[str, Any], out: Any) -> tuple[int, ...]:
-    """Return a convolution as a product: places by channels out by channels in and kernel, a group at a time."""
-    weight = named.get("weight")
+    """Return a convolution as a product: places by channels out by channels in and kernel, a group at a time.
+
+    A transposed one is the product that gives a convolution's gradient of its input: each place in by channels out
+    and kernel.
+    """
+    weight, groups = named.get("weight"), max(1, named.get("groups") or 1)
     made = named.get("grad_output") if named.get("grad_output") is not None else out
     if not isinstance(weight, torch.Tensor) or not isinstance(made, torch.Tensor) or made.dim() < 3:
         return ()
-    groups = max(1, named.get("groups") or 1)
+    if named.get("transposed"):
+        places = named["input"].shape
+        terms = weight.shape[0] // groups
+        return (groups, places[0] * prod(places[2:]), prod(weight.shape[1:]), max(1, terms), groups)
     places = made.shape[0] * prod(made.shape[2:])
     return (groups, places, max(1, made.shape[1] // groups), prod(weight.shape[1:]), groups)

@@ -80,6 +80,8 @@ _UNSURE: Final[Mapping[Kind, float]] = {
 _UNSURE_GROUPS: Final = 0.45
 """The same of grouped and depthwise convolutions."""
 _UNSURE_DEVICE: Final = {ReachLevel.MEASURED: 0.08, ReachLevel.POWER_LIMITED: 0.15, ReachLevel.GUESSED: 0.20}
+_MOST_GUESSED: Final = 0.2
+"""Share of the time in which products in a precision that was not measured make the whole a guess."""
 _EIGHTY_PERCENT: Final = 1.28
 """Standard deviations on either side that hold 80 % of a normal distribution."""
 _SLOW_HOST: Final = 5.0
@@ -131,7 +133,11 @@ class Timing:
 
     def knows(self, precision: ProductPrecision) -> bool:
         """Whether its reach in a precision is known, or can be guessed."""
-        return not self._on_tensor_cores(precision) or self.reach.tensor is not None
+        return not self.on_tensor_cores(precision) or self.reach.tensor is not None
+
+    def guesses(self, precision: ProductPrecision) -> bool:
+        """Whether nobody measured its reach in a precision."""
+        return self.reach.guessed == ("tensor" if self.on_tensor_cores(precision) else "simt")
 
     def seconds(self, one: Operation) -> float:
         """Return the time of a kernel."""
@@ -149,18 +155,18 @@ class Timing:
             case _:
                 return self._memory_bound(one)
 
-    def _on_tensor_cores(self, precision: ProductPrecision) -> bool:
+    def on_tensor_cores(self, precision: ProductPrecision) -> bool:
         peak = self._rates.flops_per_s(precision, self._capability)
         return peak > self._rates.flops_per_s(ProductPrecision.FP32, self._capability)
 
     def _flops_per_s(self, precision: ProductPrecision) -> float:
-        share = self.reach.tensor if self._on_tensor_cores(precision) else self.reach.simt
+        share = self.reach.tensor if self.on_tensor_cores(precision) else self.reach.simt
         return (share or self.reach.simt) * self._rates.flops_per_s(precision, self._capability)
 
     def _matmul(self, one: Operation, batch: int, rows: int, columns: int, terms: int) -> float:
         """Return the time of a product: waves of tiles, and traffic, the longer of which decides."""
         processors = self.reach.processors
-        on_tensor_cores = self._on_tensor_cores(one.precision)
+        on_tensor_cores = self.on_tensor_cores(one.precision)
         each = self._flops_per_s(one.precision) / processors
         moved_s = batch * one.element_bytes * (rows * terms + terms * columns + rows * columns) / self._bytes_per_s
         best = float("inf")
@@ -178,10 +184,10 @@ class Timing:
 
     def _convolution(self, one: Operation) -> float:
         groups, places, channels, terms, _ = one.sizes
+        products = one.counted_flops / (2 * groups * places * channels * terms)
         if groups > 1 and channels == 1:
             return _LAUNCH_S + one.bytes / (_DEPTHWISE * self._bytes_per_s)
         padded = _CHANNELS * ceil(channels / _CHANNELS) if groups > 1 else channels
-        products = 2 if one.is_backward else 1
         return products * self._matmul(one, groups, places, padded, terms)
 
     def _attention(self, one: Operation) -> float:
@@ -212,11 +218,13 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
     busy: dict[StepPhase, float] = defaultdict(float)
     host: dict[StepPhase, float] = defaultdict(float)
     kinds: dict[Kind, float] = defaultdict(float)
-    grouped_s = 0.0
+    grouped_s = guessed_s = 0.0
     for one, times in step:
-        if one.kind in (Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION) and not timing.knows(one.precision):
+        is_product = one.kind in (Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION)
+        if is_product and not timing.knows(one.precision):
             return None
         spent = timing.seconds(one) * times
+        guessed_s += spent if is_product and timing.guesses(one.precision) else 0.0
         busy[one.phase] += spent
         kinds[one.kind] += spent
         if one.kind is Kind.CONVOLUTION and one.sizes and one.sizes[-1] > 1:
@@ -229,7 +237,11 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         return None
     estimate_s = max(_pipelined(busy, host), least_s)
     shares = {kind: spent / busy_s for kind, spent in kinds.items()}
-    variance = _UNSURE_DEVICE[timing.reach.level] ** 2
+    level, basis = timing.reach.level, timing.reach.basis
+    if guessed_s > _MOST_GUESSED * busy_s:
+        unit = "in 16 bits" if timing.reach.guessed == "tensor" else "in fp32"
+        level, basis = ReachLevel.GUESSED, f"nobody measured it {unit}; guessed"
+    variance = _UNSURE_DEVICE[level] ** 2
     variance += sum((share * _UNSURE[kind]) ** 2 for kind, share in shares.items())
     variance += (grouped_s / busy_s * _UNSURE_GROUPS) ** 2
     spread = exp(_EIGHTY_PERCENT * sqrt(variance))
@@ -240,11 +252,11 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         estimate_s=estimate_s,
         low_s=max(estimate_s / spread, least_s),
         high_s=max(estimate_s * spread, launch_bound_s if is_launch_bound else 0.0),
-        level=str(timing.reach.level),
+        level=str(level),
         busy_share=min(1.0, busy_s / estimate_s),
         launch_bound_high_s=launch_bound_s if is_launch_bound else None,
         by_kind={str(kind): share for kind, share in largest if kind is not Kind.VIEW},
-        basis=timing.reach.basis,
+        basis=basis,
         not_counted=_NOT_COUNTED,
     )
 

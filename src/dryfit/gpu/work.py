@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from dryfit.gpu.kinds import Kind, kind_of, sizes_of
+from dryfit.gpu.kinds import Kind, attention_sizes, kind_of, sizes_of
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.gpu.step_time import Operation, Timing, step_time
 from dryfit.settings.device_reach import device_reach
@@ -25,15 +25,23 @@ from dryfit.settings.rehearsal_messages import StepTime, StepWork
 
 def flops_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
     """Return the floating-point operations of an operator: by our formula, else torch's, else none."""
-    own = _FORMULAS.get(schema_of(func).name)
+    schema = schema_of(func)
+    own = _FORMULAS.get(schema.name)
     if own is not None:
         return own(*args, **kwargs)
+    if schema.name in _KERNELS:
+        return _kernel_attention(schema.name, named_arguments(schema, args, kwargs))
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return 0
     # `addmm` and others take the type of their output as well, of which torch's formulas do not know.
     shaped = [one for one in args if not isinstance(one, torch.dtype)]
     return int(formula(*shaped, **kwargs, out_val=out))
+
+
+def named_arguments(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an operator's arguments by name."""
+    return {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
 
 
 def _convolution_backward(gradient: Any, inputs: Any, weight: Any, *others: Any, **_: Any) -> int:
@@ -80,6 +88,13 @@ def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **__
     return 2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
+def _kernel_attention(name: str, named: Mapping[str, Any]) -> int:
+    """Return the operations of an attention kernel's own operator; of packed rows as if all had the mean length."""
+    heads, queries, keys, width = attention_sizes(name, named)
+    each = (3 * width + 2 * named["value"].shape[-1]) if "backward" in name else width + named["value"].shape[-1]
+    return 2 * heads * queries * keys * each
+
+
 def _four_bit(inputs: Any, _: Any, weight_shape: Sequence[int], *__: Any, **___: Any) -> int:
     return 2 * inputs.numel() * weight_shape[0]
 
@@ -111,6 +126,10 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "bitsandbytes::int8_mixed_scaled_mm": _eight_bit_and_outliers,
 }
 """Formulas that ``torch.utils.flop_counter`` has not, or not exactly."""
+_KERNELS = frozenset(
+    f"aten::_{kernel}_attention_{way}" for kernel in ("flash", "efficient") for way in ("forward", "backward")
+)
+"""Operators whose heads are behind the rows: torch's formulas read them the other way round."""
 
 
 def timed_flops(flops: int, name: str, named: Mapping[str, Any]) -> int:
@@ -120,11 +139,10 @@ def timed_flops(flops: int, name: str, named: Mapping[str, Any]) -> int:
         name: The operator's.
         named: Its arguments by name.
     """
-    if not flops or not named.get("is_causal") or "key" not in named or "query" not in named:
+    causal = named.get("is_causal") or named.get("custom_mask_type")
+    if not flops or not causal or "key" not in named or "query" not in named:
         return flops
-    queries, keys = named["query"].shape[-2], named["key"].shape[-2]
-    if named.get("cum_seq_q") is not None or name.startswith(("aten::_flash", "aten::_efficient")):
-        queries, keys = named.get("max_q") or queries, named.get("max_k") or keys
+    _, queries, keys, _ = attention_sizes(name, named)
     seen = min(queries, keys)
     return flops * (seen * (seen + 1) // 2 + (queries - seen) * keys) // max(1, queries * keys)
 
@@ -380,7 +398,7 @@ class WorkCounter:
 
     def _cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, phase: StepPhase) -> Operation:
         schema = schema_of(func)
-        named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+        named = named_arguments(schema, args, kwargs)
         flops = flops_of(func, args, kwargs, out)
         kind = kind_of(schema.name, flops, named, out, phase)
         matrices = (one for one in tensors_in(tuple(named.values())) if one.dim() >= 2)
@@ -390,7 +408,7 @@ class WorkCounter:
             flops=timed_flops(flops, schema.name, named),
             bytes=Traffic(self._device_type, schema, named, out).bytes(),
             precision=_precision(args, kwargs),
-            sizes=sizes_of(kind, named, out),
+            sizes=sizes_of(kind, schema.name, named, out, flops),
             element_bytes=next((one.element_size() for one in matrices), 4),
             is_backward="backward" in schema.name,
             counted_flops=flops,

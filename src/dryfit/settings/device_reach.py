@@ -6,7 +6,7 @@ of memory and of cooling, and estimates with them have a wider interval.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from dryfit.settings.older_python import StrEnum
 
@@ -35,6 +35,7 @@ class DeviceReach:
         attention_backward: The same, backward.
         level: How well this is known.
         basis: Who measured it.
+        guessed: What was not measured of a card that was: ``tensor`` or ``simt``.
     """
 
     processors: int
@@ -47,6 +48,7 @@ class DeviceReach:
     attention_backward: float
     level: ReachLevel
     basis: str
+    guessed: Literal["", "tensor", "simt"] = ""
 
 
 _AIC: Final = "NVIDIA aiconfigurator"
@@ -56,21 +58,21 @@ _MEASURED, _LIMITED, _GUESSED = ReachLevel.MEASURED, ReachLevel.POWER_LIMITED, R
 
 _KNOWN: Final[dict[str, DeviceReach]] = {
     "a100-80": DeviceReach(108, 0.82, 0.86, 0.90, 40 * _MIB, 2.0, 0.62, 0.55, _MEASURED, _AIC),
-    "a100-40": DeviceReach(108, 0.74, 0.84, 0.90, 40 * _MIB, 2.0, 0.60, 0.53, _MEASURED, f"{_NEUSIGHT} (PCIe)"),
+    "a100-40": DeviceReach(108, 0.74, 0.84, 0.90, 40 * _MIB, 2.0, 0.60, 0.53, _MEASURED, f"{_NEUSIGHT} (PCIe)", "tensor"),
     "h100-80": DeviceReach(132, 0.845, 0.76, 0.90, 50 * _MIB, 1.8, 0.62, 0.42, _MEASURED, f"{_AIC}, {_NEUSIGHT}"),
     "h200": DeviceReach(132, 0.82, 0.76, 0.90, 50 * _MIB, 1.5, 0.62, 0.42, _MEASURED, _AIC),
-    "b200": DeviceReach(148, 0.74, 0.75, 0.88, 126 * _MIB, 1.5, 0.45, 0.35, _MEASURED, _AIC),
-    "l40s": DeviceReach(142, 0.615, 0.60, 0.82, 96 * _MIB, 4.0, 0.54, 0.46, _LIMITED, _AIC),
-    "v100-16": DeviceReach(80, 0.80, 0.93, 0.90, 6 * _MIB, 1.0, 0.40, 0.30, _MEASURED, f"{_NEUSIGHT} (fp32)"),
-    "v100-32": DeviceReach(80, 0.80, 0.93, 0.90, 6 * _MIB, 1.0, 0.40, 0.30, _MEASURED, f"{_NEUSIGHT} (fp32)"),
+    "b200": DeviceReach(148, 0.74, 0.75, 0.88, 126 * _MIB, 1.5, 0.45, 0.35, _MEASURED, _AIC, "simt"),
+    "l40s": DeviceReach(142, 0.615, 0.60, 0.82, 96 * _MIB, 4.0, 0.54, 0.46, _LIMITED, _AIC, "simt"),
+    "v100-16": DeviceReach(80, 0.80, 0.93, 0.90, 6 * _MIB, 1.0, 0.40, 0.30, _MEASURED, f"{_NEUSIGHT} (fp32)", "tensor"),
+    "v100-32": DeviceReach(80, 0.80, 0.93, 0.90, 6 * _MIB, 1.0, 0.40, 0.30, _MEASURED, f"{_NEUSIGHT} (fp32)", "tensor"),
     "p100": DeviceReach(56, None, 0.72, 0.75, 4 * _MIB, 1.0, 0.40, 0.30, _MEASURED, _NEUSIGHT),
     # Under 150 W the clock is so far below the rated one that nothing but a measurement in the precision tells a rate.
     "t4": DeviceReach(40, None, 0.46, 0.76, 4 * _MIB, 1.0, 0.30, 0.25, _LIMITED, f"{_NEUSIGHT} (fp32)"),
     "l4": DeviceReach(58, None, 0.31, 0.80, 48 * _MIB, 4.0, 0.35, 0.30, _LIMITED, f"{_NEUSIGHT} (fp32)"),
 }
-_DATA_CENTRE: Final = DeviceReach(0, 0.85, 0.80, 0.90, 0, 1.0, 0.60, 0.50, _GUESSED, "nobody: a guess for HBM")
-_BOARD: Final = replace(_DATA_CENTRE, tensor=0.75, bandwidth=0.82, basis="nobody: a guess for GDDR")
-_GEFORCE: Final = replace(_BOARD, tensor=1.0, basis="nobody: a guess for cards that clock above their rate")
+_DATA_CENTRE: Final = DeviceReach(0, 0.85, 0.80, 0.90, 0, 1.0, 0.60, 0.50, _GUESSED, "nobody measured it; guessed by its kind of memory, HBM")
+_BOARD: Final = replace(_DATA_CENTRE, tensor=0.75, bandwidth=0.82, basis="nobody measured it; guessed by its kind of memory, GDDR")
+_GEFORCE: Final = replace(_BOARD, tensor=1.0, basis="nobody measured it; guessed as of cards that clock above their rate")
 
 _GUESSES: Final[dict[str, tuple[DeviceReach, int]]] = {
     "a30": (_DATA_CENTRE, 56),

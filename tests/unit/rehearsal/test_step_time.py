@@ -2,14 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
-from math import exp, sqrt
+from math import exp, prod, sqrt
 
 import pytest
 import torch
 
 from dryfit.gpu.kinds import Kind, kind_of, sizes_of
 from dryfit.gpu.step_time import Operation, Timing, step_time
-from dryfit.gpu.work import WorkCounter
+from dryfit.gpu.work import WorkCounter, flops_of, timed_flops
 from dryfit.settings.device_reach import ReachLevel, device_reach
 from dryfit.settings.devices import ProductPrecision, device_names, device_rates, parse_device
 from dryfit.settings.memory_terms import StepPhase
@@ -169,7 +169,86 @@ def test_operators_have_the_kind_of_their_kernel(func, args, flops, kind, sizes)
     out = func(*values)
     about = named(func, *values)
     assert kind_of(func._schema.name, flops, about, out, FORWARD) is kind
-    assert sizes_of(kind, about, out) == sizes
+    assert sizes_of(kind, func._schema.name, about, out, 2 * prod(sizes[:4])) == sizes
+
+
+def shaped(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+FP8, STARTS = torch.float8_e4m3fn, shaped(5, dtype=torch.int32)
+FLOAT = torch.float32
+
+
+def convolved(transposed: bool, groups: int, mask: tuple[bool, bool, bool] | None = None):
+    """A convolution's operator, or its gradients', with all that decides about its sizes."""
+    inputs = shaped(2, 8, 10, 10)
+    weight = shaped(8, 6 // groups, 3, 3) if transposed else shaped(6, 8 // groups, 3, 3)
+    other = ([1, 1], [0, 0], [1, 1], transposed, [0, 0], groups)
+    if mask is None:
+        return aten.convolution.default, (inputs, weight, None, *other)
+    side = 12 if transposed else 8
+    return aten.convolution_backward.default, (shaped(2, 6, side, side), inputs, weight, [6], *other, mask)
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "passes"),
+    [
+        (aten.mm.default, (shaped(6, 4), shaped(4, 5)), 1),
+        (aten.baddbmm.default, (shaped(3, 6, 5), shaped(3, 6, 4), shaped(3, 4, 5)), 1),
+        (aten.addmm.default, (shaped(5), shaped(6, 4), shaped(4, 5)), 1),
+        (aten.linear.default, (shaped(2, 7, 4), shaped(5, 4)), 1),
+        (
+            aten._scaled_mm.default,
+            (
+                shaped(16, 32, dtype=FP8),
+                shaped(48, 32, dtype=FP8).t(),
+                *(shaped(16, 1, dtype=FLOAT), shaped(1, 48, dtype=FLOAT), None, None, torch.bfloat16),
+            ),
+            1,
+        ),
+        (aten._grouped_mm.default, (shaped(32, 16), shaped(4, 16, 24), shaped(4, dtype=torch.int32)), 1),
+        (aten._grouped_mm.default, (shaped(16, 32), shaped(32, 24), shaped(4, dtype=torch.int32)), 1),
+        (aten._grouped_mm.default, (shaped(4, 16, 32), shaped(32, 64), shaped(4, dtype=torch.int32)), 1),
+        (*convolved(False, 1), 1),
+        (*convolved(False, 2), 1),
+        (*convolved(True, 1), 1),
+        (*convolved(True, 2), 1),
+        (*convolved(False, 2, (True, True, True)), 2),
+        (*convolved(False, 1, (False, True, False)), 1),
+        (*convolved(True, 2, (True, True, False)), 2),
+    ],
+)
+def test_sizes_of_a_product_are_those_of_its_operations(func, args, passes) -> None:
+    flops, out = flops_of(func, args, {}, func(*args)), func(*args)
+    kind = kind_of(func._schema.name, flops, named(func, *args), out, FORWARD)
+    sizes = sizes_of(kind, func._schema.name, named(func, *args), out, flops)
+    assert flops > 0 and 2 * prod(sizes[:4]) * passes == flops
+
+
+@pytest.mark.parametrize("rows", [None, STARTS])
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+def test_an_attention_kernel_of_its_own_has_its_heads_behind_the_rows(kernel, rows) -> None:
+    # 4 rows of 64, 8 heads of 32: two products of 4 * 8 * 64 * 64 scores. One behind the other they are as many.
+    shape = (4, 64) if rows is None else (256,) if kernel == "flash" else (1, 256)
+    query = shaped(*shape, 8, 32)
+    func = getattr(aten, f"_{kernel}_attention_forward").default
+    given = {"query": query, "key": query, "value": query, "cum_seq_q" if kernel == "flash" else "cu_seqlens_q": rows}
+    args = tuple(given.get(argument.name) for argument in func._schema.arguments)
+    assert flops_of(func, args, {}, None) == 2 * 4 * 8 * 64 * 64 * (32 + 32)
+    assert sizes_of(Kind.ATTENTION, func._schema.name, given, None, 0) == (32, 64, 64, 32)
+    below = timed_flops(1000 * 64 * 64, func._schema.name, given | {"is_causal": True})
+    assert below == 1000 * 64 * 65 // 2
+
+
+def test_a_precision_that_nobody_measured_is_a_guess() -> None:
+    half, single = ((matmul(1, 8192, 8192, 8192, precision=one), 1) for one in (BF16, FP32))
+    assert estimated("b200", [half]).level == "measured" and estimated("b200", [single]).level == "guessed"
+    assert estimated("v100-32", [single]).level == "measured"
+    told = estimated("v100-32", [(replace(half[0], precision=ProductPrecision.FP16), 1)])
+    assert told.level == "guessed" and "16 bits" in told.basis
+    mostly = [(half[0], 10_000), single]
+    assert estimated("b200", mostly).level == "measured"
 
 
 def test_a_cast_and_a_step_of_an_optimizer() -> None:
