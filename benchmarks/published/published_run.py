@@ -2,10 +2,11 @@
 
 ``make published PEFT=... TIMM=...`` takes git repositories, runs the rows of ``rows.csv`` at their commits, and adds
 each to ``predictions.jsonl``. It does not read what was measured (``measured.csv``): that is for ``compare.py``, after
-the predictions are committed. A row with a prediction by the same dryfit is not run again.
+the predictions are committed. A row with a prediction by the same model of the machine is not run again.
 """
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import os
@@ -29,6 +30,15 @@ from published_list import FAMILIES, Row, counters, rows_of  # noqa: E402
 from strangers import dryfit_commit, surroundings  # noqa: E402
 
 LIMIT_S = 300
+MODEL = ("gpu", "settings/devices.py", "settings/device_reach.py")
+"""What decides a prediction, in ``src/dryfit``: files and folders."""
+
+
+def model_of_machine() -> str:
+    """Return a digest of the sources that decide a prediction."""
+    source = ROOT / "src" / "dryfit"
+    files = [file for name in MODEL for file in ((source / name).rglob("*.py") if "." not in name else [source / name])]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:12]
 
 
 def records(path: Path) -> dict[str, dict[str, Any]]:
@@ -126,7 +136,14 @@ def predict(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
     # What a script of PEFT logged stands, also where the time was over while it or the rehearsal ended.
     found = counters(row.family, answer, log) if not ended or row.family == "image-gen" else {}
     record = {"seconds": round(time.monotonic() - began), "torch": answer.get("torch"), "counters": found}
+    record["step_time"] = step_time_of(answer)
     return record if found else record | {"why": ended or reason(answer, log)}
+
+
+def step_time_of(answer: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a rehearsal says of a step's seconds, without what is the same for each row of a card."""
+    told = answer.get("step_time")
+    return told and {name: told[name] for name in ("estimate_s", "low_s", "high_s", "level", "by_kind")}
 
 
 def reason(answer: dict[str, Any], log: str) -> str:
@@ -152,17 +169,18 @@ def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> str:
 
 
 def run(rows: Sequence[Row], field: Field, predictions: Path, limit_s: float, until: float = float("inf")) -> None:
-    """Rehearse the rows that have no prediction by this dryfit, one after the other, until a time of the clock."""
+    """Rehearse the rows that have no prediction by this model, one after the other, until a time of the clock."""
     known = records(predictions)
     for row in rows:
-        commit, before = dryfit_commit(), known.get(row.name)
-        if before and not before.get("not_run") and (before["dryfit"], before["key"]) == (commit, row.key):
+        model, before = model_of_machine(), known.get(row.name)
+        if before and not before.get("not_run") and (before.get("model"), before["key"]) == (model, row.key):
             continue
         if time.time() > until:
             print("no time for more rows", flush=True)
             return
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        record = {"row": row.name, "key": row.key, "dryfit": commit, "when": now} | predict(row, field, limit_s)
+        made_by = {"dryfit": dryfit_commit(), "model": model, "when": now}
+        record = {"row": row.name, "key": row.key} | made_by | predict(row, field, limit_s)
         with predictions.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")
         print(row.name, record.get("counters") or record.get("not_run") or record.get("why"), flush=True)
