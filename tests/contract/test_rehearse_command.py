@@ -84,6 +84,50 @@ def test_json_has_the_keys_of_a_plan(script: str) -> None:
     assert len(view["steps"]) == 3 and len(long["timeline"]) == 12
 
 
+def test_hours_and_cost_of_a_run(script: str, tmp_path: Path) -> None:
+    l40s = ("--device", "l40s", "--quiet")
+    text = rehearsed(*l40s, script, "fits", "4").stdout
+    assert "run           600 steps an epoch; --train-steps N tells the hours of a run\n" in text
+    assert "the loader made 42 batches/s here in one process; the script asks for 2 workers" in text
+    # 72 000 steps of 0.1 s in the optimizer and half of 0.4 s beside it are six hours.
+    priced = (*l40s, "--train-steps", "72000", "--price", "1.50usd", script, "fits", "4")
+    view = json.loads(rehearsed("--device", "l40s", "--json", *priced[2:]).stdout)["run"]
+    assert view["hours"] == pytest.approx({"estimate": 6.0, "low": 5.0, "high": 7.0})
+    assert view["cost"]["estimate"] == pytest.approx(9.0) and view["cost"]["currency"] == "USD"
+    assert (view["steps"], view["source"], view["cost"]["is_old"]) == (72000, "--train-steps", False)
+    text = rehearsed(*priced).stdout
+    assert "run           72000 steps (--train-steps): 5 to 7 h (80 %), about 6 h\n" in text
+    assert "cost          7.50 to 10.50 USD (80 %), about 9.00; 1.50 an hour as of " in text
+    assert "hours by the mean batch: 50% of the elements of the timed one" in text
+
+
+def test_why_there_is_no_cost(script: str, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text('[h200]\nper_hour = 2\ncurrency = "EUR"\nas_of = 2026-01-31\n')
+    words = ("--prices", str(prices), "--train-steps", "9", script, "fits", "4")
+    assert "no cost: the prices have none of l40s" in rehearsed("--device", "l40s", *words).stderr
+    priced = ("--price", "2", "--train-steps", "9", script, "fits", "4")
+    done = rehearsed("--device", "24GiB", *priced)
+    assert "no cost: the time of a step on 24GiB is not known" in done.stderr
+    assert "run           9 steps (--train-steps); without the time of a step on 24GiB" in done.stdout
+    assert "--train-steps N tells it" in rehearsed("--device", "l40s", "--price", "2", script, "fits", "4").stderr
+    for refused in (("--device", "l40s,h200", *priced), ("--device", "l40s", "--largest=fits", *priced)):
+        assert isinstance(rehearsed(*refused).exception, ConfigError)
+
+
+def test_the_cheapest_and_the_fastest_of_several_devices(script: str, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    one = '[{}]\nper_hour = {}\ncurrency = "EUR"\nas_of = 2026-01-31\n'
+    prices.write_text(one.format("h200", 3) + one.format("l40s", 1))
+    words = ("--prices", str(prices), "--train-steps", "72000", "--quiet", script, "fits", "4")
+    text = rehearsed("--device", "l40s,h200,rtx4090", *words).stdout
+    assert "cheapest that fits: l40s, 5.00 to 7.00 EUR\n" in text and "fastest that fits: " in text
+    assert "prices older than 90 days: l40s (2026-01-31), h200 (2026-01-31)" in text
+    rows = [line.split("\t") for line in text.splitlines() if "GiB\t" in line]
+    assert [row[0] for row in rows] == ["l40s", "h200", "rtx4090"]
+    assert [row[-1] for row in rows] == ["5.00 to 7.00 EUR", "15.00 to 21.00 EUR", ""]
+
+
 def test_ranks_and_accelerate(script: str) -> None:
     words = ("accelerate", "launch", "--mixed_precision", "bf16", "--num_processes", "2", script, "fits", "4")
     done = rehearsed(*words)

@@ -23,7 +23,7 @@ def facts_of(answer: RehearsalAnswer) -> dict[str, Any]:
     assert answer.memory is not None, (answer.end, answer.reasons, answer.traceback)
     places = [(point.step, point.phase, point.line) for point in answer.memory.timeline]
     facts = answer.model_dump(mode="json", exclude=OF_THE_PROCESS)
-    del facts["memory"]["timeline"]
+    del facts["memory"]["timeline"], facts["run"]["batches_per_s"]
     for one in facts["muted"]:
         del one["bytes"]
     return {**facts, "places": places}

@@ -48,6 +48,7 @@ def alone(words: list[str], one: DeviceAnswer) -> RehearsalAnswer:
 
 
 def view(answer: RehearsalAnswer) -> dict[str, Any]:
+    answer = answer.model_copy(update={"run": answer.run and answer.run.model_copy(update={"batches_per_s": None})})
     made = cast("dict[str, Any]", rehearsal_json(answer, with_timeline=True))
     return json.loads(json.dumps({key: value for key, value in made.items() if key not in NOT_COMPARED}, default=str))
 

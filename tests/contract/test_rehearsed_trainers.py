@@ -37,6 +37,27 @@ def test_unmodified_trainers_run_to_the_third_step(tmp_path: Path, run: str) -> 
     takes_three_steps(tmp_path, *RUNS[run])
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "steps", "epoch_steps", "source"),
+    [
+        # 16 rows in batches of 2, two a step; two epochs of Lightning with 32 rows in batches of 4.
+        ("causal_lm_trainer.py", ("--output_dir", "out"), None, 4, "TrainingArguments"),
+        ("lightning_module.py", ("--output_dir", "out"), 16, 8, "Lightning"),
+        ("plain_loop.py", (), None, 8, ""),
+    ],
+)
+def test_how_long_a_script_would_train_is_known(tmp_path, program, arguments, steps, epoch_steps, source) -> None:
+    run = rehearse(tmp_path, program, *arguments).run
+    assert run is not None and run.source == source and run.epoch_steps == epoch_steps
+    assert run.steps == steps if steps or not source else run.steps and run.steps % epoch_steps == 0
+    assert run.batch_share == 1.0  # rows of one length
+
+
+def test_a_script_that_ends_by_itself_is_as_long_as_it_was(tmp_path: Path) -> None:
+    run = rehearse(tmp_path, "plain_loop.py", steps=1000).run
+    assert run is not None and run.source == "the script" and run.steps is not None and run.steps > 3
+
+
 ADAPTERS = ("--use_peft", "--lora_target_modules", "all-linear", "--gradient_accumulation_steps", "2")
 SHARDED = (
     "accelerate launch --num_processes 2 --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"

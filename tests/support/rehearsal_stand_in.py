@@ -25,9 +25,11 @@ from dryfit.settings.rehearsal_messages import (
     RehearsalAnswer,
     RehearsalMemory,
     RehearsalRequest,
+    RunTime,
     ScriptEnd,
     SeenArguments,
     StepMemory,
+    StepTime,
     StepWork,
     TimelinePoint,
     Unknown,
@@ -35,6 +37,8 @@ from dryfit.settings.rehearsal_messages import (
 
 GIB = 2**30
 FIXED = 2 * GIB
+KNOWN = ("l40s", "h200")
+"""Devices on which a step has a time."""
 LINE, CODE, SOURCE = "train.py:88", "loss.backward()", "transformers/models/qwen2/modeling_qwen2.py:312"
 
 
@@ -125,7 +129,9 @@ def answer_of(
             bytes_per_step=40 * 10**9,
             least_step_s=0.0412,
             rates="165 TFLOP/s in bfloat16, 1008 GB/s: NVIDIA's data sheet",
+            step_time=step_time() if device.name in KNOWN else None,
         ),
+        run=RunTime(steps=None, source="", epoch_steps=600, batch_share=0.5, batches_per_s=42.0, workers=2),
         sent={"all_reduce": GIB} if ranks > 1 else None,
         worst_batch=LargestBatch(shapes={"input_ids": (4, 512)}, seen=2000, of=12_000, fed_first=True),
         muted=(Muted(what="checkpoint", where="out/checkpoint-3", bytes=GIB), Muted(what="wandb run", where="me/mine")),
@@ -135,6 +141,22 @@ def answer_of(
         torch="2.13.0",
         rehearsal_s=12.5,
         host_peak_bytes=GIB // 2,
+    )
+
+
+def step_time() -> StepTime:
+    """Half a second, of which the optimizer takes a fifth."""
+    return StepTime(
+        estimate_s=0.5,
+        low_s=0.4,
+        high_s=0.6,
+        level="measured",
+        busy_share=1.0,
+        launch_bound_high_s=None,
+        by_kind={"matmul": 0.8, "optimizer": 0.2},
+        basis="somebody",
+        not_counted=("data loading",),
+        optimizer_s=0.1,
     )
 
 

@@ -466,6 +466,15 @@ _Snapshot = Annotated[
     Path | None, typer.Option("--snapshot", metavar="FILE", help="Write a memory snapshot for memory_viz.")
 ]
 _Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a Chrome trace, for Perfetto.")]
+_TrainSteps = Annotated[
+    int | None, typer.Option("--train-steps", min=1, metavar="N", help="Steps of the whole run, for its hours.")
+]
+_PriceOption = Annotated[
+    str | None, typer.Option("--price", metavar="AMOUNT", help="Of the device an hour, today: 1.80 or 1.80USD.")
+]
+_PriceFile = Annotated[
+    Path | None, typer.Option("--prices", metavar="FILE", help="Prices by device, each with its day.")
+]
 _WithTimeline = Annotated[bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")]
 _KeepCaches = Annotated[bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")]
 
@@ -491,6 +500,9 @@ def rehearse(
     largest: _Largest = None,
     emit: _Emit = None,
     table: _Table = None,
+    train_steps: _TrainSteps = None,
+    price: _PriceOption = None,
+    prices: _PriceFile = None,
     as_json: JsonOption = False,
     with_timeline: _WithTimeline = False,
     quiet: QuietOption = False,
@@ -506,9 +518,10 @@ def rehearse(
     passed = _PassedOn(quiet=quiet)
     devices = parse_devices(device or ())
     several = len(devices) > 1 or emit is not None or largest is not None
-    if largest is not None and (emit is not None or ladder):
-        raise ConfigError("rehearsing", "--largest with --emit or --ladder", "one of them")
-    _refuse_files({"--html": html, "--snapshot": snapshot, "--trace": trace} if several else {})
+    of_one = {"--html": html, "--snapshot": snapshot, "--trace": trace, "--price": price}
+    _refuse_of_one(of_one if several else {})
+    of_several = {"--emit": emit, "--ladder": ladder or None, "--train-steps": train_steps, "--prices": prices}
+    _refuse_with_largest(of_several if largest is not None else {})
     options = api.RehearsalOptions(
         device=devices[0].name if devices else None,
         steps=steps,
@@ -520,6 +533,8 @@ def rehearse(
         python=python,
         snapshot=snapshot,
         trace=trace,
+        train_steps=train_steps,
+        prices=api.read_prices(price, prices),
         on_output=passed.add,
         on_note=notes(quiet=quiet),
     )
@@ -531,15 +546,26 @@ def rehearse(
     raise typer.Exit(_rehearse_one(words, options, passed, form, html))
 
 
-def _refuse_files(files: Mapping[str, Path | None]) -> None:
-    """Refuse files that are about one rehearsal where there are several.
+def _refuse_of_one(given: Mapping[str, object]) -> None:
+    """Refuse options that are about one rehearsal where there are several.
 
     Raises:
-        ConfigError: One was asked for.
+        ConfigError: One was given.
     """
-    for name, file in files.items():
-        if file is not None:
-            raise ConfigError("rehearsing", f"{name} with several devices, --emit or --largest", "one rehearsal")
+    for name, value in given.items():
+        if value is not None:
+            hint = "--prices FILE has the price of each device" if name == "--price" else ""
+            raise ConfigError("rehearsing", f"{name} with several devices, --emit or --largest", "one rehearsal", hint)
+
+
+def _refuse_with_largest(given: Mapping[str, object]) -> None:
+    """Refuse options that say nothing of the largest value that fits.
+
+    Raises:
+        ConfigError: One was given.
+    """
+    if names := [name for name, value in given.items() if value is not None]:
+        raise ConfigError("rehearsing", f"--largest with {', '.join(names)}", "one of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,7 +588,9 @@ def _rehearse_one(
     try:
         seen = api.rehearse_command(api.read_command(command), options)
     except api.RehearsalInterrupted as error:
-        seen, interrupted = error.answer, True
+        seen, interrupted = api.with_run(error.answer, options), True
+    if why := api.why_no_cost(seen, options):
+        options.on_note(why)
     if html is not None:
         api.write_rehearsal(seen, html, " ".join(command))
     if not seen.went_through:

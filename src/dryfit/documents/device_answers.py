@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from dryfit.documents.document import Block, Document, Line, counted, document_of, duration_text, json_of
-from dryfit.documents.rehearsals import place_text, rehearsal_json, step_time_cell
+from dryfit.documents.rehearsals import cost_text, hours_text, place_text, rehearsal_json, step_time_cell
 from dryfit.settings.choices import Emitted
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.errors import ConfigError
@@ -71,6 +71,7 @@ def device_answers_document(answers: DeviceAnswers) -> Document:
         "",
         devices_table(answers),
         "",
+        *_best(answers),
         *_reasons(answers),
         *_shared(answers),
     ]
@@ -81,11 +82,32 @@ def device_answers_document(answers: DeviceAnswers) -> Document:
 def devices_table(answers: DeviceAnswers) -> Table:
     """Return a row for each device."""
     rows = [_row(one) for one in answers.answers]
-    heads = ("device", "fits", "required", "of", "left over")
-    times = [step_time_cell(one.answer.work) for one in answers.answers]
-    if any(times):
-        return Table((*heads, "a step (80 %)"), tuple((*row, time) for row, time in zip(rows, times, strict=True)))
-    return Table(heads, tuple(rows))
+    heads = ["device", "fits", "required", "of", "left over"]
+    runs = [one.answer.run for one in answers.answers]
+    further = {
+        "a step (80 %)": [step_time_cell(one.answer.work) for one in answers.answers],
+        "run, hours": [f"{run.hours.low:.2g} to {run.hours.high:.2g}" if run and run.hours else "" for run in runs],
+        "cost": [cost_text(run.cost) if run and run.cost else "" for run in runs],
+    }
+    columns = {head: cells for head, cells in further.items() if any(cells)}
+    rows = [(*row, *cells) for row, *cells in zip(rows, *columns.values(), strict=True)]
+    return Table((*heads, *columns), tuple(rows))
+
+
+def _best(answers: DeviceAnswers) -> list[str]:
+    """Return the cheapest and the fastest of the devices on which the command fits."""
+    runs = [(one.device.name, one.answer.run) for one in answers.fitting if one.answer.run is not None]
+    times = {name: run.hours for name, run in runs if run.hours is not None}
+    costs = {name: run.cost for name, run in runs if run.cost is not None}
+    lines: list[str] = []
+    if len(costs) > 1:
+        cheapest = min(costs, key=lambda name: costs[name].estimate)
+        lines.append(f"cheapest that fits: {cheapest}, {cost_text(costs[cheapest])}")
+    if len(times) > 1:
+        fastest = min(times, key=lambda name: times[name].estimate)
+        lines.append(f"fastest that fits: {fastest}, {hours_text(times[fastest])}")
+    old = [f"{name} ({cost.as_of})" for name, cost in costs.items() if cost.is_old]
+    return [*lines, f"prices older than 90 days: {', '.join(old)}"] if old else lines
 
 
 def _row(one: DeviceAnswer) -> tuple[str, ...]:

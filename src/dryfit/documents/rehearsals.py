@@ -28,12 +28,15 @@ from dryfit.processes.wall import WALLS
 from dryfit.settings.choices import Wall
 from dryfit.settings.memory_terms import StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (
+    Interval,
     LargestBatch,
     LineBytes,
     OutOfMemory,
     PricedArguments,
     RehearsalAnswer,
     RehearsalMemory,
+    RunCost,
+    RunTime,
     StepTime,
     StepWork,
     TimelinePoint,
@@ -268,6 +271,9 @@ def batch_text(batch: LargestBatch) -> str:
     return f"{shapes}; {among}; {'trained on first' if batch.fed_first else 'as the script feeds them'}"
 
 
+_SMALLER = 0.95
+"""Below this share of the timed batch the mean one is told apart."""
+_ROUND = 100
 _KNOWN = {
     "measured": "was measured",
     "power-limited": "at its power limit was measured",
@@ -288,6 +294,51 @@ def step_time_lines(time: StepTime, device: str) -> list[str]:
             "              many small kernels: the host may decide; the upper end is that of one five times slower"
         )
     return lines
+
+
+def run_lines(run: RunTime, device: str) -> list[str]:
+    """Return how long the whole run takes and what it costs, or what to say so that this is known."""
+    loader = _loader_text(run)
+    if run.steps is None:
+        epoch = f"{run.epoch_steps} steps an epoch" if run.epoch_steps else "the number of steps is not known"
+        return [f"run           {epoch}; --train-steps N tells the hours of a run", *loader]
+    steps = f"{run.steps} steps ({run.source})"
+    if run.hours is None:
+        return [f"run           {steps}; without the time of a step on {device} its hours are not known", *loader]
+    lines = [f"run           {steps}: {hours_text(run.hours)}"]
+    if run.cost is not None:
+        cost = run.cost
+        age = ", a price older than 90 days" if cost.is_old else ""
+        rate = f"{cost.per_hour:.2f} an hour as of {cost.as_of}{age}"
+        lines.append(f"cost          {cost_text(cost)} (80 %), about {_amount(cost.estimate)}; {rate}")
+    if run.batch_share is not None and run.batch_share < _SMALLER:
+        lines.append(f"              hours by the mean batch: {run.batch_share:.0%} of the elements of the timed one")
+    return [*lines, *loader]
+
+
+def _loader_text(run: RunTime) -> list[str]:
+    if run.batches_per_s is None:
+        return []
+    workers = f"; the script asks for {counted(run.workers, 'worker')}" if run.workers else ""
+    return [f"              the loader made {_rate(run.batches_per_s)} batches/s here in one process{workers}"]
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.2g}" if per_s < _ROUND else f"{per_s:.0f}"
+
+
+def hours_text(hours: Interval) -> str:
+    """Return hours with their interval: ``2.1 to 2.9 h (80 %), about 2.5 h``."""
+    return f"{hours.low:.2g} to {hours.high:.2g} h (80 %), about {hours.estimate:.2g} h"
+
+
+def cost_text(cost: RunCost) -> str:
+    """Return what a run costs: ``4.00 to 5.20 USD``."""
+    return f"{_amount(cost.low)} to {_amount(cost.high)}{f' {cost.currency}' if cost.currency else ''}"
+
+
+def _amount(amount: float) -> str:
+    return f"{amount:.2f}" if amount < _ROUND else f"{amount:,.0f}".replace(",", " ")
 
 
 def step_time_cell(work: StepWork | None) -> str:
@@ -334,6 +385,9 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
         lines.append(f"a step        {work_text(answer.work, answer.device.name)}")
         if answer.work.step_time is not None:
             lines += step_time_lines(answer.work.step_time, answer.device.name)
+    timed = answer.work is not None and answer.work.step_time is not None
+    if answer.run is not None and (timed or answer.run.source == "--train-steps"):
+        lines += run_lines(answer.run, answer.device.name)
     if answer.sent:
         kinds = ", ".join(f"{name} {gib(size)}" for name, size in answer.sent.items())
         lines.append(f"a rank sends  {kinds} a step")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from itertools import islice
-from math import prod
+from math import ceil, prod
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -44,6 +44,8 @@ class Found:
     Attributes:
         position: Of the batch in the epoch that is about to begin.
         again: Collates the batch anew: a script may change what it was given.
+        mean_size: Elements of a batch, or characters of one of texts: the mean of those that were looked at.
+        batches_per_s: That this machine collates, one after the other.
         note: Why no more were looked at; empty where all were, or the number was reached.
     """
 
@@ -52,6 +54,8 @@ class Found:
     again: Callable[[], Any]
     answer: LargestBatch
     note: str
+    mean_size: float
+    batches_per_s: float
 
 
 def find_largest(loader: DataLoader[Any], *, most_s: float = MOST_SECONDS) -> Found | str:
@@ -100,17 +104,14 @@ def _random_numbers_kept() -> Iterator[None]:
 def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str:
     began_s = time.monotonic()
     largest: tuple[tuple[int, int, int], int, Any, Any] | None = None
-    seen, note = 0, ""
+    seen, total, note = 0, 0, ""
     for indices in islice(_copied(loader), min(batches, MOST_BATCHES)):
         batch = _collate(loader, indices)
         tensors = dict(_named_tensors(batch))
         if any(tensor.device.type != "cpu" for tensor in tensors.values()):
             return "the largest batch is not known: the data set puts tensors on the device"
-        size = (
-            sum(tensor.numel() for tensor in tensors.values()),
-            prod(_characters(batch)),
-            sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        )
+        size = _size(batch, tensors)
+        total += size[0] or size[1]
         if largest is None or size > largest[0]:
             largest = (size, seen, batch, indices)
         seen += 1
@@ -119,6 +120,7 @@ def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str
             break
     if largest is None or not any(largest[0]):
         return "the largest batch is not known: the data loader gives neither tensors nor texts"
+    took_s = max(time.monotonic() - began_s, 1e-9)
     _, position, batch, rows = largest
     shapes = {name: tuple(tensor.shape) for name, tensor in _named_tensors(batch)} or {CHARACTERS: _characters(batch)}
     answer = LargestBatch(shapes=shapes, seen=seen, of=batches, fed_first=True)
@@ -127,7 +129,16 @@ def _search(loader: DataLoader[Any], batches: int, most_s: float) -> Found | str
         with _random_numbers_kept():
             return _collate(loader, rows)
 
-    return Found(position, batch, again, answer, note)
+    return Found(position, batch, again, answer, note, total / seen, seen / took_s)
+
+
+def _size(batch: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[int, int, int]:
+    """Return the elements of a batch's tensors, the characters of its texts as if padded, and the tensors' bytes."""
+    return (
+        sum(tensor.numel() for tensor in tensors.values()),
+        prod(_characters(batch)),
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+    )
 
 
 def _copied(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -356,6 +367,22 @@ class KeptOfBatch(NamedTuple):
     until: int
 
 
+class LoaderPace(NamedTuple):
+    """What a loader gives the optimizer step that began last.
+
+    Attributes:
+        epoch_steps: Steps in which it is read once; None: it has no length.
+        batch_share: Elements of its mean batch, where those of the step's are 1; None: not known.
+        batches_per_s: Batches that it makes in one process; None: not measured.
+        workers: Processes that the script asks for.
+    """
+
+    epoch_steps: int | None
+    batch_share: float | None
+    batches_per_s: float | None
+    workers: int
+
+
 class LoaderWatch:
     """What is known of a script's data loaders.
 
@@ -363,6 +390,7 @@ class LoaderWatch:
         notes: What was left out, in words.
         largest: The largest batch of the loader that feeds training.
         kept: What the evaluation that was cut and keeps most keeps of each batch; None: none keeps anything.
+        pace: What the loader that feeds training gives each step; None: none does.
     """
 
     def __init__(self, steps: OptimizerSteps, *, worst_batch: bool, stock: Callable[[], Stock]) -> None:
@@ -372,6 +400,7 @@ class LoaderWatch:
         self._worst_batch = worst_batch
         self._stock = stock
         self.kept: KeptOfBatch | None = None
+        self.pace: LoaderPace | None = None
         self._found: WeakKeyDictionary[DataLoader[Any], Found | str] = WeakKeyDictionary()
         self._training: WeakSet[Any] = WeakSet()
         self._feeds: WeakSet[Any] = WeakSet()
@@ -413,6 +442,22 @@ class LoaderWatch:
             self._training.add(self._last.loader)
             for loader in self._last.sources:
                 self._learned(loader)
+            self._pace_of(self._last)
+
+    def _pace_of(self, watched: "_Watched") -> None:
+        """Learn what an iterator gave for the step that begins."""
+        sizes, watched.sizes = watched.sizes, []
+        if not sizes:  # another optimizer's step on the same batches
+            return
+        loaders = [loader for loader in watched.sources if isinstance(loader, DataLoader)]
+        found = next((one for one in map(self._found.get, loaders) if isinstance(one, Found)), None)
+        length, given = _length(watched.loader), sum(sizes) / len(sizes)
+        self.pace = LoaderPace(
+            epoch_steps=None if length is None else ceil(length / len(sizes)),
+            batch_share=found.mean_size / given if found is not None and given else None,
+            batches_per_s=found.batches_per_s if found is not None else None,
+            workers=max((loader.num_workers for loader in loaders), default=0),
+        )
 
     @property
     def evaluating(self) -> bool:
@@ -447,6 +492,8 @@ class LoaderWatch:
         with self._drawing.nested():
             batch = watched.next_batch()
         watched.sources = self._drawing.sources
+        size = _size(batch, dict(_named_tensors(batch)))
+        watched.sizes.append(size[0] or size[1])
         self._last, self._winding_down_from = watched, None
         return batch
 
@@ -580,6 +627,7 @@ class _Watched:
         kept_bytes: Of the device's memory, that each batch evaluated left allocated.
         stock: What was there when it was last looked at; since: the number of events the time before.
         sources: The loaders that its last batch came through.
+        sizes: Elements of each batch that was drawn since the last step.
     """
 
     def __init__(
@@ -593,6 +641,7 @@ class _Watched:
         self.stock = Stock()
         self.since = 0
         self.sources: set[Any] = set()
+        self.sizes: list[int] = []
         self._watch = watch
         self._inner = inner
         self._first = None if found is None else (found.batch,)

@@ -220,6 +220,7 @@ class _Run:
             shortfall_bytes=shortfall,
             out_of_memory=tuple(gpu.out_of_memory),
             work=self.work.work(request.device),
+            run=self.shortening.run_time(has_ended=end is ScriptEnd.FINISHED),
             sent=self.sent if request.ranks > 1 else None,
             worst_batch=self.shortening.largest_batch,
             unknown=tuple(gpu.unknown.values()),

@@ -3,19 +3,20 @@
 import sys
 from collections.abc import Callable
 from functools import wraps
+from math import inf
 from typing import Any
 
 import torch
 
 from dryfit.gpu.import_hooks import is_of, when_imported
 from dryfit.gpu.left_out import LeftOutTokens, RepeatedMicroBatches
-from dryfit.gpu.loaders import KeptOfBatch, LoaderWatch, OptimizerSteps, Stock
+from dryfit.gpu.loaders import KeptOfBatch, LoaderPace, LoaderWatch, OptimizerSteps, Stock
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.gpu.private_apis.torch_recording import running_node_number
 from dryfit.gpu.repeated_calls import RepeatedCalls, RepeatedPasses
 from dryfit.gpu.script_recorder import ScriptRecorder
 from dryfit.gpu.work import WorkCounter
-from dryfit.settings.rehearsal_messages import LargestBatch
+from dryfit.settings.rehearsal_messages import LargestBatch, RunTime
 
 # End the training loops of libraries by their own means, so that they evaluate and save as at their natural end.
 
@@ -25,7 +26,9 @@ _MOST_BYTES = 2**28
 _LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
-def end_trainers(done: Callable[[], bool], goes_past_evaluation: Callable[[], bool]) -> None:
+def end_trainers(
+    done: Callable[[], bool], goes_past_evaluation: Callable[[], bool], planned: Callable[[float, str], None]
+) -> None:
     """Stop every trainer of transformers and Lightning after the step at which enough was seen.
 
     Lightning validates and saves whenever it is told to stop; transformers does with what its arguments say: a trainer
@@ -35,15 +38,16 @@ def end_trainers(done: Callable[[], bool], goes_past_evaluation: Callable[[], bo
     Args:
         done: Whether enough steps were made.
         goes_past_evaluation: Wants one more step, and says whether it does: once.
+        planned: Given the optimizer steps that a trainer would make, and who says so.
     """
-    ends = _end_of_transformers
     when_imported("transformers.trainer", _complete_predictions)
     when_imported(
-        "transformers.trainer", lambda module: _adding(module.Trainer, ends(module, done, goes_past_evaluation))
+        "transformers.trainer",
+        lambda module: _adding(module.Trainer, _end_of_transformers(module, done, goes_past_evaluation, planned)),
     )
     for name in _LIGHTNING:
         when_imported(
-            name, lambda module: _adding(module.Trainer, _end_of_lightning(module, done, goes_past_evaluation))
+            name, lambda module: _adding(module.Trainer, _end_of_lightning(module, done, goes_past_evaluation, planned))
         )
 
 
@@ -85,13 +89,20 @@ def _adding(trainer: Any, add: Callable[[Any], None]) -> None:
 
 
 def _end_of_transformers(
-    module: Any, done: Callable[[], bool], goes_past_evaluation: Callable[[], bool]
+    module: Any,
+    done: Callable[[], bool],
+    goes_past_evaluation: Callable[[], bool],
+    planned: Callable[[float, str], None],
 ) -> Callable[[Any], None]:
     class TransformersEnd(module.TrainerCallback):
         """Evaluates and saves after the steps of a rehearsal, trains for one step more, and stops."""
 
         def __init__(self) -> None:
             self._went_past = False
+
+        def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            """Learn how many steps there would be."""
+            planned(state.max_steps, "TrainingArguments")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """Do at the last step what the trainer does every so many steps."""
@@ -122,10 +133,17 @@ def _end_of_transformers(
 
 
 def _end_of_lightning(
-    module: Any, done: Callable[[], bool], goes_past_evaluation: Callable[[], bool]
+    module: Any,
+    done: Callable[[], bool],
+    goes_past_evaluation: Callable[[], bool],
+    planned: Callable[[float, str], None],
 ) -> Callable[[Any], None]:
     class LightningEnd(module.Callback):
         """Asks the trainer to stop after the last step of a rehearsal, and to go on once after it has validated."""
+
+        def on_train_start(self, trainer: Any, *_: Any) -> None:
+            """Learn how many steps there would be."""
+            planned(trainer.estimated_stepping_batches, "Lightning")
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             """Ask: it validates and saves before it does, also where it was to go on for some epochs before that."""
@@ -226,6 +244,7 @@ class Shortening:
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
         self._tokens = LeftOutTokens(work)
         self._passes = RepeatedPasses(work, stock)
+        self._planned: tuple[int, str] | None = None
         self._calls = RepeatedCalls(work, lambda: self._steps.ended, self._loaders.module_called, self._passes)
 
     def install(self) -> None:
@@ -236,10 +255,28 @@ class Shortening:
         """
         self._loaders.install()
         self._steps.install(self._loaders.before_step)
-        end_trainers(lambda: self._steps.done, self._loaders.goes_past_evaluation)
+        end_trainers(lambda: self._steps.done, self._loaders.goes_past_evaluation, self._trainer_begins)
         self._micro_batches.install()
         self._tokens.install()
         self._calls.install()
+
+    def _trainer_begins(self, steps: float, source: str) -> None:
+        """Keep what the first trainer is about to do: endless ones have no number."""
+        if self._planned is None and 0 < steps < inf:
+            self._planned = (int(steps), source)
+
+    def run_time(self, *, has_ended: bool) -> RunTime | None:
+        """Return how long the script trains; None: no step was seen.
+
+        Args:
+            has_ended: Whether the script came to its own end.
+        """
+        if not self._steps.number:
+            return None
+        ends_by_itself = has_ended and not self._steps.done
+        steps, source = (self._steps.number, "the script") if ends_by_itself else self._planned or (None, "")
+        pace = self._loaders.pace or LoaderPace(None, None, None, 0)
+        return RunTime(steps=steps, source=source, **pace._asdict())
 
     def listeners(self, recorder: ScriptRecorder) -> list[Callable[[Any, Any, Any, Any], None]]:
         """Return what is to be told of each operator on the device."""

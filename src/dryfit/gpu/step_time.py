@@ -156,6 +156,7 @@ class Timing:
                 return self._memory_bound(one)
 
     def on_tensor_cores(self, precision: ProductPrecision) -> bool:
+        """Whether products in a precision run there."""
         peak = self._rates.flops_per_s(precision, self._capability)
         return peak > self._rates.flops_per_s(ProductPrecision.FP32, self._capability)
 
@@ -258,6 +259,7 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         by_kind={str(kind): share for kind, share in largest if kind is not Kind.VIEW},
         basis=basis,
         not_counted=_NOT_COUNTED,
+        optimizer_s=min(estimate_s, busy[StepPhase.CLIP] + busy[StepPhase.OPTIMIZER]),
     )
 
 

@@ -58,7 +58,9 @@ _MEASURED, _LIMITED, _GUESSED = ReachLevel.MEASURED, ReachLevel.POWER_LIMITED, R
 
 _KNOWN: Final[dict[str, DeviceReach]] = {
     "a100-80": DeviceReach(108, 0.82, 0.86, 0.90, 40 * _MIB, 2.0, 0.62, 0.55, _MEASURED, _AIC),
-    "a100-40": DeviceReach(108, 0.74, 0.84, 0.90, 40 * _MIB, 2.0, 0.60, 0.53, _MEASURED, f"{_NEUSIGHT} (PCIe)", "tensor"),
+    "a100-40": DeviceReach(
+        108, 0.74, 0.84, 0.90, 40 * _MIB, 2.0, 0.60, 0.53, _MEASURED, f"{_NEUSIGHT} (PCIe)", "tensor"
+    ),
     "h100-80": DeviceReach(132, 0.845, 0.76, 0.90, 50 * _MIB, 1.8, 0.62, 0.42, _MEASURED, f"{_AIC}, {_NEUSIGHT}"),
     "h200": DeviceReach(132, 0.82, 0.76, 0.90, 50 * _MIB, 1.5, 0.62, 0.42, _MEASURED, _AIC),
     "b200": DeviceReach(148, 0.74, 0.75, 0.88, 126 * _MIB, 1.5, 0.45, 0.35, _MEASURED, _AIC, "simt"),
@@ -70,9 +72,15 @@ _KNOWN: Final[dict[str, DeviceReach]] = {
     "t4": DeviceReach(40, None, 0.46, 0.76, 4 * _MIB, 1.0, 0.30, 0.25, _LIMITED, f"{_NEUSIGHT} (fp32)"),
     "l4": DeviceReach(58, None, 0.31, 0.80, 48 * _MIB, 4.0, 0.35, 0.30, _LIMITED, f"{_NEUSIGHT} (fp32)"),
 }
-_DATA_CENTRE: Final = DeviceReach(0, 0.85, 0.80, 0.90, 0, 1.0, 0.60, 0.50, _GUESSED, "nobody measured it; guessed by its kind of memory, HBM")
-_BOARD: Final = replace(_DATA_CENTRE, tensor=0.75, bandwidth=0.82, basis="nobody measured it; guessed by its kind of memory, GDDR")
-_GEFORCE: Final = replace(_BOARD, tensor=1.0, basis="nobody measured it; guessed as of cards that clock above their rate")
+_DATA_CENTRE: Final = DeviceReach(
+    0, 0.85, 0.80, 0.90, 0, 1.0, 0.60, 0.50, _GUESSED, "nobody measured it; guessed by its kind of memory, HBM"
+)
+_BOARD: Final = replace(
+    _DATA_CENTRE, tensor=0.75, bandwidth=0.82, basis="nobody measured it; guessed by its kind of memory, GDDR"
+)
+_GEFORCE: Final = replace(
+    _BOARD, tensor=1.0, basis="nobody measured it; guessed as of cards that clock above their rate"
+)
 
 _GUESSES: Final[dict[str, tuple[DeviceReach, int]]] = {
     "a30": (_DATA_CENTRE, 56),

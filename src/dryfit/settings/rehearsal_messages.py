@@ -232,6 +232,7 @@ class StepTime(Record):
         by_kind: Share of the device's time by kind of operator, the largest first.
         basis: Who measured the device's reach.
         not_counted: What a run has besides.
+        optimizer_s: Part of the estimate that does not depend on the batch: clipping and the optimizer.
     """
 
     estimate_s: float
@@ -243,6 +244,55 @@ class StepTime(Record):
     by_kind: dict[str, float]
     basis: str
     not_counted: tuple[str, ...]
+    optimizer_s: float = 0.0
+
+
+class Interval(Record):
+    """An amount that is not known exactly: its median, and the ends of an interval of 80 %."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+class RunCost(Interval):
+    """What a run costs on a device.
+
+    Attributes:
+        currency: Of the user's price; empty: not said.
+        per_hour: The price of one device.
+        as_of: The day of the price, ISO 8601.
+        is_old: Whether the price is older than 90 days.
+    """
+
+    currency: str
+    per_hour: float
+    as_of: str
+    is_old: bool = False
+
+
+class RunTime(Record):
+    """How long the script trains, where nothing ends it early.
+
+    Attributes:
+        steps: Optimizer steps; None: not known.
+        source: Who says so: ``TrainingArguments``, ``Lightning``, ``the script``, ``--train-steps``.
+        epoch_steps: Optimizer steps in which the training loader is read once; None: the loader has no length.
+        batch_share: Elements of the loader's mean batch, where those of the timed step's are 1; None: not known.
+        batches_per_s: Batches that the loader made on this machine in one process; None: not measured.
+        workers: Processes of the loader that the script asks for.
+        hours: Of all steps; None: steps or seconds a step are not known.
+        cost: Of all devices; None: no price was given.
+    """
+
+    steps: int | None
+    source: str
+    epoch_steps: int | None
+    batch_share: float | None
+    batches_per_s: float | None
+    workers: int
+    hours: Interval | None = None
+    cost: RunCost | None = None
 
 
 class StepWork(Record):
@@ -308,6 +358,7 @@ class RehearsalAnswer(Shown, Message):
         at_least: Whether the memory is a lower bound: the script did not go through, or could not be followed.
         training_arguments: None where the script made none.
         traceback: Of a script that failed by itself.
+        run: How long it trains; None where it made no step.
         killed_by: Name of the signal that ended its process before it could answer; empty: none did.
         wall: What kept the script from the user's files; None: no script was run.
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
@@ -326,6 +377,7 @@ class RehearsalAnswer(Shown, Message):
     shortfall_bytes: int = 0
     out_of_memory: tuple[OutOfMemory, ...] = ()
     work: StepWork | None = None
+    run: RunTime | None = None
     sent: dict[str, int] | None = None
     worst_batch: LargestBatch | None = None
     wall: Wall | None = None

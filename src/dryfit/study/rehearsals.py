@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from dryfit.settings.rehearsal_messages import (
     RehearsalRequest,
     ScriptEnd,
 )
+from dryfit.settings.run_costs import Prices, given_price, price_file, with_costs
 from dryfit.settings.trial import Scalar
 from dryfit.study.own_functions import Role, caller_paths, function_name
 
@@ -70,6 +72,8 @@ class RehearsalOptions:
         python: The interpreter that runs the script; None: that of the active environment, or dryfit's own.
         snapshot: File of PyTorch's memory snapshot; None: none is written.
         trace: File of the Chrome trace; None: none is written.
+        train_steps: Optimizer steps of the whole run; None: as many as the script says.
+        prices: What its hours are charged by; None: by nothing.
     """
 
     device: str | None = None
@@ -84,6 +88,8 @@ class RehearsalOptions:
     python: str | None = None
     snapshot: str | os.PathLike[str] | None = None
     trace: str | os.PathLike[str] | None = None
+    train_steps: int | None = None
+    prices: Prices | None = None
     surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
 
 
@@ -101,6 +107,9 @@ def rehearse(
     python: str | os.PathLike[str] | None = None,
     snapshot: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
+    train_steps: int | None = None,
+    price: str | float | None = None,
+    prices: str | os.PathLike[str] | None = None,
 ) -> RehearsalAnswer:
     """Run a training script or function, unmodified, in a process of its own on a GPU that is not there.
 
@@ -121,6 +130,9 @@ def rehearse(
             run by this one.
         snapshot: A file to write: PyTorch's memory snapshot, for pytorch.org/memory_viz.
         trace: A file to write: a Chrome trace, for Perfetto.
+        train_steps: Optimizer steps of the whole run, for its hours; None: as many as the script says.
+        price: What an hour of the device costs: ``1.80`` or ``"1.80USD"``.
+        prices: A file of prices by device.
 
     Returns:
         The answer; that of a script that failed by itself has its traceback, and ``ran`` False where nothing was seen.
@@ -132,7 +144,8 @@ def rehearse(
     """
     chosen = None if python is None else os.fspath(python)
     doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen)
-    doing = replace(doing, snapshot=snapshot, trace=trace)
+    doing = replace(doing, snapshot=snapshot, trace=trace, train_steps=train_steps)
+    doing = replace(doing, prices=read_prices(None if price is None else str(price), prices))
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
         return rehearse_command(command, doing)
@@ -141,6 +154,37 @@ def rehearse(
     if arguments:
         raise ConfigError("rehearsing a function", f"arguments = {list(arguments)!r}", "none: a function takes none")
     return run_prepared(prepare_function(target, doing))
+
+
+def read_prices(price: str | None, file: str | os.PathLike[str] | None) -> Prices | None:
+    """Return the user's prices: one for the device, or those of a file; None: none were given.
+
+    Raises:
+        ConfigError: Both were given, or one is wrong.
+    """
+    if price is not None and file is not None:
+        raise ConfigError("reading prices", "a price and a file of prices", "one of them")
+    today = datetime.now(UTC).date()
+    if price is not None:
+        return given_price(price, today)
+    return price_file(Path(file).expanduser(), today) if file is not None else None
+
+
+def with_run(answer: RehearsalAnswer, options: RehearsalOptions) -> RehearsalAnswer:
+    """Return an answer with the hours and the cost of the whole run, as far as they are known."""
+    return with_costs(answer, options.train_steps, options.prices)
+
+
+def why_no_cost(answer: RehearsalAnswer, options: RehearsalOptions) -> str:
+    """Return why there is no cost though there are prices; empty: there is one, or nothing was asked for."""
+    run, name = answer.run, answer.device.name
+    if options.prices is None or (run is not None and run.cost is not None):
+        return ""
+    if options.prices.of(name) is None:
+        return f"no cost: the prices have none of {name}"
+    if answer.work is None or answer.work.step_time is None:
+        return f"no cost: the time of a step on {name} is not known"
+    return "no cost: how many steps the run makes is not known; --train-steps N tells it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +338,9 @@ def _reads_as_python(path: Path) -> bool:
 
 def _request(options: RehearsalOptions, device: DeviceSpec, target: RehearsalTarget, ranks: int) -> RehearsalRequest:
     doing = "reading the options of a rehearsal"
-    for name, value in (("steps", options.steps), ("ranks", ranks), ("timeout", options.timeout_s)):
-        if not 0 < value <= _MOST:
+    asked = {"steps": options.steps, "ranks": ranks, "timeout": options.timeout_s, "train steps": options.train_steps}
+    for name, value in asked.items():
+        if value is not None and not 0 < value <= _MOST:
             raise ConfigError(doing, f"{name} = {value}", f"a number above zero, at most {_MOST}")
     if REHEARSED_VARIABLE in os.environ:
         raise ObjectiveError(
@@ -329,7 +374,7 @@ def run_prepared(prepared: PreparedRehearsal) -> RehearsalAnswer:
     """Rehearse, without a limit too where that is needed, and climb the ladder if it is asked for."""
     answer = _with_views(prepared)
     try:
-        return with_ladder(with_needs(answer, prepared), prepared)
+        return with_run(with_ladder(with_needs(answer, prepared), prepared), prepared.options)
     except RehearsalInterrupted:
         raise RehearsalInterrupted(answer) from None
 
@@ -409,7 +454,7 @@ def joined(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnsw
                 "notes": (*unlimited.notes, note) if short else unlimited.notes,
             }
         )
-    known = ("memory", "at_least", "work", "sent", "worst_batch", "muted", "unknown", "notes")
+    known = ("memory", "at_least", "work", "run", "sent", "worst_batch", "muted", "unknown", "notes")
     capacity_bytes = answer.device.capacity_bytes
     short_bytes = unlimited.memory.required_bytes - capacity_bytes
     verdict, reason = unlimited.memory.between(capacity_bytes) or (answer.verdict, "")

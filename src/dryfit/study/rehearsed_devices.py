@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -34,6 +34,7 @@ from dryfit.study.rehearsals import (
     prepare,
     with_ladder,
     with_needs,
+    with_run,
 )
 
 
@@ -58,7 +59,8 @@ def rehearse_devices(command: ScriptCommand, options: RehearsalOptions, devices:
             shared.rehearse(group)
     except RehearsalInterrupted:
         interrupted = True
-    found = tuple(shared.found[one.name] for one in devices if one.name in shared.found)
+    known = [shared.found[one.name] for one in devices if one.name in shared.found]
+    found = tuple(replace(one, answer=with_run(one.answer, options)) for one in known)
     return DeviceAnswers(found, shared.rehearsals, time.monotonic() - began_s, interrupted)
 
 

@@ -1,0 +1,146 @@
+"""Hours and costs of whole runs: from a step's seconds, the number of steps, and the user's own prices."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Final, cast
+
+from dryfit.settings.devices import device_names
+from dryfit.settings.errors import ConfigError
+from dryfit.settings.rehearsal_messages import Interval, RehearsalAnswer, RunCost, StepTime
+from dryfit.settings.study_file_reading import read_toml
+
+_DOING: Final = "reading prices"
+_OLD_DAYS: Final = 90
+_HOUR_S: Final = 3600.0
+_KEYS: Final = frozenset({"per_hour", "currency", "as_of", "source"})
+_PRICE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]{3}|)")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What an hour of one device costs.
+
+    Attributes:
+        currency: Three letters, or empty where the user did not say.
+        as_of: The day on which it was true.
+    """
+
+    per_hour: float
+    currency: str
+    as_of: date
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The user's prices.
+
+    Attributes:
+        today: The day on which they are read.
+        of_all: Of whatever device is rehearsed; None: by name.
+        by_device: By the name of a known device.
+    """
+
+    today: date
+    of_all: Price | None = None
+    by_device: Mapping[str, Price] | None = None
+
+    def of(self, device: str) -> Price | None:
+        """Return the price of a device; None: there is none."""
+        return self.of_all or (self.by_device or {}).get(device)
+
+
+def given_price(text: str, today: date) -> Prices:
+    """Return a price of the command line: ``1.80`` or ``1.80USD`` an hour, of today.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    match = _PRICE.fullmatch(text.strip())
+    if match is None or not float(match[1]):
+        raise ConfigError("reading --price", f"{text!r}", "an amount above 0 an hour, such as 1.80 or 1.80USD")
+    return Prices(today, Price(float(match[1]), match[2].upper(), today))
+
+
+def price_file(path: Path, today: date) -> Prices:
+    """Return the prices of a file: a table of each device, with ``per_hour``, ``currency``, ``as_of`` and ``source``.
+
+    Raises:
+        ConfigError: The file cannot be read, or a price is not one; has no date; or they are of several currencies.
+    """
+    read = read_toml(path, "a file of prices", "[l40s]\nper_hour = 1.80")
+    prices = {name: _price(f"{path}: [{name}]", name, entry, today) for name, entry in read.items()}
+    if len({price.currency for price in prices.values()}) > 1:
+        said = ", ".join(f"{name} in {price.currency}" for name, price in prices.items())
+        raise ConfigError(_DOING, f"{path}: {said}", "prices of one currency, which can be compared")
+    return Prices(today, by_device=prices)
+
+
+def _price(place: str, name: str, entry: Any, today: date) -> Price:
+    if name not in device_names():
+        raise ConfigError(_DOING, f"{place} is no known device", f"one of {', '.join(device_names())}")
+    table = cast("dict[str, Any]", entry if isinstance(entry, dict) else {})
+    if unknown := sorted(table.keys() - _KEYS):
+        raise ConfigError(_DOING, f"{place}: {', '.join(unknown)}", f"keys among {', '.join(sorted(_KEYS))}")
+    amount, currency, day = table.get("per_hour"), table.get("currency"), table.get("as_of")
+    if not isinstance(amount, int | float) or isinstance(amount, bool) or not 0 < amount < math.inf:
+        raise ConfigError(_DOING, f"{place}: per_hour = {amount!r}", "an amount above 0")
+    if not isinstance(currency, str) or not re.fullmatch("[A-Z]{3}", currency):
+        raise ConfigError(_DOING, f"{place}: currency = {currency!r}", 'three capital letters, such as "USD"')
+    if isinstance(day, datetime) or not isinstance(day, date):
+        raise ConfigError(_DOING, f"{place}: as_of = {day!r}", "the day of the price, such as as_of = 2026-11-20")
+    if day > today:
+        raise ConfigError(_DOING, f"{place}: as_of = {day}", f"a day until {today}")
+    return Price(float(amount), currency, day)
+
+
+def with_costs(answer: RehearsalAnswer, train_steps: int | None, prices: Prices | None) -> RehearsalAnswer:
+    """Return an answer with the hours of its run, and its cost where there is a price.
+
+    Args:
+        train_steps: What the user says that it makes; None: as many as the script says.
+    """
+    run, time = answer.run, answer.work.step_time if answer.work is not None else None
+    if run is None:
+        return answer
+    if train_steps is not None:
+        run = run.model_copy(update={"steps": train_steps, "source": "--train-steps"})
+    if run.steps is not None and time is not None:
+        hours = _hours(time, run.steps, run.batch_share)
+        price = prices.of(answer.device.name) if prices is not None else None
+        cost = _cost(hours, answer.ranks, price, prices.today) if prices and price else None
+        run = run.model_copy(update={"hours": hours, "cost": cost})
+    return answer.model_copy(update={"run": run})
+
+
+def _hours(time: StepTime, steps: int, batch_share: float | None) -> Interval:
+    """Return the hours of steps on the loader's mean batch: but for the optimizer they are as long as it is large.
+
+    The upper end of a step that the host may decide does not shrink with the batch.
+    """
+    share = 1.0 if batch_share is None else batch_share
+
+    def hours(step_s: float) -> float:
+        fixed_s = min(time.optimizer_s, step_s)
+        return steps * (fixed_s + (step_s - fixed_s) * share) / _HOUR_S
+
+    high = hours(time.high_s)
+    if time.launch_bound_high_s is not None:
+        high = max(high, steps * time.launch_bound_high_s / _HOUR_S)
+    return Interval(estimate=hours(time.estimate_s), low=hours(time.low_s), high=high)
+
+
+def _cost(hours: Interval, devices: int, price: Price, today: date) -> RunCost:
+    each = devices * price.per_hour
+    return RunCost(
+        estimate=each * hours.estimate,
+        low=each * hours.low,
+        high=each * hours.high,
+        currency=price.currency,
+        per_hour=price.per_hour,
+        as_of=price.as_of.isoformat(),
+        is_old=(today - price.as_of).days > _OLD_DAYS,
+    )
