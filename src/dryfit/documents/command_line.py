@@ -68,7 +68,7 @@ for command in (
     commands.push,
     study_commands.schema,
 ):
-    settings = commands.CONTEXT if command is commands.rehearse else None
+    settings = commands.CONTEXT if command in (commands.rehearse, commands.calibrate) else None
     epilog = study_commands.PRESET_LINES if command is study_commands.init else None
     app.command("import" if command is importing.import_rows else None, context_settings=settings, epilog=epilog)(
         command

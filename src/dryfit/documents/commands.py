@@ -414,18 +414,6 @@ def plan(
     raise typer.Exit(ExitStatus.DONE if fits else ExitStatus.ANSWER_IS_NO)
 
 
-def calibrate(
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cuda or cuda:N.")] = "cuda:0",
-    quick: Annotated[bool, typer.Option("--quick", help="Measure less.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Measure what training steps take of this machine's GPU, so that plans for it are surer."""
-    import dryfit.study.functions as api
-
-    answer(api.calibrate(device, quick=quick, on_note=notes(quiet=quiet)), as_json=as_json)
-
-
 CONTEXT: Final[dict[str, Any]] = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """What follows the script is the script's own, options too; ``-m`` begins the command line of a module."""
 
@@ -452,6 +440,48 @@ _Python = Annotated[
     str | None,
     typer.Option("--python", metavar="PATH", help="Interpreter of the script; default: the active environment's."),
 ]
+
+
+def calibrate(
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="SCRIPT ARGS...", help="Of --time: a training script.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="cuda or cuda:N; of --measured any, such as l40s.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less.")] = False,
+    time: Annotated[bool, typer.Option("--time", help="By a step of a script, so that step times are surer.")] = False,
+    measured: Annotated[
+        str | None, typer.Option("--measured", metavar="S", help="Seconds of its step, or transformers' results file.")
+    ] = None,
+    python: _Python = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure what training steps take of this machine's GPU, so that plans for it are surer.
+
+    With --time: how long a step of a script takes there, or took (--measured), so that step times are surer.
+    """
+    if not time:
+        if command or measured is not None or python is not None:
+            raise ConfigError("calibrating", "a script, --measured or --python without --time", "both, or neither")
+        import dryfit.study.functions as api
+
+        answer(api.calibrate(device or "cuda:0", quick=quick, on_note=notes(quiet=quiet)), as_json=as_json)
+        return
+    from dryfit.documents.step_calibrations import step_calibrated_document, step_calibrated_json
+    from dryfit.study.rehearsals import RehearsalOptions
+    from dryfit.study.step_calibrations import calibrate_steps
+
+    if quick:
+        raise ConfigError("calibrating", "--quick with --time", "one of them")
+    passed = _PassedOn(quiet=quiet)
+    chosen = RehearsalOptions(device=device, python=python, on_output=passed.add, on_note=notes(quiet=quiet))
+    found = calibrate_steps(_demand_script(command, context), measured, chosen)
+    answer(step_calibrated_json(found), as_json=as_json, document=step_calibrated_document(found))
+
+
 _Largest = Annotated[
     str | None,
     typer.Option("--largest", metavar="NAME", help="Find the largest value that fits: --largest=--batch-size."),

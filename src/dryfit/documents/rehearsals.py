@@ -278,6 +278,7 @@ _KNOWN = {
     "measured": "was measured",
     "power-limited": "at its power limit was measured",
     "guessed": "is a guess, so the interval is wide",
+    "calibrated": "was set by your own measurement",
 }
 
 

@@ -42,12 +42,15 @@ from dryfit.settings.choices import Wall
 from dryfit.settings.errors import TraceError
 from dryfit.settings.files import write_model
 from dryfit.settings.memory_terms import DeviceSpec, StepPhase
+from dryfit.settings.reach_calibrations import calibrated_reach, read_reach_calibrations
 from dryfit.settings.rehearsal_messages import (
     SNAPSHOT,
     TRACE,
+    FittedReach,
     RehearsalAnswer,
     RehearsalMemory,
     RehearsalRequest,
+    RunTime,
     ScriptEnd,
 )
 
@@ -127,7 +130,9 @@ class _Run:
         self.unseen: list[str] = []
         """Why it is not known what the rest of the script takes."""
         held = self.gpu.allocations
-        self.work = WorkCounter()
+        folder = request.calibration_dir
+        calibrations = read_reach_calibrations(Path(folder)) if folder else ()
+        self.work = WorkCounter(reach=lambda name: calibrated_reach(name, torch.__version__, calibrations))
         self.shortening = Shortening(
             request.steps,
             worst_batch=request.worst_batch,
@@ -211,6 +216,7 @@ class _Run:
         memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)
         asked = gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes
         verdict, shortfall, reasons = verdict_of(request.device, memory, end, self.unseen, gpu.out_of_memory, asked)
+        run = self.shortening.run_time(has_ended=end is ScriptEnd.FINISHED)
         made = RehearsalAnswer(
             verdict=verdict,
             end=end,
@@ -220,7 +226,8 @@ class _Run:
             shortfall_bytes=shortfall,
             out_of_memory=tuple(gpu.out_of_memory),
             work=self.work.work(request.device),
-            run=self.shortening.run_time(has_ended=end is ScriptEnd.FINISHED),
+            run=run,
+            fitted=self._fitted(run),
             sent=self.sent if request.ranks > 1 else None,
             worst_batch=self.shortening.largest_batch,
             unknown=tuple(gpu.unknown.values()),
@@ -241,6 +248,14 @@ class _Run:
         return (
             recording.with_others([(one, self._constants(one)) for one in request.others]) if request.others else made
         )
+
+    def _fitted(self, run: RunTime | None) -> FittedReach | None:
+        """Return what a measured step says of the device."""
+        measured_s = self.request.measured_step_s
+        if measured_s is None:
+            return None
+        share = run.batch_share if run is not None else None
+        return self.work.fitted(self.request.device, measured_s, 1.0 if share is None else share)
 
     def _memory(
         self, run: LiveAllocations, constants: DeviceConstants, enough_bytes: int | None

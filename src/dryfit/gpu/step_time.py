@@ -5,8 +5,8 @@ NeuSight, norms of Liger-Kernel): see docs/step-time.md. All peaks are published
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import ceil, exp, sqrt
 from typing import Final
 
@@ -14,7 +14,7 @@ from dryfit.gpu.kinds import Kind
 from dryfit.settings.device_reach import DeviceReach, ReachLevel
 from dryfit.settings.devices import KnownGpu, ProductPrecision
 from dryfit.settings.memory_terms import StepPhase
-from dryfit.settings.rehearsal_messages import StepTime
+from dryfit.settings.rehearsal_messages import FittedReach, StepTime
 
 _LAUNCH_S: Final = 3.1e-6
 """From one kernel's begin to the next one's, at least."""
@@ -79,13 +79,24 @@ _UNSURE: Final[Mapping[Kind, float]] = {
 """Standard deviation of the logarithm of a kind's time."""
 _UNSURE_GROUPS: Final = 0.45
 """The same of grouped and depthwise convolutions."""
-_UNSURE_DEVICE: Final = {ReachLevel.MEASURED: 0.08, ReachLevel.POWER_LIMITED: 0.15, ReachLevel.GUESSED: 0.20}
+_UNSURE_DEVICE: Final = {
+    ReachLevel.MEASURED: 0.08,
+    ReachLevel.POWER_LIMITED: 0.15,
+    ReachLevel.GUESSED: 0.20,
+    ReachLevel.CALIBRATED: 0.05,
+}
 _MOST_GUESSED: Final = 0.2
 """Share of the time in which products in a precision that was not measured make the whole a guess."""
 _EIGHTY_PERCENT: Final = 1.28
 """Standard deviations on either side that hold 80 % of a normal distribution."""
 _SLOW_HOST: Final = 5.0
 """How many times longer a host may need: 4.6 times on the machine of an H200, where scripts of small kernels ran."""
+_SHARES_TRIED: Final = (0.02, 1.5)
+"""Least and most of a published peak that a device may reach: cards that clock above their rate exceed it."""
+_SOME: Final = 0.5
+"""A share to begin with where none is known."""
+_LEAST_BUSY: Final = 0.8
+_HALVINGS: Final = 40
 _NOT_COUNTED: Final = ("data loading", "evaluation", "checkpoints", "a first slow step")
 
 
@@ -219,13 +230,16 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
     busy: dict[StepPhase, float] = defaultdict(float)
     host: dict[StepPhase, float] = defaultdict(float)
     kinds: dict[Kind, float] = defaultdict(float)
+    sides: dict[str, float] = defaultdict(float)
     grouped_s = guessed_s = 0.0
     for one, times in step:
         is_product = one.kind in (Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION)
         if is_product and not timing.knows(one.precision):
             return None
         spent = timing.seconds(one) * times
-        guessed_s += spent if is_product and timing.guesses(one.precision) else 0.0
+        if is_product:
+            sides["tensor" if timing.on_tensor_cores(one.precision) else "simt"] += spent
+            guessed_s += spent if timing.guesses(one.precision) else 0.0
         busy[one.phase] += spent
         kinds[one.kind] += spent
         if one.kind is Kind.CONVOLUTION and one.sizes and one.sizes[-1] > 1:
@@ -238,8 +252,12 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         return None
     estimate_s = max(_pipelined(busy, host), least_s)
     shares = {kind: spent / busy_s for kind, spent in kinds.items()}
+    decides = max(sides, key=sides.__getitem__, default="")
+    decides = decides if sum(sides.values()) >= busy_s / 2 else "bandwidth"
     level, basis = timing.reach.level, timing.reach.basis
-    if guessed_s > _MOST_GUESSED * busy_s:
+    if level is ReachLevel.CALIBRATED and decides not in timing.reach.calibrated:
+        level = ReachLevel.GUESSED
+    elif guessed_s > _MOST_GUESSED * busy_s:
         unit = "in 16 bits" if timing.reach.guessed == "tensor" else "in fp32"
         level, basis = ReachLevel.GUESSED, f"nobody measured it {unit}; guessed"
     variance = _UNSURE_DEVICE[level] ** 2
@@ -259,8 +277,49 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         by_kind={str(kind): share for kind, share in largest if kind is not Kind.VIEW},
         basis=basis,
         not_counted=_NOT_COUNTED,
+        decides=decides,
         optimizer_s=min(estimate_s, busy[StepPhase.CLIP] + busy[StepPhase.OPTIMIZER]),
     )
+
+
+def fitted_reach(
+    step: Collection[tuple[Operation, int]],
+    timing: Callable[[DeviceReach], Timing],
+    reach: DeviceReach,
+    least_s: float,
+    measured_s: float,
+    batch_share: float,
+) -> FittedReach:
+    """Return the one number of a device with which a step takes as long as it was measured.
+
+    Args:
+        step: As of :func:`step_time`, as ``least_s``.
+        timing: Gives the times of a device that reaches so much.
+        batch_share: Elements of the mean batch, which was measured, where those of the step's are 1.
+    """
+    reach = reach if reach.tensor is not None else replace(reach, tensor=_SOME)
+    told = step_time(step, timing(reach), least_s)
+    if told is None:
+        return FittedReach(quantity="", value=None, before=None, why="the step does nothing on the device")
+    if told.busy_share < _LEAST_BUSY:
+        why = f"the GPU is busy for {told.busy_share:.0%} of the step, the host decides: take a larger batch"
+        return FittedReach(quantity=told.decides, value=None, before=None, why=why)
+
+    def seconds(value: float) -> float:
+        one = step_time(step, timing(replace(reach, **{told.decides: value})), least_s)
+        assert one is not None
+        return one.optimizer_s + (one.estimate_s - one.optimizer_s) * batch_share
+
+    low, high = _SHARES_TRIED
+    longest_s, shortest_s = seconds(low), seconds(high)
+    before = getattr(reach, told.decides)
+    if not shortest_s <= measured_s <= longest_s:
+        why = f"a step would take {shortest_s:.3g} to {longest_s:.3g} s whatever the device reaches"
+        return FittedReach(quantity=told.decides, value=None, before=before, why=why)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if seconds(middle) > measured_s else (low, middle)
+    return FittedReach(quantity=told.decides, value=(low + high) / 2, before=before)
 
 
 def _pipelined(busy: Mapping[StepPhase, float], host: Mapping[StepPhase, float]) -> float:

@@ -11,11 +11,11 @@ from torch.utils.flop_counter import flop_registry
 
 from dryfit.gpu.kinds import Kind, attention_sizes, kind_of, sizes_of
 from dryfit.gpu.private_apis.torch_modes import schema_of
-from dryfit.gpu.step_time import Operation, Timing, step_time
-from dryfit.settings.device_reach import device_reach
-from dryfit.settings.devices import KnownGpu, ProductPrecision, device_rates
+from dryfit.gpu.step_time import Operation, Timing, fitted_reach, step_time
+from dryfit.settings.device_reach import DeviceReach, device_reach
+from dryfit.settings.devices import KnownGpu, ProductPrecision, device_rates, known_name
 from dryfit.settings.memory_terms import DeviceSpec, StepPhase
-from dryfit.settings.rehearsal_messages import StepTime, StepWork
+from dryfit.settings.rehearsal_messages import FittedReach, StepTime, StepWork
 
 # Floating-point operations of matrix products, convolutions and attention, forward and backward.
 #
@@ -317,12 +317,17 @@ _VIEWS = {phase: Operation(Kind.VIEW, phase, 0, 0, ProductPrecision.FP32) for ph
 
 
 class WorkCounter:
-    """Adds up what the operators of each optimizer step cost."""
+    """Adds up what the operators of each optimizer step cost.
 
-    def __init__(self, device_type: str = "cuda") -> None:
+    Args:
+        reach: Gives what a device reaches, by its name.
+    """
+
+    def __init__(self, device_type: str = "cuda", reach: Callable[[str], DeviceReach | None] = device_reach) -> None:
         self.is_timed = True
         """Whether the formulas know all that takes time: neither collectives nor compiled code."""
         self._device_type = device_type
+        self._reach = reach
         self._free: dict[Any, bool] = {}
         self._costs: dict[Any, Operation] = {}
         self._running: Counter[Operation] = Counter()
@@ -391,10 +396,25 @@ class WorkCounter:
         )
 
     def _time(self, rates: KnownGpu, device: DeviceSpec, least_s: float) -> StepTime | None:
-        reach = device_reach(device.name)
+        reach = self._reach(known_name(device))
         if reach is None or self._last is None or not self.is_timed:
             return None
         return step_time(self._last.items(), Timing(rates, reach, device.capability), least_s)
+
+    def fitted(self, device: DeviceSpec, measured_s: float, batch_share: float) -> FittedReach | None:
+        """Return what the device must reach so that the last full step takes so long; None: no step has a time."""
+        rates, reach, step = device_rates(device), self._reach(known_name(device)), self._last
+        if rates is None or reach is None or step is None or not self.is_timed:
+            return None
+        least_s = sum(cost.least_s(rates, device.capability) * times for cost, times in step.items())
+        return fitted_reach(
+            step.items(),
+            lambda one: Timing(rates, one, device.capability),
+            reach,
+            least_s,
+            measured_s,
+            batch_share,
+        )
 
     def _cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, phase: StepPhase) -> Operation:
         schema = schema_of(func)

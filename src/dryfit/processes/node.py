@@ -451,6 +451,15 @@ def _driver_lines(*options: str) -> Iterator[tuple[str, str, DeviceSpec | None]]
             yield index, rest[0] if rest else "", None
 
 
+def power_limit_watts() -> int | None:
+    """Return the power limit of the GPU that a trial would see first; None where the driver does not say."""
+    first = device_names(1, visible_here())[0]
+    try:
+        return round(float(_query_driver("power.limit", "-i", first).split("\n")[0]))
+    except ValueError:
+        return None
+
+
 def _query_driver(query: str, *options: str) -> str:
     """Return the output of the driver's own tool; empty if there is none, it fails, or the driver hangs.
 

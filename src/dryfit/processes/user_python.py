@@ -36,7 +36,8 @@ BESIDE: Final = (
         "settings/files",
         "settings/memory_terms",
     ),
-    *("settings/older_python", "settings/private_names", "settings/records", "settings/rehearsal_messages"),
+    *("settings/older_python", "settings/private_names", "settings/reach_calibrations"),
+    *("settings/records", "settings/rehearsal_messages"),
     *("settings/text", "settings/user_code", "settings/version"),
     *("processes/linux_kernel", "processes/process", "processes/wall", "processes/wall_keeper"),
 )

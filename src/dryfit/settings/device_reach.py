@@ -18,6 +18,8 @@ class ReachLevel(StrEnum):
     POWER_LIMITED = "power-limited"
     """Measured, on a GPU whose clock its power limit decides."""
     GUESSED = "guessed"
+    CALIBRATED = "calibrated"
+    """By a step that the user measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class DeviceReach:
         level: How well this is known.
         basis: Who measured it.
         guessed: What was not measured of a card that was: ``tensor`` or ``simt``.
+        calibrated: Fields that a measurement of the user's own has set.
     """
 
     processors: int
@@ -49,6 +52,7 @@ class DeviceReach:
     level: ReachLevel
     basis: str
     guessed: Literal["", "tensor", "simt"] = ""
+    calibrated: frozenset[str] = frozenset()
 
 
 _AIC: Final = "NVIDIA aiconfigurator"

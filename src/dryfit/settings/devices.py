@@ -319,12 +319,15 @@ def _unknown(text: str, name: str) -> ConfigError:
 
 def device_rates(device: DeviceSpec) -> KnownGpu | None:
     """Return a GPU's published peaks; None for an amount of memory, the host, and a name that is not known."""
-    if device.kind is not DeviceKind.CUDA:
-        return None
+    return _GPUS.get(known_name(device)) if device.kind is DeviceKind.CUDA else None
+
+
+def known_name(device: DeviceSpec) -> str:
+    """Return the name of :func:`device_names` for a GPU as its driver spells it; its own name where none is known."""
     try:
-        return _GPUS.get(parse_device(device.name).name)
+        return parse_device(device.name).name
     except ConfigError:
-        return None
+        return device.name
 
 
 # Where a trial runs: a device of a node, a group of them, or a node's CPU: ``here/0``, ``n1/0,n1/1``, ``here/cpu``.

@@ -226,12 +226,13 @@ class StepTime(Record):
         estimate_s: Median.
         low_s: Four of five steps take at least as long as this, and at most ``high_s``: an interval of 80 %.
         high_s: Its upper end.
-        level: How well the device's reach is known: measured, power-limited, guessed.
+        level: How well the device's reach is known: measured, power-limited, guessed, calibrated.
         busy_share: Share of the time in which the device computes.
         launch_bound_high_s: What a slow host may take, where that exceeds the device's time; else None.
         by_kind: Share of the device's time by kind of operator, the largest first.
         basis: Who measured the device's reach.
         not_counted: What a run has besides.
+        decides: Which of the device's shares most of the time depends on: ``tensor``, ``simt`` or ``bandwidth``.
         optimizer_s: Part of the estimate that does not depend on the batch: clipping and the optimizer.
     """
 
@@ -244,7 +245,24 @@ class StepTime(Record):
     by_kind: dict[str, float]
     basis: str
     not_counted: tuple[str, ...]
+    decides: str = ""
     optimizer_s: float = 0.0
+
+
+class FittedReach(Record):
+    """What a device must reach so that the rehearsed step takes as long as a measured one.
+
+    Attributes:
+        quantity: What decides on the step: ``tensor``, ``simt`` or ``bandwidth``.
+        value: Share of the published peak; None: no share gives that time.
+        before: The share without the measurement.
+        why: Why there is none.
+    """
+
+    quantity: str
+    value: float | None
+    before: float | None
+    why: str = ""
 
 
 class Interval(Record):
@@ -367,6 +385,7 @@ class RehearsalAnswer(Shown, Message):
         others: The same recording on other devices. One with an out-of-memory error is an answer of a device without a
             limit, and the error is where the device would refuse first: what the script does then is not known.
         apart: Why other devices need a rehearsal of their own; empty: they do not.
+        fitted: What a measured step says of the device; None: none was given.
     """
 
     verdict: VerdictKind
@@ -397,6 +416,7 @@ class RehearsalAnswer(Shown, Message):
     host_peak_bytes: int = 0
     others: "tuple[RehearsalAnswer, ...]" = ()
     apart: str = ""
+    fitted: FittedReach | None = None
 
     @property
     def went_through(self) -> bool:
@@ -440,6 +460,7 @@ class RehearsalRequest(Message):
         wall: The strongest wall to try; None: the strongest that there is.
         scratch_dir: Where everything that the script writes goes.
         answer_file: Where the answer is written.
+        measured_step_s: What a step takes on the device, to find what the device reaches; None: not known.
         views: Files for viewers that are written beside the answer's: :data:`SNAPSHOT`, :data:`TRACE`.
         parent_pid: The process that waits for the answer; the rehearsal ends with it.
     """
@@ -458,6 +479,7 @@ class RehearsalRequest(Message):
     overrides: dict[str, ArgumentValue] = field(default_factory=dict[str, ArgumentValue])
     timeout_s: float = 1800.0
     calibration_dir: str | None = None
+    measured_step_s: float | None = None
     keep_caches: bool = False
     wall: Wall | None = None
     scratch_dir: str

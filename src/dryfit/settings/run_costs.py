@@ -8,8 +8,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
-from dryfit.settings.devices import device_names
+from dryfit.settings.devices import device_names, known_name
 from dryfit.settings.errors import ConfigError
+from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.rehearsal_messages import Interval, RehearsalAnswer, RunCost, StepTime
 from dryfit.settings.study_file_reading import read_toml
 
@@ -48,9 +49,9 @@ class Prices:
     of_all: Price | None = None
     by_device: Mapping[str, Price] | None = None
 
-    def of(self, device: str) -> Price | None:
+    def of(self, device: DeviceSpec) -> Price | None:
         """Return the price of a device; None: there is none."""
-        return self.of_all or (self.by_device or {}).get(device)
+        return self.of_all or (self.by_device or {}).get(known_name(device))
 
 
 def given_price(text: str, today: date) -> Prices:
@@ -110,7 +111,7 @@ def with_costs(answer: RehearsalAnswer, train_steps: int | None, prices: Prices 
         run = run.model_copy(update={"steps": train_steps, "source": "--train-steps"})
     if run.steps is not None and time is not None:
         hours = _hours(time, run.steps, run.batch_share)
-        price = prices.of(answer.device.name) if prices is not None else None
+        price = prices.of(answer.device) if prices is not None else None
         cost = _cost(hours, answer.ranks, price, prices.today) if prices and price else None
         run = run.model_copy(update={"hours": hours, "cost": cost})
     return answer.model_copy(update={"run": run})

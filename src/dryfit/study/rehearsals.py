@@ -180,7 +180,7 @@ def why_no_cost(answer: RehearsalAnswer, options: RehearsalOptions) -> str:
     run, name = answer.run, answer.device.name
     if options.prices is None or (run is not None and run.cost is not None):
         return ""
-    if options.prices.of(name) is None:
+    if options.prices.of(answer.device) is None:
         return f"no cost: the prices have none of {name}"
     if answer.work is None or answer.work.step_time is None:
         return f"no cost: the time of a step on {name} is not known"

@@ -53,10 +53,10 @@ def test_cost_is_hours_of_all_devices_and_an_old_price_is_told() -> None:
 def test_prices_are_read(tmp_path: Path) -> None:
     file = tmp_path / "prices.toml"
     file.write_text(f"[l40s]\n{GOOD}[a100-80]\n{GOOD}")
-    assert price_file(file, TODAY).of("a100-80") == Price(1.8, "USD", date(2026, 11, 1))
-    assert price_file(file, TODAY).of("h200") is None
-    assert given_price("2", TODAY).of("anything") == Price(2.0, "", TODAY)
-    assert given_price(" 1.80 eur ", TODAY).of("anything") == Price(1.8, "EUR", TODAY)
+    assert price_file(file, TODAY).of(parse_device("a100-80")) == Price(1.8, "USD", date(2026, 11, 1))
+    assert price_file(file, TODAY).of(parse_device("h200")) is None
+    assert given_price("2", TODAY).of(parse_device("24GiB")) == Price(2.0, "", TODAY)
+    assert given_price(" 1.80 eur ", TODAY).of(parse_device("24GiB")) == Price(1.8, "EUR", TODAY)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1,80", "$2", "2 dollars", "1e3", "inf"])
