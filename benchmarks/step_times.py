@@ -44,6 +44,7 @@ MEASURED_MS = {
     "gpt2_large 1024 1": {"h100-80": 183.98, "v100-32": 576.92, "l4": 967.44},
     "gpt2_large 1024 4": {"h100-80": 638.81},
     "opt_1.3b 2048 1": {"h100-80": 513.28},
+    "opt_1.3b 2048 2": {"h100-80": 1015.92},
 }
 """Milliseconds of both passes, by model, tokens of a row and rows. The V100 was one for PCIe."""
 

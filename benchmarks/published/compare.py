@@ -31,7 +31,10 @@ from published_score import (  # noqa: E402
     summary,
     summary_table,
 )
+from published_times import step_errors, times_table  # noqa: E402
 
+FURTHEST = 12
+TIMES = ("<!-- times: written by benchmarks/published/compare.py -->\n", "<!-- end of the times -->\n")
 PAGE, PICTURE = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "published.svg"
 BEGIN, END = "<!-- table: written by benchmarks/published/compare.py -->\n", "<!-- end of the table -->\n"
 
@@ -149,6 +152,20 @@ def render(rows: Sequence[Row], predictions: Records, firsts: Records, measured:
     return "\n".join(parts)
 
 
+def render_times(rows: Sequence[Row], predictions: Records, measured: Mapping[str, Any]) -> str:
+    """Return how step times compare: by source, and the rows that are furthest off."""
+    found = step_errors(rows, predictions, measured)
+    furthest = sorted(found, key=lambda error: -abs(error.percent))[:FURTHEST]
+    named = "; ".join(f"{error.row.name} {error.percent:+.0f} %" for error in furthest)
+    return f"{times_table(found)}\n\nFurthest off: {named or 'none'}.\n"
+
+
+def put(page: str, marks: tuple[str, str], text: str) -> str:
+    """Return a page with a text between two marks."""
+    before, _, rest = page.partition(marks[0])
+    return before + marks[0] + text + marks[1] + rest.partition(marks[1])[2]
+
+
 def main() -> None:
     """Compare, and write the page and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -161,11 +178,10 @@ def main() -> None:
     measured, predictions = measured_values((HERE / "measured.csv").read_text("utf-8")), records(given.predictions)
     table = render(rows, predictions, first_records(given.predictions), measured)
     if given.print:
-        print(table)
+        print(table, render_times(rows, predictions, measured), sep="\n")
         return
-    page = PAGE.read_text("utf-8")
-    before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table + END + rest.partition(END)[2], "utf-8")
+    page = put(PAGE.read_text("utf-8"), (BEGIN, END), table)
+    PAGE.write_text(put(page, TIMES, render_times(rows, predictions, measured)), "utf-8")
     PICTURE.write_text(picture(found_errors(rows, predictions, measured)), "utf-8")
 
 

@@ -14,6 +14,7 @@ import compare  # noqa: E402
 import published_list  # noqa: E402
 import published_run  # noqa: E402
 import published_score  # noqa: E402
+import published_times  # noqa: E402
 
 HEADER = "name,family,experiment,commit,origin,device,stack,seen,weights,trained,weight_bits\n"
 
@@ -107,6 +108,35 @@ def test_the_page_and_the_picture_hold_each_row(monkeypatch):
     image = ET.fromstring(published_score.picture(published_score.errors(rows, predicted, measured)))
     titles = [title.text for title in image.iter("{http://www.w3.org/2000/svg}title")]
     assert titles[1:] == ["a, allocated: +10.00 %"]
+
+
+def timed(estimate_s, batch=None, products=0.5, spread=1.2):
+    time = {"estimate_s": estimate_s, "low_s": estimate_s / spread, "high_s": estimate_s * spread, "level": "measured"}
+    return {"step_time": time | {"by_kind": {"matmul": products}}, "counters": {"batch": batch} if batch else {}}
+
+
+def test_step_times_are_compared_by_step_by_sample_and_beside_the_anchor():
+    rows = [row("a"), row("b", "timm"), row("c", "metamath"), row(published_list.ANCHOR, "metamath"), row("d")]
+    records = {"a": timed(0.11), "b": timed(3.0, batch=10), "c": timed(2.0), published_list.ANCHOR: timed(1.0)}
+    measured = {"a": {"step_us": 100_000}, "b": {"sample_ns": 200_000_000}, "c": {"step_us": 4_000_000}}
+    measured |= {published_list.ANCHOR: {"step_us": 1_600_000}, "d": {"step_us": 1}}
+    found = published_times.step_errors(rows, records, measured)
+    assert [(one.row.name, round(one.percent), one.is_inside) for one in found] == [
+        ("a", 10, True),
+        ("b", 50, False),
+        ("c", -20, False),  # 3.2 s for 4: twice the anchor's
+    ]
+    assert [one.row.name for one in published_times.step_errors(rows, {"c": timed(2.0)}, measured)] == []
+    assert "| timm benchmark.py | measured | 1 | 50 % | 50 % | 0 % |" in published_times.times_table(found)
+
+
+def test_one_row_of_a_card_calibrates_the_products_of_the_others():
+    rows = [row(published_times.GIVEN, "timm"), row("b", "timm"), row("c")]
+    records = {published_times.GIVEN: timed(1.0, 1), "b": timed(1.0, 1, products=0.25), "c": timed(1.0)}
+    measured = {published_times.GIVEN: {"sample_ns": 1_500_000_000}, "b": {"sample_ns": 10**9}, "c": {"step_us": 10**6}}
+    found = published_times.with_one_given(published_times.step_errors(rows, records, measured))
+    assert [(one.row.name, round(one.percent)) for one in found] == [("b", 25), ("c", 50)]
+    assert published_times.with_one_given([]) == []
 
 
 def test_simple_estimates_count_parameters():
