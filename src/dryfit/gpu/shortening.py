@@ -276,7 +276,14 @@ class Shortening:
         ends_by_itself = has_ended and not self._steps.done
         steps, source = (self._steps.number, "the script") if ends_by_itself else self._planned or (None, "")
         pace = self._loaders.pace or LoaderPace(None, None, None, 0)
-        return RunTime(steps=steps, source=source, **pace._asdict())
+        return RunTime(
+            steps=steps,
+            source=source,
+            epoch_steps=pace.epoch_steps,
+            batch_share=pace.batch_share,
+            batches_per_s=pace.batches_per_s,
+            workers=pace.workers,
+        )
 
     def listeners(self, recorder: ScriptRecorder) -> list[Callable[[Any, Any, Any, Any], None]]:
         """Return what is to be told of each operator on the device."""

@@ -126,8 +126,11 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "bitsandbytes::int8_mixed_scaled_mm": _eight_bit_and_outliers,
 }
 """Formulas that ``torch.utils.flop_counter`` has not, or not exactly."""
-_KERNELS = frozenset(
-    f"aten::_{kernel}_attention_{way}" for kernel in ("flash", "efficient") for way in ("forward", "backward")
+_KERNELS = (
+    "aten::_flash_attention_forward",
+    "aten::_flash_attention_backward",
+    "aten::_efficient_attention_forward",
+    "aten::_efficient_attention_backward",
 )
 """Operators whose heads are behind the rows: torch's formulas read them the other way round."""
 
