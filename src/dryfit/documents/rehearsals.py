@@ -290,6 +290,8 @@ def step_time_lines(time: StepTime, device: str) -> list[str]:
     lines = [f"step time     {interval}: {', '.join(kinds)}; the GPU is busy {time.busy_share:.0%} of it"]
     known = f"what {device} reaches {_KNOWN[time.level]} ({time.basis})"
     lines.append(f"              {known}; not counted: {', '.join(time.not_counted)}")
+    if time.assumed:
+        lines.append(f"              assumed, and compared with no measurement: {'; '.join(time.assumed)}")
     if time.launch_bound_high_s is not None:
         lines.append(
             "              many small kernels: the host may decide; the upper end is that of one five times slower"

@@ -73,13 +73,15 @@ class AbsentGroup:
 
     Args:
         size: Number of ranks, on one machine.
+        on_sent: Called with the kind of each collective and its bytes.
 
     Attributes:
         sent: Bytes that rank 0 sent so far, by kind of collective: the size of what it put in.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, on_sent: Callable[[str, int], None] = lambda *_: None) -> None:
         self.size = size
+        self._on_sent = on_sent
         self.sent: dict[str, int] = defaultdict(int)
         self._backend = "nccl"
 
@@ -154,8 +156,12 @@ class AbsentGroup:
         if kind is not None:
             # Outputs come first where there are some: the smaller of both sides is what this rank puts in.
             sizes = [one.nbytes for one in tree_leaves(args) if isinstance(one, FakeTensor)]
-            self.sent[_SPELLINGS.get(kind, kind)] += min(sizes, default=0)
+            self._sends(_SPELLINGS.get(kind, kind), min(sizes, default=0))
         _gather_own(name, args)
+
+    def _sends(self, kind: str, size: int) -> None:
+        self.sent[kind] += size
+        self._on_sent(kind, size)
 
     def _replace_ddp(self) -> None:
         make = DistributedDataParallel.__init__
@@ -170,7 +176,7 @@ class AbsentGroup:
     def _bucket(self, bucket: Any) -> Any:
         """Answer DDP's all-reduce of a bucket of gradients with the bucket itself."""
         buffer = bucket.buffer()
-        self.sent["all_reduce"] += buffer.nbytes
+        self._sends("all_reduce", buffer.nbytes)
         answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         answer.set_result(buffer)
         return answer

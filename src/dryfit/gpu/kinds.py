@@ -31,6 +31,9 @@ class Kind(StrEnum):
     EMBEDDING_BACKWARD = "embedding backward"
     VIEW = "view"
     """Only the host works."""
+    HOST_COPY = "copies to and from the host"
+    COLLECTIVE = "collectives"
+    """What computing does not hide of them."""
 
 
 _NAMED: Final[Mapping[str, Kind]] = {
@@ -63,6 +66,7 @@ _REDUCES: Final = frozenset(
 )
 _LISTS: Final = ("aten::_foreach_", "aten::_fused_")
 _NORM: Final = "norm"
+_COPIES: Final = ("aten::copy_", "aten::_to_copy")
 _LEFT: Final = ("mat1", "batch1", "input", "self", "A")
 _RIGHT: Final = ("mat2", "batch2", "weight", "other", "B")
 _OF_ONE_KERNEL: Final = ("aten::_flash_attention", "aten::_efficient_attention")
@@ -78,13 +82,15 @@ def kind_of(name: str, flops: int, named: Mapping[str, Any], out: Any, phase: St
         out: What it gave.
         phase: What the script is doing.
     """
+    if "c10d" in name:  # what is sent is timed apart
+        return Kind.VIEW
     if "convolution" in name:
         return Kind.CONVOLUTION
     if "attention" in name:
         return Kind.ATTENTION
     if flops:
         return Kind.MATMUL
-    if name in _NAMED:
+    if name in _NAMED and name not in _COPIES:
         return _NAMED[name]
     if phase is StepPhase.OPTIMIZER and name.startswith(_LISTS):
         return Kind.OPTIMIZER
@@ -93,6 +99,10 @@ def kind_of(name: str, flops: int, named: Mapping[str, Any], out: Any, phase: St
     if _NORM in name:
         return Kind.NORM_BACKWARD if "backward" in name else Kind.NORM
     inputs = [value for value in named.values() if isinstance(value, torch.Tensor)]
+    if name in _COPIES and len({one.device.type for one in (*inputs, out) if isinstance(one, torch.Tensor)}) > 1:
+        return Kind.HOST_COPY
+    if name == "aten::copy_":
+        return Kind.COPY
     if name == "aten::_to_copy":
         return Kind.CAST if isinstance(out, torch.Tensor) and out.dtype != inputs[0].dtype else Kind.COPY
     if isinstance(out, torch.Tensor) and any(_is_strided(one, out) for one in inputs if one.dim()):

@@ -141,7 +141,8 @@ class _Run:
             stock=lambda: Stock(held.allocator.allocated_bytes, len(held.blocks), held.held_since),
             work=self.work,
         )
-        self.ranks = AbsentGroup(request.ranks)
+        self.work.ranks = request.ranks
+        self.ranks = AbsentGroup(request.ranks, lambda kind, size: self.work.sends(kind, size, self.gpu.dispatch.phase))
         self.sent: dict[str, int] = {}
         self._give = finish
 
@@ -210,7 +211,7 @@ class _Run:
         if end is ScriptEnd.FAILED and self._behind.wall is Wall.LANDLOCK:
             self.notes.append("on this machine code in C and started programs can write nothing; did it fail by that?")
         gpu, request = self.gpu, self.request
-        self.work.is_timed = request.ranks == 1 and not gpu.is_compiled
+        self.work.is_compiled = gpu.is_compiled
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
         memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)

@@ -11,7 +11,7 @@ from math import ceil, exp, sqrt
 from typing import Final
 
 from dryfit.gpu.kinds import Kind
-from dryfit.settings.device_reach import DeviceReach, ReachLevel
+from dryfit.settings.device_reach import DeviceLink, DeviceReach, ReachLevel
 from dryfit.settings.devices import KnownGpu, ProductPrecision
 from dryfit.settings.memory_terms import StepPhase
 from dryfit.settings.rehearsal_messages import FittedReach, StepTime
@@ -75,6 +75,8 @@ _UNSURE: Final[Mapping[Kind, float]] = {
     Kind.GATHER: 0.40,
     Kind.EMBEDDING_BACKWARD: 0.40,
     Kind.VIEW: 0.0,
+    Kind.HOST_COPY: 0.50,
+    Kind.COLLECTIVE: 0.50,
 }
 """Standard deviation of the logarithm of a kind's time."""
 _UNSURE_GROUPS: Final = 0.45
@@ -91,6 +93,18 @@ _EIGHTY_PERCENT: Final = 1.28
 """Standard deviations on either side that hold 80 % of a normal distribution."""
 _SLOW_HOST: Final = 5.0
 """How many times longer a host may need: 4.6 times on the machine of an H200, where scripts of small kernels ran."""
+_FUSED: Final = frozenset({Kind.ELEMENTWISE, Kind.CAST, Kind.STRIDED, Kind.REDUCE, Kind.COPY})
+"""Kinds that ``torch.compile`` fuses."""
+_FUSED_BYTES: Final = 0.35
+"""Share of their bytes that fused kernels move."""
+_UNSURE_FUSED: Final = 0.25
+_UNSURE_RANKS: Final = 0.15
+_HOST_BYTES_PER_S: Final = 10e9
+"""Of copies between host and device: between pageable and page-locked memory on PCIe 4."""
+_PASSES: Final = (StepPhase.FORWARD, StepPhase.BACKWARD)
+"""Phases in which collectives run beside kernels; in the others the step waits for them."""
+_FUSED_TEXT: Final = "of compiled code what fuses moves 35 % of its bytes"
+_RANKS_TEXT: Final = "collectives of passes run beside their kernels"
 _SHARES_TRIED: Final = (0.02, 1.5)
 """Least and most of a published peak that a device may reach: cards that clock above their rate exceed it."""
 _SOME: Final = 0.5
@@ -134,12 +148,24 @@ class Timing:
         rates: Its published peaks.
         reach: How much of them it reaches.
         capability: Its compute capability.
+        link: To the GPUs of other ranks; None: there are none, or nothing is known.
+        is_compiled: Whether the passes are compiled.
     """
 
-    def __init__(self, rates: KnownGpu, reach: DeviceReach, capability: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        rates: KnownGpu,
+        reach: DeviceReach,
+        capability: tuple[int, int],
+        link: DeviceLink | None = None,
+        *,
+        is_compiled: bool = False,
+    ) -> None:
         self._rates = rates
         self.reach = reach
         self._capability = capability
+        self.link = link
+        self.is_compiled = is_compiled
         self._bytes_per_s = reach.bandwidth * rates.bytes_per_s
 
     def knows(self, precision: ProductPrecision) -> bool:
@@ -155,6 +181,10 @@ class Timing:
         match one.kind:
             case Kind.VIEW:
                 return 0.0
+            case Kind.HOST_COPY:
+                return _LAUNCH_S + one.bytes / _HOST_BYTES_PER_S
+            case Kind.COLLECTIVE:
+                return self.link.latency_s + one.sizes[0] / self.link.bytes_per_s if self.link else 0.0
             case Kind.MATMUL if len(one.sizes) == 5:
                 return self._matmul(one, *one.sizes[:4])
             case Kind.CONVOLUTION if len(one.sizes) == 5:
@@ -211,7 +241,13 @@ class Timing:
         peak = self._rates.flops_per_s(one.precision, self._capability)
         return _LAUNCH_S + max(one.flops * quantised / (peak * reach), one.bytes / self._bytes_per_s)
 
+    def fuses(self, one: Operation) -> bool:
+        """Whether an operator is a part of a fused kernel."""
+        return self.is_compiled and one.kind in _FUSED and one.phase in _PASSES
+
     def _memory_bound(self, one: Operation) -> float:
+        if self.fuses(one):
+            return _FUSED_BYTES * one.bytes / (self._bytes_per_s * _SHARES[one.kind])
         gain = self.reach.l2_gain if one.bytes < self.reach.l2_bytes / 2 else 1.0
         return _LAUNCH_S + one.bytes / (self._bytes_per_s * _SHARES[one.kind] * gain)
 
@@ -231,12 +267,16 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
     host: dict[StepPhase, float] = defaultdict(float)
     kinds: dict[Kind, float] = defaultdict(float)
     sides: dict[str, float] = defaultdict(float)
+    sent: dict[StepPhase, float] = defaultdict(float)
     grouped_s = guessed_s = 0.0
     for one, times in step:
         is_product = one.kind in (Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION)
         if is_product and not timing.knows(one.precision):
             return None
         spent = timing.seconds(one) * times
+        if one.kind is Kind.COLLECTIVE:
+            sent[one.phase] += spent
+            continue
         if is_product:
             sides["tensor" if timing.on_tensor_cores(one.precision) else "simt"] += spent
             guessed_s += spent if timing.guesses(one.precision) else 0.0
@@ -244,9 +284,14 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         kinds[one.kind] += spent
         if one.kind is Kind.CONVOLUTION and one.sizes and one.sizes[-1] > 1:
             grouped_s += spent
-        host[one.phase] += times * (
-            _VIEW_S if one.kind is Kind.VIEW else _HOST_S.get(one.phase, _HOST_S[StepPhase.FORWARD])
-        )
+        if not timing.fuses(one):
+            host[one.phase] += times * (
+                _VIEW_S if one.kind is Kind.VIEW else _HOST_S.get(one.phase, _HOST_S[StepPhase.FORWARD])
+            )
+    for phase, spent in sent.items():
+        hidden = min(spent, busy[phase]) if phase in _PASSES else 0.0
+        kinds[Kind.COLLECTIVE] += spent - hidden
+        busy[phase] += spent - hidden
     busy_s, host_s = sum(busy.values()), sum(host.values())
     if not busy_s:
         return None
@@ -263,6 +308,11 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
     variance = _UNSURE_DEVICE[level] ** 2
     variance += sum((share * _UNSURE[kind]) ** 2 for kind, share in shares.items())
     variance += (grouped_s / busy_s * _UNSURE_GROUPS) ** 2
+    variance += _UNSURE_FUSED**2 if timing.is_compiled else 0.0
+    variance += _UNSURE_RANKS**2 if sent else 0.0
+    assumed = [text for text, holds in ((_FUSED_TEXT, timing.is_compiled), (_RANKS_TEXT, sent)) if holds]
+    if sent and timing.link is not None and not timing.link.is_measured:
+        assumed.append("collectives as fast as on another card with such links")
     spread = exp(_EIGHTY_PERCENT * sqrt(variance))
     launch_bound_s = _SLOW_HOST * host_s
     is_launch_bound = launch_bound_s > busy_s
@@ -278,6 +328,7 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         basis=basis,
         not_counted=_NOT_COUNTED,
         decides=decides,
+        assumed=tuple(assumed),
         optimizer_s=min(estimate_s, busy[StepPhase.CLIP] + busy[StepPhase.OPTIMIZER]),
     )
 

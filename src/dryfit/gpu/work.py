@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from dryfit.gpu.kinds import Kind, attention_sizes, kind_of, sizes_of
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.gpu.step_time import Operation, Timing, fitted_reach, step_time
-from dryfit.settings.device_reach import DeviceReach, device_reach
+from dryfit.settings.device_reach import DeviceReach, device_link, device_reach
 from dryfit.settings.devices import KnownGpu, ProductPrecision, device_rates, known_name
 from dryfit.settings.memory_terms import DeviceSpec, StepPhase
 from dryfit.settings.rehearsal_messages import FittedReach, StepTime, StepWork
@@ -324,11 +324,15 @@ class WorkCounter:
 
     Args:
         reach: Gives what a device reaches, by its name.
+
+    Attributes:
+        ranks: Size of the process group.
+        is_compiled: Whether the script compiles its passes, which run as they are here.
     """
 
     def __init__(self, device_type: str = "cuda", reach: Callable[[str], DeviceReach | None] = device_reach) -> None:
-        self.is_timed = True
-        """Whether the formulas know all that takes time: neither collectives nor compiled code."""
+        self.ranks = 1
+        self.is_compiled = False
         self._device_type = device_type
         self._reach = reach
         self._free: dict[Any, bool] = {}
@@ -367,6 +371,25 @@ class WorkCounter:
             made = self._costs[cost] = replace(cost, precision=ProductPrecision.TF32)
         return made
 
+    def sends(self, kind: str, put_in_bytes: int, phase: StepPhase) -> None:
+        """Add a collective.
+
+        Args:
+            kind: ``all_reduce``, ``all_gather``, ...
+            put_in_bytes: The smaller of what a rank puts in and gets.
+        """
+        bus_bytes = put_in_bytes * (self.ranks - 1)
+        if kind == "all_reduce":
+            bus_bytes = 2 * bus_bytes // self.ranks
+        elif kind not in ("all_gather", "reduce_scatter"):
+            bus_bytes //= self.ranks
+        key = ("sent", bus_bytes, phase)
+        made = self._costs.get(key)
+        if made is None:
+            made = Operation(Kind.COLLECTIVE, phase, 0, 0, ProductPrecision.FP32, (bus_bytes,))
+            self._costs[key] = made
+        self._running[made] += 1
+
     def so_far(self) -> "Counter[Operation]":
         """Return what was noted in the current step until now."""
         return self._running.copy()
@@ -400,19 +423,26 @@ class WorkCounter:
 
     def _time(self, rates: KnownGpu, device: DeviceSpec, least_s: float) -> StepTime | None:
         reach = self._reach(known_name(device))
-        if reach is None or self._last is None or not self.is_timed:
+        if reach is None or self._last is None or not self._can_be_timed(device):
             return None
-        return step_time(self._last.items(), Timing(rates, reach, device.capability), least_s)
+        return step_time(self._last.items(), self._timing(rates, reach, device), least_s)
+
+    def _can_be_timed(self, device: DeviceSpec) -> bool:
+        return self.ranks == 1 or device_link(known_name(device), self.ranks) is not None
+
+    def _timing(self, rates: KnownGpu, reach: DeviceReach, device: DeviceSpec) -> Timing:
+        link = device_link(known_name(device), self.ranks) if self.ranks > 1 else None
+        return Timing(rates, reach, device.capability, link, is_compiled=self.is_compiled)
 
     def fitted(self, device: DeviceSpec, measured_s: float, batch_share: float) -> FittedReach | None:
         """Return what the device must reach so that the last full step takes so long; None: no step has a time."""
         rates, reach, step = device_rates(device), self._reach(known_name(device)), self._last
-        if rates is None or reach is None or step is None or not self.is_timed:
+        if rates is None or reach is None or step is None or not self._can_be_timed(device):
             return None
         least_s = sum(cost.least_s(rates, device.capability) * times for cost, times in step.items())
         return fitted_reach(
             step.items(),
-            lambda one: Timing(rates, one, device.capability),
+            lambda one: self._timing(rates, one, device),
             reach,
             least_s,
             measured_s,

@@ -113,6 +113,41 @@ _GUESSES: Final[dict[str, tuple[DeviceReach, int]]] = {
 """The guess for a card that nobody measured, and its streaming multiprocessors (NVIDIA's pages of the cards)."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceLink:
+    """What collectives of NCCL reach between the GPUs of one machine.
+
+    Attributes:
+        latency_s: Of one collective.
+        bytes_per_s: Of each GPU's bus: an all-reduce of n GPUs moves 2 (n - 1) / n of its bytes.
+        is_measured: On this card; else those of a card with the same kind of link.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    is_measured: bool = True
+
+
+_LINKS: Final[dict[str, dict[int, tuple[float, float]]]] = {
+    "a100-80": {2: (10.0, 193), 4: (14.5, 217), 8: (22.6, 222)},
+    "h100-80": {2: (6.2, 320), 4: (9.4, 349), 8: (15.5, 445)},
+    "h200": {2: (6.1, 319), 4: (9.3, 349), 8: (16.0, 460)},
+    "l40s": {2: (7.7, 20.1), 4: (11.9, 5.2), 8: (22.6, 1.4)},
+}
+"""Microseconds and GB/s of all-reduces by number of GPUs (aiconfigurator; L40S over PCIe)."""
+_ALIKE: Final = {"a100-40": "a100-80", "v100-16": "a100-80", "v100-32": "a100-80", "gh200": "h100-80", "b200": "h200"}
+
+
+def device_link(name: str, ranks: int) -> DeviceLink | None:
+    """Return what collectives reach between GPUs of a kind; of those without NVLink as on PCIe. None beyond 8."""
+    known = _LINKS[name if name in _LINKS else _ALIKE.get(name, "l40s")]
+    least = next((count for count in known if count >= ranks), None)
+    if least is None:
+        return None
+    microseconds, gigabytes = known[least]
+    return DeviceLink(microseconds * 1e-6, gigabytes * 1e9, name in _LINKS)
+
+
 def device_reach(name: str) -> DeviceReach | None:
     """Return the reach of a known device; None of an amount of memory."""
     if name in _GUESSES:

@@ -233,6 +233,7 @@ class StepTime(Record):
         basis: Who measured the device's reach.
         not_counted: What a run has besides.
         decides: Which of the device's shares most of the time depends on: ``tensor``, ``simt`` or ``bandwidth``.
+        assumed: What no measurement was held against: compiled code, collectives.
         optimizer_s: Part of the estimate that does not depend on the batch: clipping and the optimizer.
     """
 
@@ -246,6 +247,7 @@ class StepTime(Record):
     basis: str
     not_counted: tuple[str, ...]
     decides: str = ""
+    assumed: tuple[str, ...] = ()
     optimizer_s: float = 0.0
 
 
