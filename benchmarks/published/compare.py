@@ -7,6 +7,7 @@ own: lines of JSON with ``row`` and ``counters``.
 
 import argparse
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,8 @@ from published_score import (  # noqa: E402
 from published_times import step_errors, times_table  # noqa: E402
 
 FURTHEST = 12
+FACTS = ROOT / "src" / "dryfit" / "documents" / "accuracy.json"
+OWN_SCRIPTS = [ROOT / "docs" / "measurements" / f"gpu-scripts-h200-{name}.jsonl" for name in ("predicted", "measured")]
 TIMES = ("<!-- times: written by benchmarks/published/compare.py -->\n", "<!-- end of the times -->\n")
 PAGE, PICTURE = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "published.svg"
 BEGIN, END = "<!-- table: written by benchmarks/published/compare.py -->\n", "<!-- end of the table -->\n"
@@ -160,6 +163,35 @@ def render_times(rows: Sequence[Row], predictions: Records, measured: Mapping[st
     return f"{times_table(found)}\n\nFurthest off: {named or 'none'}.\n"
 
 
+def facts(rows: Sequence[Row], firsts: Records, measured: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a rehearsal says of how right such answers were: by kind of script, the first prediction of each."""
+    found = found_errors(rows, firsts, measured)
+    peft = _within([error for error in found if error.row.family in ("image-gen", "metamath")])
+    told: dict[str, dict[str, Any]] = {"peft": {"what": "PEFT's scripts that others measured", **peft}}
+    batch = [error for error in found if error.counter == "batch"]
+    if batch:
+        of = batches(batch)
+        numbers = {"rows": of.rows, "same": of.same, "larger": of.false_fits}
+        told["timm"] = {"what": "models of timm that others measured", **numbers}
+    own = [{one["name"]: one for one in map(json.loads, file.read_text("utf-8").splitlines())} for file in OWN_SCRIPTS]
+    counters = {"allocated": "peak_allocated_bytes", "reserved": "peak_reserved_bytes"}
+    pairs = [
+        Error(rows[0], counter, own[0][name][key], own[1][name][key])
+        for name in own[0].keys() & own[1].keys()
+        for counter, key in counters.items()
+        if own[0][name].get(key) and own[1][name].get(key)
+    ]
+    return told | {"scripts": {"what": "training scripts on an H200", **_within(pairs)}}
+
+
+def _within(found: Sequence[Error]) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for counter, percent in (("allocated", 1), ("reserved", 5)):
+        part = [error for error in found if error.counter == counter]
+        numbers |= {f"{counter}_rows": len(part), counter: sum(abs(error.percent) <= percent for error in part)}
+    return numbers
+
+
 def put(page: str, marks: tuple[str, str], text: str) -> str:
     """Return a page with a text between two marks."""
     before, _, rest = page.partition(marks[0])
@@ -176,12 +208,14 @@ def main() -> None:
         parser.error(f"{PREDICTIONS.name} is not committed as it is: commit predictions before they are compared")
     rows = rows_of((HERE / "rows.csv").read_text("utf-8"))
     measured, predictions = measured_values((HERE / "measured.csv").read_text("utf-8")), records(given.predictions)
-    table = render(rows, predictions, first_records(given.predictions), measured)
+    firsts = first_records(given.predictions)
+    table = render(rows, predictions, firsts, measured)
     if given.print:
         print(table, render_times(rows, predictions, measured), sep="\n")
         return
     page = put(PAGE.read_text("utf-8"), (BEGIN, END), table)
     PAGE.write_text(put(page, TIMES, render_times(rows, predictions, measured)), "utf-8")
+    FACTS.write_text(json.dumps(facts(rows, firsts, measured), indent=1) + "\n", "utf-8")
     PICTURE.write_text(picture(found_errors(rows, predictions, measured)), "utf-8")
 
 

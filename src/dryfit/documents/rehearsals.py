@@ -1,9 +1,11 @@
 """A rehearsal as lines and tables, the verdict first, as a page with its timeline, and as JSON."""
 
+import json
 import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from typing import Final
 
 from dryfit.documents.document import Block, Document, Line, counted, document_of, duration_text, json_of, shortened
@@ -26,7 +28,7 @@ from dryfit.documents.pages import (
 )
 from dryfit.processes.wall import WALLS
 from dryfit.settings.choices import Wall
-from dryfit.settings.memory_terms import StepPhase, VerdictKind
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     Interval,
     LargestBatch,
@@ -424,6 +426,24 @@ def trust_text(answer: RehearsalAnswer) -> str:
     )
 
 
+def accuracy_text(answer: RehearsalAnswer) -> str:
+    """Return how right answers of this kind were where somebody measured; empty where nothing was."""
+    memory = answer.memory
+    if memory is None or answer.at_least or answer.ranks > 1:
+        return ""
+    known = json.loads(files("dryfit.documents").joinpath("accuracy.json").read_text(encoding="utf-8"))
+    is_timm = "timm" in answer.libraries and "transformers" not in answer.libraries
+    told = known["peft" if MemoryCategory.ADAPTERS in memory.by_category else "timm" if is_timm else "scripts"]
+    if is_timm and "same" in told:
+        parts = [f"the batch that fits was right in {told['same']} of {told['rows']}, too large in {told['larger']}"]
+    else:
+        parts = [
+            f"{counter} within {most} % in {told[counter]} of {told[f'{counter}_rows']}"
+            for counter, most in (("allocated", 1), ("reserved", 5))
+        ]
+    return f"how right     {told['what']}: {', '.join(parts)} (docs/accuracy.md)"
+
+
 @document_of.register
 def _(answer: RehearsalAnswer) -> Document:
     return rehearsal_document(answer, ladder=bool(answer.ladder))
@@ -454,7 +474,8 @@ def rehearsal_document(answer: RehearsalAnswer, *, ladder: bool) -> Document:
     blocks += fact_lines(answer)
     if ladder and not answer.fits:
         blocks += [*([ladder_table(answer.ladder)] if answer.ladder else []), *ladder_lines(answer)]
-    return Document((*blocks, Line(trust_text(answer), "dim")))
+    proved = accuracy_text(answer)
+    return Document((*blocks, Line(trust_text(answer), "dim"), *([Line(proved, "dim")] if proved else [])))
 
 
 _PHASE_COLORS = {

@@ -55,8 +55,11 @@ from dryfit.settings.rehearsal_messages import (
 )
 
 Finish = Callable[[RehearsalAnswer], None]
-_LIBRARIES: Final = ("transformers", "accelerate", "peft", "trl", "lightning", "bitsandbytes", "deepspeed")
 """Takes an answer and ends the process."""
+_LIBRARIES: Final = (
+    *("transformers", "accelerate", "peft", "trl", "lightning", "bitsandbytes", "deepspeed"),
+    *("diffusers", "timm"),
+)
 _one_answer = threading.Lock()
 _LACKING = (
     "There was no rule registered for HigherOrderOperator",

@@ -185,3 +185,11 @@ def test_a_tiny_program_is_predicted(tmp_path, monkeypatch):
     monkeypatch.setitem(published_list.FAMILIES, "fms", tiny)
     record = published_run.predict(row(), published_run.Field(tmp_path / "out", {}), 120)
     assert 16 * 2**20 < record["counters"]["allocated"] < 64 * 2**20, json.dumps(record)
+
+
+def test_what_a_rehearsal_says_of_its_rightness_is_what_the_committed_predictions_come_to():
+    rows = published_list.rows_of((HERE / "rows.csv").read_text("utf-8"))
+    measured = compare.measured_values((HERE / "measured.csv").read_text("utf-8"))
+    told = json.loads(compare.FACTS.read_text("utf-8"))
+    assert told == compare.facts(rows, published_run.first_records(published_run.PREDICTIONS), measured)
+    assert told["peft"]["allocated_rows"] > 10 and told["scripts"]["allocated_rows"] == 61
