@@ -1,11 +1,14 @@
 """Rehearse a user's script: ``python -m dryfit.gpu REQUEST.json``, in a fresh process that sees no GPU.
 
+``--stem FD PARENT`` imports what all rehearsals need, and forks for each request whose file is named on a socket.
+
 This process keeps the one that runs the script: behind a wall, so that nothing of the user's is written. What the
 script's process says is completed here, from outside, by what it has written.
 """
 
 import os
 import shutil
+import socket
 import sys
 import traceback
 from collections.abc import Sequence
@@ -25,14 +28,46 @@ from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest, ScriptEnd
 
 _ANSWER: Final = "answer.json"
+_STEM: Final = "--stem"
 _SESSION: Final = "dryfit.gpu.session"
 
 
 def main() -> None:
-    """Read the request, run its script, write the answer."""
-    request = RehearsalRequest.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    if request.parent_pid is not None:
-        die_with_parent(request.parent_pid)
+    """Read the request, run its script, write the answer; or do so for one request after the other."""
+    if sys.argv[1] == _STEM:
+        _serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    _rehearse(Path(sys.argv[1]), None)
+
+
+def _serve(asked: socket.socket, parent_pid: int) -> NoReturn:
+    """Fork for each request, one after the other, and tell how each ended: its wait status."""
+    die_with_parent(parent_pid)
+    own_pid = os.getpid()
+    with suppress(Exception):  # a broken torch: each rehearsal imports it again, and says so
+        import_module(_SESSION)
+    with asked.makefile("r", encoding="utf-8") as requests:
+        for request in requests:
+            child = os.fork()
+            if child == 0:
+                asked.close()
+                try:
+                    _rehearse(Path(request.rstrip("\n")), own_pid)
+                finally:
+                    traceback.print_exc()  # nobody else does
+                    os._exit(1)
+            asked.sendall(str(os.waitpid(child, 0)[1]).encode())
+    os._exit(0)
+
+
+def _rehearse(file: Path, parent_pid: int | None) -> NoReturn:
+    """Run the script of a request, and write the answer.
+
+    Args:
+        parent_pid: The process that this one ends with; None: the one that the request names.
+    """
+    request = RehearsalRequest.model_validate_json(file.read_text(encoding="utf-8"))
+    if (parent_pid := parent_pid or request.parent_pid) is not None:
+        die_with_parent(parent_pid)
     ask_no_one()
     places = Places(Path(request.scratch_dir).absolute())
     kept: Sequence[Path] = ()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Final
 
 from dryfit.processes.helpers import kill_leftovers, python_command
 from dryfit.processes.process import ended_by_signals
+from dryfit.processes.rehearsal_stem import RehearsalStem, end_process, has_ended, stem_for
 from dryfit.processes.user_python import code_folder, command
 from dryfit.processes.wall import Places, claimed_folder, remove
 from dryfit.settings.errors import ChildError, FileError
@@ -36,7 +37,6 @@ _TAIL_LINES = 30
 _TAIL_BYTES = 1 << 14
 _READ_BYTES = 1 << 16
 _POLL_S = 0.1
-_TERMINATION_POLL_S = 0.01
 _AFTER_END_S = 2.0
 """How long output is still read after the process has ended, where one of its own children keeps it open."""
 _INTERRUPTED_S = 20.0
@@ -72,13 +72,19 @@ class RehearsalSurroundings:
     python: Path | None = None
 
     @contextmanager
-    def command(self, request: Path) -> Generator[list[str], None, None]:
-        """Provide the command that runs the module with a request's file; what it needs is there within the block."""
+    def command(self, *arguments: str) -> Generator[list[str], None, None]:
+        """Provide the command that runs the module with arguments; what it needs is there within the block."""
         if self.python is None:
-            yield python_command(self.module, str(request))
+            yield python_command(self.module, *arguments)
             return
         with code_folder() as code:
-            yield command(self.python, code, self.module, str(request))
+            yield command(self.python, code, self.module, *arguments)
+
+    def stem(self) -> RehearsalStem | None:
+        """Return the process from which rehearsals in these surroundings fork; None where imports are not shared."""
+        variables, folder = self.variables(), self.folder or Path.cwd()
+        key = (self.python, folder, *sorted(variables.items()))
+        return stem_for(key, lambda: RehearsalStem(self.command, variables, folder))
 
     def variables(self) -> dict[str, str]:
         """Return the environment of the process: no GPU, unbuffered output, a stack where it crashes."""
@@ -133,8 +139,7 @@ def run_rehearsal(
         places = {"scratch_dir": str(place), "answer_file": str(file), "parent_pid": os.getpid(), "views": tuple(views)}
         write_model(place / "request.json", request.model_copy(update=places), durable=False)
         limit_s = _LIMIT_FACTOR * request.timeout_s + _LIMIT_EXTRA_S
-        with surroundings.command(place / "request.json") as words:
-            end = _run(words, place, surroundings, on_output, limit_s)
+        end = _run(place, surroundings, on_output, limit_s)
         for name, target in views.items():
             with suppress(FileNotFoundError):  # nothing was seen that it could show
                 shutil.move(place / name, target)
@@ -172,53 +177,68 @@ def broke(answer: RehearsalAnswer) -> bool:
     return answer.end is ScriptEnd.FAILED and (bool(answer.out_of_memory) or answer.killed_by in _CRASHES)
 
 
-def _run(
-    words: Sequence[str], folder: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float
-) -> _End:
-    process = subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=surroundings.variables(),
-        cwd=surroundings.folder,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+def _run(folder: Path, surroundings: RehearsalSurroundings, on_output: OnOutput, limit_s: float) -> _End:
+    """Run the rehearsal of a folder's request: forked where imports are shared, else in a process from nothing."""
+    request = folder / "request.json"
+    stem = surroundings.stem() if surroundings.module == CHILD_MODULE else None
+    if stem is not None:
+        stem.ask(request)
+        try:
+            end = _followed(stem.output, stem.has_ended, folder, on_output, limit_s)
+            return _End(stem.status, end.tail, limit_s, end.is_interrupted)
+        finally:
+            if stem.status is None:
+                stem.close()
+    with surroundings.command(str(request)) as words:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=surroundings.variables(),
+            cwd=surroundings.folder,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            with process.stdout as output:
+                end = _followed(output.fileno(), lambda: has_ended(process), folder, on_output, limit_s)
+            if end.has_ended:
+                kill_leftovers(process.pid)  # before it is reaped, its process id is its own
+            return _End(process.wait() if end.has_ended else None, end.tail, limit_s, end.is_interrupted)
+        finally:
+            end_process(process)  # Ctrl-C, another signal, or the limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    has_ended: bool
+    tail: str
+    is_interrupted: bool
+
+
+def _followed(output: int, is_over: Callable[[], bool], folder: Path, on_output: OnOutput, limit_s: float) -> _Followed:
+    """Pass on the output of a rehearsal until it has ended, is interrupted, or the limit comes."""
     tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
-    ended = is_interrupted = False
     keep = _kept(tail, on_output)
+    is_interrupted = False
     try:
-        with process.stdout as output:
-            try:
-                ended = _follow(process, output.fileno(), keep, time.monotonic() + limit_s)
-            except KeyboardInterrupt:  # a second one ends it as it is
-                is_interrupted = True
-                with suppress(FileNotFoundError):  # it has not begun, or has ended
-                    Places(folder).stop()
-                ended = _follow(process, output.fileno(), keep, time.monotonic() + _INTERRUPTED_S)
-        if ended:
-            kill_leftovers(process.pid)  # before it is reaped, its process id is its own
-        said = b"\n".join(tail)[-_TAIL_BYTES:].decode(errors="replace")
-        return _End(process.wait() if ended else None, said, limit_s, is_interrupted)
-    finally:
-        if process.returncode is None:  # Ctrl-C, another signal, or the limit
-            process.terminate()  # it ends all that the script has started, whatever session that is in
-            last_s = time.monotonic() + _AFTER_END_S
-            while not _has_ended(process) and time.monotonic() < last_s:
-                time.sleep(_TERMINATION_POLL_S)
-            kill_leftovers(process.pid)
-            process.kill()
-            process.wait()
+        ended = _follow(is_over, output, keep, time.monotonic() + limit_s)
+    except KeyboardInterrupt:  # a second one ends it as it is
+        is_interrupted = True
+        with suppress(FileNotFoundError):  # it has not begun, or has ended
+            Places(folder).stop()
+        ended = _follow(is_over, output, keep, time.monotonic() + _INTERRUPTED_S)
+    return _Followed(ended, b"\n".join(tail)[-_TAIL_BYTES:].decode(errors="replace"), is_interrupted)
 
 
-def _follow(process: subprocess.Popen[bytes], output: int, on_output: OnOutput, deadline_s: float) -> bool:
+def _follow(is_over: Callable[[], bool], output: int, on_output: OnOutput, deadline_s: float) -> bool:
     """Pass on the output of a process until it has ended; return False where the deadline came first."""
     os.set_blocking(output, False)
     is_open = True
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
-        while not _has_ended(process):
+        while not is_over():
             if time.monotonic() > deadline_s:
                 return False
             if not is_open:
@@ -240,13 +260,6 @@ def _read_some(output: int, on_output: OnOutput) -> bool:
     if data:
         on_output(data)
     return bool(data)
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a child has ended; where the system can tell that, it is left to be reaped."""
-    if sys.platform != "linux":
-        return process.poll() is not None
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kept(tail: deque[bytes], on_output: OnOutput) -> OnOutput:

@@ -147,13 +147,13 @@ def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mappin
         case ("deepspeed", *_):
             raise ConfigError(_DOING, "the launcher deepspeed", _ALLOWED, _NO_DEEPSPEED)
         case ("jupyter" | "jupyter-nbconvert" | "ipython" | "papermill", *_):
-            raise ConfigError(_DOING, f"{words[0]} runs notebooks", _ALLOWED, "rehearse the script that nbconvert makes")
+            raise ConfigError(_DOING, f"{words[0]} runs notebooks", _ALLOWED, _NO_NOTEBOOK)
         case ("-m",):
             raise ConfigError(_DOING, "no module follows -m", _ALLOWED)
         case ("-m", "torch.distributed.run" | "torch.distributed.launch", *rest):
             return _torchrun(rest)
         case ("-m", "jupyter" | "nbconvert" | "IPython" | "ipykernel_launcher" | "papermill", *_):
-            raise ConfigError(_DOING, f"{words[1]} runs notebooks", _ALLOWED, "rehearse the script that nbconvert makes")
+            raise ConfigError(_DOING, f"{words[1]} runs notebooks", _ALLOWED, _NO_NOTEBOOK)
         case ("-m", "accelerate.commands.launch", *rest):
             return _accelerate(rest, config_of)
         case ("-m", module, *rest):
@@ -169,6 +169,7 @@ def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mappin
             raise ConfigError(_DOING, "no script was given", _ALLOWED)
 
 
+_NO_NOTEBOOK = "rehearse the script that `jupyter nbconvert --to script` makes"
 _NO_DEEPSPEED = "DeepSpeed moves memory in ways that are not simulated; rehearse with FSDP, or without it"
 
 

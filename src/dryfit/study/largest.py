@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dryfit.processes.node import device_of
+from dryfit.processes.rehearsal_stem import shared_imports
 from dryfit.processes.rehearsed_command import ScriptCommand
 from dryfit.settings.device_answers import DeviceAnswer
 from dryfit.settings.errors import ConfigError
@@ -35,6 +36,7 @@ class _Argument:
         return replace(self.command, arguments=tuple(words))
 
 
+@shared_imports()
 def largest_value(
     words: Sequence[str], name: str, options: RehearsalOptions, devices: Sequence[DeviceSpec]
 ) -> tuple[LargestValue, ...]:

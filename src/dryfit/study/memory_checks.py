@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from dryfit.documents.memory_checks import check_document
+from dryfit.processes.rehearsal_stem import shared_imports
 from dryfit.processes.rehearsed_command import ScriptCommand
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError, DryfitError
@@ -113,6 +114,7 @@ def check_memory(
     return check_runs(CheckOptions(Path(file), names, update, on_note))
 
 
+@shared_imports()
 def check_runs(options: CheckOptions) -> MemoryCheck:
     """Check runs as :func:`check_memory` does."""
     file = options.file.expanduser().absolute()

@@ -23,6 +23,7 @@ from dryfit.processes.rehearsal_process import (
     broke,
     run_rehearsal,
 )
+from dryfit.processes.rehearsal_stem import shared_imports
 from dryfit.processes.rehearsed_command import ScriptCommand, parse_command
 from dryfit.processes.user_python import user_python
 from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
@@ -372,11 +373,12 @@ def _has_eight_bit() -> bool:
 
 def run_prepared(prepared: PreparedRehearsal) -> RehearsalAnswer:
     """Rehearse, without a limit too where that is needed, and climb the ladder if it is asked for."""
-    answer = _with_views(prepared)
-    try:
-        return with_run(with_ladder(with_needs(answer, prepared), prepared), prepared.options)
-    except RehearsalInterrupted:
-        raise RehearsalInterrupted(answer) from None
+    with shared_imports():
+        answer = _with_views(prepared)
+        try:
+            return with_run(with_ladder(with_needs(answer, prepared), prepared), prepared.options)
+        except RehearsalInterrupted:
+            raise RehearsalInterrupted(answer) from None
 
 
 def _with_views(prepared: PreparedRehearsal) -> RehearsalAnswer:

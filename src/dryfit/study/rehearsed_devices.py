@@ -17,6 +17,7 @@ from typing import cast
 
 from dryfit.processes.node import device_of
 from dryfit.processes.rehearsal_process import RehearsalInterrupted
+from dryfit.processes.rehearsal_stem import shared_imports
 from dryfit.processes.rehearsed_command import ScriptCommand
 from dryfit.settings.choices import Emitted
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
@@ -55,8 +56,9 @@ def rehearse_devices(command: ScriptCommand, options: RehearsalOptions, devices:
     shared = _Shared(prepared)
     interrupted = False
     try:
-        for group in _groups(map(demand_cuda, devices)):
-            shared.rehearse(group)
+        with shared_imports():
+            for group in _groups(map(demand_cuda, devices)):
+                shared.rehearse(group)
     except RehearsalInterrupted:
         interrupted = True
     known = [shared.found[one.name] for one in devices if one.name in shared.found]

@@ -95,3 +95,18 @@ def test_what_cannot_be_rehearsed_is_refused_by_name(words: str, said: str) -> N
     with pytest.raises(ConfigError) as caught:
         parsed(words)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("jupyter", "nbconvert", "--execute", "a.ipynb"),
+        ("ipython", "a.py"),
+        ("papermill", "a", "b"),
+        ("-m", "nbconvert"),
+    ],
+)
+def test_commands_that_run_notebooks_are_refused_by_name(words) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_command(words, lambda _: {})
+    assert "notebooks" in str(raised.value) and "nbconvert" in raised.value.hint
