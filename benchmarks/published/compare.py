@@ -188,7 +188,7 @@ def _within(found: Sequence[Error]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for counter, percent in (("allocated", 1), ("reserved", 5)):
         part = [error for error in found if error.counter == counter]
-        numbers |= {f"{counter}_rows": len(part), counter: sum(abs(error.percent) <= percent for error in part)}
+        numbers |= {f"of {counter}": len(part), counter: sum(abs(error.percent) <= percent for error in part)}
     return numbers
 
 

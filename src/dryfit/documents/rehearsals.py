@@ -438,7 +438,7 @@ def accuracy_text(answer: RehearsalAnswer) -> str:
         parts = [f"the batch that fits was right in {told['same']} of {told['rows']}, too large in {told['larger']}"]
     else:
         parts = [
-            f"{counter} within {most} % in {told[counter]} of {told[f'{counter}_rows']}"
+            f"{counter} within {most} % in {told[counter]} of {told[f'of {counter}']}"
             for counter, most in (("allocated", 1), ("reserved", 5))
         ]
     return f"how right     {told['what']}: {', '.join(parts)} (docs/accuracy.md)"

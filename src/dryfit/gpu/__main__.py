@@ -29,6 +29,7 @@ from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest
 
 _ANSWER: Final = "answer.json"
 _STEM: Final = "--stem"
+_OPTIMIZERS_NEED: Final = "dryfit.gpu.private_apis.torch_optimizers"
 _SESSION: Final = "dryfit.gpu.session"
 
 
@@ -44,7 +45,8 @@ def _serve(asked: socket.socket, parent_pid: int) -> NoReturn:
     die_with_parent(parent_pid)
     own_pid = os.getpid()
     with suppress(Exception):  # a broken torch: each rehearsal imports it again, and says so
-        import_module(_SESSION)
+        for name in (_SESSION, _OPTIMIZERS_NEED):
+            import_module(name)
     with asked.makefile("r", encoding="utf-8") as requests:
         for request in requests:
             child = os.fork()

@@ -192,4 +192,4 @@ def test_what_a_rehearsal_says_of_its_rightness_is_what_the_committed_prediction
     measured = compare.measured_values((HERE / "measured.csv").read_text("utf-8"))
     told = json.loads(compare.FACTS.read_text("utf-8"))
     assert told == compare.facts(rows, published_run.first_records(published_run.PREDICTIONS), measured)
-    assert told["peft"]["allocated_rows"] > 10 and told["scripts"]["allocated_rows"] == 61
+    assert told["peft"]["of allocated"] > 10 and told["scripts"]["of allocated"] == 61
