@@ -467,6 +467,10 @@ _Snapshot = Annotated[
 ]
 _Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a Chrome trace, for Perfetto.")]
 _WithTimeline = Annotated[bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")]
+_With = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="NAME", help="Take a package with a stand-in to be installed, or read own rows."),
+]
 _KeepCaches = Annotated[bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")]
 
 
@@ -487,6 +491,7 @@ def rehearse(
     trace: _Trace = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
     keep_caches: _KeepCaches = False,
+    given: _With = None,
     python: _Python = None,
     largest: _Largest = None,
     emit: _Emit = None,
@@ -506,8 +511,7 @@ def rehearse(
     passed = _PassedOn(quiet=quiet)
     devices = parse_devices(device or ())
     several = len(devices) > 1 or emit is not None or largest is not None
-    if largest is not None and (emit is not None or ladder):
-        raise ConfigError("rehearsing", "--largest with --emit or --ladder", "one of them")
+    _refuse_both(largest, emit, ladder=ladder)
     _refuse_files({"--html": html, "--snapshot": snapshot, "--trace": trace} if several else {})
     options = api.RehearsalOptions(
         device=devices[0].name if devices else None,
@@ -517,6 +521,7 @@ def rehearse(
         ladder=ladder,
         timeout_s=timeout,
         keep_caches=keep_caches,
+        given=tuple(given or ()),
         python=python,
         snapshot=snapshot,
         trace=trace,
@@ -529,6 +534,16 @@ def rehearse(
     if several:
         raise typer.Exit(_rehearse_several(words, options, devices, form))
     raise typer.Exit(_rehearse_one(words, options, passed, form, html))
+
+
+def _refuse_both(largest: str | None, emit: Emitted | None, *, ladder: bool) -> None:
+    """Refuse to look for the largest value and for something else.
+
+    Raises:
+        ConfigError: Both were asked for.
+    """
+    if largest is not None and (emit is not None or ladder):
+        raise ConfigError("rehearsing", "--largest with --emit or --ladder", "one of them")
 
 
 def _refuse_files(files: Mapping[str, Path | None]) -> None:

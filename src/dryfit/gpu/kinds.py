@@ -116,6 +116,8 @@ def sizes_of(kind: Kind, named: Mapping[str, Any], out: Any) -> tuple[int, ...]:
             return _product_sizes(tensors, out)
         case Kind.ATTENTION if "query" in named and "key" in named:
             query, key = named["query"], named["key"]
+            if most := named.get("max_q"):  # heads are the last dimension but one, rows may have other lengths
+                return (query.numel() // query.shape[-1] // most, most, named.get("max_k") or most, query.shape[-1])
             return (prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1])
         case Kind.CONVOLUTION:
             return _convolution_sizes(named, out)

@@ -31,6 +31,7 @@ from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, Verdict
 from dryfit.settings.rehearsal_messages import (
     REHEARSED_VARIABLE,
     SNAPSHOT,
+    STAND_INS,
     TRACE,
     PricedArguments,
     RehearsalAnswer,
@@ -70,6 +71,7 @@ class RehearsalOptions:
         python: The interpreter that runs the script; None: that of the active environment, or dryfit's own.
         snapshot: File of PyTorch's memory snapshot; None: none is written.
         trace: File of the Chrome trace; None: none is written.
+        given: Packages that are taken to be installed, by the names of their stand-ins, and files of own rows.
     """
 
     device: str | None = None
@@ -84,6 +86,7 @@ class RehearsalOptions:
     python: str | None = None
     snapshot: str | os.PathLike[str] | None = None
     trace: str | os.PathLike[str] | None = None
+    given: tuple[str, ...] = ()
     surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
 
 
@@ -101,6 +104,7 @@ def rehearse(
     python: str | os.PathLike[str] | None = None,
     snapshot: str | os.PathLike[str] | None = None,
     trace: str | os.PathLike[str] | None = None,
+    with_packages: Sequence[str] = (),
 ) -> RehearsalAnswer:
     """Run a training script or function, unmodified, in a process of its own on a GPU that is not there.
 
@@ -121,6 +125,8 @@ def rehearse(
             run by this one.
         snapshot: A file to write: PyTorch's memory snapshot, for pytorch.org/memory_viz.
         trace: A file to write: a Chrome trace, for Perfetto.
+        with_packages: Packages that are not installed here and have a stand-in: they are taken to be there. A Python
+            file in their place has rows of your own (:func:`dryfit.register`).
 
     Returns:
         The answer; that of a script that failed by itself has its traceback, and ``ran`` False where nothing was seen.
@@ -132,7 +138,7 @@ def rehearse(
     """
     chosen = None if python is None else os.fspath(python)
     doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen)
-    doing = replace(doing, snapshot=snapshot, trace=trace)
+    doing = replace(doing, snapshot=snapshot, trace=trace, given=tuple(with_packages))
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
         return rehearse_command(command, doing)
@@ -315,9 +321,24 @@ def _request(options: RehearsalOptions, device: DeviceSpec, target: RehearsalTar
         timeout_s=options.timeout_s,
         calibration_dir=str(shared_traces(os.environ, Path.home()).parent),
         keep_caches=options.keep_caches,
+        given=tuple(map(_given, options.given)),
         scratch_dir="",
         answer_file="",
     )
+
+
+def _given(name: str) -> str:
+    """Return the name of a stand-in, or a file of own rows, absolute.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if name in STAND_INS:
+        return name
+    if name.endswith(".py") and Path(name).is_file():
+        return str(Path(name).absolute())
+    allowed = f"{', '.join(STAND_INS)}, or a Python file with rows of your own"
+    raise ConfigError("reading --with", repr(name), allowed)
 
 
 def _has_eight_bit() -> bool:
@@ -409,7 +430,7 @@ def joined(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnsw
                 "notes": (*unlimited.notes, note) if short else unlimited.notes,
             }
         )
-    known = ("memory", "at_least", "work", "sent", "worst_batch", "muted", "unknown", "notes")
+    known = ("memory", "at_least", "work", "sent", "worst_batch", "muted", "unknown", "notes", "assumed")
     capacity_bytes = answer.device.capacity_bytes
     short_bytes = unlimited.memory.required_bytes - capacity_bytes
     verdict, reason = unlimited.memory.between(capacity_bytes) or (answer.verdict, "")
