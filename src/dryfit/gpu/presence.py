@@ -175,6 +175,12 @@ class Placeholder:
         """Return the placeholder itself."""
         return self
 
+    def __or__(self, _: Any) -> Any:
+        """Return the placeholder itself: one of several types."""
+        return self
+
+    __ror__ = __or__
+
     def __repr__(self) -> str:
         return f"<{self.__name__}, which stands in>"
 

@@ -50,6 +50,9 @@ def install_triton(capability: tuple[int, int], on_launch: OnLaunch, note: Calla
             note(f"triton {version}: launches are followed as those of {_VERSIONS[0]} to {_VERSIONS[-1]} are")
         module.JITFunction.run = launch
 
+    def change_tuner(module: Any) -> None:  # its cache on disk asks programs of the package
+        module.Autotuner.check_disk_cache = lambda _self, _key, _configs, run: bool(run())
+
     def change_driver(module: Any) -> None:
         module.driver.set_active(_Driver(capability))
 
@@ -57,6 +60,7 @@ def install_triton(capability: tuple[int, int], on_launch: OnLaunch, note: Calla
         module.do_bench = module.do_bench_cudagraph = benchmark
 
     when_imported("triton.runtime.jit", change_jit)
+    when_imported("triton.runtime.autotuner", change_tuner)
     when_imported("triton.runtime.driver", change_driver)
     when_imported("triton.testing", change_testing)
 

@@ -72,9 +72,9 @@ class Config:
 class Heuristics(_Kernel):
     """A kernel some of whose arguments are computed from others."""
 
-    def __init__(self, fn: Any, values: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, fn: Any, arg_names: Sequence[str], values: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(fn)
-        self.values = values
+        self.arg_names, self.values = list(arg_names), values
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Compute them, and launch."""
@@ -86,9 +86,21 @@ class Heuristics(_Kernel):
 class Autotuner(_Kernel):
     """A kernel whose fastest configuration is looked for: the first, where nothing is timed."""
 
-    def __init__(self, fn: Any, configs: Sequence[Config], key: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self, fn: Any, arg_names: Sequence[str], configs: Any, key: Any, *changes: Any, **options: Any
+    ) -> None:
         super().__init__(fn)
-        self.configs, self.keys, self._options = configs or [Config({})], key, options
+        options = {**dict(zip(("reset_to_zero", "restore_value"), changes, strict=False)), **options}
+        self.arg_names, self.configs, self.keys = list(arg_names), configs or [Config({})], key
+        self.reset_to_zero, self.restore_value = (
+            list(options.get(name) or ()) for name in ("reset_to_zero", "restore_value")
+        )
+        begin, end = options.get("pre_hook"), options.get("post_hook")
+        self.user_defined_pre_hook, self.user_defined_post_hook = begin is not None, end is not None
+        self.pre_hook: Callable[..., Any] = begin or self._begin
+        self.post_hook: Callable[..., Any] = end or self._end
+        self.early_config_prune = (options.get("prune_configs_by") or {}).get("early_config_prune")
+        self.restore_copies: dict[str, Any] = {}
         self.cache: dict[Any, Config] = {}
         self.best_config = self.configs[0]
 
@@ -96,37 +108,39 @@ class Autotuner(_Kernel):
         """Choose a configuration, by a benchmark where the arguments are new, and launch with it."""
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         types = [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
-        key = (*(given.get(name) for name in self.keys), *types)
+        key = (*(given[name] for name in self.keys if name in given), *types)
         if len(self.configs) > 1 and key not in self.cache:
-            self.cache[key] = self._prune(given)[0]
-            self._benchmark(self.cache[key], args, kwargs, given)
+            prune = self.early_config_prune
+            self.cache[key] = (prune(self.configs, given, **kwargs) if prune is not None else self.configs)[0]
+            self._benchmark(self.cache[key], args, kwargs)
         config = self.best_config = self.cache.get(key, self.configs[0])
         if config.pre_hook is not None:
             config.pre_hook({**given, **config.all_kwargs()})
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
-    def _prune(self, given: dict[str, Any]) -> Sequence[Config]:
-        prune = (self._options.get("prune_configs_by") or {}).get("early_config_prune")
-        return (prune(self.configs, given, **given) if prune is not None else None) or self.configs
-
-    def _benchmark(self, config: Config, args: Any, kwargs: Any, given: dict[str, Any]) -> None:
-        zeroed, restored = (self._options.get(name) or () for name in ("reset_to_zero", "restore_value"))
-        own = self._options.get("pre_hook")
+    def _benchmark(self, config: Config, args: Any, kwargs: Any) -> None:
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
 
         def call() -> None:
-            copies = {name: given[name].clone() for name in restored}
-            for name in zeroed:
-                given[name].zero_()
-            for hook in (config.pre_hook, own):
-                if hook is not None:
-                    hook({**given, **config.all_kwargs()})
+            if config.pre_hook is not None:
+                config.pre_hook(given)
+            self.pre_hook(given)
             self.fn.run(*args, **kwargs, **config.all_kwargs())
-            for name, copy in copies.items():
-                given[name].copy_(copy)
+            self.post_hook(given, exception=None)
 
         sys.modules["triton.testing"].do_bench(call, quantiles=(0.5, 0.2, 0.8))
-        for name in zeroed:
+        self.pre_hook(given, reset_only=True)
+
+    def _begin(self, given: dict[str, Any], reset_only: bool = False) -> None:
+        for name in self.reset_to_zero:
             given[name].zero_()
+        if not reset_only:
+            self.restore_copies = {name: given[name].clone() for name in self.restore_value}
+
+    def _end(self, given: dict[str, Any], exception: Exception | None = None) -> None:
+        for name, copy in self.restore_copies.items():
+            given[name].copy_(copy)
+        self.restore_copies = {}
 
 
 class _Constexpr:
@@ -139,11 +153,11 @@ def _jit(fn: Any = None, **_: Any) -> Any:
 
 
 def _autotune(configs: Sequence[Config], key: Sequence[str], **options: Any) -> Callable[[Any], Autotuner]:
-    return lambda fn: Autotuner(fn, configs, key, **options)
+    return lambda fn: Autotuner(fn, fn.arg_names, configs, key, **options)
 
 
 def _heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heuristics]:
-    return lambda fn: Heuristics(fn, values)
+    return lambda fn: Heuristics(fn, fn.arg_names, values)
 
 
 def _cdiv(x: int, y: int) -> int:
@@ -173,6 +187,8 @@ def _modules() -> Mapping[str, Mapping[str, Any]]:
         "triton.backends": {},
         "triton.backends.compiler": compiling,
         "triton.compiler": {},
+        "triton.experimental": {},
+        "triton.experimental.gluon": {"jit": _jit},
         "triton.language": language,
         "triton.language.core": language,
         "triton.language.extra": {},
