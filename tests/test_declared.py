@@ -63,6 +63,8 @@ def test_what_the_tests_import_is_declared_and_what_they_declare_is_used():
         "tests/programs/timm",
         "tests/programs/odd/lacks_package",
         "tests/support/triton_stand_in",
+        "tests/support/stand_in_facts",
+        "tests/contract/test_stand_ins",
         "benchmarks/gpu_programs",
         "benchmarks/strangers",
         "benchmarks/published",

@@ -12,6 +12,7 @@ from dryfit.settings.version import VERSION as __version__  # noqa: N811
 from dryfit.settings.version import refuse_unsupported_platform
 
 if TYPE_CHECKING:
+    from dryfit.gpu.custom_operators import register
     from dryfit.gpu.device import virtual_gpu
     from dryfit.ledger import event_types as events
     from dryfit.settings.errors import DryfitError, LoadError
@@ -63,6 +64,7 @@ _HOMES = {
     "fits": "dryfit.study.estimates",
     "checkpointed": "dryfit.training.current_trial",
     "current_trial": "dryfit.training.current_trial",
+    "register": "dryfit.gpu.custom_operators",
     "rehearse": "dryfit.study.rehearsals",
     "report": "dryfit.training.current_trial",
     "load": "dryfit.tasks.saved_models",
@@ -107,6 +109,7 @@ __all__ = [
     "plan_space",
     "predict",
     "push",
+    "register",
     "rehearse",
     "report",
     "resume",

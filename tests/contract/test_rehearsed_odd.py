@@ -17,7 +17,7 @@ ENDS = {
     "exits_early.py": (ScriptEnd.NO_STEP, ""),
     "no_step.py": (ScriptEnd.NO_STEP, ""),
     "asks.py": (ScriptEnd.FAILED, "EOFError"),
-    "lacks_package.py": (ScriptEnd.FAILED, "No module named 'flash_attn'"),
+    "lacks_package.py": (ScriptEnd.FAILED, "No module named 'flash_mla'"),
     "second_device.py": (ScriptEnd.FAILED, "invalid device ordinal"),
 }
 

@@ -506,6 +506,10 @@ _PriceFile = Annotated[
     Path | None, typer.Option("--prices", metavar="FILE", help="Prices by device, each with its day.")
 ]
 _WithTimeline = Annotated[bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")]
+_With = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="NAME", help="Take a package with a stand-in to be installed, or read own rows."),
+]
 _KeepCaches = Annotated[bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")]
 
 
@@ -526,6 +530,7 @@ def rehearse(
     trace: _Trace = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
     keep_caches: _KeepCaches = False,
+    given: _With = None,
     python: _Python = None,
     largest: _Largest = None,
     emit: _Emit = None,
@@ -560,6 +565,7 @@ def rehearse(
         ladder=ladder,
         timeout_s=timeout,
         keep_caches=keep_caches,
+        given=tuple(given or ()),
         python=python,
         snapshot=snapshot,
         trace=trace,

@@ -404,6 +404,7 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
         lines.append(f"left out      {muted.what}{where}{size}")
     if len(answer.muted) > _MOST_NOTES:
         lines.append(f"              and {len(answer.muted) - _MOST_NOTES} more (--json lists them)")
+    lines += [f"assumed       {one}" for one in answer.assumed]
     return [*lines, *unknown_lines(answer), *(f"note          {note}" for note in answer.notes)]
 
 

@@ -1,7 +1,7 @@
 """The virtual GPU: a device that is not there, and all that a script asks of it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -14,8 +14,11 @@ from dryfit.gpu.cuda_api import CudaApi
 from dryfit.gpu.dispatch import VirtualDispatch
 from dryfit.gpu.fake_cuda import why_not
 from dryfit.gpu.kernels import route_attention
+from dryfit.gpu.presence import Presence
 from dryfit.gpu.private_apis.torch_virtual import VIRTUAL
 from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places
+from dryfit.gpu.stand_ins import STAND_INS
+from dryfit.gpu.triton_kernels import install_triton
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import TraceError
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
@@ -23,6 +26,8 @@ from dryfit.settings.private_names import require
 from dryfit.settings.rehearsal_messages import OutOfMemory, Unknown
 
 _DOING = "making a virtual GPU"
+_MOST_KERNELS = 8
+_LAUNCHES = "Triton kernels launched without effect"
 
 
 class VirtualGpu:
@@ -67,6 +72,9 @@ class VirtualGpu:
         self.unknown: dict[tuple[str, str], Unknown] = {}
         self.asked: dict[str, str] = {}
         """What of the device the script asked for that others of its architecture have not, with the first line."""
+        self.assumed: list[str] = []
+        """Packages that were taken to be there, each with the reason and the source of what it takes."""
+        self.presence = Presence(STAND_INS, lambda _, text: self.assumed.append(text))
         self.notes: list[str] = []
         """Remarks on the whole run."""
         self.places = Places()
@@ -77,6 +85,11 @@ class VirtualGpu:
         self.step = 1
         self.is_compiled = False
         """Whether something was compiled, which runs as it is here."""
+        self._kernels: list[str] = []
+        self.multiplies_unseen = False
+        """Whether a Triton kernel multiplied matrices, whose arithmetic nobody knows."""
+        self.on_launch: Callable[[str, list[torch.Tensor]], None] = lambda _name, _tensors: None
+        """Called with name and tensors of each Triton kernel that is launched."""
         self._answers = False
         self.api = CudaApi(
             spec,
@@ -93,13 +106,15 @@ class VirtualGpu:
         """Let this process's tensors be on the virtual GPU, inside the block; what was patched stays."""
         self.api.install()
         functions.install(self.dispatch)
+        self.dispatch.bodies.install()
         functions.run_compiled_eagerly(self._compiles)
         functions.follow_threads(self._modes)
         functions.mark_forks(self._forked)
-        missing_parts.install_triton(self._note)
+        install_triton(self.spec.capability, self._launched, self._note)
         missing_parts.install_flex_attention(self._note)
         missing_parts.install_managed_memory(self.dispatch.empty, self._note)
-        missing_parts.install_missing_parts(self._note)
+        self.presence.install()
+        missing_parts.install_missing_parts(self.presence, self._note)
         weights.install(self._fake, self._demand_room)
         self.dispatch.follow()
         # Kept alive as long as the block: what is collected takes its kernels with it.
@@ -144,6 +159,18 @@ class VirtualGpu:
     def _compiles(self) -> None:
         self.is_compiled = True
         self._note("torch.compile: run without it, which is an upper bound of what compiled code keeps")
+
+    def _launched(self, kernel: str, tensors: list[torch.Tensor], multiplies: bool) -> None:
+        self.multiplies_unseen |= multiplies
+        self.on_launch(kernel, tensors)
+        if kernel not in self._kernels:
+            self._kernels.append(kernel)
+            self.notes[:] = [note for note in self.notes if not note.startswith(_LAUNCHES)]
+            timed = "no time is told" if self.multiplies_unseen else "their time is that of the tensors given to them"
+            names = ", ".join(self._kernels[:_MOST_KERNELS])
+            more = len(self._kernels) - _MOST_KERNELS
+            names += f" and {more} more" if more > 0 else ""
+            self.notes.append(f"{_LAUNCHES}: {names}; what they write to is counted, {timed}")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

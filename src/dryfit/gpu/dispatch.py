@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from dryfit.gpu import fake_tensors
+from dryfit.gpu.custom_operators import Bodies
 from dryfit.gpu.fake_cuda import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
 from dryfit.gpu.private_apis.torch_fakes import (
     DynamicOutputShapeException,
@@ -171,6 +172,8 @@ class VirtualDispatch(ScriptRecorder):
         """The mode of functions that belongs to this one."""
         self.attention: Any = None
         """What takes the place of attention on the device."""
+        self.bodies = Bodies()
+        """Python functions behind operators of other libraries."""
         self.listeners: list[Any] = []
         """Each is called with function, arguments and result of an operator on the device, after it."""
 
@@ -262,12 +265,18 @@ class VirtualDispatch(ScriptRecorder):
             value = value_of(args[1])
             initialised(args[0])
             return args[0].zero_() if value is None else args[0].copy_(value)
+        body = self.bodies.body(func, instead_of_fake=True)
         try:
-            out = self._run(func, types, args, kwargs)
+            out = self._run(func, types, args, kwargs) if body is None else None
         except (RuntimeError, TraceError) as error:
             if not _has_no_fake(error):
                 raise
-            raise self._no_stand_in(func) from error
+            body = self.bodies.body(func, instead_of_fake=False)
+            if body is None:
+                raise self._no_stand_in(func) from error
+        if body is not None and self.functions is not None:
+            with self, self.functions:  # what the body allocates and launches is noted by itself
+                return body(*args, **kwargs)
         if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
             raise self._no_stand_in(func)
         try:
@@ -295,7 +304,8 @@ class VirtualDispatch(ScriptRecorder):
             draw(chosen, args[0])
 
     def _no_stand_in(self, func: Any) -> NoStandInError:
-        self.on_unknown(f"{func} cannot run without a device: it has no stand-in")
+        name = func.name()
+        self.on_unknown(f"{func} cannot run without a device: it has no stand-in; dryfit.register({name!r}) adds one")
         return NoStandInError(f"{func} has no stand-in")
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

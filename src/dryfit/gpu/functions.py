@@ -8,7 +8,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from dryfit.gpu.import_hooks import is_of
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
 from dryfit.gpu.private_apis.torch_modes import SET_DATA
 from dryfit.gpu.private_apis.torch_modules import buffers_of, parameters_of
-from dryfit.gpu.private_apis.torch_virtual import apply_to, replace_apply, take_for_plain
+from dryfit.gpu.private_apis.torch_virtual import apply_to, replace_apply, run_backward_within, take_for_plain
 from dryfit.gpu.script_recorder import NoRoomError
 from dryfit.gpu.values import initialised, note_raw, read_masks, value_of
 
@@ -189,6 +189,7 @@ def install(dispatch: VirtualDispatch) -> None:
     torch.utils.swap_tensors = _swapping(torch.utils.swap_tensors)
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _backward(getattr(torch.autograd, name), dispatch))
+    run_backward_within(lambda: dispatch.functions or nullcontext())
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]
     replace_apply(apply)
     take_for_plain(FakeTensor)

@@ -331,11 +331,30 @@ def _power_of_two(number: int, most: int) -> int:
 def _flash_backward(args: tuple[Any, ...], _out: Any) -> int:
     # flash_attn/flash_api.cpp, mha_bwd: softmax_d (B, H, rounded L) and, as the key's length is split over blocks,
     # dq_accum (B, H, rounded L, rounded D) in fp32. Deterministic mode takes more.
-    query = args[1]
+    query, key = args[1], args[2]
     rows, heads, length, width = query.shape
     rounded_length = math.ceil(length / _FLASH_ROWS) * _FLASH_ROWS
+    keys = rows * key.shape[2] if key.shape[1] != heads else 0
+    return _flash_scratch(rows * rounded_length, keys, heads, width, query.element_size())
+
+
+def _flash_scratch(tokens: int, keys: int, heads: int, width: int, element_bytes: int) -> int:
+    # With fewer heads of keys also their gradients, and those of values, for each head of the query.
     rounded_width = math.ceil(width / _FLASH_WIDTH) * _FLASH_WIDTH
-    return rows * heads * rounded_length * (rounded_width + 1) * _FP32_BYTES
+    return heads * (tokens * (rounded_width + 1) * _FP32_BYTES + 2 * keys * width * element_bytes)
+
+
+def _packed_flash_backward(args: tuple[Any, ...], _out: Any) -> int:
+    # The same, for (rows, tokens, heads, width), and for (tokens, heads, width) of rows without padding: mha_varlen_bwd
+    # has a block more for each row.
+    query, key, begins = args[1], args[2], args[6]
+    heads, width = query.shape[-2:]
+    if query.dim() == 4:
+        tokens = query.shape[0] * math.ceil(query.shape[1] / _FLASH_ROWS) * _FLASH_ROWS
+    else:
+        tokens = query.shape[0] + _FLASH_ROWS * (begins.numel() - 1)
+    keys = math.prod(key.shape[:-2]) if key.shape[-2] != heads else 0
+    return _flash_scratch(tokens, keys, heads, width, query.element_size())
 
 
 def _cudnn_backward(args: tuple[Any, ...], _out: Any) -> int:
@@ -445,6 +464,7 @@ _MOST_VALUES = 256
 _REDUCTIONS = frozenset({_aten.sum.dim_IntList, _aten.mean.dim})
 _FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _aten._flash_attention_backward.default: _packed_flash_backward,
     _aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     _aten._softmax_backward_data.default: _softmax_backward,

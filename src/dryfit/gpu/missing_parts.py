@@ -1,4 +1,4 @@
-"""Parts of a machine that are not there: packages, managed memory, Triton launches, fused flex attention."""
+"""Parts of a machine that are not there: packages, managed memory, fused flex attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,49 +6,54 @@ from typing import Any
 import torch
 
 from dryfit.gpu.import_hooks import rebind, when_imported
+from dryfit.gpu.presence import Presence
 from dryfit.gpu.private_apis.torch_virtual import stand_in
-from dryfit.gpu.private_apis.transformers_steps import let_flash_attention
-from dryfit.gpu.values import forget
+from dryfit.gpu.private_apis.transformers_steps import finds_flash_attention_late, let_flash_attention
+from dryfit.gpu.stand_ins import provided
 
 # Packages that need a GPU to be built or used: what stands in for one, and what is said where one is missing.
 #
-# A model of transformers that asks for flash attention by name is rehearsed with torch's own flash kernel, which
-# keeps the same tensors; rows are not unpadded. No package is made up: a script that looks whether one is there sees
-# this machine as it is.
+# A model of transformers that asks for flash attention by name gets the package's stand-in, with transformers' own
+# code around it; versions that look for the package while they are imported get torch's own flash kernel, which keeps
+# the same tensors, and rows are not unpadded.
 
 
 _NAME = "flash_attention_2"
 _NOTE = "{} is rehearsed with the flash kernel of torch's scaled_dot_product_attention, without unpadding"
+_PACKAGES = {_NAME: "flash_attn", "flash_attention_3": "flash_attn_interface"}
 _SERVES = {
-    "flash_attn": 'attn_implementation="flash_attention_2" of transformers, or torch\'s scaled_dot_product_attention',
-    "flash_attn_interface": "torch's scaled_dot_product_attention",
-    "xformers": "torch's scaled_dot_product_attention",
-    "triton": "pip install triton: its kernels are followed without a GPU",
-    "liger_kernel": "pip install --no-deps liger-kernel triton",
+    "liger_kernel": "pip install --no-deps liger-kernel; of triton there is a stand-in",
     "bitsandbytes": "pip install --no-deps bitsandbytes",
-    "apex": "torch.amp and torch.optim",
 }
-"""By package, what serves in its place, or how it comes without a GPU."""
+"""By package, how it comes without a GPU."""
 
 
-def install_missing_parts(note: Callable[[str], None]) -> None:
+def install_missing_parts(presence: Presence, note: Callable[[str], None]) -> None:
     """Let models of transformers ask for flash attention by name.
 
     Args:
-        note: Called with a remark where one does.
+        presence: Gives them the package.
+        note: Called with a remark where one gets torch's kernel instead.
     """
 
-    def on_ask(name: str) -> None:
+    def on_ask(name: str) -> bool:
+        package = _PACKAGES.get(name)
+        if package is not None and finds_flash_attention_late():
+            presence.give(package, f'attn_implementation="{name}"')
+            return True
         note(_NOTE.format(name))
+        return False
 
     when_imported("transformers.modeling_utils", lambda module: let_flash_attention(module, _NAME, _by_torch, on_ask))
 
 
 def lack(error: ImportError) -> str:
     """Return what is said of a script that ended because it could not import something."""
+    text = f"this machine lacks what the script imports: {str(error).strip().partition(chr(10))[0]}"
+    if names := provided(error.name or ""):
+        return f"{text}; the stand-in for it has {names}: a row of your own adds more (dryfit.register)"
     package = (error.name or "").partition(".")[0]
-    serves = f"; what serves: {_SERVES[package]}" if package in _SERVES else ""
-    return f"this machine lacks what the script imports: {str(error).strip().partition(chr(10))[0]}{serves}"
+    return f"{text}; what serves: {_SERVES[package]}" if package in _SERVES else text
 
 
 def _by_torch(
@@ -100,42 +105,6 @@ def install_managed_memory(empty: Callable[[Any, torch.dtype], torch.Tensor], no
         module.get_paged, module.prefetch_tensor, module.fill = get_paged, nothing, nothing
 
     when_imported("bitsandbytes.functional", change)
-
-
-# Launches of Triton kernels on the virtual GPU.
-#
-# A launch allocates nothing: the caller has allocated the outputs. So a launch does nothing here but be noted, and
-# the values of the tensors that the kernel gets are unknown from then on. An autotuner launches nothing either: it
-# times no configurations.
-
-
-def install_triton(note: Callable[[str], None]) -> None:
-    """Let launches of Triton kernels do nothing for the rest of this process.
-
-    Args:
-        note: Called with a remark at each launch.
-    """
-
-    def launched(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        forget([*args, *kwargs.values()])
-        note(f"Triton kernel {_name(kernel)}: launched without effect; its outputs are counted, its time is not")
-
-    for module, class_names in (
-        ("triton.runtime.jit", ("JITFunction",)),
-        ("triton.runtime.autotuner", ("Autotuner", "Heuristics")),
-    ):
-        when_imported(module, lambda found, names=class_names: _replace(found, names, launched))
-
-
-def _replace(module: Any, class_names: tuple[str, ...], launched: Callable[..., None]) -> None:
-    for name in class_names:
-        getattr(module, name).run = launched
-
-
-def _name(kernel: Any) -> str:
-    while hasattr(kernel, "fn"):
-        kernel = kernel.fn
-    return getattr(kernel, "__name__", "")
 
 
 # Flex attention on a virtual GPU: the memory of its fused kernel, whatever its scores and masks are.

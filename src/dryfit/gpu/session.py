@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pickle
+import runpy
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ import torch
 from dryfit.gpu import muting
 from dryfit.gpu.absent_ranks import AbsentGroup
 from dryfit.gpu.constants import DeviceConstants, device_constants, read_calibrations
+from dryfit.gpu.custom_operators import register
 from dryfit.gpu.device import VirtualGpu
 from dryfit.gpu.dispatch import NoStandInError
 from dryfit.gpu.elsewhere import Recording, verdict_of
@@ -58,7 +60,7 @@ Finish = Callable[[RehearsalAnswer], None]
 """Takes an answer and ends the process."""
 _LIBRARIES: Final = (
     *("transformers", "accelerate", "peft", "trl", "lightning", "bitsandbytes", "deepspeed"),
-    *("diffusers", "timm"),
+    *("diffusers", "timm", "liger_kernel"),
 )
 _one_answer = threading.Lock()
 _LACKING = (
@@ -159,6 +161,7 @@ class _Run:
         self.muting = muting.install(self._behind.places, self._behind.wall, self.gpu.dispatch.empty, self._behind.kept)
         self.shortening.install()
         self.gpu.dispatch.listeners.append(self._count)
+        self.gpu.on_launch = self._count_launch
         threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
         self.ranks.install(self.muting.say, self.notes.append)
         self.gpu.dispatch.listeners.append(self.ranks.note)
@@ -169,6 +172,7 @@ class _Run:
         pid, error = os.getpid(), None
         try:
             add_working_folder(self.request)
+            self._give_packages()
             self.gpu.places.own = own_code(self.request)
             started(self.request)()
         except BaseException as raised:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
@@ -201,6 +205,13 @@ class _Run:
             case _:
                 return ScriptEnd.FAILED, _traceback(error)
 
+    def _give_packages(self) -> None:
+        for one in self.request.given:
+            if one.endswith(".py"):
+                runpy.run_path(one, init_globals={"register": register})
+            elif not self.gpu.presence.give(one, "--with"):
+                self.notes.append(f"--with {one}: it is installed, so its own code runs")
+
     def finish(self, end: ScriptEnd, failure: str) -> None:
         """End the process with the answer of a run that has ended."""
         answer = self.answer(end, failure)
@@ -214,7 +225,7 @@ class _Run:
         if end is ScriptEnd.FAILED and self._behind.wall is Wall.LANDLOCK:
             self.notes.append("on this machine code in C and started programs can write nothing; did it fail by that?")
         gpu, request = self.gpu, self.request
-        self.work.is_compiled = gpu.is_compiled
+        self.work.is_compiled, self.work.is_timed = gpu.is_compiled, not gpu.multiplies_unseen
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
         memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)
@@ -236,6 +247,7 @@ class _Run:
             worst_batch=self.shortening.largest_batch,
             unknown=tuple(gpu.unknown.values()),
             notes=(*gpu.notes, *self.shortening.notes, *self.notes),
+            assumed=tuple(gpu.assumed),
             muted=tuple(self.muting.muted),
             wall=self._behind.wall,
             reasons=reasons,
@@ -337,6 +349,10 @@ class _Run:
         """Count an operator's work, if it is a part of training."""
         if not self.shortening.evaluating:
             self.work.note(func, args, kwargs, out, self.gpu.dispatch.phase)
+
+    def _count_launch(self, kernel: str, tensors: list[torch.Tensor]) -> None:
+        if not self.shortening.evaluating:
+            self.work.note_kernel(kernel, tensors, self.gpu.dispatch.phase)
 
 
 def _traceback(error: BaseException) -> str:

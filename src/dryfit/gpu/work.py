@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from dryfit.gpu.kinds import Kind, attention_sizes, kind_of, sizes_of
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.gpu.step_time import Operation, Timing, fitted_reach, step_time
+from dryfit.gpu.values import value_of
 from dryfit.settings.device_reach import DeviceReach, device_link, device_reach
 from dryfit.settings.devices import KnownGpu, ProductPrecision, device_rates, known_name
 from dryfit.settings.memory_terms import DeviceSpec, StepPhase
@@ -95,6 +96,31 @@ def _kernel_attention(name: str, named: Mapping[str, Any]) -> int:
     return 2 * heads * queries * keys * each
 
 
+def _packed_attention(query: Any, key: Any, value: Any, *lengths: Any, **_: Any) -> int:
+    return 2 * _scores(query, key, *lengths[:4]) * (query.shape[-1] + value.shape[-1])
+
+
+def _packed_attention_backward(
+    _: Any, query: Any, key: Any, value: Any, _out: Any, _sums: Any, *lengths: Any, **__: Any
+) -> int:
+    return 2 * _scores(query, key, *lengths[:4]) * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _scores(query: Any, key: Any, begins_q: Any, begins_k: Any, *_: Any) -> int:
+    """Return the number of scores where heads are the last dimension but one.
+
+    Rows are as long as their values say; of unknown values all have the mean length, which is the least work.
+    """
+    heads = query.shape[-2]
+    if query.dim() == 4:
+        return query.shape[0] * heads * query.shape[1] * key.shape[1]
+    known = [value_of(begins) for begins in (begins_q, begins_k)]
+    if known[0] is None or known[1] is None:
+        return heads * query.shape[0] * key.shape[0] // max(1, begins_q.numel() - 1)
+    queries, keys = (one.diff() for one in known if one is not None)
+    return heads * int((queries.long() * keys.long()).sum())
+
+
 def _four_bit(inputs: Any, _: Any, weight_shape: Sequence[int], *__: Any, **___: Any) -> int:
     return 2 * inputs.numel() * weight_shape[0]
 
@@ -118,6 +144,9 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     # Some versions of torch refuse fewer heads of keys than of queries (grouped-query attention).
     **{f"aten::_scaled_dot_product_{kernel}_attention": _attention for kernel in _ATTENTION},
     **{f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_backward for kernel in _ATTENTION},
+    # Heads are the last dimension but one here, which that module does not know.
+    "aten::_flash_attention_forward": _packed_attention,
+    "aten::_flash_attention_backward": _packed_attention_backward,
     # bitsandbytes' own operators; its other products dequantise, then call torch's.
     "bitsandbytes::gemm_4bit": _four_bit,
     "bitsandbytes::gemv_4bit": _four_bit,
@@ -127,8 +156,6 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 }
 """Formulas that ``torch.utils.flop_counter`` has not, or not exactly."""
 _KERNELS = (
-    "aten::_flash_attention_forward",
-    "aten::_flash_attention_backward",
     "aten::_efficient_attention_forward",
     "aten::_efficient_attention_backward",
 )
@@ -281,13 +308,17 @@ class Traffic:
         return self.out if isinstance(self.out, tuple) and len(self.schema.returns) > 1 else (self.out,)
 
     def _held(self, tensor: torch.Tensor) -> int:
-        """Return the bytes of a tensor's distinct elements, where they lie on the device."""
-        if tensor.device.type != self.device_type:
-            return 0
-        if tensor.layout is not torch.strided:
-            return tensor.numel() * tensor.element_size()
-        distinct = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-        return distinct * tensor.element_size() if tensor.numel() else 0
+        return distinct_bytes(tensor, self.device_type)
+
+
+def distinct_bytes(tensor: torch.Tensor, device_type: str) -> int:
+    """Return the bytes of a tensor's distinct elements, where they lie on the device."""
+    if tensor.device.type != device_type:
+        return 0
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
+    distinct = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return distinct * tensor.element_size() if tensor.numel() else 0
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
@@ -326,11 +357,13 @@ class WorkCounter:
         reach: Gives what a device reaches, by its name.
 
     Attributes:
+        is_timed: Whether formulas know all kernels.
         ranks: Size of the process group.
         is_compiled: Whether the script compiles its passes, which run as they are here.
     """
 
     def __init__(self, device_type: str = "cuda", reach: Callable[[str], DeviceReach | None] = device_reach) -> None:
+        self.is_timed = True
         self.ranks = 1
         self.is_compiled = False
         self._device_type = device_type
@@ -363,6 +396,15 @@ class WorkCounter:
             cost = self._costs[key] = self._cost(func, args, kwargs, out, phase)
         if cost.counted_flops and cost.precision is ProductPrecision.FP32 and _allows_tf32(func):
             cost = self._in_tf32(cost)
+        self._running[cost] += 1
+
+    def note_kernel(self, name: str, tensors: Sequence[torch.Tensor], phase: StepPhase) -> None:
+        """Add a kernel of which no more is known than the tensors that it reads or writes once."""
+        key = (name, phase, *map(_signed, tensors))
+        cost = self._costs.get(key)
+        if cost is None:
+            moved = sum(distinct_bytes(one, self._device_type) for one in tensors)
+            cost = self._costs[key] = Operation(Kind.ELEMENTWISE, phase, 0, moved, ProductPrecision.FP32)
         self._running[cost] += 1
 
     def _in_tf32(self, cost: Operation) -> Operation:
@@ -428,7 +470,7 @@ class WorkCounter:
         return step_time(self._last.items(), self._timing(rates, reach, device), least_s)
 
     def _can_be_timed(self, device: DeviceSpec) -> bool:
-        return self.ranks == 1 or device_link(known_name(device), self.ranks) is not None
+        return self.is_timed and (self.ranks == 1 or device_link(known_name(device), self.ranks) is not None)
 
     def _timing(self, rates: KnownGpu, reach: DeviceReach, device: DeviceSpec) -> Timing:
         link = device_link(known_name(device), self.ranks) if self.ranks > 1 else None
@@ -460,7 +502,7 @@ class WorkCounter:
             phase=phase,
             flops=timed_flops(flops, schema.name, named),
             bytes=Traffic(self._device_type, schema, named, out).bytes(),
-            precision=_precision(args, kwargs),
+            precision=_precision(named),
             sizes=sizes_of(kind, schema.name, named, out, flops),
             element_bytes=next((one.element_size() for one in matrices), 4),
             is_backward="backward" in schema.name,
@@ -478,9 +520,10 @@ def _signed(value: Any) -> Any:
     return value if isinstance(value, bool | int | str | torch.dtype | None) else type(value)
 
 
-def _precision(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductPrecision:
-    """Return what a product is computed in, by the type of its first matrix."""
-    for tensor in tensors_in((*args, *kwargs.values())):
+def _precision(named: Mapping[str, Any]) -> ProductPrecision:
+    """Return what a product is computed in, by the type of its first matrix; what it is added to may have another."""
+    adds = not named.keys().isdisjoint(("mat1", "batch1"))
+    for tensor in tensors_in(tuple(value for name, value in named.items() if not (adds and name == "self"))):
         if tensor.dim() >= 2:
             if tensor.dtype in _HALVES:
                 return _HALVES[tensor.dtype]

@@ -17,6 +17,12 @@ REHEARSED_VARIABLE: Final = "DRYFIT_REHEARSAL"
 """Environment variable that marks the process of a rehearsal: it must not begin another."""
 
 
+STAND_INS: Final = (
+    *("triton", "flash_attn", "flash_attn_interface", "xformers", "causal_conv1d", "mamba_ssm", "apex"),
+    "transformer_engine",
+)
+"""Packages of which there is a stand-in where they are not installed."""
+
 BATCH: Final = "per_device_train_batch_size"
 ACCUMULATION: Final = "gradient_accumulation_steps"
 EVALUATION_BATCH: Final = "per_device_eval_batch_size"
@@ -374,6 +380,7 @@ class RehearsalAnswer(Shown, Message):
         verdict: ``fits``, ``refused`` or ``unknown``; ``fits_with`` where it does not fit as it is, but with
             arguments of the ladder that keep the experiment.
         memory: None where nothing was allocated.
+        assumed: Packages that were taken to be there, each with the reason and the source of what they take.
         reasons: Why it is unknown, refused or could not run.
         at_least: Whether the memory is a lower bound: the script did not go through, or could not be followed.
         training_arguments: None where the script made none.
@@ -405,6 +412,7 @@ class RehearsalAnswer(Shown, Message):
     muted: tuple[Muted, ...] = ()
     unknown: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     at_least: bool = False
     training_arguments: SeenArguments | None = None
@@ -452,6 +460,7 @@ class RehearsalRequest(Message):
         arguments: The script's own arguments.
         parameters: What a function is called with.
         others: Devices of the same architecture for which the recording is replayed.
+        given: Packages that are taken to be installed, and files of the user's own rows.
         ranks: Size of the process group of which the script is rank 0.
         steps: Optimizer steps after which it is ended.
         worst_batch: Whether to look for the largest batch and train on it first.
@@ -474,6 +483,7 @@ class RehearsalRequest(Message):
     parameters: dict[str, ArgumentValue] = field(default_factory=dict[str, ArgumentValue])
     device: DeviceSpec
     others: tuple[DeviceSpec, ...] = ()
+    given: tuple[str, ...] = ()
     ranks: int = 1
     steps: int = 3
     worst_batch: bool = True

@@ -33,6 +33,7 @@ from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, Verdict
 from dryfit.settings.rehearsal_messages import (
     REHEARSED_VARIABLE,
     SNAPSHOT,
+    STAND_INS,
     TRACE,
     PricedArguments,
     RehearsalAnswer,
@@ -75,6 +76,7 @@ class RehearsalOptions:
         trace: File of the Chrome trace; None: none is written.
         train_steps: Optimizer steps of the whole run; None: as many as the script says.
         prices: What its hours are charged by; None: by nothing.
+        given: Packages that are taken to be installed, by the names of their stand-ins, and files of own rows.
     """
 
     device: str | None = None
@@ -91,6 +93,7 @@ class RehearsalOptions:
     trace: str | os.PathLike[str] | None = None
     train_steps: int | None = None
     prices: Prices | None = None
+    given: tuple[str, ...] = ()
     surroundings: RehearsalSurroundings = field(default_factory=lambda: RehearsalSurroundings(dict(os.environ)))
 
 
@@ -111,6 +114,7 @@ def rehearse(
     train_steps: int | None = None,
     price: str | float | None = None,
     prices: str | os.PathLike[str] | None = None,
+    with_packages: Sequence[str] = (),
 ) -> RehearsalAnswer:
     """Run a training script or function, unmodified, in a process of its own on a GPU that is not there.
 
@@ -134,6 +138,8 @@ def rehearse(
         train_steps: Optimizer steps of the whole run, for its hours; None: as many as the script says.
         price: What an hour of the device costs: ``1.80`` or ``"1.80USD"``.
         prices: A file of prices by device.
+        with_packages: Packages that are not installed here and have a stand-in: they are taken to be there. A Python
+            file in their place has rows of your own (:func:`dryfit.register`).
 
     Returns:
         The answer; that of a script that failed by itself has its traceback, and ``ran`` False where nothing was seen.
@@ -145,7 +151,7 @@ def rehearse(
     """
     chosen = None if python is None else os.fspath(python)
     doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen)
-    doing = replace(doing, snapshot=snapshot, trace=trace, train_steps=train_steps)
+    doing = replace(doing, snapshot=snapshot, trace=trace, train_steps=train_steps, given=tuple(with_packages))
     doing = replace(doing, prices=read_prices(None if price is None else str(price), prices))
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
@@ -361,9 +367,24 @@ def _request(options: RehearsalOptions, device: DeviceSpec, target: RehearsalTar
         timeout_s=options.timeout_s,
         calibration_dir=str(shared_traces(os.environ, Path.home()).parent),
         keep_caches=options.keep_caches,
+        given=tuple(map(_given, options.given)),
         scratch_dir="",
         answer_file="",
     )
+
+
+def _given(name: str) -> str:
+    """Return the name of a stand-in, or a file of own rows, absolute.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if name in STAND_INS:
+        return name
+    if name.endswith(".py") and Path(name).is_file():
+        return str(Path(name).absolute())
+    allowed = f"{', '.join(STAND_INS)}, or a Python file with rows of your own"
+    raise ConfigError("reading --with", repr(name), allowed)
 
 
 def _has_eight_bit() -> bool:
@@ -456,7 +477,7 @@ def joined(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnsw
                 "notes": (*unlimited.notes, note) if short else unlimited.notes,
             }
         )
-    known = ("memory", "at_least", "work", "run", "sent", "worst_batch", "muted", "unknown", "notes")
+    known = ("memory", "at_least", "work", "run", "sent", "worst_batch", "muted", "unknown", "notes", "assumed")
     capacity_bytes = answer.device.capacity_bytes
     short_bytes = unlimited.memory.required_bytes - capacity_bytes
     verdict, reason = unlimited.memory.between(capacity_bytes) or (answer.verdict, "")

@@ -1,6 +1,6 @@
 """It imports a package that comes with a GPU alone."""
 
 import torch
-from flash_attn import flash_attn_func
+from flash_mla import flash_mla_with_kvcache
 
-print(flash_attn_func(*3 * [torch.zeros(1, 8, 2, 64, device="cuda", dtype=torch.bfloat16)]).shape)
+print(flash_mla_with_kvcache(*3 * [torch.zeros(1, 8, 2, 64, device="cuda", dtype=torch.bfloat16)]).shape)

@@ -30,6 +30,11 @@ ARGUMENTS: Final = {
     "_scaled_dot_product_efficient_attention_backward": "grad_out_ query key value attn_bias out logsumexp",
     "_scaled_dot_product_flash_attention": "query key value dropout_p is_causal return_debug_mask scale",
     "_scaled_dot_product_flash_attention_backward": "grad_out query key value out logsumexp",
+    # attention of packages whose kernel torch has too
+    "_flash_attention_forward": (
+        "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask scale"
+    ),
+    "_flash_attention_backward": "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k",
     # counting what a kernel takes inside of its operator
     "_softmax_backward_data": "grad_output output dim input_dtype",
     # knowing them in a trace of a model's forward

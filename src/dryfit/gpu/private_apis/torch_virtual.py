@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Final
 
@@ -122,6 +123,9 @@ PRESENT: Final = (
     # ranks that are not there have the same parameters
     "torch.nn.parallel.distributed._verify_param_shape_across_processes",
     "torch.nn.parallel.distributed._sync_module_states",
+    # Python code within a backward pass, which torch calls without the mode of functions; until: torch keeps a mode
+    # of functions for it
+    "torch.autograd._engine_run_backward",
     # optimizers choose kernels for lists by it
     "torch.optim.optimizer._foreach_supported_types",
     # clipping of gradients does
@@ -247,6 +251,21 @@ def take_for_plain(kind: type[torch.Tensor]) -> None:
     for types in (_optimizer_types, _utility_types):
         if kind not in types:
             types.append(kind)  # pyright: ignore[reportArgumentType]
+
+
+def run_backward_within(enter: Callable[[], AbstractContextManager[object]]) -> None:
+    """Let the code of backward passes run inside of a context.
+
+    Args:
+        enter: Makes the context, when a pass begins.
+    """
+    run = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
+
+    def run_inside(*args: Any, **kwargs: Any) -> Any:
+        with enter():
+            return run(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = run_inside  # pyright: ignore[reportPrivateImportUsage]
 
 
 def replace_parameter_checks(module: Any) -> None:

@@ -1,5 +1,6 @@
 """Private steps of transformers: of ``from_pretrained``, of choosing attention, of ``generate``'s loop."""
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -105,14 +106,26 @@ def arguments_after(model: Any, config: Any, arguments: dict[str, Any], length: 
     )
 
 
-def let_flash_attention(models: Any, name: str, attend: Callable[..., Any], on_ask: Callable[[str], None]) -> None:
+def finds_flash_attention_late() -> bool:
+    """Whether transformers looks for the packages of flash attention when a model asks for them, and may look again."""
+    flash: Any = importlib.import_module("transformers.modeling_flash_attention_utils")
+    if not hasattr(flash, "lazy_import_flash_attention"):
+        return False
+    tools: Any = importlib.import_module("transformers.utils.import_utils")
+    for look in list(vars(tools).values()):  # what they found is kept
+        if callable(clear := getattr(look, "cache_clear", None)):
+            clear()
+    return True
+
+
+def let_flash_attention(models: Any, name: str, attend: Callable[..., Any], on_ask: Callable[[str], bool]) -> None:
     """Let models that know flash attention have it by one name, whatever is installed.
 
     Args:
         models: The module ``transformers.modeling_utils``.
         name: That they get, whichever of its names they ask for.
         attend: What attends under that name.
-        on_ask: Called with the name that was asked for.
+        on_ask: Called with the name that was asked for; whether its package is there now.
     """
     check = models.PreTrainedModel._check_and_adjust_attn_implementation
 
@@ -122,7 +135,8 @@ def let_flash_attention(models: Any, name: str, attend: Callable[..., Any], on_a
         is_flash = wanted.startswith("flash_attention") or "flash-attn" in wanted
         if not is_flash or not model._supports_flash_attn:
             return check(model, asked, *args, **kwargs)
-        on_ask(wanted)
+        if on_ask(wanted):
+            return check(model, asked, *args, **kwargs)
         models.ALL_ATTENTION_FUNCTIONS.register(name, attend)
         return name
 

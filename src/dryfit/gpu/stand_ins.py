@@ -1,0 +1,360 @@
+"""What stands in for kernels of other packages: the tensors that each function gives, keeps and needs meanwhile.
+
+Each row names the files that say so. Attention is torch's own flash or memory-efficient kernel, which these packages'
+kernels are: it keeps the same tensors, and its arithmetic is counted.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from torch import Tensor, nn
+
+from dryfit.gpu.presence import StandIn
+from dryfit.gpu.triton_stand_in import TRITON
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_WIDTH_ALIGNMENT = 8
+_SCAN_CHUNK = 2048
+
+
+# flash-attn: dense queries, keys and values are (rows, tokens, heads, width), those of rows without padding (tokens,
+# heads, width).
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, lengths: tuple[Any, Any, int, int], kwargs: dict[str, Any]
+) -> Any:
+    """Attend.
+
+    Args:
+        lengths: Where the rows of queries and of keys begin (None: they have one length), and the longest of each.
+        kwargs: Of the package's function.
+
+    Raises:
+        RuntimeError: As of the package: the type or the device is none of its kernel's.
+    """
+    if query.dtype not in _HALF:
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    if torch.cuda.get_device_capability(query.device) < (8, 0):
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+    width = query.shape[-1]
+    scale = kwargs.get("softmax_scale") or width**-0.5
+    given = [one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value)]
+    if missing := -width % _WIDTH_ALIGNMENT:
+        given = [F.pad(one, (0, missing)) for one in given]
+    dropout, causal = kwargs.get("dropout_p", 0.0), kwargs.get("causal", False)
+    out, sums, *_ = _aten._flash_attention_forward(*given, *lengths, dropout, causal, False, scale=scale)
+    out = out[..., :width] if missing else out
+    return (out, sums, None) if kwargs.get("return_attn_probs") else out
+
+
+class _Unpack(torch.autograd.Function):
+    """Takes queries, keys and values out of one tensor; their gradients are parts of one from their beginning."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor) -> Any:  # pyright: ignore
+        """Return views."""
+        ctx.shape = packed.shape
+        return tuple(one.detach() for one in packed.unbind(-3))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Give the gradients' memory back, and make one gradient in their place."""
+        made = gradients[0]
+        for one in gradients:
+            one.untyped_storage().resize_(0)
+        return made.new_empty(ctx.shape)
+
+
+def _unpack(packed: Tensor) -> tuple[Tensor, ...]:
+    made: Any = _Unpack.apply(packed)  # pyright: ignore
+    return made
+
+
+def _flash_func(*args: Any, **kwargs: Any) -> Any:
+    given = {**dict(zip(("q", "k", "v", "dropout_p", "softmax_scale", "causal"), args, strict=False)), **kwargs}
+    q, k, v = (given.pop(name) for name in "qkv")
+    return _flash(q, k, v, (None, None, q.shape[1], k.shape[1]), given)
+
+
+def _flash_varlen(*args: Any, **kwargs: Any) -> Any:
+    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    given = {**dict(zip((*names, "dropout_p", "softmax_scale", "causal"), args, strict=False)), **kwargs}
+    q, k, v, begins_q, begins_k, most_q, most_k = (given.pop(name) for name in names)
+    return _flash(q, k, v, (begins_q, begins_k, int(most_q), int(most_k)), given)
+
+
+def _flash_qkv(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _flash_func(*_unpack(qkv), *args, **kwargs)
+
+
+def _flash_kv(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _flash_func(q, *_unpack(kv), *args, **kwargs)
+
+
+def _flash_varlen_qkv(qkv: Tensor, cu_seqlens: Any, max_seqlen: Any, *args: Any, **kwargs: Any) -> Any:
+    return _flash_varlen(*_unpack(qkv), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
+
+
+def _flash_varlen_kv(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _flash_varlen(q, *_unpack(kv), *args, **kwargs)
+
+
+def _flash_cached(q: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(q)
+
+
+def _flash3(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False, **_: Any) -> Any:
+    return _flash_func(q, k, v, 0.0, softmax_scale, causal)
+
+
+def _flash3_varlen(*args: Any, **kwargs: Any) -> Any:
+    named = dict(zip(("softmax_scale", "causal"), args[9:], strict=False))  # seqused_q and seqused_k are before them
+    return _flash_varlen(*args[:7], **named, **kwargs)
+
+
+def _unpad(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None) -> Any:
+    taken = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = taken.sum(dim=-1, dtype=torch.int32)
+    indices = torch.nonzero(taken.flatten(), as_tuple=False).flatten()
+    begins = F.pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
+    used = attention_mask.sum(dim=-1, dtype=torch.int32)
+    return _rows_at(hidden_states.flatten(0, 1), indices), indices, begins, int(lengths.max().item()), used
+
+
+def _rows_at(tensor: Tensor, indices: Tensor) -> Tensor:
+    return tensor.index_select(0, indices)
+
+
+def _pad(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
+    padded = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
+    return padded.index_put((indices,), hidden_states).unflatten(0, (batch, seqlen))
+
+
+def _flash_modules() -> Mapping[str, Mapping[str, Any]]:
+    functions = {
+        "flash_attn_func": _flash_func,
+        "flash_attn_varlen_func": _flash_varlen,
+        "flash_attn_qkvpacked_func": _flash_qkv,
+        "flash_attn_kvpacked_func": _flash_kv,
+        "flash_attn_varlen_qkvpacked_func": _flash_varlen_qkv,
+        "flash_attn_varlen_kvpacked_func": _flash_varlen_kv,
+        "flash_attn_with_kvcache": _flash_cached,
+    }
+    padding = {"unpad_input": _unpad, "pad_input": _pad, "index_first_axis": _rows_at}
+    return {"flash_attn": functions, "flash_attn.flash_attn_interface": functions, "flash_attn.bert_padding": padding}
+
+
+def _flash3_modules() -> Mapping[str, Mapping[str, Any]]:
+    functions = {"flash_attn_func": _flash3, "flash_attn_varlen_func": _flash3_varlen}
+    return {"flash_attn_interface": {**functions, "flash_attn_with_kvcache": _flash_cached}}
+
+
+# xformers: (rows, tokens, heads, width); its flash kernel where that takes the call, else torch's choice.
+
+
+class _LowerTriangular:
+    """A causal mask."""
+
+
+class _Blocks:
+    """Rows side by side, of which each sees itself."""
+
+    causal = False
+
+    def __init__(self, queries: Sequence[int], keys: Sequence[int]) -> None:
+        self.queries, self.keys = list(queries), list(keys)
+
+    @classmethod
+    def from_seqlens(cls, q_seqlen: Sequence[int], kv_seqlen: Sequence[int] | None = None, **_: Any) -> "_Blocks":
+        """Return the mask of rows of these lengths."""
+        return cls(q_seqlen, q_seqlen if kv_seqlen is None else kv_seqlen)
+
+    def lengths(self) -> tuple[Tensor, Tensor, int, int]:
+        """Return where rows begin on the device, and the longest."""
+        begins = [torch.tensor([0, *one], device="cuda").cumsum(0).to(torch.int32) for one in (self.queries, self.keys)]
+        return begins[0], begins[1], max(self.queries), max(self.keys)
+
+
+class _CausalBlocks(_Blocks):
+    causal = True
+
+
+def _memory_efficient(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    named = {**dict(zip(("attn_bias", "p", "scale"), args, strict=False)), **kwargs}
+    attn_bias, p, scale = named.get("attn_bias"), named.get("p", 0.0), named.get("scale")
+    options: dict[str, Any] = {"dropout_p": p, "softmax_scale": scale}
+    if isinstance(attn_bias, _Blocks):
+        q, k, v = (one.flatten(0, 1) for one in (query, key, value))
+        return _flash(q, k, v, attn_bias.lengths(), {**options, "causal": attn_bias.causal})[None]
+    is_causal = isinstance(attn_bias, _LowerTriangular) or attn_bias is _LowerTriangular
+    is_flash = query.dtype in _HALF and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    if query.dim() == 4 and is_flash and (is_causal or attn_bias is None):
+        return _flash_func(query, key, value, causal=is_causal, **options)
+    given = [one.transpose(1, 2) if one.dim() == 4 else one.unsqueeze(1) for one in (query, key, value)]
+    mask: Any = None if is_causal else attn_bias
+    out = F.scaled_dot_product_attention(*given, attn_mask=mask, dropout_p=p, is_causal=is_causal, scale=scale)
+    return out.transpose(1, 2) if query.dim() == 4 else out.squeeze(1)
+
+
+def _xformers_modules() -> Mapping[str, Mapping[str, Any]]:
+    masks = {"LowerTriangularMask": _LowerTriangular}
+    blocks = {"BlockDiagonalMask": _Blocks, "BlockDiagonalCausalMask": _CausalBlocks}
+    attention = {"memory_efficient_attention": _memory_efficient}
+    return {
+        "xformers": {},
+        "xformers.ops": {**attention, **masks},
+        "xformers.ops.fmha": {**attention, **masks, **blocks},
+        "xformers.ops.fmha.attn_bias": {**masks, **blocks},
+    }
+
+
+# State space models: (rows, channels, tokens).
+
+
+class _CausalConv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # pyright: ignore
+        """Allocate the output."""
+        ctx.save_for_backward(x, weight, bias)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """Allocate the gradients; those of weights are summed in fp32."""
+        x, weight, bias = ctx.saved_tensors
+        made = torch.empty_like(x)
+        sums = [None if one is None else torch.zeros_like(one, dtype=torch.float32) for one in (weight, bias)]
+        return made, *(None if one is None else one.to(weight.dtype) for one in sums)
+
+
+def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    named = {**dict(zip(("seq_idx", "initial_states", "return_final_states"), args, strict=False)), **kwargs}
+    x = x if 1 in (x.stride(2), x.stride(1)) else x.contiguous()
+    out = _CausalConv.apply(x, weight, bias)
+    if not named.get("return_final_states"):
+        return out
+    return out, x.new_empty((x.shape[0], weight.shape[1] - 1, x.shape[1])).transpose(1, 2)
+
+
+def _causal_conv1d_update(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor | None) -> Any:  # pyright: ignore
+        """Allocate the output, the state after each part of the tokens, and the gated output."""
+        u, delta, a, _, _, _, z, _ = given
+        assert u is not None and delta is not None and a is not None
+        out = torch.empty_like(delta)
+        states = u.new_empty((*u.shape[:2], -(-u.shape[2] // _SCAN_CHUNK), a.shape[1] * 2), dtype=a.dtype)
+        ctx.save_for_backward(*given, states, *(() if z is None else (out,)))
+        gated = out if z is None else torch.empty_like(z)
+        last = states[:, :, -1, 1::2]
+        ctx.mark_non_differentiable(last)
+        ctx.set_materialize_grads(False)
+        return gated, last
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """Allocate the gradients; those of B and C are summed in fp32."""
+        u, delta, a, b, c, d, z, bias = ctx.saved_tensors[:8]
+        gate = None if z is None else torch.empty_like(z)
+        made = [torch.empty_like(u), torch.empty_like(delta), torch.zeros_like(a)]
+        sums = [torch.zeros_like(one, dtype=torch.float32 if one.dim() > 2 else one.dtype) for one in (b, c)]
+        rest = [None if one is None else torch.zeros_like(one) for one in (d, bias)]
+        return *made, *(one.to(like.dtype) for one, like in zip(sums, (b, c), strict=True)), rest[0], gate, rest[1]
+
+
+def _selective_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: N803  # the package's names
+    names = ("D", "z", "delta_bias", "delta_softplus", "return_last_state")
+    named = {**dict.fromkeys(names), **dict(zip(names, args, strict=False)), **kwargs}
+    given = [one if one is None or one.stride(-1) == 1 else one.contiguous() for one in (u, delta, B, C, named["z"])]
+    u, delta, B, C, z = given  # pyright: ignore  # noqa: N806
+    out, last = _Scan.apply(u, delta, A, B, C, named["D"], z, named["delta_bias"])  # pyright: ignore
+    return (out, last) if named["return_last_state"] else out
+
+
+# Norms: torch's own keep the same: inputs, and mean and deviation of each row in fp32.
+
+
+def _norm(kind: type[nn.Module], place: str | None = None) -> type[nn.Module]:
+    class Norm(kind):
+        """A fused norm."""
+
+        def __init__(
+            self, normalized_shape: Any, eps: float = 1e-5, elementwise_affine: bool = True, **others: Any
+        ) -> None:
+            where = {"device": others.get("device", place), "dtype": others.get("dtype")}
+            super().__init__(normalized_shape, eps, elementwise_affine, **where)
+
+    return Norm
+
+
+def _apex_modules() -> Mapping[str, Mapping[str, Any]]:
+    layer, root = _norm(nn.LayerNorm), _norm(nn.RMSNorm)
+    norms = {f"{mixed}FusedLayerNorm": layer for mixed in ("", "Mixed")}
+    norms |= {f"{mixed}FusedRMSNorm": root for mixed in ("", "Mixed")}
+    return {"apex": {}, "apex.normalization": norms, "apex.normalization.fused_layer_norm": norms}
+
+
+def _engine_modules() -> Mapping[str, Mapping[str, Any]]:
+    norms = {"LayerNorm": _norm(nn.LayerNorm, "cuda"), "RMSNorm": _norm(nn.RMSNorm, "cuda")}
+    return {"transformer_engine": {}, "transformer_engine.pytorch": norms}
+
+
+def _one(module: str, **functions: Callable[..., Any]) -> Callable[[], Mapping[str, Mapping[str, Any]]]:
+    """Return what makes a module in its packages, which have the same functions."""
+    parts = module.split(".")
+    names = [".".join(parts[: at + 1]) for at in range(len(parts))]
+    return lambda: {name: functions if name in (names[0], names[-1]) else {} for name in names}
+
+
+STAND_INS: Final[Mapping[str, StandIn]] = {
+    "triton": TRITON,
+    "flash_attn": StandIn(
+        "2.8.3",
+        "flash_attn_interface.py (0053002) and csrc/flash_attn/flash_api.cpp (00979f5)",
+        _flash_modules,
+        "flash-attn",
+    ),
+    "flash_attn_interface": StandIn(
+        "3.0.0", "hopper/flash_attn_interface.py (01afd16), scratch as of flash-attn 2", _flash3_modules, "flash-attn-3"
+    ),
+    "xformers": StandIn("0.0.35", "ops/fmha/__init__.py and flash.py, 0.0.35", _xformers_modules, "xformers"),
+    "causal_conv1d": StandIn(
+        "1.5.2",
+        "causal_conv1d_interface.py (17f4f2f) and csrc/causal_conv1d.cpp (018489d)",
+        _one(
+            "causal_conv1d.causal_conv1d_interface",
+            causal_conv1d_fn=_causal_conv1d,
+            causal_conv1d_update=_causal_conv1d_update,
+        ),
+        "causal-conv1d",
+    ),
+    "mamba_ssm": StandIn(
+        "2.2.5",
+        "selective_scan_interface.py (01887ed) and csrc/selective_scan/selective_scan.cpp (23f42a1)",
+        _one("mamba_ssm.ops.selective_scan_interface", selective_scan_fn=_selective_scan),
+        "mamba-ssm",
+    ),
+    "apex": StandIn("0.1", "apex/normalization/fused_layer_norm.py (014f30f)", _apex_modules, "apex"),
+    "transformer_engine": StandIn(
+        "2.8.0", "transformer_engine/pytorch/module/rmsnorm.py (0288e53)", _engine_modules, "transformer-engine"
+    ),
+}
+"""Packages that are never made up without being asked for: :mod:`dryfit.gpu.presence` says when they are there."""
+
+
+def provided(name: str) -> str:
+    """Return what the stand-in for a package has of the module that lacks a name; empty: the package is none."""
+    module = sys.modules.get(name)
+    row = STAND_INS.get(name.partition(".")[0])
+    if module is None or row is None or getattr(module, "__file__", None) is not None:
+        return ""
+    return ", ".join(sorted(one for one in row.modules().get(name, {})))

@@ -1,0 +1,91 @@
+"""Kernels of other packages take what hand counts of outputs, saved tensors and scratch say."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from rehearsed import facts_of
+
+pytestmark = pytest.mark.heavy
+MIB = 2**20
+TOKENS = 4 * 1024
+PROBLEM = TOKENS * 16 * 64 * 2
+"""Bytes of queries of 4 rows of 1024 tokens, 16 heads 64 wide."""
+SUMS = TOKENS * 16 * 4
+STATE = 1024
+"""Of random numbers: two blocks."""
+SCRATCH = 16 * (64 + 1) * 4
+"""Bytes for each token of a backward pass: a row of the query's gradient, and a sum, for each head in fp32."""
+
+
+@pytest.fixture(scope="module")
+def attention() -> dict[str, Any]:
+    return facts_of("stand_in_facts.py", "attention")
+
+
+@pytest.fixture(scope="module")
+def others() -> dict[str, Any]:
+    return facts_of("stand_in_facts.py", "others")
+
+
+@pytest.mark.parametrize("name", ["dense", "packed", "packed keys", "third", "triangle"])
+def test_flash_attention_keeps_output_and_sums(attention: dict[str, Any], name: str) -> None:
+    kept = PROBLEM + SUMS + STATE
+    assert attention[name] == [kept, kept, 3 * PROBLEM + TOKENS * SCRATCH]
+
+
+def test_fewer_heads_of_keys_have_gradients_for_each_head_of_queries(attention: dict[str, Any]) -> None:
+    kept = PROBLEM + SUMS + STATE
+    gradients = PROBLEM + 2 * PROBLEM // 4
+    assert attention["few heads"] == [kept, kept, gradients + TOKENS * SCRATCH + 2 * PROBLEM]
+
+
+def test_rows_of_other_lengths_have_a_block_more_each(attention: dict[str, Any]) -> None:
+    kept = PROBLEM + SUMS + STATE
+    backward = 3 * PROBLEM + (TOKENS + 3 * 128) * SCRATCH
+    assert attention["other lengths"] == [kept, kept, backward]
+    begins = 2 * 512  # where rows begin, of queries and of keys
+    assert attention["blocks"] == [kept + begins, kept + begins, backward]
+
+
+def test_attention_in_fp32_goes_to_the_memory_efficient_kernel(attention: dict[str, Any]) -> None:
+    assert attention["single"][0] == 2 * PROBLEM + SUMS + STATE
+    assert attention["fp32"] == "FlashAttention only support fp16 and bf16 data type"
+
+
+def test_padding_is_taken_out_and_put_back(attention: dict[str, Any]) -> None:
+    assert attention["unpadded"] == [[3584, 8], [0, 512, 1536, 2560, 3584], 1024, [512, 1024, 1024, 1024]]
+    assert attention["padded"] == [4, 1024, 8]
+
+
+def test_state_space_models(others: dict[str, Any]) -> None:
+    tokens, weights, bias = 4 * 512 * 1024 * 2, 512 * 4 * 2, 512 * 2
+    assert others["convolution"] == [tokens, tokens, tokens + 3 * (weights + bias)]
+    states, decay, parameters = 4 * 512 * 2 * 16 * 4, 512 * 16 * 4, 2 * 512 * 4
+    inputs = 2 * 4 * 16 * 1024 * (4 + 2)  # gradients of B and C in fp32, then in 16 bits
+    kept = 2 * tokens + states
+    assert others["scan"] == [kept, kept, 3 * tokens + decay + parameters + inputs]
+
+
+def test_norms(others: dict[str, Any]) -> None:
+    assert others["LayerNorm"] == [8 * MIB + 2 * TOKENS * 4, 8 * MIB + 2 * TOKENS * 4, 8 * MIB + 2 * 2048]
+    assert others["RMSNorm"] == [8 * MIB + TOKENS * 4, 8 * MIB + TOKENS * 4, 8 * MIB + 2048]
+    assert others["engine"] == "cuda:0"
+
+
+def test_what_was_assumed_is_named(attention: dict[str, Any], others: dict[str, Any]) -> None:
+    assert attention["assumed"] == ["flash-attn", "flash-attn-3", "xformers"]
+    assert others["assumed"] == ["apex", "causal-conv1d", "mamba-ssm", "transformer-engine"]
+
+
+@pytest.mark.skipif(find_spec("liger_kernel") is None, reason="liger-kernel is no extra: it would install triton")
+def test_the_kernels_of_liger() -> None:
+    liger = facts_of("stand_in_facts.py", "liger")
+    hidden, tokens = 8192 * 1024 * 2, 8192
+    assert liger["norm"] == [hidden + tokens * 4, hidden + tokens * 4, 108 * 1024 * 4 + 3 * 2048]  # 108 processors
+    assert liger["swiglu"] == [tokens * 2816 * 2, tokens * 2816 * 2, 0]  # its gradients overwrite what it kept
+    assert liger["rope"][:2] == 2 * [hidden + hidden // 4]
+    gradients = hidden + 32000 * 1024 * 2
+    chunk = 256 * 32000 * 2 + 393_216  # of logits; what is left of its segment is too small to be split off
+    assert liger["loss"][:2] == [gradients + 512, gradients + chunk + tokens * 4 + tokens]

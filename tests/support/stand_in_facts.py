@@ -1,0 +1,121 @@
+"""What the kernels of other packages take on a virtual GPU, each as JSON: kept, forward peak, backward peak.
+
+The packages are not installed: their stand-ins are there because nothing guards the imports. Liger Kernel is measured
+where it is installed (``liger`` as the argument).
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import dryfit
+
+ROWS, TOKENS, HEADS, WIDTH = 4, 1024, 16, 64
+facts: dict[str, Any] = {}
+
+
+def made(*shape: int, dtype: Any = None) -> Any:
+    return torch.empty(*shape, device="cuda", dtype=dtype or torch.bfloat16, requires_grad=True)
+
+
+def measure(name: str, call: Callable[..., Any], *given: Any) -> None:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = call(*given)
+    kept, most = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+    outs = [one for one in (out if isinstance(out, tuple) else (out,)) if one.requires_grad]
+    gradients = [torch.empty_like(one) for one in outs]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.backward(outs, gradients)
+    facts[name] = [kept, most, torch.cuda.max_memory_allocated() - before]
+    assert all(one.grad is None or one.grad.shape == one.shape for one in given)
+    for one in given:
+        one.grad = None
+
+
+def attention() -> None:
+    import flash_attn
+    import flash_attn_interface
+    from flash_attn.bert_padding import pad_input, unpad_input
+    from xformers.ops import LowerTriangularMask, memory_efficient_attention
+    from xformers.ops.fmha.attn_bias import BlockDiagonalCausalMask
+
+    dense = (ROWS, TOKENS, HEADS, WIDTH)
+    measure("dense", lambda q, k, v: flash_attn.flash_attn_func(q, k, v, causal=True), *(made(*dense) for _ in "qkv"))
+    few = (ROWS, TOKENS, HEADS // 4, WIDTH)
+    measure("few heads", flash_attn.flash_attn_func, made(*dense), made(*few), made(*few))
+    measure("packed", flash_attn.flash_attn_qkvpacked_func, made(ROWS, TOKENS, 3, HEADS, WIDTH))
+    measure("packed keys", flash_attn.flash_attn_kvpacked_func, made(*dense), made(ROWS, TOKENS, 2, HEADS, WIDTH))
+    begins = torch.tensor([0, 1000, 1500, 4096], dtype=torch.int32, device="cuda")
+    flat = (ROWS * TOKENS, HEADS, WIDTH)
+    longest = (begins, begins, 2596, 2596)
+    measure(
+        "other lengths", lambda *qkv: flash_attn.flash_attn_varlen_func(*qkv, *longest), *(made(*flat) for _ in "qkv")
+    )
+    measure(
+        "third", lambda *qkv: flash_attn_interface.flash_attn_func(*qkv, causal=True), *(made(*dense) for _ in "qkv")
+    )
+    measure(
+        "blocks",
+        lambda *qkv: memory_efficient_attention(*qkv, BlockDiagonalCausalMask.from_seqlens([1000, 500, 2596])),
+        *(made(1, *flat) for _ in "qkv"),
+    )
+    measure(
+        "triangle", lambda *qkv: memory_efficient_attention(*qkv, LowerTriangularMask()), *(made(*dense) for _ in "qkv")
+    )
+    measure("single", memory_efficient_attention, *(made(*dense, dtype=torch.float32) for _ in "qkv"))
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.long, device="cuda")
+    mask[0, TOKENS // 2 :] = 0
+    taken, indices, starts, most, used = unpad_input(made(ROWS, TOKENS, 8), mask)
+    facts["unpadded"] = [list(taken.shape), starts.tolist(), most, used.tolist()]
+    facts["padded"] = list(pad_input(taken, indices, ROWS, TOKENS).shape)
+    try:
+        flash_attn.flash_attn_func(*3 * [torch.zeros(1, 8, 2, 64, device="cuda")])
+    except RuntimeError as error:
+        facts["fp32"] = str(error)
+
+
+def others() -> None:
+    from apex.normalization import FusedLayerNorm, FusedRMSNorm
+    from causal_conv1d import causal_conv1d_fn
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+    from transformer_engine.pytorch import RMSNorm
+
+    channels, states = 512, 16
+    tokens = (ROWS, channels, TOKENS)
+    measure("convolution", causal_conv1d_fn, made(*tokens), made(channels, 4), made(channels))
+    sums = [made(ROWS, states, TOKENS) for _ in "BC"]
+    numbers = [made(channels, dtype=torch.float32) for _ in ("D", "bias")]
+    decay = made(channels, states, dtype=torch.float32)
+    scan = lambda u, delta, a, b, c, d, z, bias: selective_scan_fn(u, delta, a, b, c, d, z, bias, True)  # noqa: E731
+    measure("scan", scan, made(*tokens), made(*tokens), decay, *sums, numbers[0], made(*tokens), numbers[1])
+    for norm in (FusedLayerNorm(1024).to("cuda", torch.bfloat16), FusedRMSNorm(1024).to("cuda", torch.bfloat16)):
+        measure(type(norm).__mro__[1].__name__, norm, made(ROWS, TOKENS, 1024))
+    facts["engine"] = str(RMSNorm(1024).weight.device)
+
+
+def liger() -> None:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+    from liger_kernel.ops.rope import LigerRopeFunction
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    norm = lambda x, weight: LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", True)  # noqa: E731
+    measure("norm", norm, made(4, 2048, 1024), made(1024))
+    measure("swiglu", LigerSiLUMulFunction.apply, made(4, 2048, 2816), made(4, 2048, 2816))
+    turns = [torch.empty(1, 2048, 64, device="cuda", dtype=torch.bfloat16) for _ in ("cos", "sin")]
+    rope = lambda q, k: LigerRopeFunction.apply(q, k, *turns)  # noqa: E731
+    measure("rope", rope, made(4, 16, 2048, 64), made(4, 4, 2048, 64))
+    labels = torch.arange(8192, device="cuda")
+    loss = lambda x, weight: LigerFusedLinearCrossEntropyFunction.apply(x, weight, labels)[0]  # noqa: E731
+    measure("loss", loss, made(8192, 1024), made(32000, 1024))
+
+
+with dryfit.virtual_gpu("a100-80") as gpu:
+    import torch
+
+    {"attention": attention, "others": others, "liger": liger}[sys.argv[1]]()
+    facts["assumed"] = [one.partition(" ")[0] for one in gpu.assumed]
+print(json.dumps(facts))
