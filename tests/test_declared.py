@@ -62,6 +62,7 @@ def test_what_the_tests_import_is_declared_and_what_they_declare_is_used():
     users = (
         "tests/programs/timm",
         "tests/programs/odd/lacks_package",
+        "tests/programs/odd/own_rows",
         "tests/support/triton_stand_in",
         "tests/support/stand_in_facts",
         "tests/contract/test_stand_ins",

@@ -19,7 +19,7 @@ SHORTER = {"parsed_arguments.py": ("--max_steps", "2")}  # of three epochs, whic
 STATUS = {"odd/fails.py": 1, "odd/fails_early.py": 1, "odd/exits.py": 3}
 ONLY_REHEARSED = {
     *("odd/asks_terminal.py", "odd/flash_attention.py", "odd/gathers.py", "odd/guards.py", "odd/lacks_package.py"),
-    *("odd/paged_optimizer.py", "odd/sharded_values.py"),
+    *("odd/own_rows.py", "odd/paged_optimizer.py", "odd/sharded_values.py"),
     *("sharded_checkpoints.py", "starts_ranks.py", "tensor_parallel.py"),
 }
 """They need a terminal, a device, or several ranks that have one each."""

@@ -183,6 +183,37 @@ def test_flash_attention_by_name_has_the_memory_of_torchs_kernel(tmp_path: Path)
     assert by_name.peak_allocated_bytes == by_torch.peak_allocated_bytes
 
 
+ROWS = """
+import torch
+
+@register("dryfit_test_rows::scale")
+def scale(x, factor):
+    torch.empty(2**22, device=x.device)
+    return torch.empty_like(x)
+
+@register("dryfit_test_extension.shift")
+def shift(x):
+    return torch.empty_like(x)
+"""
+
+
+def test_own_rows_and_given_packages_are_there_and_named(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.py"
+    rows.write_text(ROWS, encoding="utf-8")
+    (tmp_path / "with").mkdir()
+    answer = rehearse(tmp_path / "with", "odd/own_rows.py", given=(str(rows), "flash_attn"))
+    assert answer.end is ScriptEnd.FINISHED, answer.traceback
+    assert [text.partition(" ")[0] for text in answer.assumed] == ["flash-attn", "dryfit_test_extension"]
+    assert "(--with)" in answer.assumed[0]
+    # Beside the weight and, of the last step, what it was multiplied by: the row's scratch and output.
+    assert memory_of(answer).peak_allocated_bytes >= (1 + 4 + 1) * 4 * MIB
+
+
+def test_a_package_without_a_stand_in_is_no_choice(tmp_path: Path) -> None:
+    with pytest.raises(dryfit.DryfitError, match="transformer_engine, or a Python file"):
+        dryfit.rehearse(PROGRAMS / "odd/own_rows.py", device="24GiB", with_packages=["no_such"])
+
+
 def test_its_own_allocator_settings_are_heeded(tmp_path: Path) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/own_allocator.py"))
     # Segments grow, so that each larger batch reuses what the last one left; others would keep 90 MiB beside it.
