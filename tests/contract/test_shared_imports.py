@@ -121,3 +121,24 @@ def test_a_rehearsal_over_its_limit_ends_alone(
     names = [Path("/proc", one, "cmdline") for one in os.listdir("/proc") if one.isdigit()]
     running = [one.read_bytes() for one in names if one.exists()]
     assert not any(str(tmp_path).encode() in one for one in running)
+
+
+def test_imports_ahead_write_nothing_and_a_broken_torch_is_told_as_ever(
+    tmp_path: Path, cold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed, temporary = Rehearsed(tmp_path), tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with shared_imports():
+        assert rehearsed("trains").ran
+        assert not [one for one in os.listdir(temporary) if "inductor" in one]
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise OSError('libcuda is gone')\n")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    alone = rehearsed("trains")
+    assert "OSError: libcuda is gone" in alone.reasons[0]
+    with shared_imports():
+        for _ in range(2):
+            assert rehearsed("trains").reasons == alone.reasons

@@ -4,10 +4,10 @@ import codecs
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, cast
 
 import typer
 
@@ -510,6 +510,13 @@ _With = Annotated[
     list[str] | None,
     typer.Option("--with", metavar="NAME", help="Take a package with a stand-in to be installed, or read own rows."),
 ]
+_Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")]
+_Ladder = Annotated[
+    bool, typer.Option("--ladder", help="Look for TrainingArguments that fit: each is another rehearsal.")
+]
+_WorstBatch = Annotated[
+    bool, typer.Option("--worst-batch/--no-worst-batch", help="Train on the largest batch of the data first.")
+]
 _KeepCaches = Annotated[bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")]
 
 
@@ -519,13 +526,9 @@ def rehearse(
     device: _Devices = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to see.")] = 3,
     ranks: _Ranks = None,
-    ladder: Annotated[
-        bool, typer.Option("--ladder", help="Look for TrainingArguments that fit: each is another rehearsal.")
-    ] = False,
-    worst_batch: Annotated[
-        bool, typer.Option("--worst-batch/--no-worst-batch", help="Train on the largest batch of the data first.")
-    ] = True,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the timeline.")] = None,
+    ladder: _Ladder = False,
+    worst_batch: _WorstBatch = True,
+    html: _Html = None,
     snapshot: _Snapshot = None,
     trace: _Trace = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds until the first step.")] = 1800.0,
@@ -553,54 +556,44 @@ def rehearse(
     passed = _PassedOn(quiet=quiet)
     devices = parse_devices(device or ())
     several = len(devices) > 1 or emit is not None or largest is not None
-    of_one = {"--html": html, "--snapshot": snapshot, "--trace": trace, "--price": price}
-    _refuse_of_one(of_one if several else {})
-    of_several = {"--emit": emit, "--ladder": ladder or None, "--train-steps": train_steps, "--prices": prices}
-    _refuse_with_largest(of_several if largest is not None else {})
+    _refuse_of_one(several and {"--html": html, "--snapshot": snapshot, "--trace": trace, "--price": price})
+    others = {"--emit": emit, "--ladder": ladder or None, "--train-steps": train_steps, "--prices": prices}
+    _refuse_with_largest(largest is not None and others)
+    first, said = (devices[0].name if devices else None), notes(quiet=quiet)
     options = api.RehearsalOptions(
-        device=devices[0].name if devices else None,
-        steps=steps,
-        ranks=ranks,
-        worst_batch=worst_batch,
-        ladder=ladder,
-        timeout_s=timeout,
-        keep_caches=keep_caches,
-        given=tuple(given or ()),
-        python=python,
-        snapshot=snapshot,
-        trace=trace,
-        train_steps=train_steps,
-        prices=api.read_prices(price, prices),
-        on_output=passed.add,
-        on_note=notes(quiet=quiet),
+        first, steps, ranks, worst_batch, ladder, timeout, keep_caches, on_output=passed.add, on_note=said
     )
+    options = replace(options, python=python, snapshot=snapshot, trace=trace, given=tuple(given or ()))
+    options = replace(options, train_steps=train_steps, prices=api.read_prices(price, prices))
     form = _Form(as_json or with_timeline, with_timeline, emit, table)
     if largest is not None:
-        raise typer.Exit(_largest(words, largest, options, devices, as_json=form.as_json))
-    if several:
-        raise typer.Exit(_rehearse_several(words, options, devices, form))
-    raise typer.Exit(_rehearse_one(words, options, passed, form, html))
+        status = _largest(words, largest, options, devices, as_json=form.as_json)
+    elif several:
+        status = _rehearse_several(words, options, devices, form)
+    else:
+        status = _rehearse_one(words, options, passed, form, html)
+    raise typer.Exit(status)
 
 
-def _refuse_of_one(given: Mapping[str, object]) -> None:
+def _refuse_of_one(given: Mapping[str, object] | Literal[False]) -> None:
     """Refuse options that are about one rehearsal where there are several.
 
     Raises:
         ConfigError: One was given.
     """
-    for name, value in given.items():
+    for name, value in (given or {}).items():
         if value is not None:
             hint = "--prices FILE has the price of each device" if name == "--price" else ""
             raise ConfigError("rehearsing", f"{name} with several devices, --emit or --largest", "one rehearsal", hint)
 
 
-def _refuse_with_largest(given: Mapping[str, object]) -> None:
+def _refuse_with_largest(given: Mapping[str, object] | Literal[False]) -> None:
     """Refuse options that say nothing of the largest value that fits.
 
     Raises:
         ConfigError: One was given.
     """
-    if names := [name for name, value in given.items() if value is not None]:
+    if names := [name for name, value in (given or {}).items() if value is not None]:
         raise ConfigError("rehearsing", f"--largest with {', '.join(names)}", "one of them")
 
 

@@ -29,6 +29,7 @@ from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest
 
 _ANSWER: Final = "answer.json"
 _STEM: Final = "--stem"
+_CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
 _OPTIMIZERS_NEED: Final = "dryfit.gpu.private_apis.torch_optimizers"
 _SESSION: Final = "dryfit.gpu.session"
 
@@ -37,28 +38,48 @@ def main() -> None:
     """Read the request, run its script, write the answer; or do so for one request after the other."""
     if sys.argv[1] == _STEM:
         _serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
-    _rehearse(Path(sys.argv[1]), None)
+    _rehearse(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
 
 
 def _serve(asked: socket.socket, parent_pid: int) -> NoReturn:
     """Fork for each request, one after the other, and tell how each ended: its wait status."""
     die_with_parent(parent_pid)
-    own_pid = os.getpid()
-    with suppress(Exception):  # a broken torch: each rehearsal imports it again, and says so
-        for name in (_SESSION, _OPTIMIZERS_NEED):
-            import_module(name)
+    own_pid, is_ready = os.getpid(), _import_ahead()
     with asked.makefile("r", encoding="utf-8") as requests:
         for request in requests:
             child = os.fork()
             if child == 0:
                 asked.close()
+                file = request.rstrip("\n")
                 try:
-                    _rehearse(Path(request.rstrip("\n")), own_pid)
+                    if not is_ready:  # a second import might fail in another way than the first
+                        again = [*sys.orig_argv[: -len(sys.argv) + 1], file, str(own_pid)]
+                        os.execv(sys.executable, again)
+                    sys.argv[1:] = [file]
+                    _rehearse(Path(file), own_pid)
                 finally:
                     traceback.print_exc()  # nobody else does
                     os._exit(1)
             asked.sendall(str(os.waitpid(child, 0)[1]).encode())
     os._exit(0)
+
+
+def _import_ahead() -> bool:
+    """Import what all rehearsals import; return whether that went well. No wall is here, so nothing is written."""
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    before = os.environ.get(_CACHE_VARIABLE)
+    os.environ[_CACHE_VARIABLE] = os.sep  # an import makes this folder
+    try:
+        for name in (_SESSION, _OPTIMIZERS_NEED):
+            import_module(name)
+    except Exception:  # noqa: BLE001  # a broken torch: each rehearsal says so
+        return False
+    finally:
+        sys.dont_write_bytecode = writes
+        del os.environ[_CACHE_VARIABLE]
+        if before is not None:
+            os.environ[_CACHE_VARIABLE] = before
+    return True
 
 
 def _rehearse(file: Path, parent_pid: int | None) -> NoReturn:

@@ -6,7 +6,7 @@ NeuSight, norms of Liger-Kernel): see docs/step-time.md. All peaks are published
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, exp, sqrt
 from typing import Final
 
@@ -104,6 +104,8 @@ _HOST_BYTES_PER_S: Final = 10e9
 _PASSES: Final = (StepPhase.FORWARD, StepPhase.BACKWARD)
 """Phases in which collectives run beside kernels; in the others the step waits for them."""
 _FUSED_TEXT: Final = "of compiled code what fuses moves 35 % of its bytes"
+_ALIKE_TEXT: Final = "collectives as fast as on another card with such links"
+_PRODUCTS: Final = (Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION)
 _RANKS_TEXT: Final = "collectives of passes run beside their kernels"
 _SHARES_TRIED: Final = (0.02, 1.5)
 """Least and most of a published peak that a device may reach: cards that clock above their rate exceed it."""
@@ -252,6 +254,90 @@ class Timing:
         return _LAUNCH_S + one.bytes / (self._bytes_per_s * _SHARES[one.kind] * gain)
 
 
+@dataclass(slots=True)
+class _Spent:
+    """Seconds of a step.
+
+    Attributes:
+        busy: Of the device, by phase.
+        host: Of the host, by phase.
+        kinds: Of the device, by kind of operator.
+        sides: Of products on tensor cores, and in fp32 outside of them.
+        sent: Of collectives, by phase; what kernels do not hide of them is in ``busy`` too.
+        grouped_s: Of grouped and depthwise convolutions.
+        guessed_s: Of products in a precision that nobody measured on the device.
+    """
+
+    busy: dict[StepPhase, float] = field(default_factory=lambda: defaultdict[StepPhase, float](float))
+    host: dict[StepPhase, float] = field(default_factory=lambda: defaultdict[StepPhase, float](float))
+    kinds: dict[Kind, float] = field(default_factory=lambda: defaultdict[Kind, float](float))
+    sides: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    sent: dict[StepPhase, float] = field(default_factory=lambda: defaultdict[StepPhase, float](float))
+    grouped_s: float = 0.0
+    guessed_s: float = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Of the device."""
+        return sum(self.busy.values())
+
+    @property
+    def decides(self) -> str:
+        """Which of the device's shares most of it depends on."""
+        most = max(self.sides, key=self.sides.__getitem__, default="")
+        return most if sum(self.sides.values()) >= self.busy_s / 2 else "bandwidth"
+
+    def add(self, one: Operation, times: int, timing: Timing) -> None:
+        """Add an operator that ran some times."""
+        spent = timing.seconds(one) * times
+        if one.kind is Kind.COLLECTIVE:
+            self.sent[one.phase] += spent
+            return
+        if one.kind in _PRODUCTS:
+            self.sides["tensor" if timing.on_tensor_cores(one.precision) else "simt"] += spent
+            self.guessed_s += spent if timing.guesses(one.precision) else 0.0
+        self.busy[one.phase] += spent
+        self.kinds[one.kind] += spent
+        if one.kind is Kind.CONVOLUTION and one.sizes and one.sizes[-1] > 1:
+            self.grouped_s += spent
+        if not timing.fuses(one):
+            each_s = _VIEW_S if one.kind is Kind.VIEW else _HOST_S.get(one.phase, _HOST_S[StepPhase.FORWARD])
+            self.host[one.phase] += times * each_s
+
+    def show_collectives(self) -> None:
+        """Let the device wait for what kernels do not hide of collectives."""
+        for phase, spent in self.sent.items():
+            hidden = min(spent, self.busy[phase]) if phase in _PASSES else 0.0
+            self.kinds[Kind.COLLECTIVE] += spent - hidden
+            self.busy[phase] += spent - hidden
+
+    def spread(self, level: ReachLevel, timing: Timing) -> float:
+        """Return by what the median is divided and multiplied for an interval of 80 %."""
+        busy_s = self.busy_s
+        variance = _UNSURE_DEVICE[level] ** 2
+        variance += sum((spent / busy_s * _UNSURE[kind]) ** 2 for kind, spent in self.kinds.items())
+        variance += (self.grouped_s / busy_s * _UNSURE_GROUPS) ** 2
+        variance += _UNSURE_FUSED**2 if timing.is_compiled else 0.0
+        variance += _UNSURE_RANKS**2 if self.sent else 0.0
+        return exp(_EIGHTY_PERCENT * sqrt(variance))
+
+    def known(self, timing: Timing) -> tuple[ReachLevel, str]:
+        """Return how well the device's reach is known where the step needs it, and by whom."""
+        reach = timing.reach
+        if reach.level is ReachLevel.CALIBRATED and self.decides not in reach.calibrated:
+            return ReachLevel.GUESSED, reach.basis
+        if self.guessed_s > _MOST_GUESSED * self.busy_s:
+            unit = "in 16 bits" if reach.guessed == "tensor" else "in fp32"
+            return ReachLevel.GUESSED, f"nobody measured it {unit}; guessed"
+        return reach.level, reach.basis
+
+    def assumed(self, timing: Timing) -> tuple[str, ...]:
+        """Return what no measurement was held against."""
+        is_alike = bool(self.sent) and timing.link is not None and not timing.link.is_measured
+        texts = ((_FUSED_TEXT, timing.is_compiled), (_RANKS_TEXT, bool(self.sent)), (_ALIKE_TEXT, is_alike))
+        return tuple(text for text, holds in texts if holds)
+
+
 def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: float) -> StepTime | None:
     """Return the time of a step, with its 80 % interval; None where the device's reach in a precision is not known.
 
@@ -263,60 +349,21 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         timing: Of the device.
         least_s: What the step takes at least, at the device's published peaks.
     """
-    busy: dict[StepPhase, float] = defaultdict(float)
-    host: dict[StepPhase, float] = defaultdict(float)
-    kinds: dict[Kind, float] = defaultdict(float)
-    sides: dict[str, float] = defaultdict(float)
-    sent: dict[StepPhase, float] = defaultdict(float)
-    grouped_s = guessed_s = 0.0
+    spent = _Spent()
     for one, times in step:
-        is_product = one.kind in (Kind.MATMUL, Kind.CONVOLUTION, Kind.ATTENTION)
-        if is_product and not timing.knows(one.precision):
+        if one.kind in _PRODUCTS and not timing.knows(one.precision):
             return None
-        spent = timing.seconds(one) * times
-        if one.kind is Kind.COLLECTIVE:
-            sent[one.phase] += spent
-            continue
-        if is_product:
-            sides["tensor" if timing.on_tensor_cores(one.precision) else "simt"] += spent
-            guessed_s += spent if timing.guesses(one.precision) else 0.0
-        busy[one.phase] += spent
-        kinds[one.kind] += spent
-        if one.kind is Kind.CONVOLUTION and one.sizes and one.sizes[-1] > 1:
-            grouped_s += spent
-        if not timing.fuses(one):
-            host[one.phase] += times * (
-                _VIEW_S if one.kind is Kind.VIEW else _HOST_S.get(one.phase, _HOST_S[StepPhase.FORWARD])
-            )
-    for phase, spent in sent.items():
-        hidden = min(spent, busy[phase]) if phase in _PASSES else 0.0
-        kinds[Kind.COLLECTIVE] += spent - hidden
-        busy[phase] += spent - hidden
-    busy_s, host_s = sum(busy.values()), sum(host.values())
+        spent.add(one, times, timing)
+    spent.show_collectives()
+    busy_s = spent.busy_s
     if not busy_s:
         return None
-    estimate_s = max(_pipelined(busy, host), least_s)
-    shares = {kind: spent / busy_s for kind, spent in kinds.items()}
-    decides = max(sides, key=sides.__getitem__, default="")
-    decides = decides if sum(sides.values()) >= busy_s / 2 else "bandwidth"
-    level, basis = timing.reach.level, timing.reach.basis
-    if level is ReachLevel.CALIBRATED and decides not in timing.reach.calibrated:
-        level = ReachLevel.GUESSED
-    elif guessed_s > _MOST_GUESSED * busy_s:
-        unit = "in 16 bits" if timing.reach.guessed == "tensor" else "in fp32"
-        level, basis = ReachLevel.GUESSED, f"nobody measured it {unit}; guessed"
-    variance = _UNSURE_DEVICE[level] ** 2
-    variance += sum((share * _UNSURE[kind]) ** 2 for kind, share in shares.items())
-    variance += (grouped_s / busy_s * _UNSURE_GROUPS) ** 2
-    variance += _UNSURE_FUSED**2 if timing.is_compiled else 0.0
-    variance += _UNSURE_RANKS**2 if sent else 0.0
-    assumed = [text for text, holds in ((_FUSED_TEXT, timing.is_compiled), (_RANKS_TEXT, sent)) if holds]
-    if sent and timing.link is not None and not timing.link.is_measured:
-        assumed.append("collectives as fast as on another card with such links")
-    spread = exp(_EIGHTY_PERCENT * sqrt(variance))
-    launch_bound_s = _SLOW_HOST * host_s
+    estimate_s = max(_pipelined(spent.busy, spent.host), least_s)
+    level, basis = spent.known(timing)
+    spread = spent.spread(level, timing)
+    launch_bound_s = _SLOW_HOST * sum(spent.host.values())
     is_launch_bound = launch_bound_s > busy_s
-    largest = sorted(shares.items(), key=lambda item: -item[1])
+    largest = sorted(spent.kinds.items(), key=lambda item: -item[1])
     return StepTime(
         estimate_s=estimate_s,
         low_s=max(estimate_s / spread, least_s),
@@ -324,12 +371,12 @@ def step_time(step: Iterable[tuple[Operation, int]], timing: Timing, least_s: fl
         level=str(level),
         busy_share=min(1.0, busy_s / estimate_s),
         launch_bound_high_s=launch_bound_s if is_launch_bound else None,
-        by_kind={str(kind): share for kind, share in largest if kind is not Kind.VIEW},
+        by_kind={str(kind): share / busy_s for kind, share in largest if kind is not Kind.VIEW},
         basis=basis,
         not_counted=_NOT_COUNTED,
-        decides=decides,
-        assumed=tuple(assumed),
-        optimizer_s=min(estimate_s, busy[StepPhase.CLIP] + busy[StepPhase.OPTIMIZER]),
+        decides=spent.decides,
+        assumed=spent.assumed(timing),
+        optimizer_s=min(estimate_s, spent.busy[StepPhase.CLIP] + spent.busy[StepPhase.OPTIMIZER]),
     )
 
 

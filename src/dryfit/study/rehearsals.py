@@ -153,11 +153,17 @@ def rehearse(
     doing = RehearsalOptions(device, steps, ranks, worst_batch, ladder, timeout_s, keep_caches, python=chosen)
     doing = replace(doing, snapshot=snapshot, trace=trace, train_steps=train_steps, given=tuple(with_packages))
     doing = replace(doing, prices=read_prices(None if price is None else str(price), prices))
+    return _rehearse_target(target, arguments, doing)
+
+
+def _rehearse_target(
+    target: str | os.PathLike[str] | Callable[[], object], arguments: Sequence[str], doing: RehearsalOptions
+) -> RehearsalAnswer:
     if not callable(target):
         command = ScriptCommand(script=os.fspath(target), arguments=tuple(arguments))
         return rehearse_command(command, doing)
-    if python is not None:
-        raise ConfigError("rehearsing a function", f"python = {chosen!r}", "none: a function is run by this one")
+    if doing.python is not None:
+        raise ConfigError("rehearsing a function", f"python = {doing.python!r}", "none: a function is run by this one")
     if arguments:
         raise ConfigError("rehearsing a function", f"arguments = {list(arguments)!r}", "none: a function takes none")
     return run_prepared(prepare_function(target, doing))
