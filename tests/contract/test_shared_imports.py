@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dryfit.processes import rehearsal_stem
+from dryfit.processes import rehearsal_process, rehearsal_stem
 from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehearsal
 from dryfit.processes.rehearsal_stem import RehearsalStem, shared_imports
 from dryfit.settings.devices import parse_device
@@ -142,3 +142,19 @@ def test_imports_ahead_write_nothing_and_a_broken_torch_is_told_as_ever(
     with shared_imports():
         for _ in range(2):
             assert rehearsed("trains").reasons == alone.reasons
+
+
+def test_who_interrupts_what_has_not_begun_need_not_wait(tmp_path: Path) -> None:
+    asked: list[None] = []
+
+    def is_over() -> bool:
+        asked.append(None)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return False
+
+    reads, writes = os.pipe()
+    end = rehearsal_process._followed(reads, is_over, tmp_path / "nothing", lambda _: None, 1e9)
+    os.close(reads)
+    os.close(writes)
+    assert end.is_interrupted and not end.has_ended

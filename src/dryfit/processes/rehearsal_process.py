@@ -39,6 +39,8 @@ _READ_BYTES = 1 << 16
 _POLL_S = 0.1
 _AFTER_END_S = 2.0
 """How long output is still read after the process has ended, where one of its own children keeps it open."""
+_AT_ONCE_S = 0.5
+"""How long one may take to end that has not begun."""
 _INTERRUPTED_S = 20.0
 """How long a rehearsal that is interrupted may take to say what it has seen."""
 _LIMIT_FACTOR = 2.0
@@ -225,10 +227,11 @@ def _followed(output: int, is_over: Callable[[], bool], folder: Path, on_output:
     try:
         ended = _follow(is_over, output, keep, time.monotonic() + limit_s)
     except KeyboardInterrupt:  # a second one ends it as it is
-        is_interrupted = True
+        is_interrupted, wait_s = True, _AT_ONCE_S
         with suppress(FileNotFoundError):  # it has not begun, or has ended
             Places(folder).stop()
-        ended = _follow(is_over, output, keep, time.monotonic() + _INTERRUPTED_S)
+            wait_s = _INTERRUPTED_S
+        ended = _follow(is_over, output, keep, time.monotonic() + wait_s)
     return _Followed(ended, b"\n".join(tail)[-_TAIL_BYTES:].decode(errors="replace"), is_interrupted)
 
 

@@ -84,7 +84,10 @@ def next_value(name: str, own: int, tried: Mapping[int, TriedValue], capacity_by
     needs = Needs({one.value: one.required_bytes for one in tried.values() if one.required_bytes}, capacity_bytes)
     known = sorted(needs.points)
     if high is None:
-        growth = needs.crossing(*known[-2:]) if len(known) > 1 else 2 * own
+        if len(known) < 2:
+            return max(2 * own, low + 1)
+        is_flat = needs.points[known[-2]] == needs.points[known[-1]]  # in whole segments of the allocator
+        growth = _MOST_GROWTH * low if is_flat else needs.crossing(*known[-2:])
         return min(max(growth, low + 1), _MOST_GROWTH * low)
     middle = (low + high) // 2
     ends = (low, high) if low else tuple(known[:2])

@@ -47,6 +47,17 @@ def test_it_is_what_a_scan_finds(own: int, fixed: int, linear: int, square: int,
     assert seen.is_known is (scan > 1)
 
 
+def test_values_that_need_the_same_segments_are_no_end() -> None:
+    # The allocator takes whole segments: what is required grows in steps, what is allocated with each unit.
+    tried: dict[int, TriedValue] = {}
+    while (value := next_value("--rows", 8, tried, 24 * GIB)) is not None:
+        needed = 20 * GIB + value // 100 * GIB
+        end = ValueEnd.FITS if needed <= 24 * GIB else ValueEnd.SHORT
+        tried[value] = TriedValue(value, end, needed, value)
+    seen = found("--rows", parse_device("24GiB"), tried)
+    assert seen.largest is not None and seen.largest.value == 499 and seen.is_known
+
+
 @pytest.mark.parametrize(("own", "capacity"), [(8, 24 * GIB), (200, 24 * GIB), (1, 80 * GIB)])
 def test_where_memory_is_linear_a_few_values_are_enough(own: int, capacity: int) -> None:
     assert len(searched(own, lambda value: 2 * GIB + value * GIB // 4, capacity).tried) <= 6
