@@ -86,13 +86,6 @@ KERNELS = {
 out = nn.Embedding(1000, 64, sparse=True).cuda()(torch.arange(8).cuda())  # here
 out.sum().backward()
 """,
-    "custom": """
-@torch.library.custom_op("mine::twice", mutates_args=())
-def twice(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-twice(torch.ones(3, device="cuda"))  # here
-""",
     "registered": """
 mine = torch.library.Library("mine", "DEF")
 mine.define("thrice(Tensor x) -> Tensor")
@@ -109,6 +102,21 @@ def test_a_kernel_without_a_stand_in_is_named_with_its_line(tmp_path: Path, kern
     assert "has no stand-in" in answer.reasons[0]
     assert answer.unknown[-1].code.endswith("# here")
     assert answer.ran and answer.memory is not None
+
+
+CUSTOM = """
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+twice(torch.ones(3, device="cuda"))
+"""
+
+
+def test_a_custom_operator_in_python_runs_as_its_own_code(tmp_path: Path) -> None:
+    answer = ran(tmp_path, f"step()\n{CUSTOM}\nstep()\n")
+    assert (answer.end, answer.verdict) == (ScriptEnd.FINISHED, VerdictKind.FITS), answer.traceback
+    assert not answer.unknown
 
 
 def test_one_that_asks_whether_a_kernel_is_there_goes_on_without_it(tmp_path: Path) -> None:
