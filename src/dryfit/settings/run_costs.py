@@ -1,6 +1,5 @@
 """Hours and costs of whole runs: from a step's seconds, the number of steps, and the user's own prices."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from dryfit.settings.study_file_reading import read_toml
 
 _DOING: Final = "reading prices"
 _OLD_DAYS: Final = 90
+_MOST: Final = 1e9
+"""No hour costs so much: a cost stays a number."""
 _HOUR_S: Final = 3600.0
 _KEYS: Final = frozenset({"per_hour", "currency", "as_of", "source"})
 _PRICE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]{3}|)")
@@ -61,7 +62,7 @@ def given_price(text: str, today: date) -> Prices:
         ConfigError: It is none.
     """
     match = _PRICE.fullmatch(text.strip())
-    if match is None or not float(match[1]):
+    if match is None or not 0 < float(match[1]) < _MOST:
         raise ConfigError("reading --price", f"{text!r}", "an amount above 0 an hour, such as 1.80 or 1.80USD")
     return Prices(today, Price(float(match[1]), match[2].upper(), today))
 
@@ -87,8 +88,8 @@ def _price(place: str, name: str, entry: Any, today: date) -> Price:
     if unknown := sorted(table.keys() - _KEYS):
         raise ConfigError(_DOING, f"{place}: {', '.join(unknown)}", f"keys among {', '.join(sorted(_KEYS))}")
     amount, currency, day = table.get("per_hour"), table.get("currency"), table.get("as_of")
-    if not isinstance(amount, int | float) or isinstance(amount, bool) or not 0 < amount < math.inf:
-        raise ConfigError(_DOING, f"{place}: per_hour = {amount!r}", "an amount above 0")
+    if not isinstance(amount, int | float) or isinstance(amount, bool) or not 0 < amount < _MOST:
+        raise ConfigError(_DOING, f"{place}: per_hour = {amount!r}", "an amount above 0, below a billion")
     if not isinstance(currency, str) or not re.fullmatch("[A-Z]{3}", currency):
         raise ConfigError(_DOING, f"{place}: currency = {currency!r}", 'three capital letters, such as "USD"')
     if isinstance(day, datetime) or not isinstance(day, date):

@@ -59,7 +59,7 @@ def test_prices_are_read(tmp_path: Path) -> None:
     assert given_price(" 1.80 eur ", TODAY).of(parse_device("24GiB")) == Price(1.8, "EUR", TODAY)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1,80", "$2", "2 dollars", "1e3", "inf"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1,80", "$2", "2 dollars", "1e3", "inf", "9" * 400])
 def test_what_is_no_price(text: str) -> None:
     with pytest.raises(ConfigError):
         given_price(text, TODAY)
@@ -75,6 +75,7 @@ def test_what_is_no_price(text: str) -> None:
         (f"[l40s]\n{GOOD}".replace("1.80", "0"), "per_hour"),
         (f"[l40s]\n{GOOD}".replace("1.80", "inf"), "per_hour"),
         (f"[l40s]\n{GOOD}".replace("1.80", "true"), "per_hour"),
+        (f"[l40s]\n{GOOD}".replace("1.80", "9" * 400), "per_hour"),
         (f"[l40s]\n{GOOD}".replace("USD", "dollars"), "currency"),
         (f"[l40s]\n{GOOD}spot = true\n", "spot"),
         (f"[l41s]\n{GOOD}", "l41s"),
