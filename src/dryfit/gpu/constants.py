@@ -10,6 +10,7 @@ from pathlib import Path
 from dryfit.settings.files import read_model, write_model
 from dryfit.settings.memory_terms import Calibration, Confidence, DeviceKind, DeviceSpec
 from dryfit.settings.records import Message
+from dryfit.settings.version import minor_version
 
 CALIBRATION_FILE = "calibration.json"
 
@@ -90,7 +91,7 @@ def device_constants(
     same = [
         calibration
         for calibration in calibrations
-        if calibration.device_name == device.name and _minor(calibration.torch) == _minor(torch_version)
+        if calibration.device_name == device.name and minor_version(calibration.torch) == minor_version(torch_version)
     ]
     family = [calibration for calibration in calibrations if calibration.capability == device.capability]
     for candidates, confidence in ((same, Confidence.CALIBRATED), (family, Confidence.FAMILY)):
@@ -111,8 +112,4 @@ def margin_bytes(kind: DeviceKind, min_cap_bytes: int) -> int:
 
 
 def _same_device(one: Calibration, other: Calibration) -> bool:
-    return one.device_name == other.device_name and _minor(one.torch) == _minor(other.torch)
-
-
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split("+", maxsplit=1)[0].split(".")[:2])
+    return one.device_name == other.device_name and minor_version(one.torch) == minor_version(other.torch)

@@ -454,7 +454,7 @@ class WorkCounter:
         if rates is None:
             why = f"none: no rates are published for {device.name}; name a GPU to have the least time of a step"
             return StepWork(flops_per_step=flops, bytes_per_step=moved_bytes, rates=why)
-        least_s = sum(cost.least_s(rates, device.capability) * times for cost, times in self._last.items())
+        least_s = _least_s(self._last, rates, device)
         return StepWork(
             flops_per_step=flops,
             bytes_per_step=moved_bytes,
@@ -481,7 +481,7 @@ class WorkCounter:
         rates, reach, step = device_rates(device), self._reach(known_name(device)), self._last
         if rates is None or reach is None or step is None or not self._can_be_timed(device):
             return None
-        least_s = sum(cost.least_s(rates, device.capability) * times for cost, times in step.items())
+        least_s = _least_s(step, rates, device)
         return fitted_reach(
             step.items(),
             lambda one: self._timing(rates, one, device),
@@ -508,6 +508,11 @@ class WorkCounter:
             is_backward="backward" in schema.name,
             counted_flops=flops,
         )
+
+
+def _least_s(step: "Counter[Operation]", rates: KnownGpu, device: DeviceSpec) -> float:
+    """Return the least time of a step at published peaks."""
+    return sum(one.least_s(rates, device.capability) * times for one, times in step.items())
 
 
 def _signed(value: Any) -> Any:

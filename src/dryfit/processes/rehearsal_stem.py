@@ -27,7 +27,7 @@ Command = Callable[..., AbstractContextManager[list[str]]]
 
 
 class RehearsalStem:
-    """Such a process; it starts when it is asked.
+    """Such a process; it imports from now on.
 
     Args:
         command: What it runs.

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from dryfit.settings.device_reach import DeviceReach, ReachLevel, device_reach
 from dryfit.settings.files import read_model, write_model
 from dryfit.settings.records import Message, Record
+from dryfit.settings.version import minor_version
 
 REACH_FILE: Final = "step-time.json"
 Quantity = Literal["tensor", "simt", "bandwidth"]
@@ -66,7 +67,8 @@ def calibrated_reach(name: str, torch: str, calibrations: Sequence[ReachCalibrat
     if reach is None:
         return None
     own = sorted(
-        (one for one in calibrations if one.device == name), key=lambda one: _minor(one.torch) == _minor(torch)
+        (one for one in calibrations if one.device == name),
+        key=lambda one: minor_version(one.torch) == minor_version(torch),
     )
     for one in own:  # a later one overwrites an earlier one
         reach = replace(
@@ -81,8 +83,4 @@ def calibrated_reach(name: str, torch: str, calibrations: Sequence[ReachCalibrat
 
 
 def _key(one: ReachCalibration) -> tuple[object, ...]:
-    return one.device, one.quantity, _minor(one.torch), one.watts
-
-
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split("+", maxsplit=1)[0].split(".")[:2])
+    return one.device, one.quantity, minor_version(one.torch), one.watts

@@ -29,6 +29,11 @@ def refuse_unsupported_platform(name: str = sys.platform) -> None:
         )
 
 
+def minor_version(version: str) -> tuple[str, ...]:
+    """Return major and minor of a version, its build left out: ``("2", "13")`` of ``2.13.0+cu130``."""
+    return tuple(version.split("+", maxsplit=1)[0].split(".")[:2])
+
+
 def code_fingerprint(package: Path) -> str:
     """Hash the Python sources below a folder."""
     digest = hashlib.sha256()
