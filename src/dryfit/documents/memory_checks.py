@@ -95,7 +95,12 @@ def _versions(one: RunCheck) -> list[str]:
 
 
 def _cells(line: LineChange) -> tuple[str, ...]:
-    inner = f"in {line.source}" if line.source not in ("", line.line) else shortened(line.code, _LONGEST_CODE)
+    of_library = line.source not in ("", line.line)
+    inner = (
+        f"in {line.source}  {shortened(line.source_code, _LONGEST_CODE)}".rstrip()
+        if of_library
+        else shortened(line.code, _LONGEST_CODE)
+    )
     sizes = (_mib(line.before_bytes), _mib(line.after_bytes), f"{line.difference_bytes / 2**20:+,.1f} MiB")
     return (line.line or "-", inner or "-", str(line.category), *sizes)
 

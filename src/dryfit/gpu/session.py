@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep  # the script may replace the module's
@@ -149,6 +150,7 @@ class _Run:
         self.work.ranks = request.ranks
         self.ranks = AbsentGroup(request.ranks, lambda kind, size: self.work.sends(kind, size, self.gpu.dispatch.phase))
         self.sent: dict[str, int] = {}
+        self._has_optimizer = False
         self._give = finish
 
     def _constants(self, device: DeviceSpec) -> DeviceConstants:
@@ -160,6 +162,7 @@ class _Run:
         logging.getLogger(FakeTensorMode.__module__).setLevel(logging.CRITICAL)  # the script's error says it
         self.muting = muting.install(self._behind.places, self._behind.wall, self.gpu.dispatch.empty, self._behind.kept)
         self.shortening.install()
+        self._watch_optimizers()
         self.gpu.dispatch.listeners.append(self._count)
         self.gpu.on_launch = self._count_launch
         threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
@@ -201,7 +204,7 @@ class _Run:
                 self.unseen.append(lack(error))
                 return ScriptEnd.FAILED, _traceback(error)
             case None | SystemExit():
-                return (ScriptEnd.FINISHED if self.marks or self._trained() else ScriptEnd.NO_STEP), ""
+                return (ScriptEnd.FINISHED if self._was_seen() else ScriptEnd.NO_STEP), ""
             case _:
                 return ScriptEnd.FAILED, _traceback(error)
 
@@ -306,9 +309,29 @@ class _Run:
             told = chrome_trace(gpu.allocations, lambda label, block: kinds[label, block].category, steps, until=until)
             (own / TRACE).write_text(json.dumps(told), encoding="utf-8")
 
-    def _trained(self) -> bool:
-        """Whether a backward pass was made: a script may change its parameters by hand."""
-        return any(label.phase is StepPhase.BACKWARD for label in self.gpu.allocations.label_table)
+    def _was_seen(self) -> bool:
+        """Whether a script that has ended has shown what it takes: it trained, or it does not train at all.
+
+        A backward pass is training: a script may change its parameters by hand.
+        """
+        made = self.gpu.allocations
+        if self.marks or any(label.phase is StepPhase.BACKWARD for label in made.label_table):
+            return True
+        if self._has_optimizer or not made.blocks:
+            return False
+        self.notes.append("the script makes no optimizer: this is what it takes without training")
+        return True
+
+    def _watch_optimizers(self) -> None:
+        """Note that the script makes an optimizer: a constructor adds its groups of parameters."""
+        add = torch.optim.Optimizer.add_param_group
+
+        @wraps(add)
+        def noted(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+            self._has_optimizer = True
+            add(optimizer, group)
+
+        torch.optim.Optimizer.add_param_group = noted
 
     def _step_ended(self, number: int) -> None:
         self.marks.append(StepMark(number, len(self.gpu.allocations.blocks)))

@@ -184,7 +184,15 @@ def _lines(held: dict[Label, int], places: Places) -> tuple[LineBytes, ...]:
         sums[label.line, label.source, _LAYER.sub(".*", label.module), label.category] += size
     largest = sorted(sums.items(), key=lambda item: -item[1])[:_LINES]
     return tuple(
-        LineBytes(line=line, code=places.code_of(line), source=source, module=module, category=category, bytes=size)
+        LineBytes(
+            line=line,
+            code=places.code_of(line),
+            source=source,
+            module=module,
+            category=category,
+            bytes=size,
+            source_code=places.code_of(source) if source != line else "",
+        )
         for (line, source, module, category), size in largest
     )
 

@@ -23,6 +23,7 @@ from dryfit.gpu.private_apis.torch_fakes import FakeTensor
 from dryfit.gpu.private_apis.torch_tensors import storage_key
 from dryfit.gpu.private_apis.transformers_steps import (
     PRETRAINED,
+    has_steps,
     initialise_again,
     knows_load_config,
     replace_steps,
@@ -350,13 +351,15 @@ DemandRoom = Callable[[int, str], None]
 
 
 def install_from_pretrained(models: Any, make: Make, demand_room: DemandRoom) -> None:
-    """Let ``from_pretrained`` fill models with fakes.
+    """Let ``from_pretrained`` fill models with fakes; that of transformers before 4.56 reads its files, whose tensors are.
 
     Args:
         models: The module ``transformers.modeling_utils``.
         make: Makes a fake.
         demand_room: Called for a model of which a part would be left in host memory or on disk.
     """
+    if not has_steps(models):
+        return
     # Operators in a thread of transformers' own would not be seen.
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     sources: list[Any] = [None]

@@ -18,6 +18,7 @@ class HeldLine(Settings):
         line: ``path:number`` of the script's own code; relative to the file's folder where it lies inside.
         code: The text of that line.
         source: The deepest line outside of torch.
+        source_code: The text of that line; empty where it is the same, and in baselines of dryfit 0.1.
     """
 
     line: str
@@ -25,11 +26,12 @@ class HeldLine(Settings):
     source: str
     category: MemoryCategory
     bytes: int
+    source_code: str = ""
 
     @property
     def key(self) -> tuple[str, ...]:
         """What stays where lines move: the file and the code, without numbers of lines."""
-        return file_of(self.line), self.code.strip(), file_of(self.source), self.category
+        return file_of(self.line), self.code.strip(), file_of(self.source), self.source_code, self.category
 
 
 class Kept(Settings):
@@ -79,6 +81,7 @@ class LineChange(Settings):
     category: MemoryCategory
     before_bytes: int
     after_bytes: int
+    source_code: str = ""
 
     @property
     def difference_bytes(self) -> int:

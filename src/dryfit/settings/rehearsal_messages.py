@@ -46,8 +46,8 @@ class ScriptEnd(StrEnum):
     FAILED = "failed"
     """It failed by itself."""
     NO_STEP = "no_step"
-    """It ended, or the time was up, before any step of an optimizer; a script that ended after a backward pass has
-    finished."""
+    """It ended, or the time was up, before any step of an optimizer; a script that ended after a backward pass, or that
+    makes no optimizer, has finished."""
 
 
 class LineBytes(Record):
@@ -57,6 +57,7 @@ class LineBytes(Record):
         line: Line of the script's own code; empty where none was running.
         code: The text of that line.
         source: Deepest line outside of torch: of a library, or the same.
+        source_code: The text of that line; empty where it is the same.
     """
 
     line: str
@@ -65,6 +66,7 @@ class LineBytes(Record):
     module: str
     category: MemoryCategory
     bytes: int
+    source_code: str = ""
 
 
 class StepMemory(Record):

@@ -271,15 +271,14 @@ def kept_of(answer: RehearsalAnswer, folder: Path) -> Kept | None:
     memory = answer.memory
     if memory is None:
         return None
-    held: Counter[tuple[str, str, str, MemoryCategory]] = Counter()
+    held: Counter[tuple[str, str, str, str, MemoryCategory]] = Counter()
     for one in memory.by_line:
-        held[_place(one.line, folder), one.code.strip()[:_LONGEST_CODE], _place(one.source, folder), one.category] += (
-            one.bytes
-        )
+        code, inner = (text.strip()[:_LONGEST_CODE] for text in (one.code, one.source_code))
+        held[_place(one.line, folder), code, _place(one.source, folder), inner, one.category] += one.bytes
     least_bytes = memory.peak_allocated_bytes * _LEAST_SHARE
     lines = [
-        HeldLine(line=line, code=code, source=source, category=category, bytes=size)
-        for (line, code, source, category), size in sorted(held.items(), key=lambda item: (-item[1], item[0]))
+        HeldLine(line=line, code=code, source=source, source_code=inner, category=category, bytes=size)
+        for (line, code, source, inner, category), size in sorted(held.items(), key=lambda item: (-item[1], item[0]))
         if size >= least_bytes
     ]
     return Kept(
@@ -295,8 +294,10 @@ def changes(before: Kept, after: Kept) -> tuple[LineChange, ...]:
     """Return what differs by line, the largest difference first; lines are the same by their file and their code."""
     sums = [Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()]
     shown: dict[tuple[str, ...], HeldLine] = {}
+    knows_inner = all(any(one.source_code for one in kept.lines) for kept in (before, after))
     for held, kept in zip(sums, (before, after), strict=True):
-        for one in kept.lines:
+        for line in kept.lines:
+            one = line if knows_inner else line.model_copy(update={"source_code": ""})
             held[one.key] += one.bytes
             shown[one.key] = one
     old, new = sums
@@ -305,6 +306,7 @@ def changes(before: Kept, after: Kept) -> tuple[LineChange, ...]:
             line=one.line,
             code=one.code,
             source=one.source,
+            source_code=one.source_code,
             category=one.category,
             before_bytes=old[key],
             after_bytes=new[key],

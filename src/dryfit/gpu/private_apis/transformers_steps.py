@@ -65,6 +65,18 @@ def knows_load_config(models: Any) -> bool:
     return hasattr(models, "LoadStateDictConfig")
 
 
+def has_steps(models: Any) -> bool:
+    """Whether ``from_pretrained`` and the choice of attention have the steps that are replaced, as since 4.56.
+
+    Args:
+        models: The module ``transformers.modeling_utils``.
+    """
+    model = models.PreTrainedModel
+    of_model = ("_load_pretrained_model", "_check_and_adjust_attn_implementation")
+    of_module = ("_get_resolved_checkpoint_files", "_get_dtype", "_get_device_map")
+    return all(hasattr(model, name) for name in of_model) and all(hasattr(models, name) for name in of_module)
+
+
 def replace_steps(models: Any, wrap: Callable[[str, _Function], _Function]) -> None:
     """Replace the steps of ``from_pretrained``.
 
@@ -127,6 +139,8 @@ def let_flash_attention(models: Any, name: str, attend: Callable[..., Any], on_a
         attend: What attends under that name.
         on_ask: Called with the name that was asked for; whether its package is there now.
     """
+    if not has_steps(models):
+        return
     check = models.PreTrainedModel._check_and_adjust_attn_implementation
 
     @wraps(check)

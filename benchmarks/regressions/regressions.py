@@ -1,0 +1,153 @@
+"""Replay public changes that cost GPU memory, and commits that cost none, through ``dryfit check``.
+
+``python benchmarks/regressions/regressions.py FOLDER [--peft CHECKOUT]``: packages go into FOLDER, the tables into
+docs/check.md. A package that cannot be installed is an error: a row that did not run has not passed.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+_HERE: Final = Path(__file__).parent
+_REPOSITORY: Final = _HERE.parent.parent
+_PAGE: Final = _REPOSITORY / "docs" / "check.md"
+_BEGIN: Final = "<!-- tables: written by benchmarks/regressions/regressions.py -->\n"
+_END: Final = "<!-- end of tables -->\n"
+_DRYFIT: Final = Path(sys.executable).with_name("dryfit")
+_NAMED: Final = 3
+"""The guilty line must be among so many."""
+_HEAD: Final = (
+    "| change | before | after | reported, MiB | `dryfit check`, MiB | off by | guilty line | its place |\n"
+    "|---|---|---|--:|--:|--:|---|--:|\n"
+)
+
+
+def main() -> None:
+    """Run all rows, and the quiet commits where a checkout is given."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("folder", type=Path)
+    asked.add_argument("--peft", type=Path, help="a git repository of huggingface/peft, for the quiet commits")
+    given = asked.parse_args()
+    folder = given.folder.absolute()
+    rows = tomllib.loads((_HERE / "rows.toml").read_text(encoding="utf-8"))
+    parts = [f"Run {date.today()} by dryfit {_commit()}, on a virtual A100 with 80 GB.\n", _HEAD]
+    parts += [_told(name, row, _replayed(name, row, folder / name)) for name, row in rows.items()]
+    if given.peft:
+        parts += ["\n", _quiet(given.peft.absolute(), folder / "quiet")]
+    page = _PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(_BEGIN)
+    _PAGE.write_text(f"{before}{_BEGIN}{''.join(parts)}{_END}{rest.partition(_END)[2]}", encoding="utf-8")
+
+
+def _replayed(name: str, row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Check a script and its libraries before the change, then after it; return what is said of the latter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_runs(folder, name)
+    shutil.rmtree(folder / ".dryfit", ignore_errors=True)
+    found: dict[str, Any] = {}
+    for when in ("before", "after"):
+        packages = _installed(folder / when, row[when])
+        alone = _HERE / "scripts" / f"{name}.py"
+        shutil.copyfile(alone if alone.exists() else alone.with_stem(f"{name}_{when}"), folder / "train.py")
+        found = _checked(folder, packages, update=when == "before")
+    return found
+
+
+def _write_runs(folder: Path, name: str) -> None:
+    (folder / "gpu-memory.toml").write_text(
+        f'[run.{name}]\ncommand = "train.py"\ndevice = "a100-80"\n', encoding="utf-8"
+    )
+
+
+def _installed(folder: Path, packages: Sequence[str]) -> Path:
+    """Return a folder with packages in these versions alone; what they need comes from this environment."""
+    place, kept = folder / "site-packages", folder / "packages"
+    text = "\n".join(packages)
+    if not kept.exists() or kept.read_text(encoding="utf-8") != text:
+        shutil.rmtree(folder, ignore_errors=True)
+        place.mkdir(parents=True)
+        if packages:
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place), *packages]
+            subprocess.run(pip, check=True)
+        kept.write_text(text, encoding="utf-8")
+    return place
+
+
+def _checked(folder: Path, packages: Path, *, update: bool) -> dict[str, Any]:
+    """Return what ``dryfit check --json`` says of the only run in a folder."""
+    command = [str(_DRYFIT), "check", "--json", *(("--update",) if update else ())]
+    environment = {**os.environ, "PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    (run,) = json.loads(done.stdout)["runs"]
+    if run["fits"] is None:
+        raise SystemExit(f"{folder.name}: {'; '.join(run['reasons'])}")
+    return run
+
+
+def _told(name: str, row: dict[str, Any], found: dict[str, Any]) -> str:
+    """Return the line of a row: what the thread says, and what was found."""
+    lines = found["lines"]
+    places = [at for at, line in enumerate(lines, 1) if row["guilty"] in f"{line['code']} {line['source_code']}"]
+    place = places[0] if places else None
+    if row["of"] == "line":
+        grown = 0 if place is None else lines[place - 1]["difference_bytes"]
+    else:
+        grown = found["after"][f"{row['of']}_bytes"] - found["before"][f"{row['of']}_bytes"]
+    measured_mib, reported_mib = grown / 2**20, row["reported_mib"]
+    verdict = "" if found["verdict"] == "grew" else f"**{found['verdict']}** "
+    named = "**not named**" if place is None or place > _NAMED else str(place)
+    return (
+        f"| `{name}`: [{row['about']}]({row['link']}) | {_versions(row['before'])} | {_versions(row['after'])} "
+        f"| {reported_mib:,g} ({row['basis']}) | {verdict}{measured_mib:+,.1f} ({row['of']}) "
+        f"| {measured_mib / reported_mib - 1:+.1%} | `{row['guilty']}` | {named} |\n"
+    )
+
+
+def _versions(packages: Sequence[str]) -> str:
+    return ", ".join(one.replace("==", " ") for one in packages) or "-"
+
+
+def _quiet(checkout: Path, folder: Path) -> str:
+    """Check commits, named beforehand, that change nothing for the script; return what was found."""
+    first, *commits = (_HERE / "quiet_commits.txt").read_text(encoding="utf-8").split()
+    packages = folder / "site-packages"
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_runs(folder, "quiet")
+    shutil.copyfile(_HERE / "scripts" / "adapters.py", folder / "train.py")
+    alarms: list[str] = []
+    for commit in (first, *commits):
+        shutil.rmtree(packages, ignore_errors=True)
+        packages.mkdir()
+        archive = subprocess.run(
+            ["git", "-C", str(checkout), "archive", commit, "src/peft"], stdout=subprocess.PIPE, check=True
+        )
+        subprocess.run(
+            ["tar", "-x", "--strip-components=1", "-C", str(packages)], input=archive.stdout, check=True
+        )
+        found = _checked(folder, packages, update=commit == first)
+        if commit != first and found["verdict"] != "within":
+            alarms.append(f"{commit} ({found['verdict']})")
+    said = ", ".join(alarms) or "none"
+    return (
+        f"Quiet commits: {len(commits)} of huggingface/peft, {commits[0][:9]} to {commits[-1][:9]}, each held against the "
+        f"baseline of {first[:9]} by the script of `adapters`. Alarms: {said}.\n"
+    )
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "-C", str(_REPOSITORY), "rev-parse", "--short=8", "HEAD"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
