@@ -23,7 +23,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: strangers published published-compare attack times engines test-nodes wheel-test versions mutants cards
+.PHONY: strangers regressions published published-compare attack times engines test-nodes wheel-test versions mutants cards
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -98,6 +98,10 @@ cards: $(STAMP) ## plan which model fits which card, and write the table into do
 strangers: $(STAMP) ## rehearse strangers' scripts that are checked out in DIR, all or ROWS=a,b, and write docs/strangers.md; hours, goes on
 	@test -n '$(DIR)' || { echo 'make strangers DIR=FOLDER: the folder of the checkouts' >&2; exit 2; }
 	$(TEST_ENV) $(BIN)/python benchmarks/strangers/strangers.py '$(DIR)' --rows '$(ROWS)'
+
+regressions: $(STAMP) ## replay public changes that cost GPU memory through dryfit check, in OUT; PEFT=CHECKOUT: quiet commits too
+	@test -n '$(OUT)' || { echo 'make regressions OUT=FOLDER: where packages are installed' >&2; exit 2; }
+	$(TEST_ENV) $(BIN)/python benchmarks/regressions/regressions.py '$(OUT)' $(if $(PEFT),--peft '$(PEFT)')
 
 published: $(STAMP) ## rehearse the scripts of PEFT=, TIMM= (git repositories) whose memory others measured; hours, goes on; in OUT
 	@test -n '$(OUT)' || { echo 'make published OUT=FOLDER PEFT=... TIMM=...: folders of inputs and of the repositories' >&2; exit 2; }

@@ -68,6 +68,7 @@ def test_what_the_tests_import_is_declared_and_what_they_declare_is_used():
         "tests/contract/test_stand_ins",
         "benchmarks/gpu_programs",
         "benchmarks/strangers",
+        "benchmarks/regressions",
         "benchmarks/published",
     )
     found = [item for item in imports_of(*folders) if item.package not in own and not item.only_text]

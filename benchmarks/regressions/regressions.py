@@ -25,8 +25,8 @@ _DRYFIT: Final = Path(sys.executable).with_name("dryfit")
 _NAMED: Final = 3
 """The guilty line must be among so many."""
 _HEAD: Final = (
-    "| change | before | after | reported, MiB | `dryfit check`, MiB | off by | guilty line | its place |\n"
-    "|---|---|---|--:|--:|--:|---|--:|\n"
+    "| change | what changed | reported, MiB | `dryfit check`, MiB | off by | guilty line | its place |\n"
+    "|---|---|--:|--:|--:|---|--:|\n"
 )
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     folder = given.folder.absolute()
     rows = tomllib.loads((_HERE / "rows.toml").read_text(encoding="utf-8"))
     parts = [f"Run {date.today()} by dryfit {_commit()}, on a virtual A100 with 80 GB.\n", _HEAD]
-    parts += [_told(name, row, _replayed(name, row, folder / name)) for name, row in rows.items()]
+    parts += [_told(row, _replayed(name, row, folder / name)) for name, row in rows.items()]
     if given.peft:
         parts += ["\n", _quiet(given.peft.absolute(), folder / "quiet")]
     page = _PAGE.read_text(encoding="utf-8")
@@ -92,7 +92,7 @@ def _checked(folder: Path, packages: Path, *, update: bool) -> dict[str, Any]:
     return run
 
 
-def _told(name: str, row: dict[str, Any], found: dict[str, Any]) -> str:
+def _told(row: dict[str, Any], found: dict[str, Any]) -> str:
     """Return the line of a row: what the thread says, and what was found."""
     lines = found["lines"]
     places = [at for at, line in enumerate(lines, 1) if row["guilty"] in f"{line['code']} {line['source_code']}"]
@@ -105,14 +105,18 @@ def _told(name: str, row: dict[str, Any], found: dict[str, Any]) -> str:
     verdict = "" if found["verdict"] == "grew" else f"**{found['verdict']}** "
     named = "**not named**" if place is None or place > _NAMED else str(place)
     return (
-        f"| `{name}`: [{row['about']}]({row['link']}) | {_versions(row['before'])} | {_versions(row['after'])} "
+        f"| [{row['about']}]({row['link']}) | {_changed(row)} "
         f"| {reported_mib:,g} ({row['basis']}) | {verdict}{measured_mib:+,.1f} ({row['of']}) "
         f"| {measured_mib / reported_mib - 1:+.1%} | `{row['guilty']}` | {named} |\n"
     )
 
 
-def _versions(packages: Sequence[str]) -> str:
-    return ", ".join(one.replace("==", " ") for one in packages) or "-"
+def _changed(row: dict[str, Any]) -> str:
+    """Return the first package of another version, or that the script was changed."""
+    pairs = zip(row["before"], row["after"], strict=True)
+    return next(
+        (f"{old.replace('==', ' ')} to {new.partition('==')[2]}" for old, new in pairs if old != new), "the script"
+    )
 
 
 def _quiet(checkout: Path, folder: Path) -> str:
@@ -129,16 +133,14 @@ def _quiet(checkout: Path, folder: Path) -> str:
         archive = subprocess.run(
             ["git", "-C", str(checkout), "archive", commit, "src/peft"], stdout=subprocess.PIPE, check=True
         )
-        subprocess.run(
-            ["tar", "-x", "--strip-components=1", "-C", str(packages)], input=archive.stdout, check=True
-        )
+        subprocess.run(["tar", "-x", "--strip-components=1", "-C", str(packages)], input=archive.stdout, check=True)
         found = _checked(folder, packages, update=commit == first)
         if commit != first and found["verdict"] != "within":
             alarms.append(f"{commit} ({found['verdict']})")
     said = ", ".join(alarms) or "none"
     return (
-        f"Quiet commits: {len(commits)} of huggingface/peft, {commits[0][:9]} to {commits[-1][:9]}, each held against the "
-        f"baseline of {first[:9]} by the script of `adapters`. Alarms: {said}.\n"
+        f"Quiet commits: {len(commits)} of huggingface/peft, {commits[0][:9]} to {commits[-1][:9]}, each held against "
+        f"the baseline of {first[:9]} by the script of `adapters`. Alarms: {said}.\n"
     )
 
 

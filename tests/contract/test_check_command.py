@@ -14,8 +14,10 @@ from dryfit.documents.memory_checks import check_markdown
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
+from dryfit.settings.memory_check import HeldLine, Kept
+from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
+from dryfit.study.memory_checks import changes
 from golden import Golden
 from rehearsal_stand_in import GIB, answer_of, memory_of
 from study_runs import run
@@ -78,6 +80,36 @@ def test_what_grew_is_told_by_line(takes: Takes, golden: Golden) -> None:
     assert (line["line"], line["difference_bytes"], line["before_bytes"]) == ("train.py:300", GIB, 4 * GIB)
     assert (status, run["verdict"], run["fits"]) == (1, "grew", True)
     assert run["after"]["allocated_bytes"] - run["before"]["allocated_bytes"] == GIB
+
+
+def kept(peak: int, *lines: tuple[str, str, int], knows_inner: bool = True) -> Kept:
+    """Return what is kept of a peak: lines of one library file by number, code and MiB."""
+    held = tuple(
+        HeldLine(
+            line="train.py:3",
+            code="loss = model(ids)",
+            source=f"library/model.py:{number}",
+            source_code=code if knows_inner else "",
+            category=MemoryCategory.ACTIVATIONS,
+            bytes=size << 20,
+        )
+        for number, code, size in lines
+    )
+    return Kept(allocated_bytes=peak << 20, reserved_bytes=0, required_bytes=0, versions={}, lines=held)
+
+
+def test_lines_of_a_library_are_told_apart_by_their_code() -> None:
+    before = kept(100, ("7", "logits = head(x)", 90), ("8", "x = norm(x)", 10))
+    after = kept(180, ("9", "logits = head(x)", 80), ("10", "x = norm(x)", 10), ("11", "x = x.float()", 90))
+    found = [(one.source, one.source_code, one.difference_bytes >> 20) for one in changes(before, after)]
+    assert found == [("library/model.py:11", "x = x.float()", 90), ("library/model.py:9", "logits = head(x)", -10)]
+    assert [one.difference_bytes >> 20 for one in changes(after, before)] == [-90, 10]
+
+
+def test_a_baseline_without_the_code_of_libraries_compares_their_files() -> None:
+    before = kept(100, ("7", "", 100), knows_inner=False)
+    (one,) = changes(before, kept(180, ("9", "logits = head(x)", 90), ("11", "x = x.float()", 90)))
+    assert (one.before_bytes >> 20, one.after_bytes >> 20, one.source_code) == (100, 180, "")
 
 
 def test_lines_that_moved_are_no_change(takes: Takes) -> None:

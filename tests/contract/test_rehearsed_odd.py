@@ -32,6 +32,16 @@ def test_scripts_that_end_by_themselves(tmp_path: Path, program: str) -> None:
     assert ("this machine lacks" in answer.reasons[0]) is (program == "lacks_package.py")
 
 
+def test_a_script_without_an_optimizer_fits_as_it_is(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/infers.py")
+    assert (answer.end, answer.verdict, answer.fits) == (ScriptEnd.FINISHED, VerdictKind.FITS, True)
+    assert len(answer.notes) == 1 and not answer.unknown
+    memory = memory_of(answer)
+    assert 36 * MIB < memory.peak_allocated_bytes < 64 * MIB and memory.peak_line == line_of(
+        "odd/infers.py", "scores = model"
+    )
+
+
 def test_a_backward_pass_stands_where_its_operators_stood(tmp_path: Path) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/places.py"))
     assert memory.peak_line == line_of("odd/places.py", "hidden = embed(ids)")

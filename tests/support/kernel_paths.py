@@ -70,7 +70,7 @@ def attention(gpu: Any) -> dict[str, Any]:
         "ones": {"attention_mask": torch.ones_like(padded).cuda()},
         "padded": {"attention_mask": padded.cuda()},
         "packed": {"position_ids": packed},
-        "unknown": {"attention_mask": torch.randint(2, (2, 12), device="cuda")},
+        "unknown": {"attention_mask": torch.rand(2, 12, device="cuda").round().long()},
     }.items():
         seen.clear()
         model(input_ids=ids, use_cache=False, **given)

@@ -31,7 +31,7 @@ def main(seed: int, programs: int) -> None:
         def unknown() -> tuple[Any, Any]:
             """What nobody can know: the fake has come from random numbers of the device."""
             real = torch.randint(-3, 4, (3, 4), dtype=torch.int64)
-            return torch.randint(-3, 4, (3, 4), device="cuda"), real
+            return torch.rand(3, 4, device="cuda").long(), real
 
         def raw() -> tuple[Any, Any]:
             """Memory that nobody has written to yet."""
@@ -104,7 +104,7 @@ def main(seed: int, programs: int) -> None:
                             continue
                         name = "spoil"
                         fake.add_(
-                            torch.randint(0, 9, fake.shape, device="cuda") if fake.is_cuda else torch.empty_like(fake)
+                            torch.rand(fake.shape, device="cuda").long() if fake.is_cuda else torch.empty_like(fake)
                         )
                         real.add_(torch.randint(0, 9, real.shape))
                     case _:

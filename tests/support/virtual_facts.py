@@ -40,7 +40,7 @@ def main() -> None:
         facts["known"] = [sizes.tolist(), (sizes * 2 + 1).cpu().tolist(), sizes.max().item(), bool((sizes > 0).all())]
         written, drawn = sizes.clone(), sizes.clone()
         written[0] = 7
-        drawn.data[1:] = torch.randint(0, 9, (2,), device="cuda")
+        drawn.data[1:] = torch.rand(2, device="cuda").long()
         facts["written"] = [written.cpu().tolist(), drawn.cpu().tolist()]
         facts["unknown"] = (
             model(torch.zeros(2, 512, device="cuda")).detach().cpu().numpy().tolist() == [[0.0] * 512] * 2

@@ -1,13 +1,29 @@
 """Train LoRA adapters of rank 64 on a Llama of 1.1B in bf16."""
+
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4, vocab_size=32000, max_position_embeddings=2048)
+config = LlamaConfig(
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=22,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    vocab_size=32000,
+    max_position_embeddings=2048,
+)
 torch.set_default_dtype(torch.bfloat16)
 model = LlamaForCausalLM(config)
 torch.set_default_dtype(torch.float32)
-model = get_peft_model(model, LoraConfig(r=64, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], task_type="CAUSAL_LM")).cuda()
+model = get_peft_model(
+    model,
+    LoraConfig(
+        r=64,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        task_type="CAUSAL_LM",
+    ),
+).cuda()
 trained = [one for one in model.parameters() if one.requires_grad]
 optimizer = torch.optim.AdamW(trained, lr=1e-4)
 for _ in range(3):

@@ -1,8 +1,18 @@
 """Train a Llama of DeepSeek-Coder 1.3B's shape in bf16 on rows of 1,024 tokens."""
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-config = LlamaConfig(hidden_size=2048, intermediate_size=5504, num_hidden_layers=24, num_attention_heads=16, num_key_value_heads=16, vocab_size=32256, max_position_embeddings=16384, rope_theta=100000)
+config = LlamaConfig(
+    hidden_size=2048,
+    intermediate_size=5504,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    vocab_size=32256,
+    max_position_embeddings=16384,
+    rope_theta=100000,
+)
 torch.set_default_dtype(torch.bfloat16)
 model = LlamaForCausalLM(config).cuda()
 model.gradient_checkpointing_enable()

@@ -1,4 +1,5 @@
 """Score 16 rows of 1,024 tokens over 32,768 words in fp32, as a reinforcement trainer does."""
+
 import torch
 
 logits = torch.randn(16, 1024, 32768, device="cuda")

@@ -1,4 +1,5 @@
 """Score 16 rows of 1,024 tokens over 32,768 words in fp32, as a reinforcement trainer does."""
+
 import torch
 from trl.trainer.utils import selective_log_softmax
 

@@ -324,12 +324,12 @@ class _Run:
 
     def _watch_optimizers(self) -> None:
         """Note that the script makes an optimizer: a constructor adds its groups of parameters."""
-        add = torch.optim.Optimizer.add_param_group
+        run, add = self, torch.optim.Optimizer.add_param_group
 
         @wraps(add)
-        def noted(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
-            self._has_optimizer = True
-            add(optimizer, group)
+        def noted(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+            run._has_optimizer = True
+            add(self, param_group)
 
         torch.optim.Optimizer.add_param_group = noted
 

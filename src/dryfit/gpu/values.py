@@ -51,6 +51,18 @@ _KEEPS_VALUE = _aten._amp_update_scale_.default
 _PLACE = (math.sqrt(5) - 1) / 2
 """Where in a vocabulary a token is drawn: special ones are its first or its last, and so are those of several beams."""
 _RANDOM = torch.Tag.nondeterministic_seeded
+_INTEGERS: dict[Any, Callable[..., tuple[Any, Any]]] = {
+    _aten.randint.default: lambda high, *_: (0, high),
+    _aten.randint.generator: lambda high, *_: (0, high),
+    _aten.randint.low: lambda low, high, *_: (low, high),
+    _aten.randint.low_generator: lambda low, high, *_: (low, high),
+    _aten.randint_like.default: lambda _, high: (0, high),
+    _aten.randint_like.low_dtype: lambda _, low, high: (low, high),
+}
+"""The first integer that an operator draws, and the one after its last."""
+_PERMUTATIONS = frozenset({_aten.randperm.default, _aten.randperm.generator})
+_draws = torch.Generator()
+"""Draws in the place of the device's generator; the script's generators are not moved."""
 _FALSE_OF_NUMBERS = frozenset({_aten.isnan.default, _aten.isinf.default})
 _COMPARES = {_aten.eq.Tensor: True, _aten.ne.Scalar: True, _aten.eq.Scalar: False}
 """What ``isfinite`` is made of, and its answer where a value is a finite number."""
@@ -187,6 +199,8 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
             for one in _written_by(func, args, kwargs):
                 forget(one)
         return
+    if _RANDOM in func.tags:
+        _draw_integers(func, args, out)
     if func.is_view or func in _UNINITIALIZED or _RANDOM in func.tags:
         return
     outs = list(out) if isinstance(out, list | tuple) else [out]
@@ -199,6 +213,17 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
     for one, its in zip(outs, [value] if isinstance(value, torch.Tensor) else value, strict=True):
         if its.shape == one.shape and its.dtype == one.dtype:
             remember(one, its)
+
+
+def _draw_integers(func: Any, args: tuple[Any, ...], out: Any) -> None:
+    """Remember integers that an operator may well have drawn: made-up token ids and labels, an order of rows."""
+    if type(out) is not FakeTensor or not _is_small(out):
+        return
+    if func in _PERMUTATIONS:
+        remember(out, torch.randperm(out.numel(), generator=_draws).to(out.dtype))
+    elif func in _INTEGERS and not out.is_floating_point():
+        low, high = _INTEGERS[func](*args)
+        remember(out, torch.randint(low, high, out.shape, generator=_draws, dtype=out.dtype))
 
 
 def _written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -351,7 +351,9 @@ DemandRoom = Callable[[int, str], None]
 
 
 def install_from_pretrained(models: Any, make: Make, demand_room: DemandRoom) -> None:
-    """Let ``from_pretrained`` fill models with fakes; that of transformers before 4.56 reads its files, whose tensors are.
+    """Let ``from_pretrained`` fill models with fakes.
+
+    That of transformers before 4.56 stays as it is, and reads files, whose tensors are fakes.
 
     Args:
         models: The module ``transformers.modeling_utils``.

@@ -97,7 +97,7 @@ class RunCheck(Settings):
         before: The baseline; None: there is none.
         after: What was rehearsed now; None: nothing was seen.
         other_versions: Libraries of another version than the baseline's: before, after.
-        lines: What changed against the baseline by source line, the largest change first.
+        lines: What changed against the baseline by source line, first in the direction of the peak; the largest first.
         reasons: Why the verdict is what it is.
     """
 

@@ -291,7 +291,10 @@ def kept_of(answer: RehearsalAnswer, folder: Path) -> Kept | None:
 
 
 def changes(before: Kept, after: Kept) -> tuple[LineChange, ...]:
-    """Return what differs by line, the largest difference first; lines are the same by their file and their code."""
+    """Return what differs by line, first what changed as the peak did, the largest difference first.
+
+    Lines are the same by their file and their code.
+    """
     sums = [Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()]
     shown: dict[tuple[str, ...], HeldLine] = {}
     knows_inner = all(any(one.source_code for one in kept.lines) for kept in (before, after))
@@ -314,7 +317,12 @@ def changes(before: Kept, after: Kept) -> tuple[LineChange, ...]:
         for key, one in shown.items()
         if old[key] != new[key]
     ]
-    return tuple(sorted(found, key=lambda one: (-abs(one.difference_bytes), one.line, one.category)))
+    shrank = after.allocated_bytes < before.allocated_bytes
+
+    def rank(one: LineChange) -> tuple[bool, int, str, str]:
+        return (one.difference_bytes < 0) is not shrank, -abs(one.difference_bytes), one.line, one.category
+
+    return tuple(sorted(found, key=rank))
 
 
 def _peaks(kept: Kept) -> tuple[int, int]:
