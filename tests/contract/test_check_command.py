@@ -10,14 +10,14 @@ from typer.testing import CliRunner, Result
 
 import dryfit
 from dryfit.documents.command_line import app
-from dryfit.documents.memory_checks import check_markdown
+from dryfit.documents.memory_checks import check_markdown, check_page
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.memory_check import HeldLine, Kept
 from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
-from dryfit.study.memory_checks import changes
+from dryfit.study.memory_checks import CheckOptions, changes, check_runs
 from golden import Golden
 from rehearsal_stand_in import GIB, answer_of, memory_of
 from study_runs import run
@@ -169,6 +169,34 @@ def test_other_versions_are_named_first(takes: Takes, tmp_path: Path) -> None:
     takes(imports)
     assert seen()[1][0]["other_versions"] == {"torch": ["2.12.1", "2.13.0"]}  # one more is no other version
     assert "| one | rtx4090 | **grew** |" in Path("found.md").read_text()
+
+
+def test_the_page_shows_what_grew_beside_the_timeline(takes: Takes) -> None:
+    assert checked("--update").exit_code == 0
+    evil = moved(answer_of(5 * GIB, parse_device("rtx4090")), 300)
+    memory = evil.memory
+    assert memory is not None
+    lines = (memory.by_line[0].model_copy(update={"code": "<script>alert(1)</script>"}), *memory.by_line[1:])
+    takes(evil.model_copy(update={"memory": memory.model_copy(update={"by_line": lines})}))
+    found = check_runs(CheckOptions(on_note=lambda _: None))
+    (section,) = check_page(found).sections
+    changed, timeline = section.charts
+    assert [part["name"] for part in changed["data"]] == ["baseline", "now"]
+    assert [sum(part["x"]) for part in changed["data"]] == [sum(one.before_bytes for one in found.runs[0].lines) / GIB,
+        sum(one.after_bytes for one in found.runs[0].lines) / GIB]  # fmt: skip
+    assert [part["name"] for part in timeline["data"]][:3] == ["allocated", "reserved", "device"]
+    assert checked("--html", "found.html").exit_code == 1
+    page = Path("found.html").read_text("utf-8")
+    assert "train.py:300" in page and "<script>alert" not in page
+
+
+@pytest.mark.parametrize("option", ["--html", "--markdown"])
+def test_a_file_of_another_kind_is_not_replaced(takes: Takes, option: str) -> None:
+    takes(4 * GIB)
+    Path("mine").write_text("my notes", encoding="utf-8")
+    assert isinstance(checked(option, "mine").exception, ConfigError)
+    assert Path("mine").read_text("utf-8") == "my notes"
+    assert checked(option, "new").exit_code == checked(option, "new").exit_code == 0
 
 
 FAILED = answer_of(GIB, parse_device("rtx4090")).model_copy(

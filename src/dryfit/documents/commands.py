@@ -674,6 +674,9 @@ def check(
     markdown: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write it as Markdown too.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page: what grew, and the timeline.")
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -682,12 +685,8 @@ def check(
     Exit status 1 where one grew or does not fit, 2 where that is unknown.
     """
     import dryfit.study.memory_checks as api
-    from dryfit.documents.memory_checks import check_markdown
 
-    options = api.CheckOptions(file, names or (), update, notes(quiet=quiet))
-    checked = api.check_runs(options)
-    if markdown is not None:
-        markdown.write_text(check_markdown(checked), encoding="utf-8")
+    checked = api.check_runs(api.CheckOptions(file, names or (), update, notes(quiet=quiet), page=html, table=markdown))
     answer(checked, as_json=as_json)
     raise typer.Exit(checked.exit_status)
 

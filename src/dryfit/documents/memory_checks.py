@@ -1,10 +1,14 @@
 """A check of GPU memory as lines and tables, as JSON, and as Markdown for a pull request."""
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from typing import Final
 
 from dryfit.documents.document import Block, Document, Line, counted, document_of, json_of, shortened
+from dryfit.documents.pages import BLUE, GREY, Figure, Page, Section, axis, bars, text
+from dryfit.documents.rehearsals import timeline_figure
 from dryfit.settings.memory_check import CheckVerdict, Kept, LineChange, MemoryCheck, RunCheck
 from dryfit.settings.text import Table, gib, printable
 
@@ -15,7 +19,11 @@ _STYLES: Final = {
     CheckVerdict.UNKNOWN: "yellow",
 }
 _MOST_LINES: Final = 10
+_MOST_TILES: Final = 6
 _LONGEST_CODE: Final = 60
+_HELD_HEADS: Final = ("held at the peak", "of", "line", "code")
+MARKDOWN_HEAD: Final = "### GPU memory"
+"""With which the Markdown of each check begins."""
 _LINE_HEADS: Final = ("line", "code", "of", "before", "after", "difference")
 
 
@@ -73,7 +81,7 @@ def check_markdown(check: MemoryCheck) -> str:
         )
         for one in check.runs
     ]
-    parts = ["### GPU memory\n", _markdown(heads, rows)]
+    parts = [f"{MARKDOWN_HEAD}\n", _markdown(heads, rows)]
     for one in check.runs:
         said = [*_versions(one), *one.reasons]
         if said or one.lines:
@@ -81,6 +89,79 @@ def check_markdown(check: MemoryCheck) -> str:
         if one.lines:
             parts += [_markdown(_LINE_HEADS, [_cells(line) for line in one.lines[:_MOST_LINES]])]
     return "\n".join(parts) + "\n"
+
+
+def check_page(check: MemoryCheck, made_at_s: float | None = None) -> Page:
+    """Return the page about a check: of each run what grew, beside the timeline of the rehearsal.
+
+    Args:
+        made_at_s: Unix time; None: now.
+    """
+    verdicts = Counter(one.verdict for one in check.runs)
+    return Page(
+        title="GPU memory",
+        subtitle=", ".join(dict.fromkeys(one.name for one in check.runs)),
+        verdict=", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) + ".",
+        tiles=tuple((f"{one.name} on {one.device.name}", _peak_change(one)) for one in check.runs[:_MOST_TILES]),
+        sections=tuple(_section(number, one) for number, one in enumerate(check.runs, 1)),
+        source="rehearsals without a GPU",
+        made_at_s=time.time() if made_at_s is None else made_at_s,
+        kind="dryfit check",
+    )
+
+
+def _peak_change(one: RunCheck) -> str:
+    if one.after is None:
+        return str(one.verdict)
+    if one.before is None:
+        return gib(one.after.allocated_bytes)
+    return f"{(one.after.allocated_bytes - one.before.allocated_bytes) / 2**20:+,.1f} MiB"
+
+
+def _section(number: int, one: RunCheck) -> Section:
+    memory = one.answer.memory if one.answer is not None else None
+    charts = [_change_figure(one.lines[:_MOST_LINES])] if one.lines else []
+    if memory is not None and memory.timeline:
+        charts.append(timeline_figure(memory.timeline, one.device.capacity_bytes))
+    if one.lines:
+        tables = (("what changed", Table(_LINE_HEADS, tuple(_cells(line) for line in one.lines[:_MOST_LINES]))),)
+    else:
+        tables = (("", _held(one.after)),) if one.after else ()
+    return Section(
+        f"run-{number}",
+        f"{one.name} on {one.device.name}",
+        texts=(_headline(one), *_versions(one), *one.reasons),
+        charts=tuple(charts),
+        tables=tables,
+    )
+
+
+def _change_figure(lines: Sequence[LineChange]) -> Figure:
+    """Plot what each line holds at the peak, in the baseline and now; the line that changed most on top."""
+    ordered = list(lines)[::-1]
+    ticks = list(range(len(ordered)))
+    labels = [text(f"{(line.source or line.line or '-').rpartition('/')[2]} {line.category}") for line in ordered]
+    hovers = [text(line.source_code or line.code) for line in ordered]
+    sizes = (("baseline", GREY, "before_bytes"), ("now", BLUE, "after_bytes"))
+    data = [
+        bars(
+            (getattr(line, size) / 2**30 for line in ordered),
+            ticks,
+            hover="%{text}",
+            color=color,
+            name=name,
+            text=hovers,
+            textposition="none",
+        )
+        for name, color, size in sizes
+    ]
+    layout = {
+        "xaxis": axis("GiB held at the peak", rangemode="tozero"),
+        "yaxis": {"automargin": True, "tickvals": ticks, "ticktext": labels},
+        "height": 120 + 40 * len(ordered),
+        "barmode": "group",
+    }
+    return {"data": data, "layout": layout}
 
 
 def _headline(one: RunCheck) -> str:
@@ -109,7 +190,7 @@ def _held(kept: Kept) -> Table:
     rows = [
         (_mib(one.bytes), str(one.category), one.line or "-", shortened(one.code, _LONGEST_CODE)) for one in kept.lines
     ]
-    return Table(("held at the peak", "of", "line", "code"), tuple(rows[:_MOST_LINES]))
+    return Table(_HELD_HEADS, tuple(rows[:_MOST_LINES]))
 
 
 def _mib(size_bytes: int) -> str:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from dryfit.settings.errors import ExitStatus
 from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory
+from dryfit.settings.rehearsal_messages import RehearsalAnswer
 from dryfit.settings.tables import Settings
 from dryfit.settings.text import Shown
 
@@ -99,6 +100,7 @@ class RunCheck(Settings):
         other_versions: Libraries of another version than the baseline's: before, after.
         lines: What changed against the baseline by source line, first in the direction of the peak; the largest first.
         reasons: Why the verdict is what it is.
+        answer: The rehearsal itself; not a part of the JSON.
     """
 
     name: str
@@ -114,6 +116,7 @@ class RunCheck(Settings):
     reasons: tuple[str, ...] = ()
     peak_line: str = ""
     peak_code: str = ""
+    answer: RehearsalAnswer | None = Field(default=None, exclude=True, repr=False)
 
 
 class MemoryCheck(Shown, Settings):

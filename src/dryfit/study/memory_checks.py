@@ -17,12 +17,13 @@ from typing import Annotated, Any, Final, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from dryfit.documents.memory_checks import check_document
+from dryfit.documents.memory_checks import MARKDOWN_HEAD, check_document, check_markdown, check_page
+from dryfit.documents.pages import refuse_foreign, render
 from dryfit.processes.rehearsal_stem import shared_imports
 from dryfit.processes.rehearsed_command import ScriptCommand
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError, DryfitError
-from dryfit.settings.files import read_bounded, write_text_atomic
+from dryfit.settings.files import read_bounded, write_text_atomic, writing
 from dryfit.settings.memory_check import Baseline, CheckVerdict, HeldLine, Kept, LineChange, MemoryCheck, RunCheck
 from dryfit.settings.memory_terms import DeviceSpec, MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer
@@ -88,6 +89,8 @@ class CheckOptions:
     Attributes:
         names: The runs; empty: all of the file.
         update: Write what was found as the baseline.
+        page: An HTML file to write; an earlier page is replaced, other files are refused.
+        table: The same in Markdown.
         surroundings: What the processes of rehearsals are started with.
     """
 
@@ -96,6 +99,8 @@ class CheckOptions:
     update: bool = False
     on_note: Callable[[str], None] = lambda _: None
     on_output: Callable[[bytes], None] = lambda _: None
+    page: Path | None = None
+    table: Path | None = None
     surroundings: RehearsalSurroundings | None = None
 
 
@@ -116,7 +121,15 @@ def check_memory(
 
 @shared_imports()
 def check_runs(options: CheckOptions) -> MemoryCheck:
-    """Check runs as :func:`check_memory` does."""
+    """Check runs as :func:`check_memory` does.
+
+    Raises:
+        ConfigError: As there; or a file that would be written is there and is none of dryfit's.
+    """
+    if options.page is not None:
+        refuse_foreign(options.page)
+    if options.table is not None:
+        refuse_foreign(options.table, MARKDOWN_HEAD.encode(), "table")
     file = options.file.expanduser().absolute()
     runs = {name: _Ready.of(name, run, file.parent) for name, run in _chosen(_runs(file), options.names, file).items()}
     baselines = {name: _baseline(file.parent / FOLDER / f"{name}.json") for name in runs}
@@ -130,7 +143,9 @@ def check_runs(options: CheckOptions) -> MemoryCheck:
             kept = {one.device.name: one.after for one in of_run if one.after is not None}
             _write(file.parent / FOLDER / f"{name}.json", Baseline(command=ready.run.command, devices=kept))
             updated.append(name)
-    return MemoryCheck(runs=tuple(found), updated=tuple(updated))
+    check = MemoryCheck(runs=tuple(found), updated=tuple(updated))
+    _write_shown(check, options)
+    return check
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +255,7 @@ def judged(ready: _Ready, answer: RehearsalAnswer, device: DeviceSpec, baseline:
         reasons=reasons,
         peak_line=_place(memory.peak_line, ready.folder) if memory else "",
         peak_code=memory.peak_code if memory else "",
+        answer=answer,
     )
 
 
@@ -352,6 +368,14 @@ def _chosen(runs: Mapping[str, Run], names: Sequence[str], file: Path) -> dict[s
 def _runs(file: Path) -> Mapping[str, Run]:
     hint = '[run.NAME] with command = "train.py" and device = "rtx4090"'
     return _validated(RunsFile, read_toml(file, "a file of runs", hint), f"reading {file}", hint).run
+
+
+def _write_shown(check: MemoryCheck, options: CheckOptions) -> None:
+    shown = [(options.page, lambda: render(check_page(check))), (options.table, lambda: check_markdown(check))]
+    for file, made in shown:
+        if file is not None:
+            with writing(file, own=False):
+                write_text_atomic(file, made(), durable=False)
 
 
 def _baseline(file: Path) -> Baseline | None:
