@@ -1,5 +1,6 @@
 """Trainers of the user's own on a made-up GPU: planned by rehearsal, run with fallbacks, refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.state import TrialState
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.argument_ladder import arguments_of
-from dryfit.settings.errors import Action, FailureKind, ObjectiveError
+from dryfit.settings.errors import Action, ConfigError, FailureKind, ObjectiveError
 from dryfit.settings.job import Job
 from dryfit.settings.memory_plan import ExecutionChoice
 from dryfit.settings.memory_terms import VerdictKind
@@ -139,6 +140,35 @@ dropout = [0.3]
         found = dryfit.doctor(tmp_path / "study.toml", overrides=(f"space.dropout=[{dropout}]",), machine=False)
         (finding,) = [one for one in found.findings if one.check == "training"]
         assert (finding.status, said in finding.found) == (status, True), finding
+
+
+@pytest.mark.slow
+def test_the_doctor_tells_the_hours_of_a_study_on_a_card_and_their_cost(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(
+        f"""
+[study]
+task = "trainer"
+metric = "eval_loss"
+trials = 10000
+[trainer]
+make = "trainers:on_gpu"
+paths = [{SUPPORT!r}]
+[space]
+rate = [0.001]
+dropout = [0.1]
+""",
+        encoding="utf-8",
+    )
+    found = dryfit.doctor(file, machine=False, device="rtx4090", price="2USD")
+    (finding,) = [one for one in found.findings if one.check == "training"]
+    said = re.search(r"10000 trials one after the other (\S+) to (\S+) h .*, (\S+) to (\S+) USD$", finding.found)
+    assert finding.status is Status.PASS and said is not None, finding
+    low, high, least, most = map(float, said.groups())
+    assert 0 < low < high and (least, most) == pytest.approx((2 * low, 2 * high), rel=0.06)
+    for wrong in ({"device": "rtx40900"}, {"device": "cpu"}, {"price": "cheap"}):
+        with pytest.raises(ConfigError):
+            dryfit.doctor(file, machine=False, **wrong)
 
 
 def made(name: str, folder: Path, choice: ExecutionChoice | None = None, **params: Any) -> tuple[Any, list[str]]:

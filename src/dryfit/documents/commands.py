@@ -41,11 +41,18 @@ def doctor(
     ] = None,
     overrides: SetOption = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Where a step of own code is rehearsed; default: here.")
+    ] = None,
+    price: Annotated[
+        str | None, typer.Option(metavar="AMOUNT", help="Of the device an hour, today: 1.80 or 1.80USD.")
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Check this machine and a study: every row, batch and model. Exit status 1 where a check fails."""
-    examine(study, overrides or (), folder, machine=True, as_json=as_json, quiet=quiet)
+    asked = {"device": device, "price": price}
+    examine(study, overrides or (), folder, machine=True, as_json=as_json, quiet=quiet, **asked)
 
 
 def examine(
@@ -56,11 +63,15 @@ def examine(
     machine: bool,
     as_json: bool,
     quiet: bool,
+    device: str | None = None,
+    price: str | None = None,
 ) -> NoReturn:
     """Print each check as it ends, then exit: with status 1 if a check failed.
 
     Args:
         machine: Whether to check the machine too.
+        device: That own code is rehearsed for; None: this machine's.
+        price: Of that device an hour; None: no cost is told.
         quiet: Print only checks that ask for action.
     """
     import dryfit.study.functions as api
@@ -72,6 +83,8 @@ def examine(
         overrides=overrides,
         folder=folder,
         machine=machine,
+        device=device,
+        price=price,
         on_note=notes(quiet=quiet),
         on_finding=lambda finding: None if as_json else print_finding(finding, quiet=quiet),
     )

@@ -5,6 +5,7 @@ from typing import Final
 
 from dryfit.documents.document import Block, Document, Line, View, document_of, duration_text, json_of, value_text
 from dryfit.documents.memory_tables import EFFECTS, VERDICT_STYLES, memory_table, requirement_table
+from dryfit.documents.rehearsals import hours_text
 from dryfit.ledger.events import FailureFacts, Observed
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import PlanState, TrialState
@@ -123,6 +124,8 @@ def plan_lines(trial: TrialState) -> list[str]:
             taken = [f"the {plan.fallbacks_taken}. fallback of its plan"] if plan.fallbacks_taken else []
             taken += [f"the {plan.eval_batches_taken}. smaller validation batch"] if plan.eval_batches_taken else []
             lines.append(f"    run with {', '.join([choice_text(plan.execution), *taken])}")
+        if plan.answer.hours is not None:
+            lines.append(f"    alone on {plan.answer.device.name} it trains {hours_text(plan.answer.hours)}")
         lines += _ladder_lines(plan)
         misses = [attempt.number for attempt in trial.attempts if _ran_out(attempt.failure)]
         lines += [f"    attempt {number} ran out of memory all the same" for number in misses]

@@ -8,6 +8,7 @@ from dryfit.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.settings.job import Job, JobRequest, ProcessNeeds
 from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
 from dryfit.settings.memory_terms import Allocator, Calibration, Confidence, DeviceSpec, VerdictKind
+from dryfit.settings.rehearsal_messages import Interval
 from dryfit.settings.sharding import ShardSummary
 from dryfit.settings.tables import DataSettings, Settings
 from dryfit.settings.text import Shown
@@ -135,6 +136,7 @@ class PlanAnswer(Shown, Wire):
             then those of one rank.
         cannot_shard: Why the ladder has no fallback to several devices; empty where it has one or none was asked for.
         torch: Version of torch that was traced.
+        hours: Of the training alone on the device, as it is asked for; None: its steps or their time are not known.
     """
 
     verdict: VerdictKind
@@ -151,6 +153,7 @@ class PlanAnswer(Shown, Wire):
     confidence: Confidence = Confidence.UNCALIBRATED
     torch: str
     planner_s: float
+    hours: Interval | None = None
 
     @property
     def devices(self) -> int:

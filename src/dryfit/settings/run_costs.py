@@ -1,4 +1,4 @@
-"""Hours and costs of whole runs: from a step's seconds, the number of steps, and the user's own prices."""
+"""Costs of whole runs: from their hours and the user's own prices."""
 
 import re
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from typing import Any, Final, cast
 from dryfit.settings.devices import device_names, known_name
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.memory_terms import DeviceSpec
-from dryfit.settings.rehearsal_messages import Interval, RehearsalAnswer, RunCost, StepTime
+from dryfit.settings.rehearsal_messages import Interval, RehearsalAnswer, RunCost
+from dryfit.settings.run_hours import run_hours
 from dryfit.settings.study_file_reading import read_toml
 
 _DOING: Final = "reading prices"
 _OLD_DAYS: Final = 90
 _MOST: Final = 1e9
 """No hour costs so much: a cost stays a number."""
-_HOUR_S: Final = 3600.0
 _KEYS: Final = frozenset({"per_hour", "currency", "as_of", "source"})
 _PRICE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]{3}|)")
 
@@ -111,28 +111,15 @@ def with_costs(answer: RehearsalAnswer, train_steps: int | None, prices: Prices 
     if train_steps is not None:
         run = run.model_copy(update={"steps": train_steps, "source": "--train-steps"})
     if run.steps is not None and time is not None:
-        hours = _hours(time, run.steps, run.batch_share)
-        price = prices.of(answer.device) if prices is not None else None
-        cost = _cost(hours, answer.ranks, price, prices.today) if prices and price else None
-        run = run.model_copy(update={"hours": hours, "cost": cost})
+        hours = run_hours(time, run.steps, run.batch_share)
+        run = run.model_copy(update={"hours": hours, "cost": cost_of(hours, answer.ranks, answer.device, prices)})
     return answer.model_copy(update={"run": run})
 
 
-def _hours(time: StepTime, steps: int, batch_share: float | None) -> Interval:
-    """Return the hours of steps on the loader's mean batch: but for the optimizer they are as long as it is large.
-
-    The upper end of a step that the host may decide does not shrink with the batch.
-    """
-    share = 1.0 if batch_share is None else batch_share
-
-    def hours(step_s: float) -> float:
-        fixed_s = min(time.optimizer_s, step_s)
-        return steps * (fixed_s + (step_s - fixed_s) * share) / _HOUR_S
-
-    high = hours(time.high_s)
-    if time.launch_bound_high_s is not None:
-        high = max(high, steps * time.launch_bound_high_s / _HOUR_S)
-    return Interval(estimate=hours(time.estimate_s), low=hours(time.low_s), high=high)
+def cost_of(hours: Interval, devices: int, device: DeviceSpec, prices: Prices | None) -> RunCost | None:
+    """Return what hours of some devices cost; None: there is no price of them."""
+    price = prices.of(device) if prices is not None else None
+    return _cost(hours, devices, price, prices.today) if prices and price else None
 
 
 def _cost(hours: Interval, devices: int, price: Price, today: date) -> RunCost:

@@ -5,19 +5,25 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 
 from dryfit.documents.findings import BugReport, PartView
 from dryfit.ledger.folder import StudyLayout
 from dryfit.processes.launch import launch_text
+from dryfit.search.space import Space
+from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError, DryfitError
 from dryfit.settings.files import writing
+from dryfit.settings.run_costs import given_price
 from dryfit.settings.secrets import Shareable, shareable
+from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.study.arguments import layout_of, space_of, study_file_of
 from dryfit.study.bug_report import gather, write_archive
 from dryfit.study.doctor import CheckedStudy, examine
 from dryfit.study.machine_checks import Diagnosis, Finding, failed, failed_by, passed
+from dryfit.study.rehearsals import demand_cuda
 from dryfit.study.study_checks import ABOUT
 
 
@@ -27,6 +33,8 @@ def doctor(
     overrides: Sequence[str] = (),
     folder: Path | str | None = None,
     machine: bool = True,
+    device: str | None = None,
+    price: str | float | None = None,
     on_finding: Callable[[Finding], None] = lambda _: None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> Diagnosis:
@@ -37,6 +45,8 @@ def doctor(
         overrides: ``key=value`` pairs that replace keys of the file.
         folder: Where the study lives, as in :func:`dryfit.tune`.
         machine: Whether the machine is checked beside the study.
+        device: That a step of the user's own code is rehearsed for: a card's name or a size; None: this machine's.
+        price: Of the device an hour, today: ``1.80`` or ``"1.80USD"``; None: no cost is told.
         on_finding: Called with each check as it ends.
         on_note: Called with a line about what is being done.
 
@@ -44,10 +54,16 @@ def doctor(
         Everything that was checked. What is wrong with a study file is a finding, not an error.
 
     Raises:
-        ConfigError: There is no such file.
+        ConfigError: There is no such file or device, or the price is none.
     """
+    spec = None if device is None else demand_cuda(parse_device(device))
+    prices = None if price is None else given_price(str(price), date.today())
     findings: list[Finding] = []
-    for finding in _all_findings(study_file, overrides, folder, on_note, machine=machine):
+
+    def checked(config: StudyConfig, space: Space, layout: StudyLayout) -> CheckedStudy:
+        return CheckedStudy(config, space, layout, spec, prices)
+
+    for finding in _all_findings(study_file, overrides, folder, on_note, checked, machine=machine):
         findings.append(finding)
         on_finding(finding)
     return Diagnosis(tuple(findings))
@@ -84,6 +100,7 @@ def _all_findings(
     overrides: Sequence[str],
     folder: Path | str | None,
     on_note: Callable[[str], None],
+    checked: Callable[[StudyConfig, Space, StudyLayout], CheckedStudy],
     *,
     machine: bool,
 ) -> Iterator[Finding]:
@@ -101,7 +118,7 @@ def _all_findings(
         return
     yield passed(ABOUT, "file", str(path))
     layout = StudyLayout(Path(folder).resolve()) if folder is not None else layout_of(path)
-    yield from examine(CheckedStudy(loaded.config, space, layout), machine=machine, on_note=on_note)
+    yield from examine(checked(loaded.config, space, layout), machine=machine, on_note=on_note)
 
 
 def bug_report(

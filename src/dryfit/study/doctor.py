@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from dryfit.documents.document import counted
+from dryfit.documents.rehearsals import cost_text, hours_text
 from dryfit.ledger.folder import StudyLayout, shared_traces
 from dryfit.processes.child_spec import SupervisorSettings
 from dryfit.processes.node import LocalNode, NodeFacts
@@ -21,7 +23,9 @@ from dryfit.settings.devices import visible_devices
 from dryfit.settings.errors import ChildError, DryfitError
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind, smallest_device
 from dryfit.settings.plan_messages import NO_TORCH, NOTHING_TAKEN, PlanAnswer, RehearsedPlanRequest
-from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF, NO_STEP_TAKEN
+from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF, NO_STEP_TAKEN, Interval
+from dryfit.settings.run_costs import Prices, cost_of
+from dryfit.settings.run_hours import times
 from dryfit.settings.study_file import Isolation, StudyConfig
 from dryfit.settings.tables import CalledCode
 from dryfit.settings.task_facts import facts_of
@@ -142,11 +146,15 @@ class CheckedStudy:
         config: Its file, overrides included.
         space: Its search space.
         layout: Its folder, which need not exist.
+        device: That a step of the user's own code is rehearsed for; None: this machine's smallest.
+        prices: What its hours are charged by; None: by nothing.
     """
 
     config: StudyConfig
     space: Space
     layout: StudyLayout
+    device: DeviceSpec | None = None
+    prices: Prices | None = None
 
 
 def examine(study: CheckedStudy | None, *, machine: bool, on_note: OnNote, rows: bool = True) -> Iterator[Finding]:
@@ -207,7 +215,7 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote, *, rows: b
     if not rows:
         return
     if config.function is not None:
-        yield from _own(config, config.function, dict(drawn[0][0]) if drawn else {}, runner, on_note)
+        yield from _own(study, config.function, dict(drawn[0][0]) if drawn else {}, runner, on_note)
         return
     probe = runner.probe
     if probe is None:
@@ -252,13 +260,14 @@ def _study(study: CheckedStudy, runner: CheckRunner, on_note: OnNote, *, rows: b
 
 
 def _own(
-    config: StudyConfig, own: CalledCode, params: dict[str, Scalar], runner: CheckRunner, on_note: OnNote
+    study: CheckedStudy, own: CalledCode, params: dict[str, Scalar], runner: CheckRunner, on_note: OnNote
 ) -> Iterator[Finding]:
     """Check the user's own function; what makes a Trainer is rehearsed for a point of the space."""
+    config = study.config
     imported = _function(own, config.function_table, runner, on_note)
     yield imported
     if facts_of(config.study.task).makes_trainer and imported.status is Status.PASS:
-        yield _rehearsed_step(config, own, params, runner, on_note)
+        yield _rehearsed_step(study, own, params, runner, on_note)
 
 
 def _function(own: CalledCode, table: str, runner: CheckRunner, on_note: OnNote) -> Finding:
@@ -274,7 +283,7 @@ def _function(own: CalledCode, table: str, runner: CheckRunner, on_note: OnNote)
 
 
 def _rehearsed_step(
-    config: StudyConfig, own: CalledCode, params: dict[str, Scalar], runner: CheckRunner, on_note: OnNote
+    study: CheckedStudy, own: CalledCode, params: dict[str, Scalar], runner: CheckRunner, on_note: OnNote
 ) -> Finding:
     """Rehearse one step of what the user's function makes for a point of the space, on a virtual GPU."""
     named = ", ".join(
@@ -282,8 +291,9 @@ def _rehearsed_step(
     )
     doing = f"rehearsing one step of a trial with {named}" if named else "rehearsing one step of a trial"
     on_note(f"{doing}, for at most {2 * _REHEARSED_S / 60:.0f} minutes")
+    config = study.config
     there = () if runner.probe is None else runner.probe.devices
-    device = min(there, key=lambda each: each.capacity_bytes, default=_ANY_GPU)
+    device = study.device or min(there, key=lambda each: each.capacity_bytes, default=_ANY_GPU)
     body = RehearsedPlanRequest(
         calling=calling_request(own, params=params, seed=config.study.seed),
         is_script=config.script is not None,
@@ -298,7 +308,19 @@ def _rehearsed_step(
         (answer,) = run_job(job, runner.node).answers
     except DryfitError as error:
         return failed_by(study_checks.ABOUT, "training", error)
-    return _step_finding(doing, answer)
+    found = _step_finding(doing, answer)
+    if answer.hours is None:
+        return found
+    return replace(found, found=f"{found.found}; {_hours_text(answer, answer.hours, study)}")
+
+
+def _hours_text(answer: PlanAnswer, hours: Interval, study: CheckedStudy) -> str:
+    """Return how long a training and all trials take on the device, and what they cost."""
+    trials = study.config.study.trials
+    all_hours = times(hours, trials)
+    said = f"it trains {hours_text(hours)}, {counted(trials, 'trial')} one after the other {hours_text(all_hours)}"
+    cost = cost_of(all_hours, answer.devices, answer.device, study.prices)
+    return f"{said}, {cost_text(cost)}" if cost is not None else said
 
 
 def _step_finding(doing: str, answer: PlanAnswer) -> Finding:

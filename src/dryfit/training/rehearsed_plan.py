@@ -28,12 +28,14 @@ from dryfit.settings.rehearsal_messages import (
     CHARACTERS,
     EVALUATION_BATCH,
     ArgumentValue,
+    Interval,
     RehearsalAnswer,
     RehearsalMemory,
     RehearsalRequest,
     ScriptEnd,
     SeenArguments,
 )
+from dryfit.settings.run_hours import run_hours
 from dryfit.settings.text import gib
 from dryfit.settings.training_messages import ObjectiveRequest
 from dryfit.settings.wire import Phase, Wire
@@ -161,6 +163,7 @@ def _answer(rehearse: Rehearse, device: DeviceSpec, *, allow: str) -> PlanAnswer
         confidence=own.confidence,
         torch=own.torch or installed_version("torch"),
         planner_s=0.0,
+        hours=_hours(own),
     )
     if memory is None:
         return answer(verdict=VerdictKind.UNKNOWN, reasons=_reasons(own), fallbacks=_with_less(asked, seen, allow))
@@ -196,6 +199,14 @@ def _answer(rehearse: Rehearse, device: DeviceSpec, *, allow: str) -> PlanAnswer
         ladder=tuple(_fallback(change, of, seen, memory, device) for change, of in known.items()),
         reasons=(*_kept_text(own), *failed),
     )
+
+
+def _hours(answer: RehearsalAnswer) -> Interval | None:
+    """Return the hours of a training; None where its steps or their time are not known."""
+    run, time = answer.run, answer.work.step_time if answer.work is not None else None
+    if run is None or run.steps is None or time is None:
+        return None
+    return run_hours(time, run.steps, run.batch_share)
 
 
 def _with_evaluation(answer: RehearsalAnswer) -> RehearsalAnswer:
