@@ -38,7 +38,7 @@ def main() -> None:
     given = asked.parse_args()
     folder = given.folder.absolute()
     rows = tomllib.loads((_HERE / "rows.toml").read_text(encoding="utf-8"))
-    parts = [f"Run {date.today()} by dryfit {_commit()}, on a virtual A100 with 80 GB.\n", _HEAD]
+    parts = [f"Run {date.today()} by dryfit {_commit()}, on a virtual A100 with 80 GB.\n\n", _HEAD]
     parts += [_told(row, _replayed(name, row, folder / name)) for name, row in rows.items()]
     if given.peft:
         parts += ["\n", _quiet(given.peft.absolute(), folder / "quiet")]

@@ -16,14 +16,9 @@ config = LlamaConfig(
 torch.set_default_dtype(torch.bfloat16)
 model = LlamaForCausalLM(config)
 torch.set_default_dtype(torch.float32)
-model = get_peft_model(
-    model,
-    LoraConfig(
-        r=64,
-        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        task_type="CAUSAL_LM",
-    ),
-).cuda()
+names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+adapters = LoraConfig(r=64, target_modules=names, task_type="CAUSAL_LM")
+model = get_peft_model(model, adapters).cuda()
 trained = [one for one in model.parameters() if one.requires_grad]
 optimizer = torch.optim.AdamW(trained, lr=1e-4)
 for _ in range(3):
