@@ -224,7 +224,7 @@ def test_the_json_is_null_where_nothing_is_known() -> None:
         "cut",
         *("peak_allocated_bytes", "peak_reserved_bytes", "min_cap_bytes", "overhead_bytes", "margin_bytes"),
         *("required_bytes", "fragmented_bytes", "host_bytes", "by_category", "by_phase", "peak_at", "worst_batch"),
-        "execution",
+        *("execution", "hours"),
     }
     assert unknown["schema"] == 1
     view = json.loads(json_text(space(cell(128, 8, answer(VerdictKind.UNKNOWN)))))
