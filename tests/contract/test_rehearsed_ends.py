@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,24 +154,14 @@ def test_one_that_changes_its_parameters_by_hand_has_trained(tmp_path: Path) -> 
     assert (answer.end, answer.verdict, answer.fits) == (ScriptEnd.FINISHED, VerdictKind.FITS, True)
 
 
-@pytest.mark.parametrize(
-    ("steps", "end"), [pytest.param(0, ScriptEnd.NO_STEP, marks=pytest.mark.nightly), (2, ScriptEnd.STOPPED)]
-)
-def test_ctrl_c_at_the_terminal_tells_what_was_seen(tmp_path: Path, steps: int, end: ScriptEnd) -> None:
-    (tmp_path / "script.py").write_text(f"{LOOP}for _ in range({steps}):\n    step()\nprint('ready')\n{WAIT}")
-    command = [
-        sys.executable,
-        "-m",
-        "dryfit.documents.command_line",
-        "rehearse",
-        "--device",
-        "16GiB",
-        "--json",
-        "script.py",
-    ]
+def interrupted_in(folder: Path, devices: str, steps: int) -> Any:
+    """Return what ``rehearse --json`` prints of a script that waits after so many steps, when Ctrl-C comes there."""
+    (folder / "script.py").write_text(f"{LOOP}for _ in range({steps}):\n    step()\nprint('ready')\n{WAIT}")
+    module = "dryfit.documents.command_line"
+    command = [sys.executable, "-m", module, "rehearse", "--device", devices, "--json", "script.py"]
     with subprocess.Popen(
         command,
-        cwd=tmp_path,
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -181,7 +172,14 @@ def test_ctrl_c_at_the_terminal_tells_what_was_seen(tmp_path: Path, steps: int, 
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=120)
     assert process.returncode == ExitStatus.INTERRUPTED
-    answer = json.loads(said)
+    return json.loads(said)
+
+
+@pytest.mark.parametrize(
+    ("steps", "end"), [pytest.param(0, ScriptEnd.NO_STEP, marks=pytest.mark.nightly), (2, ScriptEnd.STOPPED)]
+)
+def test_ctrl_c_at_the_terminal_tells_what_was_seen(tmp_path: Path, steps: int, end: ScriptEnd) -> None:
+    answer = interrupted_in(tmp_path, "16GiB", steps)
     assert (answer["ended"], answer["fits"], answer["at_least"]) == (end, None, True)
     assert answer["peak_allocated_bytes"] >= 64 * 64 * 4 and len(answer["steps"]) == steps
 
@@ -193,3 +191,9 @@ def test_a_broken_package_that_the_script_does_not_import_is_no_matter(tmp_path:
     (tmp_path / "script.py").write_text("")
     answer = rehearse(tmp_path, str(tmp_path / "script.py"), surroundings={"PYTHONPATH": str(broken.parent)})
     assert (answer.end, answer.traceback) == (ScriptEnd.NO_STEP, "")
+
+
+def test_ctrl_c_among_several_devices_tells_what_was_seen_of_them(tmp_path: Path) -> None:
+    answers = interrupted_in(tmp_path, "rtx4090,l4,v100-32", 2)["devices"]
+    told = {one["device"]["name"]: (one["fits"], one["at_least"]) for one in answers}
+    assert told == {"rtx4090": (None, True), "l4": (None, True)}

@@ -59,8 +59,9 @@ def rehearse_devices(command: ScriptCommand, options: RehearsalOptions, devices:
         with shared_imports():
             for group in _groups(map(demand_cuda, devices)):
                 shared.rehearse(group)
-    except RehearsalInterrupted:
+    except RehearsalInterrupted as error:
         interrupted = True
+        shared.keep_seen(error.answer)
     known = [shared.found[one.name] for one in devices if one.name in shared.found]
     found = tuple(replace(one, answer=with_run(one.answer, options)) for one in known)
     return DeviceAnswers(found, shared.rehearsals, time.monotonic() - began_s, interrupted)
@@ -163,6 +164,13 @@ class _Shared:
     def _keep(self, answer: RehearsalAnswer, recorded_on: str, why: str = "") -> None:
         whole = with_ladder(answer.model_copy(update={"others": (), "apart": ""}), self.prepared)
         self.found[whole.device.name] = DeviceAnswer(whole, recorded_on, why)
+
+    def keep_seen(self, answer: RehearsalAnswer) -> None:
+        """Keep what an interrupted rehearsal has seen, of the devices that share its recording too."""
+        for one in (answer, *answer.others):
+            if one.memory is not None and one.device.name not in self.found:
+                alone = one.model_copy(update={"others": (), "apart": ""})
+                self.found[one.device.name] = DeviceAnswer(alone, answer.device.name)
 
     @contextmanager
     def _told(self, devices: Sequence[DeviceSpec]) -> Generator[None, None, None]:
