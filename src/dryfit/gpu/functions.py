@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -228,14 +229,26 @@ def run_compiled_eagerly(on_compile: Callable[[], None]) -> None:
     """Let ``torch.compile`` give models and functions that run as they are.
 
     Args:
-        on_compile: Called where something is compiled.
+        on_compile: Called where a model is compiled, and at each call of a compiled function: many libraries decorate
+            functions that a script never calls.
     """
     compile_ = torch.compile
 
-    def eager(*args: Any, **kwargs: Any) -> Any:
+    def eager(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         torch.compiler.set_stance("force_eager")
-        on_compile()
-        return compile_(*args, **kwargs)
+        if model is None:
+            return lambda decorated: eager(decorated, *args, **kwargs)
+        compiled = compile_(model, *args, **kwargs)
+        if isinstance(model, nn.Module):
+            on_compile()
+            return compiled
+
+        @wraps(compiled)
+        def noted(*given: Any, **named: Any) -> Any:
+            on_compile()
+            return compiled(*given, **named)
+
+        return noted
 
     torch.compile = eager
 

@@ -66,6 +66,7 @@ _draws = torch.Generator()
 _FALSE_OF_NUMBERS = frozenset({_aten.isnan.default, _aten.isinf.default})
 _COMPARES = {_aten.eq.Tensor: True, _aten.ne.Scalar: True, _aten.eq.Scalar: False}
 """What ``isfinite`` is made of, and its answer where a value is a finite number."""
+_IS_LESS = _aten.lt.Scalar
 _SETTLED_BY = {
     _aten.bitwise_and.Tensor: False,
     _aten.bitwise_and.Scalar: False,
@@ -256,6 +257,8 @@ def _answer(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> None:
         remember(out, torch.zeros(out.shape, dtype=out.dtype))
     elif func in _COMPARES and (args[0] is args[1] or (isinstance(args[1], float) and math.isinf(args[1]))):
         remember(out, torch.full(out.shape, _COMPARES[func], dtype=out.dtype))
+    elif func is _IS_LESS and out.numel() == 1 and args[1] == 0:
+        remember(out, torch.zeros(out.shape, dtype=out.dtype))  # as one, for which a single number is taken
     elif func in _SETTLED_BY and out.dtype is torch.bool:
         truth = _SETTLED_BY[func]
         known = (torch.as_tensor(value) for one in args if (value := value_of(one)) is not None)

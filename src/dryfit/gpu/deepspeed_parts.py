@@ -1,0 +1,108 @@
+"""DeepSpeed on a virtual GPU: its own Python code, with stand-ins for the operators that it compiles.
+
+Optimizers of DeepSpeed keep their state in Python (``ops/adam/fused_adam.py``, ``ops/adam/cpu_adam.py`` ...), so its
+bytes are those of the package itself. The compiled part of a step writes to tensors that it is given.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+
+from dryfit.gpu.import_hooks import when_imported
+from dryfit.gpu.values import forget
+from dryfit.settings.errors import TraceError
+
+OnLaunch = Callable[[str, list[torch.Tensor]], None]
+"""Called at each update on the device, with its name and the tensors that it is given."""
+
+_DOING: Final = "rehearsing DeepSpeed"
+_NORM_BLOCKS: Final = 512
+"""Elements of each of LAMB's two scratch tensors."""
+
+
+class _Operators:
+    """Stand-ins for the modules that DeepSpeed compiles, by the names of their builders.
+
+    - ``fused_adam``, ``fused_lion``: kernels over lists of tensors that allocate nothing
+      (``csrc/adam/multi_tensor_adam.cu``, ``csrc/lion/multi_tensor_lion.cu``).
+    - ``fused_lamb``: two scratch tensors of 512 elements and one coefficient for each parameter
+      (``csrc/lamb/fused_lamb_cuda.cpp``).
+    - ``cpu_adam``, ``cpu_lion``, ``cpu_adagrad``: update contiguous tensors of the host in place
+      (``csrc/adam/cpu_adam_impl.cpp``, ``csrc/lion/cpu_lion_impl.cpp``, ``csrc/adagrad/cpu_adagrad.cpp``).
+
+    Files as of DeepSpeed 0.19.8.
+    """
+
+    def __init__(self, on_launch: OnLaunch, on_host: Callable[[str], None]) -> None:
+        self._on_launch = on_launch
+        self._on_host = on_host
+
+    def of(self, name: str) -> SimpleNamespace:
+        """Return the stand-in for a compiled module.
+
+        Raises:
+            TraceError: There is none.
+        """
+        match name:
+            case "fused_adam":
+                return SimpleNamespace(multi_tensor_adam=self._listed("multi_tensor_adam"))
+            case "fused_lion":
+                return SimpleNamespace(multi_tensor_lion=self._listed("multi_tensor_lion"))
+            case "fused_lamb":
+                return SimpleNamespace(lamb=self._lamb)
+            case "cpu_adam":
+                return self._on_the_host("adam", "adam_update", "adam_rollback")
+            case "cpu_lion":
+                return self._on_the_host("lion", "lion_update")
+            case "cpu_adagrad":
+                return self._on_the_host("adagrad", "adagrad_update")
+            case _:
+                hint = "optimizers, ZeRO and offload to the host can be rehearsed"
+                raise TraceError(_DOING, f"it compiles the operator {name}, which has no stand-in", hint=hint)
+
+    def _listed(self, name: str) -> Callable[..., None]:
+        """Return an update of lists of tensors: gradients, parameters and states."""
+
+        def update(_chunk: int, _overflow: torch.Tensor, lists: list[list[torch.Tensor]], *_: Any) -> None:
+            tensors = [one for given in lists for one in given]
+            forget(tensors)
+            self._on_launch(name, tensors)
+
+        return update
+
+    def _lamb(self, parameter: torch.Tensor, _out: torch.Tensor, *given: Any) -> torch.Tensor:
+        """Update a parameter and its two moments; return the coefficient."""
+        dtype = torch.float32 if parameter.dtype is torch.float16 else parameter.dtype
+        scratch = [parameter.new_empty(_NORM_BLOCKS, dtype=dtype) for _ in range(2)]
+        coefficient = parameter.new_empty(1, dtype=dtype)
+        tensors = [parameter, *(one for one in given if isinstance(one, torch.Tensor))]
+        forget(tensors)
+        self._on_launch("lamb", [*tensors, *scratch])
+        return coefficient
+
+    def _on_the_host(self, kind: str, *updates: str) -> SimpleNamespace:
+        """Return an optimizer of the host, whose updates write to all tensors that they are given."""
+
+        def update(*given: Any) -> None:
+            forget([one for one in given if isinstance(one, torch.Tensor)])
+            self._on_host(kind)
+
+        made: dict[str, Callable[..., None]] = dict.fromkeys(updates, update)
+        return SimpleNamespace(**made, **{f"{does}_{kind}": lambda *_: None for does in ("create", "destroy")})
+
+
+def install_deepspeed(on_launch: OnLaunch, on_host: Callable[[str], None]) -> None:
+    """Let DeepSpeed load stand-ins in the place of compiled operators, as soon as the script imports the package.
+
+    Args:
+        on_launch: See :data:`OnLaunch`.
+        on_host: Called with the name of an optimizer that updates tensors of the host.
+    """
+    operators = _Operators(on_launch, on_host)
+
+    def change(module: Any) -> None:
+        module.OpBuilder.load = lambda builder, *_, **__: operators.of(builder.name)
+
+    when_imported("deepspeed.ops.op_builder.builder", change)
