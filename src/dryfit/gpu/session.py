@@ -50,6 +50,7 @@ from dryfit.settings.rehearsal_messages import (
     SNAPSHOT,
     TRACE,
     FittedReach,
+    HostTensors,
     RehearsalAnswer,
     RehearsalMemory,
     RehearsalRequest,
@@ -151,6 +152,7 @@ class _Run:
         self.ranks = AbsentGroup(request.ranks, lambda kind, size: self.work.sends(kind, size, self.gpu.dispatch.phase))
         self.sent: dict[str, int] = {}
         self._has_optimizer = False
+        self.host: HostTensors | None = None
         self._give = finish
 
     def _constants(self, device: DeviceSpec) -> DeviceConstants:
@@ -262,6 +264,7 @@ class _Run:
             libraries=_libraries(),
             rehearsal_s=time.monotonic() - self.began_s,
             host_peak_bytes=peak_rss_bytes(),
+            host=self.host,
         )
         recording = Recording(gpu, made, self.marks, self.unseen, self._memory, self.work.work)
         return (
@@ -337,6 +340,11 @@ class _Run:
         self.marks.append(StepMark(number, len(self.gpu.allocations.blocks)))
         self.gpu.step = number + 1
         self.work.step_ends()
+        held = self.gpu.dispatch.host
+        if held.peak_bytes:
+            self.host = HostTensors(
+                held_bytes=held.held_bytes, pinned_bytes=held.pinned_bytes, peak_bytes=held.peak_bytes
+            )
         self.sent, self.ranks.sent = dict(self.ranks.sent), defaultdict(int)
 
     def _watch(self, main_thread: int) -> None:
