@@ -4,15 +4,20 @@ Optimizers of DeepSpeed keep their state in Python (``ops/adam/fused_adam.py``, 
 bytes are those of the package itself. The compiled part of a step writes to tensors that it is given.
 """
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 
 from dryfit.gpu.import_hooks import when_imported
+from dryfit.gpu.script_recorder import ScriptRecorder
 from dryfit.gpu.values import forget
 from dryfit.settings.errors import TraceError
+from dryfit.settings.memory_terms import MemoryCategory
 
 OnLaunch = Callable[[str, list[torch.Tensor]], None]
 """Called at each update on the device, with its name and the tensors that it is given."""
@@ -93,16 +98,86 @@ class _Operators:
         return SimpleNamespace(**made, **{f"{does}_{kind}": lambda *_: None for does in ("create", "destroy")})
 
 
-def install_deepspeed(on_launch: OnLaunch, on_host: Callable[[str], None]) -> None:
+class _Optimizers:
+    """DeepSpeed's optimizers, which hold parts of weights and gradients that no model and no torch optimizer holds.
+
+    The attributes are those of DeepSpeed 0.19.8; one that a release has not is left out.
+    """
+
+    _CLASSES: Final[Mapping[str, str]] = {
+        "deepspeed.runtime.zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
+        "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
+        "deepspeed.runtime.bf16_optimizer": "BF16_Optimizer",
+        "deepspeed.runtime.fp16.fused_optimizer": "FP16_Optimizer",
+        "deepspeed.runtime.fp16.unfused_optimizer": "FP16_UnfusedOptimizer",
+    }
+    _GRADIENTS: Final = ("ipg_buckets", "averaged_gradients", "grad_partitions_flat_buffer", "fp32_groups_gradients")
+
+    def __init__(self, stepping: Callable[[], AbstractContextManager[None]]) -> None:
+        self._stepping = stepping
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def install(self) -> None:
+        """Note each optimizer when it is made."""
+        for module, name in self._CLASSES.items():
+            when_imported(module, lambda module, name=name: self._follow(getattr(module, name)))
+
+    def _follow(self, cls: Any) -> None:
+        make, step = cls.__init__, cls.step
+
+        @wraps(make)
+        def note(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            self._seen.add(optimizer)
+
+        @wraps(step)
+        def take_step(*args: Any, **kwargs: Any) -> Any:
+            with self._stepping():
+                return step(*args, **kwargs)
+
+        cls.__init__, cls.step = note, take_step
+
+    def held(self) -> Iterator[tuple[torch.Tensor, MemoryCategory]]:
+        """Yield this rank's parts of the weights, the gradients held now, and the buckets that send gradients."""
+        for optimizer in list(self._seen):
+            for group in getattr(optimizer, "fp16_groups", ()):
+                for tensor in _tensors_in([getattr(one, "ds_tensor", None) for one in group]):
+                    yield tensor, MemoryCategory.WEIGHTS
+            for name in self._GRADIENTS:
+                for tensor in _tensors_in(getattr(optimizer, name, None)):
+                    yield tensor, MemoryCategory.GRADIENTS
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of lists, dictionaries and buckets."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors_in(one)
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(value.values()))
+    elif hasattr(value, "buffer"):
+        yield from _tensors_in(value.buffer)
+
+
+def install_deepspeed(
+    on_launch: OnLaunch,
+    on_host: Callable[[str], None],
+    recorder: ScriptRecorder,
+) -> None:
     """Let DeepSpeed load stand-ins in the place of compiled operators, as soon as the script imports the package.
 
     Args:
         on_launch: See :data:`OnLaunch`.
         on_host: Called with the name of an optimizer that updates tensors of the host.
+        recorder: Is told of weights and gradients of DeepSpeed's own optimizers, and of their steps.
     """
-    operators = _Operators(on_launch, on_host)
+    operators, optimizers = _Operators(on_launch, on_host), _Optimizers(recorder.stepping)
 
     def change(module: Any) -> None:
         module.OpBuilder.load = lambda builder, *_, **__: operators.of(builder.name)
 
     when_imported("deepspeed.ops.op_builder.builder", change)
+    optimizers.install()
+    recorder.holders.append(optimizers.held)

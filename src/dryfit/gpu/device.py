@@ -116,10 +116,10 @@ class VirtualGpu:
         install_triton(self.spec.capability, self._launched, self._note)
         missing_parts.install_flex_attention(self._note)
         missing_parts.install_managed_memory(self.dispatch.empty, self._note)
-        install_deepspeed(lambda name, tensors: self.on_launch(name, tensors), self._updates_on_host)
+        install_deepspeed(lambda name, tensors: self.on_launch(name, tensors), self._updates_on_host, self.dispatch)
         self.presence.install()
         missing_parts.install_missing_parts(self.presence, self._note)
-        weights.install(self._fake, self._demand_room)
+        weights.install(self._fake, self._demand_room, self.dispatch.note_data)
         self.dispatch.follow()
         # Kept alive as long as the block: what is collected takes its kernels with it.
         with route_attention("cuda", self.spec.capability) as attention, self._modes():
