@@ -23,6 +23,27 @@ OnLaunch = Callable[[str, list[torch.Tensor]], None]
 """Called at each update on the device, with its name and the tensors that it is given."""
 
 _DOING: Final = "rehearsing DeepSpeed"
+_REHEARSED: Final = "ZeRO 0 to 3, offload to the host and their optimizers can be rehearsed"
+_REFUSED_OPERATORS: Final = {
+    **dict.fromkeys(("async_io", "gds"), "it offloads to NVMe (ZeRO-Infinity), whose buffers are not simulated"),
+    "pin_memory": "it asks for pinned memory of DeepSpeed's own, as NVMe offload (ZeRO-Infinity) does, and as "
+    "DS_PIN_MEMORY_BACKEND=native",
+    **dict.fromkeys(
+        ("transformer_inference", "inference_core_ops", "ragged_device_ops", "ragged_ops", "cutlass_ops"),
+        "it runs an inference engine of DeepSpeed, whose kernels are its own",
+    ),
+}
+"""What a script does that compiles such an operator, where the name alone does not tell."""
+_REFUSED_CLASSES: Final = {
+    "deepspeed.runtime.pipe.module": ("PipelineModule", "a pipeline, whose stages wait for one another"),
+    "deepspeed.inference.engine": ("InferenceEngine", "an inference engine"),
+    "deepspeed.inference.v2.engine_v2": ("InferenceEngineV2", "an inference engine"),
+    "deepspeed.runtime.hybrid_engine": ("DeepSpeedHybridEngine", "a hybrid engine, which generates by its own kernels"),
+    "deepspeed.runtime.fp16.onebit.adam": ("OnebitAdam", "a 1-bit optimizer"),
+    "deepspeed.runtime.fp16.onebit.lamb": ("OnebitLamb", "a 1-bit optimizer"),
+    "deepspeed.runtime.fp16.onebit.zoadam": ("ZeroOneAdam", "a 1-bit optimizer"),
+}
+"""By module, a class that cannot be made, and what is said of it."""
 _NORM_BLOCKS: Final = 512
 """Elements of each of LAMB's two scratch tensors."""
 
@@ -64,8 +85,8 @@ class _Operators:
             case "cpu_adagrad":
                 return self._on_the_host("adagrad", "adagrad_update")
             case _:
-                hint = "optimizers, ZeRO and offload to the host can be rehearsed"
-                raise TraceError(_DOING, f"it compiles the operator {name}, which has no stand-in", hint=hint)
+                text = _REFUSED_OPERATORS.get(name, f"it compiles the operator {name}, which has no stand-in")
+                raise TraceError(_DOING, text, hint=_REHEARSED)
 
     def _listed(self, name: str) -> Callable[..., None]:
         """Return an update of lists of tensors: gradients, parameters and states."""
@@ -179,5 +200,16 @@ def install_deepspeed(
         module.OpBuilder.load = lambda builder, *_, **__: operators.of(builder.name)
 
     when_imported("deepspeed.ops.op_builder.builder", change)
+    for module, (name, what) in _REFUSED_CLASSES.items():
+        when_imported(module, lambda module, name=name, what=what: _refuse(getattr(module, name), what))
     optimizers.install()
     recorder.holders.append(optimizers.held)
+
+
+def _refuse(cls: Any, what: str) -> None:
+    """Let no object of a class be made."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise TraceError(_DOING, f"it makes {what} ({cls.__name__})", hint=_REHEARSED)
+
+    cls.__init__ = refused
