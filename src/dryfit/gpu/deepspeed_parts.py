@@ -134,7 +134,7 @@ class _Optimizers:
     }
     _GRADIENTS: Final = ("ipg_buckets", "averaged_gradients", "grad_partitions_flat_buffer", "fp32_groups_gradients")
 
-    def __init__(self, stepping: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, stepping: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]) -> None:
         self._stepping = stepping
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -148,13 +148,16 @@ class _Optimizers:
 
         @wraps(make)
         def note(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            for given in (*args, *kwargs.values()):
+                if isinstance(given, torch.optim.Optimizer):
+                    given.dryfit_is_part = True  # pyright: ignore[reportAttributeAccessIssue]
             make(optimizer, *args, **kwargs)
             self._seen.add(optimizer)
 
         @wraps(step)
-        def take_step(*args: Any, **kwargs: Any) -> Any:
-            with self._stepping():
-                return step(*args, **kwargs)
+        def take_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._stepping(optimizer.optimizer):
+                return step(optimizer, *args, **kwargs)
 
         cls.__init__, cls.step = note, take_step
 

@@ -300,6 +300,9 @@ _MODULE = "nn/modules/module.py"
 _DATA_PARALLEL = "nn/parallel/distributed.py"
 
 
+_OnStep = Callable[[torch.optim.Optimizer], None]
+
+
 class ScriptRecorder(StorageRecorder):
     """A recorder that finds out by itself what the script is doing.
 
@@ -339,6 +342,8 @@ class ScriptRecorder(StorageRecorder):
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.holders: list[Callable[[], Iterator[tuple[torch.Tensor, MemoryCategory]]]] = []
         """Each yields tensors of a library, which no model and no optimizer holds, and what they are."""
+        self.on_whole_step: tuple[_OnStep, _OnStep] = (lambda _: None, lambda _: None)
+        """Called where a library's own step begins and where it has ended, with the optimizer below it."""
 
     @property
     def phase(self) -> StepPhase:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -419,15 +424,17 @@ class ScriptRecorder(StorageRecorder):
                 self.name(buffer, f"weight:{name}", MemoryCategory.WEIGHTS)
 
     @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Count what happens inside the block to an optimizer's step: one that takes steps of torch's optimizers."""
+    def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Count the block as one step of a library, which takes several steps of an optimizer in it."""
+        begins, ends = self.on_whole_step
+        begins(optimizer)
         self.categorize()
-        before, self._outer_step = self._outer_step, StepPhase.OPTIMIZER
-        self._forced = StepPhase.OPTIMIZER
+        self._forced = self._outer_step = StepPhase.OPTIMIZER
         try:
             yield
         finally:
-            self._forced = self._outer_step = before
+            self._forced = self._outer_step = None
+        ends(optimizer)
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
