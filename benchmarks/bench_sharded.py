@@ -1,6 +1,6 @@
 """Where Qwen2.5-7B can be trained on one, two and eight 24 GiB cards: by the Trainer, FSDP2 and DeepSpeed.
 
-Each row is one ``dryfit rehearse`` of ``benchmarks/sharded/train.py``. Needs deepspeed and peft; no GPU, and no weights.
+Each row is one ``dryfit rehearse`` of ``benchmarks/sharded/train.py``. No GPU and no weights are needed.
 
     python benchmarks/bench_sharded.py          # the table for docs/deepspeed.md
     python benchmarks/bench_sharded.py zero3    # rows of one way alone
@@ -66,8 +66,18 @@ def rows(ways: list[str]) -> Iterator[Row]:
 
 def rehearsed(row: Row) -> dict[str, Any]:
     """Return the answer of a rehearsal."""
-    dryfit = [sys.executable, "-m", "dryfit.documents.command_line", "rehearse", "--device", DEVICE]
-    done = subprocess.run([*dryfit, "--json", "--quiet", "--steps", "2", *row.command()], cwd=FOLDER, capture_output=True, text=True, check=False)
+    dryfit = [
+        sys.executable,
+        "-m",
+        "dryfit.documents.command_line",
+        "rehearse",
+        "--device",
+        DEVICE,
+        "--json",
+        "--quiet",
+    ]
+    command = [*dryfit, "--device", DEVICE, "--steps", "2", *row.command()]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(f"{row}: {done.stderr[-2000:]}")
     return json.loads(done.stdout)

@@ -1,7 +1,7 @@
 """DeepSpeed's own code on a virtual GPU: what a rank holds is what the ZeRO paper and DeepSpeed's estimators say.
 
-Hand counts are in bytes for each parameter. The paper (arXiv:1910.02054, section 3.1) counts for Adam in 16 bits: weights
-2, gradients 2, and 12 for master weights and two moments.
+Hand counts are in bytes for each parameter. The paper (arXiv:1910.02054, section 3.1) counts for Adam in 16 bits: 2 of
+weights, 2 of gradients, and 12 of master weights and two moments.
 """
 
 import json
@@ -141,7 +141,9 @@ def test_deepspeeds_checkpointing_keeps_less(tmp_path: Path) -> None:
     ("optimizer", "options", "state"),
     [("Lion", (), 4), ("Lamb", ("--precision", "fp16", "--stage", 0), 8)],
 )
-def test_fused_optimizers_keep_their_state(tmp_path: Path, optimizer: str, options: tuple[str, ...], state: int) -> None:
+def test_fused_optimizers_keep_their_state(
+    tmp_path: Path, optimizer: str, options: tuple[str | int, ...], state: int
+) -> None:
     _, memory = trained(tmp_path, "--stage", 1, *options, "--optimizer", optimizer)
     assert memory.by_category[MemoryCategory.OPTIMIZER] / PARAMETERS == pytest.approx(state, rel=0.01)
 

@@ -215,9 +215,7 @@ def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], No
     FakeTensor.data = property(_DATA.__get__, _setting_data(make, on_data))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _setting_data(
-    make: Make, on_data: Callable[[Any, torch.Tensor], None]
-) -> Callable[[Any, torch.Tensor], None]:
+def _setting_data(make: Make, on_data: Callable[[Any, torch.Tensor], None]) -> Callable[[Any, torch.Tensor], None]:
     """Return what sets ``tensor.data`` of a fake: it stays one, and is where its new data are."""
 
     def set_data(tensor: Any, data: torch.Tensor) -> None:

@@ -18,8 +18,8 @@ _ALLOWED: Final = (
     "SCRIPT ARGS..., or -m MODULE ARGS...; torchrun [...], accelerate launch [...] or deepspeed [...] may precede it"
 )
 _LAUNCHED: Final[Mapping[str, str]] = {
-    **{name: "0" for name in ("RANK", "LOCAL_RANK", "GROUP_RANK")},
-    **{name: "1" for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
@@ -120,10 +120,7 @@ _DEEPSPEED_VALUES = frozenset(
         *("min_elastic_nodes", "max_elastic_nodes", "venv_script", "log_level"),
     }
 )
-_SHORT = {
-    **{"m": "module", "t": "tee", "r": "redirects", "q": "quiet"},
-    **{"H": "hostfile", "i": "include", "e": "exclude"},
-}
+_SHORT = {"m": "module", "t": "tee", "r": "redirects", "q": "quiet", "H": "hostfile", "i": "include", "e": "exclude"}
 
 _FSDP: Mapping[str, tuple[str, str]] = {
     "fsdp_version": ("FSDP_VERSION", "1"),
