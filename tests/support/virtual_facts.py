@@ -166,6 +166,8 @@ def main() -> None:
             bool((torch.isnan(many) | torch.isinf(many)).any()),
             bool(torch.isfinite(many).all()),
             bool(many.norm() < 0),
+            bool(many.isnan().logical_or(many.isinf()).float().max()),
+            bool(many[:5000].isinf().float().max()),
         ]
         mask = torch.isinf(many)
         mask.copy_(many > 0)

@@ -66,7 +66,9 @@ _draws = torch.Generator()
 _FALSE_OF_NUMBERS = frozenset({_aten.isnan.default, _aten.isinf.default})
 _COMPARES = {_aten.eq.Tensor: True, _aten.ne.Tensor: False, _aten.ne.Scalar: True, _aten.eq.Scalar: False}
 """What ``isfinite``, ``isnan`` and ``isinf`` are made of, and the answer where a value is a finite number."""
-_QUANTIFIES = frozenset({_aten.any.default, _aten.all.default})
+_CONVERTS = _aten._to_copy.default
+_QUANTIFIES = frozenset({_aten.any.default, _aten.all.default, _aten.max.default})
+_OF_MASKS = frozenset({_CONVERTS, *_QUANTIFIES})
 _NEGATES = frozenset({_aten.bitwise_not.default, _aten.logical_not.default})
 _JOINS = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.bitwise_or.Tensor, _aten.logical_or.default})
 _IS_LESS = _aten.lt.Scalar
@@ -209,7 +211,7 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
         _draw_integers(func, args, out)
     if func.is_view or func in _UNINITIALIZED or _RANDOM in func.tags:
         return
-    if out.__class__ is FakeTensor and out.dtype is torch.bool and _carry_truth(func, args, out):
+    if out.__class__ is FakeTensor and (out.dtype is torch.bool or func in _OF_MASKS) and _carry_truth(func, args, out):
         return
     outs = list(out) if isinstance(out, list | tuple) else [out]
     if not outs or any(type(one) is not FakeTensor or not _is_small(one) for one in outs):
@@ -283,6 +285,8 @@ def _carry_truth(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> bool:
         truth = _truth_of(args[0])
     elif _is_small(out):
         return False
+    elif func is _CONVERTS:
+        truth = _truth_of(args[0])
     elif func in _FALSE_OF_NUMBERS:
         truth = False
     elif func in _COMPARES and _is_of_finite(args):
@@ -294,7 +298,7 @@ def _carry_truth(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> bool:
     if truth is None:
         return False
     if func in _QUANTIFIES:
-        remember(out, torch.full(out.shape, truth))
+        remember(out, torch.full(out.shape, truth, dtype=out.dtype))
     else:
         storage: Any = out.untyped_storage()
         storage.dryfit_truth = truth
@@ -302,8 +306,14 @@ def _carry_truth(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> bool:
 
 
 def _truth_of(mask: Any) -> bool | None:
-    """Return what all elements of a mask are; None where that is not known."""
-    return getattr(mask.untyped_storage(), "dryfit_truth", None) if isinstance(mask, FakeTensor) else None
+    """Return what all elements of a mask, or of numbers made of one, are; None where that is not known."""
+    if not isinstance(mask, FakeTensor):
+        return None
+    truth = getattr(mask.untyped_storage(), "dryfit_truth", None)
+    if truth is None and mask.dtype is torch.bool and (value := value_of(mask)) is not None:
+        some, every = bool(value.any()), bool(value.all())
+        truth = every if some == every else None
+    return truth
 
 
 def _is_of_finite(args: tuple[Any, ...]) -> bool:
