@@ -2,8 +2,8 @@
 
 Each row is one ``dryfit rehearse`` of ``benchmarks/sharded/train.py``. No GPU and no weights are needed.
 
-    python benchmarks/bench_sharded.py          # the table for docs/deepspeed.md
-    python benchmarks/bench_sharded.py zero3    # rows of one way alone
+    python benchmarks/bench_sharded.py          # writes the table into docs/deepspeed.md; half an hour
+    python benchmarks/bench_sharded.py zero3    # prints the rows of one way
 """
 
 import json
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "sharded"
+PAGE = Path(__file__).parents[1] / "docs" / "deepspeed.md"
+MARK = "<!-- below: python benchmarks/bench_sharded.py -->\n"
 DEVICE = "rtx4090"
 RANKS = (1, 2, 8)
 WAYS = {
@@ -93,14 +95,21 @@ def line(row: Row, answer: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print the table, line by line."""
+    """Print the table line by line; the whole one is written to the page."""
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "accelerate", "deepspeed"))
-    print(f"{today}, {libraries}\n", flush=True)
-    print("| trained | by | cards | peak, GiB a card | required, GiB a card | fits | host, GiB for all ranks |")
-    print("|---|---|--:|--:|--:|---|--:|", flush=True)
+    table = [
+        f"{today}, {libraries}\n",
+        "| trained | by | cards | peak, GiB a card | required, GiB a card | fits | host, GiB for all ranks |",
+        "|---|---|--:|--:|--:|---|--:|",
+    ]
+    print("\n".join(table), flush=True)
     for row in rows(sys.argv[1:] or list(WAYS)):
-        print(line(row, rehearsed(row)), flush=True)
+        table.append(line(row, rehearsed(row)))
+        print(table[-1], flush=True)
+    if not sys.argv[1:]:
+        above, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+        PAGE.write_text(above + mark + "\n".join(["", *table, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

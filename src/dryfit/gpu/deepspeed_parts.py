@@ -4,6 +4,7 @@ Optimizers of DeepSpeed keep their state in Python (``ops/adam/fused_adam.py``, 
 bytes are those of the package itself. The compiled part of a step writes to tensors that it is given.
 """
 
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,8 +14,8 @@ from typing import Any, Final
 
 import torch
 
+from dryfit.gpu.dispatch import VirtualDispatch
 from dryfit.gpu.import_hooks import when_imported
-from dryfit.gpu.script_recorder import ScriptRecorder
 from dryfit.gpu.values import forget
 from dryfit.settings.errors import TraceError
 from dryfit.settings.memory_terms import MemoryCategory
@@ -188,16 +189,17 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def install_deepspeed(
     on_launch: OnLaunch,
     on_host: Callable[[str], None],
-    recorder: ScriptRecorder,
+    dispatch: VirtualDispatch,
 ) -> None:
     """Let DeepSpeed load stand-ins in the place of compiled operators, as soon as the script imports the package.
 
     Args:
         on_launch: See :data:`OnLaunch`.
         on_host: Called with the name of an optimizer that updates tensors of the host.
-        recorder: Is told of weights and gradients of DeepSpeed's own optimizers, and of their steps.
+        dispatch: Is told of DeepSpeed's own optimizers: their weights and gradients, their steps, and whose tensors on
+            the host have no values.
     """
-    operators, optimizers = _Operators(on_launch, on_host), _Optimizers(recorder.stepping)
+    operators, optimizers = _Operators(on_launch, on_host), _Optimizers(dispatch.stepping)
 
     def change(module: Any) -> None:
         module.OpBuilder.load = lambda builder, *_, **__: operators.of(builder.name)
@@ -206,7 +208,8 @@ def install_deepspeed(
     for module, (name, what) in _REFUSED_CLASSES.items():
         when_imported(module, lambda module, name=name, what=what: _refuse(getattr(module, name), what))
     optimizers.install()
-    recorder.holders.append(optimizers.held)
+    dispatch.holders.append(optimizers.held)
+    when_imported("deepspeed", lambda module: dispatch.holds_state.extend(f"{one}{os.sep}" for one in module.__path__))
 
 
 def _refuse(cls: Any, what: str) -> None:

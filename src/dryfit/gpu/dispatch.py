@@ -98,8 +98,6 @@ _MANY_ELEMENTS = 1 << 14
 _PAGES_BYTES = 1 << 16
 _UNTOUCHED = MAP_PRIVATE | MAP_ANONYMOUS
 """From so many elements on, what a module's constructor allocates on the CPU is a fake."""
-_HOLDS_STATE = (f"{os.sep}deepspeed{os.sep}",)
-"""Folders of libraries that hold weights, gradients and optimizer state on the host, in tensors of their own."""
 _BETWEEN = (f"{PACKAGE_FOLDER}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
 _ALLOCATES = frozenset(
     {
@@ -159,6 +157,8 @@ class VirtualDispatch(ScriptRecorder):
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.fakes_host = False
         """Whether large tensors that are made on the CPU are fakes wherever that happens."""
+        self.holds_state: list[str] = []
+        """Folders of libraries whose large tensors on the host are weights, gradients and states: fakes."""
         self.host = HostMemory()
         """Tensors without values of the host."""
         self.is_bad_fork = False
@@ -220,7 +220,7 @@ class VirtualDispatch(ScriptRecorder):
                 if (
                     func in _ALLOCATES
                     and math.prod(args[0]) >= _MANY_ELEMENTS
-                    and (self.fakes_host or _in_constructor() or _in_library())
+                    and (self.fakes_host or _in_constructor() or self._holds_state())
                 ):
                     with self._lock:
                         out = self._run(func, types, args, kwargs)
@@ -250,6 +250,13 @@ class VirtualDispatch(ScriptRecorder):
             with self._lock:
                 return self._run(func, types, args, kwargs)
         return self.__torch_dispatch__(func, types, args, kwargs)
+
+    def _holds_state(self) -> bool:
+        """Whether a library of :attr:`holds_state` is running: the deepest code outside of torch is its own."""
+        if not self.holds_state:
+            return False
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        return next((file for file in files if not file.startswith(_BETWEEN)), "").startswith(tuple(self.holds_state))
 
     @contextmanager
     def denying(self) -> Iterator[None]:
@@ -285,7 +292,7 @@ class VirtualDispatch(ScriptRecorder):
         if func is _aten._local_scalar_dense.default:
             return self._item(args)
         to_host = func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda"
-        if to_host and not (args[0].numel() >= _MANY_ELEMENTS and _in_library()):
+        if to_host and not (args[0].numel() >= _MANY_ELEMENTS and self._holds_state()):
             return _to_host(args[0], kwargs)
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             value = value_of(args[1])
@@ -506,14 +513,6 @@ def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
     size_bytes = elements * dtype.itemsize
     pages = bytearray(size_bytes) if size_bytes < _PAGES_BYTES else mmap(-1, size_bytes, _UNTOUCHED)
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
-
-
-def _in_library() -> bool:
-    """Whether a library of :data:`_HOLDS_STATE` allocates: the deepest code outside of torch is its own."""
-    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(2)))
-    files = (frame.f_code.co_filename for frame in frames)
-    maker = next((file for file in files if not file.startswith(_BETWEEN)), "")
-    return any(library in maker for library in _HOLDS_STATE)
 
 
 def _in_constructor() -> bool:

@@ -382,9 +382,11 @@ class ScriptRecorder(StorageRecorder):
         self._resize(storage, self.allocations, RESIZE)
 
     def note_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
-        """Say what memory is that a parameter is given: a gathered one has it for the time of a module alone."""
-        if isinstance(tensor, nn.Parameter):
-            self.name(data, "parameter", MemoryCategory.WEIGHTS)
+        """Say what memory is that a parameter is given within a module: gathered, and no activation."""
+        if self._modules and isinstance(tensor, nn.Parameter):
+            block = self._storages.get(storage_key(data))
+            if block is not None and block not in self._names:
+                self._categories[block] = MemoryCategory.TEMPORARIES
 
     def place(self) -> tuple[str, Place]:
         """Return the module and the line that run; in a backward pass, those of the operator that is undone."""
