@@ -7,6 +7,7 @@ weights, 2 of gradients, and 12 of master weights and two moments.
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from dryfit.processes.rehearsed_command import parse_command
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalMemory, ScriptEnd
 from parts import need_package
-from rehearsed import rehearse
+from rehearsed import hide, rehearse
 
 pytestmark = pytest.mark.slow
 WIDTH, LAYERS, VOCABULARY = 2048, 4, 512
@@ -169,3 +170,13 @@ def test_what_cannot_be_rehearsed_is_refused_by_name_and_deepspeeds_own_errors_p
     answer = rehearse(tmp_path, "odd/deepspeed_refused.py", ranks=2, surroundings=LAUNCHED)
     said = dict(line.split(": ", 1) for line in answer.traceback.splitlines() if line.count(": ") > 1)
     assert {name: word for name, word in SAID.items() if word not in said.get(name, "")} == {}, said
+
+
+@pytest.mark.parametrize(
+    ("hidden", "surroundings", "said"),
+    [("deepspeed", LAUNCHED, "pip install --no-deps deepspeed"), ("mpi4py", {}, "a launcher before the script")],
+)
+def test_what_is_missing_is_one_line(tmp_path: Path, hidden: str, surroundings: Mapping[str, str], said: str) -> None:
+    without = {**surroundings, **hide(tmp_path / "hidden", hidden)}
+    answer = rehearse(tmp_path, "deepspeed_engine.py", "--stage", 1, surroundings=without)
+    assert said in answer.reasons[0]

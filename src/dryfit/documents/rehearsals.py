@@ -50,7 +50,7 @@ _SHOWN_SHARE, _SHOWN_KINDS = 0.03, 4
 _MEMORY: Final = tuple(name for name in RehearsalMemory.model_fields if name != "timeline")
 _WORK: Final = tuple(StepWork.model_fields)
 _OF_A_PLAN: Final[dict[str, object]] = {
-    "host_bytes": None,  # a script's own tensors in host memory are real, and nothing is planned for them
+    "host_bytes": None,  # of a plan; what a script offloads is told as ``host``
     "execution": None,
     "fallbacks": (),
     "eval_batches": (),

@@ -123,7 +123,7 @@ class _Operators:
 class _Optimizers:
     """DeepSpeed's optimizers, which hold parts of weights and gradients that no model and no torch optimizer holds.
 
-    The attributes are those of DeepSpeed 0.19.8; one that a release has not is left out.
+    The attributes are those of DeepSpeed 0.16.9 and 0.19.8; one that a release has not is left out.
     """
 
     _CLASSES: Final[Mapping[str, str]] = {
@@ -133,7 +133,9 @@ class _Optimizers:
         "deepspeed.runtime.fp16.fused_optimizer": "FP16_Optimizer",
         "deepspeed.runtime.fp16.unfused_optimizer": "FP16_UnfusedOptimizer",
     }
-    _GRADIENTS: Final = ("ipg_buckets", "averaged_gradients", "grad_partitions_flat_buffer", "fp32_groups_gradients")
+    _GRADIENTS: Final = (
+        *("ipg_buckets", "ipg_buffer", "averaged_gradients", "grad_partitions_flat_buffer", "fp32_groups_gradients"),
+    )
 
     def __init__(self, stepping: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]) -> None:
         self._stepping = stepping
@@ -186,11 +188,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield from _tensors_in(value.buffer)
 
 
-def install_deepspeed(
-    on_launch: OnLaunch,
-    on_host: Callable[[str], None],
-    dispatch: VirtualDispatch,
-) -> None:
+def install_deepspeed(on_launch: OnLaunch, on_host: Callable[[str], None], dispatch: VirtualDispatch) -> None:
     """Let DeepSpeed load stand-ins in the place of compiled operators, as soon as the script imports the package.
 
     Args:

@@ -247,11 +247,11 @@ class OptimizerSteps:
         self._before_step = before_step
 
         def begins(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-            if not (_within_its_own_step(optimizer) or is_part(optimizer)):
+            if not (_within_its_own_step(optimizer) or _is_part(optimizer)):
                 self.begins(optimizer)
 
         def ends(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-            if not (_within_its_own_step(optimizer) or is_part(optimizer)):
+            if not (_within_its_own_step(optimizer) or _is_part(optimizer)):
                 self.ends(optimizer)
 
         original = Optimizer.__init__
@@ -319,7 +319,7 @@ class OptimizerSteps:
         return self._done
 
 
-def is_part(optimizer: Optimizer) -> bool:
+def _is_part(optimizer: Optimizer) -> bool:
     """Whether a library takes a step of its own by several of an optimizer: one for each group or part of a group."""
     return getattr(optimizer, "dryfit_is_part", False)
 

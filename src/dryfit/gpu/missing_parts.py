@@ -55,9 +55,9 @@ def lack(error: ImportError) -> str:
     if names := provided(error.name or ""):
         return f"{text}; the stand-in for it has {names}: a row of your own adds more (dryfit.register)"
     package = (error.name or "").partition(".")[0]
-    if package not in _SERVES:  # a library that says in words what it lacks
+    if not package.isidentifier():  # a library says in words what it lacks
         package = next((one for one in _SERVES if one in text.lower()), "")
-    return f"{text}; what serves: {_SERVES[package]}" if package else text
+    return f"{text}; what serves: {_SERVES[package]}" if package in _SERVES else text
 
 
 def _by_torch(
