@@ -68,17 +68,8 @@ def rows(ways: list[str]) -> Iterator[Row]:
 
 def rehearsed(row: Row) -> dict[str, Any]:
     """Return the answer of a rehearsal."""
-    dryfit = [
-        sys.executable,
-        "-m",
-        "dryfit.documents.command_line",
-        "rehearse",
-        "--device",
-        DEVICE,
-        "--json",
-        "--quiet",
-    ]
-    command = [*dryfit, "--device", DEVICE, "--steps", "2", *row.command()]
+    dryfit = [sys.executable, "-m", "dryfit.documents.command_line", "rehearse", "--device", DEVICE]
+    command = [*dryfit, "--json", "--quiet", "--steps", "2", *row.command()]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(f"{row}: {done.stderr[-2000:]}")
