@@ -189,7 +189,7 @@ def test_only_a_crash_is_rehearsed_again_with_room_for_everything(script: str, a
         (["--devcie", "a100", "x.py"], "did you mean --device?"),
         (["--no-wrost-batch", "x.py"], "did you mean --no-worst-batch?"),
         (["--step=4", "x.py"], "did you mean --steps?"),
-        (["deepspeed", "train.py"], "DeepSpeed"),
+        (["deepspeed", "--num_nodes", "2", "train.py"], "several machines"),
         (["--device", "rtx409", "train.py", "fits", "1"], "rtx4090"),
         (["--device", "cpu:16GiB", "train.py", "fits", "1"], "a CUDA device"),
         (["--device", "a100-80", "--device", "rtx409", "train.py", "fits", "1"], "rtx409"),

@@ -104,6 +104,23 @@ def test_checks_of_values_pass(facts: dict[str, Any]) -> None:
     assert facts["close"] == [True, 0]
 
 
+def test_memory_of_the_host_is_pinned(facts: dict[str, Any]) -> None:
+    assert facts["pinned"] == [False, True, [0, 1, 2, 3, 4], True]
+    assert facts["host_bytes"] == [16 * MIB, True, 16 * MIB, 8 * MIB]  # the second takes the first one's block
+
+
+def test_a_copied_parameter_is_as_torchs(facts: dict[str, Any]) -> None:
+    assert facts["copied"] == [False, True]
+
+
+def test_large_masks_of_finite_numbers_are_known_until_they_are_written(facts: dict[str, Any]) -> None:
+    assert facts["finite"] == [False, False, True, False, False, False, True]
+
+
+def test_a_compiled_function_is_noted_when_it_is_called(facts: dict[str, Any]) -> None:
+    assert facts["compiled"] == [False, 3, True]
+
+
 def test_tensors_of_the_cpu_are_real(facts: dict[str, Any]) -> None:
     assert facts["real"] == [0, 2, 4, 6]
 

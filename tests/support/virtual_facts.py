@@ -137,6 +137,49 @@ def main() -> None:
             facts["without_gradients"].append([torch.cuda.max_memory_allocated() - before_bytes, read])
             del scores, counts, queries
 
+        # Memory of the host is pinned as with a device; pinned blocks are powers of two, and are kept when free.
+        held = gpu.dispatch.host
+        batch = torch.arange(5)
+        facts["pinned"] = [batch.is_pinned(), batch.pin_memory().is_pinned(), batch.pin_memory().cuda().tolist()]
+        try:
+            torch.zeros(2, device="cuda").pin_memory()
+        except RuntimeError as error:
+            facts["pinned"].append("only dense CPU tensors can be pinned" in str(error))
+        before_bytes = held.held_bytes
+        states = torch.empty(3 * 2**20, pin_memory=True)
+        facts["host_bytes"] = [held.held_bytes - before_bytes, states[7:].is_pinned()]
+        del states
+        torch.zeros(4 * 2**20, pin_memory=True)
+        facts["host_bytes"].append(held.held_bytes - before_bytes)
+        weight = nn.Parameter(torch.empty(2**20))
+        weight.note = "of a library"
+        weight.grad = torch.zeros_like(weight)
+        facts["host_bytes"].append(held.pageable_bytes)
+        facts["copied"] = [hasattr(copy.deepcopy(weight), "note"), copy.deepcopy(weight).grad is None]
+        del weight
+        facts["host_bytes"].append(facts["host_bytes"].pop() - held.pageable_bytes)
+
+        # Whether many numbers hold an infinity is known; a function that is compiled and not called says nothing.
+        many = torch.randn(2**21, device="cuda")
+        facts["finite"] = [
+            bool(torch.isinf(many).any()),
+            bool((torch.isnan(many) | torch.isinf(many)).any()),
+            bool(torch.isfinite(many).all()),
+            bool(many.norm() < 0),
+            bool(many.isnan().logical_or(many.isinf()).float().max()),
+            bool(many[:5000].isinf().float().max()),
+        ]
+        mask = torch.isinf(many)
+        mask.copy_(many > 0)
+        facts["finite"].append(bool(mask.any()))
+        del many, mask
+
+        @torch.compile
+        def unused(given):
+            return given + 1
+
+        facts["compiled"] = [gpu.is_compiled, unused(2), gpu.is_compiled]
+
         # Lists as indices, and fakes in lists.
         table = torch.arange(12, device="cuda").view(3, 4)
         facts["indexed"] = [table[[0, 2], 1].tolist(), table[:, [1, 3]].sum().item(), table[[]].numel()]

@@ -30,6 +30,7 @@ from dryfit.processes.wall import WALLS
 from dryfit.settings.choices import Wall
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import (
+    HostTensors,
     Interval,
     LargestBatch,
     LineBytes,
@@ -49,7 +50,7 @@ _SHOWN_SHARE, _SHOWN_KINDS = 0.03, 4
 _MEMORY: Final = tuple(name for name in RehearsalMemory.model_fields if name != "timeline")
 _WORK: Final = tuple(StepWork.model_fields)
 _OF_A_PLAN: Final[dict[str, object]] = {
-    "host_bytes": None,  # a script's own tensors in host memory are real, and nothing is planned for them
+    "host_bytes": None,  # of a plan; what a script offloads is told as ``host``
     "execution": None,
     "fallbacks": (),
     "eval_batches": (),
@@ -396,6 +397,8 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
     if answer.sent:
         kinds = ", ".join(f"{name} {gib(size)}" for name, size in answer.sent.items())
         lines.append(f"a rank sends  {kinds} a step")
+    if answer.host is not None and answer.host.held_bytes:
+        lines.append(f"host memory   {host_text(answer.host, answer.ranks)}")
     if answer.wall is not None:
         lines.append(f"files         {WALLS[answer.wall]}")
     for muted in answer.muted[:_MOST_NOTES]:
@@ -406,6 +409,13 @@ def fact_lines(answer: RehearsalAnswer) -> list[str]:
         lines.append(f"              and {len(answer.muted) - _MOST_NOTES} more (--json lists them)")
     lines += [f"assumed       {one}" for one in answer.assumed]
     return [*lines, *unknown_lines(answer), *(f"note          {note}" for note in answer.notes)]
+
+
+def host_text(host: HostTensors, ranks: int) -> str:
+    """Return the host memory that a rank holds in tensors, and what all ranks of the machine hold together."""
+    pinned = f" ({gib(host.pinned_bytes)} pinned)" if host.pinned_bytes else ""
+    whole = f"; {ranks} ranks hold {gib(ranks * host.held_bytes)}" if ranks > 1 else ""
+    return f"a rank holds {gib(host.held_bytes)} of tensors{pinned}, at most {gib(host.peak_bytes)}{whole}"
 
 
 def unknown_lines(answer: RehearsalAnswer) -> list[str]:

@@ -99,7 +99,6 @@ class AbsentGroup:
         _replace_processes(note)
         when_imported("torch.distributed.checkpoint", lambda module: _tell_of_shards(module, say))
         when_imported("torch.distributed.pipelining.stage", expect_gradients)
-        when_imported("deepspeed", _refuse_deepspeed)
 
     def _replace_groups(self) -> None:
         know_fake_groups()
@@ -265,11 +264,3 @@ def _launch_here(module: Any, note: Note) -> None:
 def _allow_libraries(module: Any) -> None:
     """Let a notebook's ranks begin with libraries imported that would use a device: they begin in this process."""
     module.are_libraries_initialized = lambda *_: []
-
-
-def _refuse_deepspeed(_module: Any) -> None:
-    raise TraceError(
-        _DOING,
-        "it uses DeepSpeed, whose kernels and buffers are its own",
-        hint="FSDP2 or DistributedDataParallel can be rehearsed",
-    )

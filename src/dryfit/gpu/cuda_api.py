@@ -299,7 +299,6 @@ class CudaApi:
         torch.set_default_tensor_type = stand_in(
             partial(_make_default, torch.set_default_tensor_type), torch.set_default_tensor_type
         )
-        torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # pyright: ignore
         torch.Tensor.record_stream = lambda tensor, *_, **__: None  # pyright: ignore
         profiler.emit_nvtx.__enter__ = lambda self: self
         profiler.emit_nvtx.__exit__ = _happened

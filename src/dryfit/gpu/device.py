@@ -11,6 +11,7 @@ from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import CachingAllocator
 from dryfit.gpu.constants import DeviceConstants, device_constants
 from dryfit.gpu.cuda_api import CudaApi
+from dryfit.gpu.deepspeed_parts import install_deepspeed
 from dryfit.gpu.dispatch import VirtualDispatch
 from dryfit.gpu.fake_cuda import why_not
 from dryfit.gpu.kernels import route_attention
@@ -88,8 +89,10 @@ class VirtualGpu:
         self._kernels: list[str] = []
         self.multiplies_unseen = False
         """Whether a Triton kernel multiplied matrices, whose arithmetic nobody knows."""
+        self.updates_on_host = False
+        """Whether an optimizer of the host updated parameters, in a time that nobody knows."""
         self.on_launch: Callable[[str, list[torch.Tensor]], None] = lambda _name, _tensors: None
-        """Called with name and tensors of each Triton kernel that is launched."""
+        """Called with name and tensors of each compiled kernel that is launched."""
         self._answers = False
         self.api = CudaApi(
             spec,
@@ -113,9 +116,10 @@ class VirtualGpu:
         install_triton(self.spec.capability, self._launched, self._note)
         missing_parts.install_flex_attention(self._note)
         missing_parts.install_managed_memory(self.dispatch.empty, self._note)
+        install_deepspeed(self._updates_on_device, self._updates_on_host, self.dispatch)
         self.presence.install()
         missing_parts.install_missing_parts(self.presence, self._note)
-        weights.install(self._fake, self._demand_room)
+        weights.install(self._fake, self._demand_room, self.dispatch.note_data)
         self.dispatch.follow()
         # Kept alive as long as the block: what is collected takes its kernels with it.
         with route_attention("cuda", self.spec.capability) as attention, self._modes():
@@ -171,6 +175,13 @@ class VirtualGpu:
             more = len(self._kernels) - _MOST_KERNELS
             names += f" and {more} more" if more > 0 else ""
             self.notes.append(f"{_LAUNCHES}: {names}; what they write to is counted, {timed}")
+
+    def _updates_on_device(self, kernel: str, tensors: list[torch.Tensor]) -> None:
+        self.on_launch(kernel, tensors)  # which is set later
+
+    def _updates_on_host(self, optimizer: str) -> None:
+        self.updates_on_host = True
+        self._note(f"parameters are updated on the host (DeepSpeed's {optimizer}): no time is told")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -1,12 +1,14 @@
 """Decides for every operator whether it runs for real, or on tensors of a device that is not there."""
 
 import math
+import os
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from dryfit.gpu import fake_tensors
 from dryfit.gpu.custom_operators import Bodies
 from dryfit.gpu.fake_cuda import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
+from dryfit.gpu.host_memory import HostMemory, is_pinned
 from dryfit.gpu.private_apis.torch_fakes import (
     DynamicOutputShapeException,
     FakeTensor,
@@ -30,6 +33,7 @@ from dryfit.gpu.private_apis.torch_modes import schema_of, tree_iter, tree_map_o
 from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
 from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, remember, share, value_of
 from dryfit.settings.errors import TraceError
+from dryfit.settings.version import PACKAGE_FOLDER
 
 # Views of one fake and writes to it, without torch's way around them.
 #
@@ -94,6 +98,7 @@ _MANY_ELEMENTS = 1 << 14
 _PAGES_BYTES = 1 << 16
 _UNTOUCHED = MAP_PRIVATE | MAP_ANONYMOUS
 """From so many elements on, what a module's constructor allocates on the CPU is a fake."""
+_BETWEEN = (f"{PACKAGE_FOLDER}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
 _ALLOCATES = frozenset(
     {
         _aten.empty.memory_format,
@@ -152,6 +157,10 @@ class VirtualDispatch(ScriptRecorder):
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.fakes_host = False
         """Whether large tensors that are made on the CPU are fakes wherever that happens."""
+        self.holds_state: list[str] = []
+        """Folders of libraries whose large tensors on the host are weights, gradients and states: fakes."""
+        self.host = HostMemory()
+        """Tensors without values of the host."""
         self.is_bad_fork = False
         """Whether this process was forked from one that had used the device, and so must not use it."""
         self._devices = devices
@@ -202,20 +211,21 @@ class VirtualDispatch(ScriptRecorder):
                 return out
             self._primitive.add(func)
         if kwargs.get("pin_memory"):  # of the host alone, and there is no device to pin it for
-            made = self.__torch_dispatch__(func, types, args, {**kwargs, "pin_memory": False})
-            made.untyped_storage().dryfit_pinned = True
-            return made
+            return self.host.pin(self._allocated(func, types, args, {**kwargs, "pin_memory": False}))
         if func is _aten.is_pinned.default:
-            return args[0].layout is torch.strided and hasattr(args[0].untyped_storage(), "dryfit_pinned")
+            return is_pinned(args[0])
         device = kwargs.get("device")
         if not has_fake:
             if device is None or device.type == "cpu":
                 if (
                     func in _ALLOCATES
                     and math.prod(args[0]) >= _MANY_ELEMENTS
-                    and (self.fakes_host or _in_constructor())
+                    and (self.fakes_host or _in_constructor() or self._holds_state())
                 ):
-                    return self._run(func, types, args, kwargs)
+                    with self._lock:
+                        out = self._run(func, types, args, kwargs)
+                    self.host.note(out)
+                    return out
                 out = func(*args, **kwargs)
                 note_written(func, args, kwargs)
                 return out
@@ -233,6 +243,21 @@ class VirtualDispatch(ScriptRecorder):
         with self._lock:
             return self._on_device(func, types, args, kwargs, device)
 
+    def _allocated(self, func: Any, types: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """Return memory of the host for weights, states or activations, which are many numbers, or for data."""
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        if func in _ALLOCATES and dtype.is_floating_point and math.prod(args[0]) >= _MANY_ELEMENTS:
+            with self._lock:
+                return self._run(func, types, args, kwargs)
+        return self.__torch_dispatch__(func, types, args, kwargs)
+
+    def _holds_state(self) -> bool:
+        """Whether a library of :attr:`holds_state` is running: the deepest code outside of torch is its own."""
+        if not self.holds_state:
+            return False
+        files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        return next((file for file in files if not file.startswith(_BETWEEN)), "").startswith(tuple(self.holds_state))
+
     @contextmanager
     def denying(self) -> Iterator[None]:
         """Take conditions on values that nobody knows as false, in the block."""
@@ -247,6 +272,7 @@ class VirtualDispatch(ScriptRecorder):
         with self.fakes:
             made = torch.empty(shape, dtype=dtype, device=device)
         self.note(_aten.empty.memory_format, (shape,), made)
+        self.host.note(made)
         return made
 
     def faked(self, real: torch.Tensor) -> torch.Tensor:
@@ -254,12 +280,19 @@ class VirtualDispatch(ScriptRecorder):
         with self._lock, self.fakes:
             made = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype)
         share(made, real.detach())
+        self.host.note(made)
         return made
+
+    def note_resized(self, storage: Any) -> None:
+        """Record that a storage has another size, of the device or of the host."""
+        super().note_resized(storage)
+        self.host.resized(storage)
 
     def _on_device(self, func: Any, types: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
         if func is _aten._local_scalar_dense.default:
             return self._item(args)
-        if func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda":
+        to_host = func in _COPIES and device is not None and device.type == "cpu" and args[0].device.type == "cuda"
+        if to_host and not (args[0].numel() >= _MANY_ELEMENTS and self._holds_state()):
             return _to_host(args[0], kwargs)
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             value = value_of(args[1])
@@ -283,6 +316,8 @@ class VirtualDispatch(ScriptRecorder):
             self.note(func, args, out)
         except NoRoomError as error:
             raise self.on_no_room(error) from None
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_iter(out):
+            self.host.note(leaf)
         carry(func, args, kwargs, out)
         if func in _CHOOSES:
             self._draw(func, args, out)

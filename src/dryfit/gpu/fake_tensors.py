@@ -184,11 +184,12 @@ Make = Callable[[torch.Size, torch.dtype, torch.device, bool], torch.Tensor]
 _DATA: Any = torch.Tensor.data
 
 
-def install_tensor_classes(make: Make) -> None:
+def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], None]) -> None:
     """Let libraries make their own classes of fakes.
 
     Args:
         make: Makes a fake.
+        on_data: Called with a fake and the memory that it is given by ``tensor.data = ...``.
     """
 
     def made(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
@@ -211,10 +212,10 @@ def install_tensor_classes(make: Make) -> None:
     new = FakeTensor.__new__
     FakeTensor.__new__ = like  # pyright: ignore[reportAttributeAccessIssue]
     original = replace_make_subclass(made)
-    FakeTensor.data = property(_DATA.__get__, _setting_data(make))  # pyright: ignore[reportAttributeAccessIssue]
+    FakeTensor.data = property(_DATA.__get__, _setting_data(make, on_data))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _setting_data(make: Make) -> Callable[[Any, torch.Tensor], None]:
+def _setting_data(make: Make, on_data: Callable[[Any, torch.Tensor], None]) -> Callable[[Any, torch.Tensor], None]:
     """Return what sets ``tensor.data`` of a fake: it stays one, and is where its new data are."""
 
     def set_data(tensor: Any, data: torch.Tensor) -> None:
@@ -222,6 +223,7 @@ def _setting_data(make: Make) -> Callable[[Any, torch.Tensor], None]:
             data = make(data.shape, data.dtype, data.device, False)
         _DATA.__set__(tensor, data)
         tensor.fake_device = data.device
+        on_data(tensor, data)
 
     return set_data
 

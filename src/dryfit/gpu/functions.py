@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from dryfit.gpu import fake_tensors
 from dryfit.gpu.cuda_api import TypedTensor
 from dryfit.gpu.dispatch import VirtualDispatch, zeros
+from dryfit.gpu.host_memory import is_pinned
 from dryfit.gpu.import_hooks import is_of
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
 from dryfit.gpu.private_apis.torch_modes import SET_DATA
@@ -199,6 +201,7 @@ def install(dispatch: VirtualDispatch) -> None:
     FakeTensor.tolist = _to_list
     FakeTensor.__deepcopy__ = _deep_copy
     FakeTensor.__format__ = _format
+    torch.Tensor.pin_memory = _pinning(dispatch)  # pyright: ignore[reportAttributeAccessIssue]
     torch.Generator = _Generator  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -228,14 +231,26 @@ def run_compiled_eagerly(on_compile: Callable[[], None]) -> None:
     """Let ``torch.compile`` give models and functions that run as they are.
 
     Args:
-        on_compile: Called where something is compiled.
+        on_compile: Called where a model is compiled, and at each call of a compiled function: many libraries decorate
+            functions that a script never calls.
     """
     compile_ = torch.compile
 
-    def eager(*args: Any, **kwargs: Any) -> Any:
+    def eager(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         torch.compiler.set_stance("force_eager")
-        on_compile()
-        return compile_(*args, **kwargs)
+        if model is None:
+            return lambda decorated: eager(decorated, *args, **kwargs)
+        compiled = compile_(model, *args, **kwargs)
+        if isinstance(model, nn.Module):
+            on_compile()
+            return compiled
+
+        @wraps(compiled)
+        def noted(*given: Any, **named: Any) -> Any:
+            on_compile()
+            return compiled(*given, **named)
+
+        return noted
 
     torch.compile = eager
 
@@ -287,7 +302,7 @@ def _move(parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor], d
 
 
 def _deep_copy(self: Any, memo: dict[int, Any]) -> Any:
-    """Copy a fake and what libraries wrote on it, but not the mode that it belongs to.
+    """Copy a fake as torch copies a tensor, but not the mode that it belongs to.
 
     Raises:
         RuntimeError: Autograd made it; as torch does.
@@ -300,7 +315,9 @@ def _deep_copy(self: Any, memo: dict[int, Any]) -> Any:
         )
     with torch.no_grad():
         made: Any = self.detach().clone()
-    made = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
+    if isinstance(self, nn.Parameter):  # of a parameter torch copies neither attributes nor gradient
+        memo[id(self)] = made = nn.Parameter(made, self.requires_grad)
+        return made
     made.requires_grad_(self.requires_grad)
     memo[id(self)] = made
     for name, value in vars(self).items():
@@ -309,6 +326,24 @@ def _deep_copy(self: Any, memo: dict[int, Any]) -> Any:
     if self.grad is not None:
         made.grad = copy.deepcopy(self.grad, memo)
     return made
+
+
+def _pinning(dispatch: VirtualDispatch) -> Callable[..., torch.Tensor]:
+    """Return ``Tensor.pin_memory`` of a machine that has the device."""
+
+    def pin_memory(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Copy a tensor of the host to pinned memory, unless the tensor is there.
+
+        Raises:
+            RuntimeError: The tensor is on the device; as torch does.
+        """
+        if is_pinned(self):
+            return self
+        if self.device.type != "cpu":
+            raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+        return dispatch.host.pin(self.detach().clone())
+
+    return pin_memory
 
 
 def _to_list(self: torch.Tensor) -> Any:

@@ -247,20 +247,12 @@ class OptimizerSteps:
         self._before_step = before_step
 
         def begins(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-            if _within_its_own_step(optimizer):
-                return
-            before_step()
-            if self._counts.get(optimizer, 0) == self.number:
-                self._on_start(self.number + 1)
+            if not (_within_its_own_step(optimizer) or _is_part(optimizer)):
+                self.begins(optimizer)
 
         def ends(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-            if _within_its_own_step(optimizer):
-                return
-            self.ended += 1
-            count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
-            if count > self.number:
-                self.number = count
-                self._on_end(count)
+            if not (_within_its_own_step(optimizer) or _is_part(optimizer)):
+                self.ends(optimizer)
 
         original = Optimizer.__init__
 
@@ -272,6 +264,20 @@ class OptimizerSteps:
         Optimizer.__init__ = initialise  # pyright: ignore[reportAttributeAccessIssue]
         optimizers.register_optimizer_step_pre_hook(begins)
         optimizers.register_optimizer_step_post_hook(ends)
+
+    def begins(self, optimizer: Optimizer) -> None:
+        """An optimizer's step begins; what is raised ends the script there."""
+        self._before_step()
+        if self._counts.get(optimizer, 0) == self.number:
+            self._on_start(self.number + 1)
+
+    def ends(self, optimizer: Optimizer) -> None:
+        """An optimizer's step has ended."""
+        self.ended += 1
+        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        if count > self.number:
+            self.number = count
+            self._on_end(count)
 
     @property
     def has_optimizer(self) -> bool:
@@ -311,6 +317,11 @@ class OptimizerSteps:
             waiting = any(self._counts.get(optimizer, 0) < self._wanted for optimizer in self._made)
             self._done = not waiting or self.number >= PATIENCE * self._wanted
         return self._done
+
+
+def _is_part(optimizer: Optimizer) -> bool:
+    """Whether a library takes a step of its own by several of an optimizer: one for each group or part of a group."""
+    return getattr(optimizer, "dryfit_is_part", False)
 
 
 def _within_its_own_step(optimizer: Optimizer) -> bool:

@@ -24,6 +24,8 @@ _PACKAGES = {_NAME: "flash_attn", "flash_attention_3": "flash_attn_interface"}
 _SERVES = {
     "liger_kernel": "pip install --no-deps liger-kernel; of triton there is a stand-in",
     "bitsandbytes": "pip install --no-deps bitsandbytes",
+    "deepspeed": "pip install --no-deps deepspeed einops hjson msgpack ninja py-cpuinfo",
+    "mpi4py": "a launcher before the script, deepspeed or torchrun: without one DeepSpeed asks MPI for its ranks",
 }
 """By package, how it comes without a GPU."""
 
@@ -53,6 +55,8 @@ def lack(error: ImportError) -> str:
     if names := provided(error.name or ""):
         return f"{text}; the stand-in for it has {names}: a row of your own adds more (dryfit.register)"
     package = (error.name or "").partition(".")[0]
+    if not package.isidentifier():  # a library says in words what it lacks
+        package = next((one for one in _SERVES if one in text.lower()), "")
     return f"{text}; what serves: {_SERVES[package]}" if package in _SERVES else text
 
 

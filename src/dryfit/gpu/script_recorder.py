@@ -300,6 +300,9 @@ _MODULE = "nn/modules/module.py"
 _DATA_PARALLEL = "nn/parallel/distributed.py"
 
 
+_OnStep = Callable[[torch.optim.Optimizer], None]
+
+
 class ScriptRecorder(StorageRecorder):
     """A recorder that finds out by itself what the script is doing.
 
@@ -321,6 +324,7 @@ class ScriptRecorder(StorageRecorder):
         capability: tuple[int, int] | None = None,
     ) -> None:
         self._forced: StepPhase | None = None
+        self._outer_step: StepPhase | None = None
         self._running_at: Place | None = None
         self._resting = self._last_phase = StepPhase.LOAD
         self._backward_passes = 0
@@ -336,6 +340,10 @@ class ScriptRecorder(StorageRecorder):
         self._module_names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.holders: list[Callable[[], Iterator[tuple[torch.Tensor, MemoryCategory]]]] = []
+        """Each yields tensors of a library, which no model and no optimizer holds, and what they are."""
+        self.on_whole_step: tuple[_OnStep, _OnStep] = (lambda _: None, lambda _: None)
+        """Called where a library's own step begins and where it has ended, with the optimizer below it."""
 
     @property
     def phase(self) -> StepPhase:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -373,6 +381,13 @@ class ScriptRecorder(StorageRecorder):
         self._running_at = None
         self._resize(storage, self.allocations, RESIZE)
 
+    def note_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """Say what memory is that a parameter is given within a module: gathered, and no activation."""
+        if self._modules and isinstance(tensor, nn.Parameter):
+            block = self._storages.get(storage_key(data))
+            if block is not None and block not in self._names:
+                self._categories[block] = MemoryCategory.TEMPORARIES
+
     def place(self) -> tuple[str, Place]:
         """Return the module and the line that run; in a backward pass, those of the operator that is undone."""
         self._running_at = None
@@ -386,6 +401,9 @@ class ScriptRecorder(StorageRecorder):
 
     def categorize(self) -> None:
         """Say of everything that models and optimizers hold now what it is."""
+        for holder in self.holders:
+            for tensor, category in holder():
+                self.name(tensor, "held", category)
         named = {id(one): name for root in list(self._roots) for name, one in root.named_parameters()}
         for optimizer in list(self._optimizers):
             for group in optimizer.param_groups:
@@ -406,6 +424,19 @@ class ScriptRecorder(StorageRecorder):
                     self.name(parameter.grad, f"gradient:{name}", MemoryCategory.GRADIENTS)
             for name, buffer in root.named_buffers():
                 self.name(buffer, f"weight:{name}", MemoryCategory.WEIGHTS)
+
+    @contextmanager
+    def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Count the block as one step of a library, which takes several steps of an optimizer in it."""
+        begins, ends = self.on_whole_step
+        begins(optimizer)
+        self.categorize()
+        self._forced = self._outer_step = StepPhase.OPTIMIZER
+        try:
+            yield
+        finally:
+            self._forced = self._outer_step = None
+        ends(optimizer)
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
@@ -531,7 +562,7 @@ class ScriptRecorder(StorageRecorder):
         self._forced = self._last_phase = StepPhase.OPTIMIZER
 
     def _step_ends(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._forced = None
+        self._forced = self._outer_step
         self.trains()
         self.categorize()
         self._forward.forget()

@@ -50,6 +50,7 @@ from dryfit.settings.rehearsal_messages import (
     SNAPSHOT,
     TRACE,
     FittedReach,
+    HostTensors,
     RehearsalAnswer,
     RehearsalMemory,
     RehearsalRequest,
@@ -151,6 +152,7 @@ class _Run:
         self.ranks = AbsentGroup(request.ranks, lambda kind, size: self.work.sends(kind, size, self.gpu.dispatch.phase))
         self.sent: dict[str, int] = {}
         self._has_optimizer = False
+        self.host: HostTensors | None = None
         self._give = finish
 
     def _constants(self, device: DeviceSpec) -> DeviceConstants:
@@ -228,7 +230,7 @@ class _Run:
         if end is ScriptEnd.FAILED and self._behind.wall is Wall.LANDLOCK:
             self.notes.append("on this machine code in C and started programs can write nothing; did it fail by that?")
         gpu, request = self.gpu, self.request
-        self.work.is_compiled, self.work.is_timed = gpu.is_compiled, not gpu.multiplies_unseen
+        self.work.is_compiled, self.work.is_timed = gpu.is_compiled, not (gpu.multiplies_unseen or gpu.updates_on_host)
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
         memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)
@@ -262,6 +264,7 @@ class _Run:
             libraries=_libraries(),
             rehearsal_s=time.monotonic() - self.began_s,
             host_peak_bytes=peak_rss_bytes(),
+            host=self.host,
         )
         recording = Recording(gpu, made, self.marks, self.unseen, self._memory, self.work.work)
         return (
@@ -337,6 +340,11 @@ class _Run:
         self.marks.append(StepMark(number, len(self.gpu.allocations.blocks)))
         self.gpu.step = number + 1
         self.work.step_ends()
+        held = self.gpu.dispatch.host
+        if held.peak_bytes:
+            self.host = HostTensors(
+                held_bytes=held.held_bytes, pinned_bytes=held.pinned_bytes, peak_bytes=held.peak_bytes
+            )
         self.sent, self.ranks.sent = dict(self.ranks.sent), defaultdict(int)
 
     def _watch(self, main_thread: int) -> None:

@@ -286,7 +286,8 @@ class Shortening:
         )
 
     def listeners(self, recorder: ScriptRecorder) -> list[Callable[[Any, Any, Any, Any], None]]:
-        """Return what is to be told of each operator on the device."""
+        """Return what is to be told of each operator on the device; follow a library's own steps."""
+        recorder.on_whole_step = (self._steps.begins, self._steps.ends)
         return [StepsByHand(self._steps, recorder).note]
 
     @property

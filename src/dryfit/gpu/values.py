@@ -64,8 +64,14 @@ _PERMUTATIONS = frozenset({_aten.randperm.default, _aten.randperm.generator})
 _draws = torch.Generator()
 """Draws in the place of the device's generator; the script's generators are not moved."""
 _FALSE_OF_NUMBERS = frozenset({_aten.isnan.default, _aten.isinf.default})
-_COMPARES = {_aten.eq.Tensor: True, _aten.ne.Scalar: True, _aten.eq.Scalar: False}
-"""What ``isfinite`` is made of, and its answer where a value is a finite number."""
+_COMPARES = {_aten.eq.Tensor: True, _aten.ne.Tensor: False, _aten.ne.Scalar: True, _aten.eq.Scalar: False}
+"""What ``isfinite``, ``isnan`` and ``isinf`` are made of, and the answer where a value is a finite number."""
+_CONVERTS = _aten._to_copy.default
+_QUANTIFIES = frozenset({_aten.any.default, _aten.all.default, _aten.max.default})
+_OF_MASKS = frozenset({_CONVERTS, *_QUANTIFIES})
+_NEGATES = frozenset({_aten.bitwise_not.default, _aten.logical_not.default})
+_JOINS = frozenset({_aten.mul.Tensor, _aten.bitwise_and.Tensor, _aten.bitwise_or.Tensor, _aten.logical_or.default})
+_IS_LESS = _aten.lt.Scalar
 _SETTLED_BY = {
     _aten.bitwise_and.Tensor: False,
     _aten.bitwise_and.Scalar: False,
@@ -79,6 +85,7 @@ _SETTLED_BY = {
 def remember(fake: torch.Tensor, value: torch.Tensor) -> None:
     """Let the memory of a fake hold a value, if it is small enough and all that the memory has room for."""
     storage: Any = fake.untyped_storage()
+    storage.dryfit_truth = None
     size_bytes = storage.nbytes()
     if not _is_small(value) or fake.numel() * fake.itemsize != size_bytes:
         storage.dryfit_holds = None
@@ -101,8 +108,9 @@ def forget(written: Any) -> None:
     """Let nothing be known of the memory of a fake, or of several, any more."""
     if isinstance(written, FakeTensor):
         storage: Any = written.untyped_storage()
-        if getattr(storage, "dryfit_holds", None) is not None:
-            storage.dryfit_holds = None
+        for known in ("dryfit_holds", "dryfit_truth"):
+            if getattr(storage, known, None) is not None:
+                setattr(storage, known, None)
     elif isinstance(written, list | tuple):
         for one in written:
             forget(one)
@@ -203,6 +211,8 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
         _draw_integers(func, args, out)
     if func.is_view or func in _UNINITIALIZED or _RANDOM in func.tags:
         return
+    if out.__class__ is FakeTensor and (out.dtype is torch.bool or func in _OF_MASKS) and _carry_truth(func, args, out):
+        return
     outs = list(out) if isinstance(out, list | tuple) else [out]
     if not outs or any(type(one) is not FakeTensor or not _is_small(one) for one in outs):
         return
@@ -254,13 +264,61 @@ def _answer(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> None:
     """Remember what does not depend on the values that nobody knows; numbers are finite, as in training that works."""
     if func in _FALSE_OF_NUMBERS:
         remember(out, torch.zeros(out.shape, dtype=out.dtype))
-    elif func in _COMPARES and (args[0] is args[1] or (isinstance(args[1], float) and math.isinf(args[1]))):
+    elif func in _COMPARES and _is_of_finite(args):
         remember(out, torch.full(out.shape, _COMPARES[func], dtype=out.dtype))
+    elif func is _IS_LESS and out.numel() == 1 and args[1] == 0:
+        remember(out, torch.zeros(out.shape, dtype=out.dtype))  # as one, for which a single number is taken
     elif func in _SETTLED_BY and out.dtype is torch.bool:
         truth = _SETTLED_BY[func]
         known = (torch.as_tensor(value) for one in args if (value := value_of(one)) is not None)
         if any(bool((one == truth).all()) for one in known):
             remember(out, torch.full(out.shape, truth))
+
+
+def _carry_truth(func: Any, args: tuple[Any, ...], out: torch.Tensor) -> bool:
+    """Remember of a mask of many elements that all are true, or all false, and of a question to one; whether it could.
+
+    Only masks of numbers that are finite: whether gradients hold an infinity is asked so.
+    """
+    truth: bool | None = None
+    if func in _QUANTIFIES:
+        truth = _truth_of(args[0])
+    elif _is_small(out):
+        return False
+    elif func is _CONVERTS:
+        truth = _truth_of(args[0])
+    elif func in _FALSE_OF_NUMBERS:
+        truth = False
+    elif func in _COMPARES and _is_of_finite(args):
+        truth = _COMPARES[func]
+    elif func in _NEGATES and (negated := _truth_of(args[0])) is not None:
+        truth = not negated
+    elif func in _JOINS and _truth_of(args[0]) is _truth_of(args[1]):
+        truth = _truth_of(args[0])
+    if truth is None:
+        return False
+    if func in _QUANTIFIES:
+        remember(out, torch.full(out.shape, truth, dtype=out.dtype))
+    else:
+        storage: Any = out.untyped_storage()
+        storage.dryfit_truth = truth
+    return True
+
+
+def _truth_of(mask: Any) -> bool | None:
+    """Return what all elements of a mask, or of numbers made of one, are; None where that is not known."""
+    if not isinstance(mask, FakeTensor):
+        return None
+    truth = getattr(mask.untyped_storage(), "dryfit_truth", None)
+    if truth is None and mask.dtype is torch.bool and (value := value_of(mask)) is not None:
+        some, every = bool(value.any()), bool(value.all())
+        truth = every if some == every else None
+    return truth
+
+
+def _is_of_finite(args: tuple[Any, ...]) -> bool:
+    """Whether a tensor is compared with itself or with infinity."""
+    return args[0] is args[1] or (isinstance(args[1], float) and math.isinf(args[1]))
 
 
 def _carry_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:

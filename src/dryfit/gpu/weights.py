@@ -478,7 +478,8 @@ def _weights(model: nn.Module, expected_keys: list[str] | None, make: Make) -> I
         if name in tied or (expected is not None and name not in expected):
             continue
         if isinstance(tensor, nn.Parameter) or tensor.nbytes >= _SMALL_BUFFER_BYTES:
-            yield name, make(tensor.shape, tensor.dtype, _CPU, False)
+            # DeepSpeed's ZeRO-3 leaves a parameter without elements, and its shape beside it.
+            yield name, make(getattr(tensor, "ds_shape", tensor.shape), tensor.dtype, _CPU, False)
         else:
             yield name, torch.zeros(tensor.shape, dtype=tensor.dtype)
 
@@ -559,16 +560,17 @@ def _check_quantised(wanted: Any) -> None:
 # Libraries are changed when the script imports them, so that nothing is imported that it does not import.
 
 
-def install(make: Make, demand_room: DemandRoom) -> None:
+def install(make: Make, demand_room: DemandRoom, on_data: Callable[[Any, torch.Tensor], None]) -> None:
     """Let no weight be read or drawn for the rest of this process.
 
     Args:
         make: Makes a fake of a shape, type and device; whether it requires a gradient.
+        on_data: Called with a tensor and the memory that the tensor is given by ``tensor.data = ...``.
         demand_room: Raises an error where a model of so many bytes does not fit; told what has so many.
     """
     fake_tensors.install_addresses()
     install_initialisers()
-    fake_tensors.install_tensor_classes(make)
+    fake_tensors.install_tensor_classes(make, on_data)
     install_checkpoint_files(make)
     when_imported("transformers.modeling_utils", lambda module: install_from_pretrained(module, make, demand_room))
     when_imported("bitsandbytes", lambda _: kernels.install())

@@ -1,19 +1,29 @@
 """The command line of a training script, as people write it: ``train.py ...``, ``-m module ...``, ``torchrun ...``.
 
-Pure. The launchers' options are those of torch 2.13 (``torch.distributed.run``) and accelerate 1.15 (``accelerate
-launch``). A launcher starts one process a rank; a rehearsal is the one of rank 0, so only what its process learns of
-the launcher's options counts: the number of ranks, and the environment that ``accelerate launch`` makes.
+Pure. The launchers' options are those of torch 2.13 (``torch.distributed.run``), accelerate 1.15 (``accelerate
+launch``) and DeepSpeed 0.19 (``deepspeed/launcher/runner.py``). A launcher starts one process a rank; a rehearsal is
+the one of rank 0, so only what its process learns of the launcher's options counts: the number of ranks, and the
+environment that the launcher makes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn, cast
 
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.text import did_you_mean, few
 
 _DOING: Final = "reading the command line to rehearse"
-_ALLOWED: Final = "SCRIPT ARGS..., or -m MODULE ARGS...; torchrun [...] or accelerate launch [...] may precede it"
+_ALLOWED: Final = (
+    "SCRIPT ARGS..., or -m MODULE ARGS...; torchrun [...], accelerate launch [...] or deepspeed [...] may precede it"
+)
+_LAUNCHED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+"""Variables of the first process of a launcher with one; the process group knows how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,20 @@ _ACCELERATE_VALUES = frozenset(
 )
 _ACCELERATE_FAMILIES = ("fsdp_", "deepspeed_", "megatron_lm_", "fp8_", "parallelism_config_")
 """Further options of accelerate with values begin so."""
-_SHORT = {"m": "module", "t": "tee", "r": "redirects", "q": "quiet"}
+_DEEPSPEED_FLAGS = frozenset(
+    {
+        *("module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "quiet"),
+        *("bind_cores_to_rank", "elastic_training"),
+    }
+)
+_DEEPSPEED_VALUES = frozenset(
+    {
+        *("hostfile", "include", "exclude", "num_nodes", "num_gpus", "num_accelerators", "master_port", "master_addr"),
+        *("node_rank", "launcher", "launcher_args", "enable_each_rank_log", "autotuning", "bind_core_list", "ssh_port"),
+        *("min_elastic_nodes", "max_elastic_nodes", "venv_script", "log_level"),
+    }
+)
+_SHORT = {"m": "module", "t": "tee", "r": "redirects", "q": "quiet", "H": "hostfile", "i": "include", "e": "exclude"}
 
 _FSDP: Mapping[str, tuple[str, str]] = {
     "fsdp_version": ("FSDP_VERSION", "1"),
@@ -124,6 +147,19 @@ _AS_WRITTEN = frozenset({"fsdp_version", "fsdp_sharding_strategy", "fsdp_min_num
     "fsdp_state_dict_type",
 }
 """Options of FSDP whose values are no truth values."""
+_DEEPSPEED: Mapping[str, str] = {
+    "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+    "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+    "deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
+    "deepspeed_moe_layer_cls_names": "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
+}
+"""Options of accelerate for DeepSpeed and the variables that it makes of them (``prepare_deepspeed_cmd_env``)."""
+_NAMES_AS_WRITTEN = frozenset({"deepspeed_config_file", "deepspeed_moe_layer_cls_names"})
 
 
 def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mapping[str, Any]]) -> ScriptCommand:
@@ -135,7 +171,7 @@ def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mappin
 
     Raises:
         ConfigError: There is no script, an unknown launcher or option, or what one process cannot rehearse: several
-            machines, DeepSpeed, Megatron-LM, TPUs.
+            machines, Megatron-LM, TPUs.
     """
     match list(words):
         case ("torchrun", *rest):
@@ -144,8 +180,8 @@ def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mappin
             return _accelerate(rest, config_of)
         case ("accelerate", *_):
             raise ConfigError(_DOING, " ".join(words[:2]), "accelerate launch [...] SCRIPT ARGS...")
-        case ("deepspeed", *_):
-            raise ConfigError(_DOING, "the launcher deepspeed", _ALLOWED, _NO_DEEPSPEED)
+        case ("deepspeed", *rest):
+            return _deepspeed(rest)
         case ("jupyter" | "jupyter-nbconvert" | "ipython" | "papermill", *_):
             raise ConfigError(_DOING, f"{words[0]} runs notebooks", _ALLOWED, _NO_NOTEBOOK)
         case ("-m",):
@@ -156,6 +192,8 @@ def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mappin
             raise ConfigError(_DOING, f"{words[1]} runs notebooks", _ALLOWED, _NO_NOTEBOOK)
         case ("-m", "accelerate.commands.launch", *rest):
             return _accelerate(rest, config_of)
+        case ("-m", "deepspeed.launcher.runner", *rest):
+            return _deepspeed(rest)
         case ("-m", module, *rest):
             return ScriptCommand(module=module, arguments=tuple(rest))
         case ("python" | "python3", *rest) if rest:
@@ -170,7 +208,6 @@ def parse_command(words: Sequence[str], config_of: Callable[[str | None], Mappin
 
 
 _NO_NOTEBOOK = "rehearse the script that `jupyter nbconvert --to script` makes"
-_NO_DEEPSPEED = "DeepSpeed moves memory in ways that are not simulated; rehearse with FSDP, or without it"
 
 
 def _read(launcher: str, words: Sequence[str], flags: Iterable[str], has_value: Callable[[str], bool]) -> _Options:
@@ -208,9 +245,29 @@ def _torchrun(words: Sequence[str]) -> ScriptCommand:
         options.refuse(f"--nnodes {nodes}", "one machine", "--ranks N before it: N devices of one machine")
     target = options.target()
     count = options.values.get("nproc_per_node", "1")
-    if count in ("gpu", "auto", "cpu", "xpu"):
-        return target  # as many as there are devices, which only --ranks can say
-    return ScriptCommand(target.script, target.module, target.arguments, options.count("nproc_per_node") or 1)
+    # As many as there are devices: only --ranks can say.
+    ranks = None if count in ("gpu", "auto", "cpu", "xpu") else options.count("nproc_per_node") or 1
+    return replace(target, ranks=ranks, environment=_LAUNCHED)
+
+
+def _deepspeed(words: Sequence[str]) -> ScriptCommand:
+    """Read the options of DeepSpeed's launcher, which hands each rank its number as the script's first argument."""
+    options = _read("deepspeed", words, _DEEPSPEED_FLAGS, _DEEPSPEED_VALUES.__contains__)
+    one_machine = "--ranks N before it: N devices of one machine"
+    if "no_python" in options.flags:
+        options.refuse("--no_python", "a Python script or module")
+    if "hostfile" in options.values or "elastic_training" in options.flags or (options.count("num_nodes") or 1) > 1:
+        options.refuse("several machines", "one machine", one_machine)
+    if "autotuning" in options.values:
+        options.refuse("--autotuning", "one configuration", "rehearse each configuration, or see --largest")
+    target = options.target()
+    host, _, slots = options.values.get("include", "").partition(":")
+    if "@" in host or "@" in slots:
+        options.refuse(f"--include {options.values['include']}", "one machine", one_machine)
+    included = len(slots.split(",")) if slots else None
+    arguments = target.arguments if "no_local_rank" in options.flags else ("--local_rank=0", *target.arguments)
+    ranks = options.count("num_gpus") or options.count("num_accelerators") or included
+    return replace(target, arguments=arguments, ranks=ranks, environment=_LAUNCHED)
 
 
 def _accelerate(words: Sequence[str], config_of: Callable[[str | None], Mapping[str, Any]]) -> ScriptCommand:
@@ -232,7 +289,10 @@ def _accelerate(words: Sequence[str], config_of: Callable[[str | None], Mapping[
         options.refuse(f"--mixed_precision {precision}", "no, fp16 or bf16")
     environment = {"ACCELERATE_MIXED_PRECISION": precision}
     if fsdp:
-        environment |= _fsdp_environment(options.values, config.get("fsdp_config"))
+        environment |= _LAUNCHED | _fsdp_environment(options.values, config.get("fsdp_config"))
+    if "use_deepspeed" in chosen or (not chosen and kind == "DEEPSPEED"):
+        from_file = "mixed_precision" not in options.values and config.get("mixed_precision") is not None
+        environment |= _LAUNCHED | _deepspeed_environment(options.values, config, ("mixed_precision",) * from_file)
     return ScriptCommand(target.script, target.module, target.arguments, ranks, environment)
 
 
@@ -240,16 +300,14 @@ def _refuse_what_is_not_simulated(options: _Options, config: Mapping[str, Any], 
     machines = options.count("num_machines") or _whole(config.get("num_machines")) or 1
     if machines > 1:
         options.refuse(f"{machines} machines", "one machine", "--num_machines 1, and --num_processes for its devices")
-    if "use_deepspeed" in options.flags or kind == "DEEPSPEED":
-        options.refuse("DeepSpeed", "one device, DDP or FSDP", _NO_DEEPSPEED)
     if "use_megatron_lm" in options.flags or kind == "MEGATRON_LM":
-        options.refuse("Megatron-LM", "one device, DDP or FSDP")
+        options.refuse("Megatron-LM", "one device, DDP, FSDP or DeepSpeed")
     if "tpu" in options.flags or kind in ("XLA", "TPU"):
         options.refuse("a TPU", "CUDA devices")
     if "cpu" in options.flags:
         options.refuse("--cpu", "CUDA devices", "leave it out: a rehearsal needs none")
     if "use_parallelism_config" in options.flags or config.get("parallelism_config"):
-        options.refuse("a parallelism config", "one device, DDP or FSDP")
+        options.refuse("a parallelism config", "one device, DDP, FSDP or DeepSpeed")
     if "no_python" in options.flags:
         options.refuse("--no_python", "a Python script or module")
     unknown = sorted(name for name in options.values if name.startswith("fsdp_") and name not in _FSDP)
@@ -272,4 +330,23 @@ def _fsdp_environment(values: Mapping[str, str], table: object) -> dict[str, str
         text = default if value is None else str(value)
         if text:
             environment[variable] = text if name in _AS_WRITTEN else text.lower()
+    return environment
+
+
+def _deepspeed_environment(
+    values: Mapping[str, str], config: Mapping[str, Any], others: tuple[str, ...]
+) -> dict[str, str]:
+    """Return the variables that accelerate makes for DeepSpeed, of its options and its file's ``deepspeed_config``.
+
+    Args:
+        others: What else the file says of DeepSpeed.
+    """
+    table = config.get("deepspeed_config")
+    written = cast("Mapping[str, object]", table if isinstance(table, Mapping) else {})
+    fields = ",".join([*written, *others] if config else [])
+    environment = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_CONFIG_DS_FIELDS": fields.lower()}
+    for name, variable in _DEEPSPEED.items():
+        value = values.get(name, written.get(name, config.get(name)))
+        if value is not None:
+            environment[variable] = str(value) if name in _NAMES_AS_WRITTEN else str(value).lower()
     return environment

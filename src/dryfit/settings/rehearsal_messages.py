@@ -83,6 +83,20 @@ class StepMemory(Record):
     end_bytes: int
 
 
+class HostTensors(Record):
+    """Host memory of one rank's weights, gradients and states that lie on the host; the data of batches is left out.
+
+    Attributes:
+        held_bytes: At the end of the last step.
+        pinned_bytes: The page-locked part of that, with the rounding of torch's allocator.
+        peak_bytes: Most at once, while the script loads its model included.
+    """
+
+    held_bytes: int
+    pinned_bytes: int
+    peak_bytes: int
+
+
 class Growth(Record):
     """Memory that a step adds and nothing frees.
 
@@ -393,6 +407,7 @@ class RehearsalAnswer(Shown, Message):
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
         libraries: Versions of the libraries for training that the script imported, beside torch.
         host_peak_bytes: Most host memory of the rehearsal itself.
+        host: None where no tensor of the host was without values.
         others: The same recording on other devices. One with an out-of-memory error is an answer of a device without a
             limit, and the error is where the device would refuse first: what the script does then is not known.
         apart: Why other devices need a rehearsal of their own; empty: they do not.
@@ -426,6 +441,7 @@ class RehearsalAnswer(Shown, Message):
     libraries: dict[str, str] = field(default_factory=dict[str, str])
     rehearsal_s: float = 0.0
     host_peak_bytes: int = 0
+    host: HostTensors | None = None
     others: "tuple[RehearsalAnswer, ...]" = ()
     apart: str = ""
     fitted: FittedReach | None = None

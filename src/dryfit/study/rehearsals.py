@@ -483,7 +483,7 @@ def joined(answer: RehearsalAnswer, unlimited: RehearsalAnswer) -> RehearsalAnsw
                 "notes": (*unlimited.notes, note) if short else unlimited.notes,
             }
         )
-    known = ("memory", "at_least", "work", "run", "sent", "worst_batch", "muted", "unknown", "notes", "assumed")
+    known = ("memory", "at_least", "work", "run", "sent", "host", "worst_batch", "muted", "unknown", "notes", "assumed")
     capacity_bytes = answer.device.capacity_bytes
     short_bytes = unlimited.memory.required_bytes - capacity_bytes
     verdict, reason = unlimited.memory.between(capacity_bytes) or (answer.verdict, "")

@@ -22,13 +22,16 @@ def test_what_follows_the_script_is_never_read(arguments: list[str]) -> None:
     assert parsed(["python", "train.py", *own]) == ScriptCommand("train.py", None, own)
     launched = parsed(["accelerate", "launch", "--num_processes", "4", "train.py", *own])
     left = own[1:] if own[:1] == ("--",) else own  # a launcher takes it for the end of its own options
-    assert parsed(["torchrun", "--nproc-per-node", "8", "train.py", *own]) == ScriptCommand("train.py", None, left, 8)
-    assert parsed(["torchrun", "--nproc_per_node=2", "-m", "a.b", *own]) == ScriptCommand(None, "a.b", left, 2)
+    command = parsed(["torchrun", "--nproc-per-node", "8", "train.py", *own])
+    assert (command.script, command.module, command.arguments, command.ranks) == ("train.py", None, left, 8)
+    command = parsed(["torchrun", "--nproc_per_node=2", "-m", "a.b", *own])
+    assert (command.script, command.module, command.arguments, command.ranks) == (None, "a.b", left, 2)
     assert (launched.script, launched.arguments, launched.ranks) == ("train.py", left, 4)
 
 
 def test_the_options_of_torchrun() -> None:
     assert parsed("torchrun train.py").ranks == 1
+    assert parsed("torchrun train.py").environment["RANK"] == "0"
     assert parsed("torchrun --standalone --nnodes=1 --nproc-per-node=gpu train.py --lr 1").ranks is None
     assert parsed("python -m torch.distributed.run --nproc-per-node 8 --master-port 2 t.py").ranks == 8
     assert parsed("torchrun --nproc-per-node 2 -- train.py -x").arguments == ("-x",)
@@ -61,10 +64,41 @@ def test_a_config_file_of_accelerate() -> None:
     assert command.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     own = parsed("accelerate launch --num_processes 2 --mixed_precision no --multi_gpu train.py", config)
     assert (own.ranks, own.environment) == (2, {"ACCELERATE_MIXED_PRECISION": "no"})
-    with pytest.raises(ConfigError, match="DeepSpeed"):
-        parsed("accelerate launch train.py", {"distributed_type": "DEEPSPEED"})
     with pytest.raises(ConfigError, match="4 machines"):
         parsed("accelerate launch train.py", {"num_machines": 4})
+
+
+def test_deepspeeds_launcher_says_ranks_and_hands_over_the_rank() -> None:
+    command = parsed("deepspeed --num_gpus 8 --master_port=1234 train.py --deepspeed ds.json")
+    assert (command.script, command.ranks) == ("train.py", 8)
+    assert command.arguments == ("--local_rank=0", "--deepspeed", "ds.json")
+    assert command.environment["RANK"] == command.environment["LOCAL_RANK"] == "0"
+    alone = parsed("deepspeed --no_local_rank --include localhost:0,2 --module a.b --x 1")
+    assert (alone.module, alone.arguments, alone.ranks) == ("a.b", ("--x", "1"), 2)
+    assert parsed("-m deepspeed.launcher.runner t.py").ranks is None
+
+
+def test_accelerate_hands_deepspeed_its_options_and_those_of_its_file() -> None:
+    config: dict[str, object] = {
+        "distributed_type": "DEEPSPEED",
+        "mixed_precision": "bf16",
+        "num_processes": 8,
+        "deepspeed_config": {"zero_stage": 3, "zero3_init_flag": True, "offload_optimizer_device": "cpu"},
+    }
+    command = parsed("accelerate launch train.py", config)
+    said = {name: value for name, value in command.environment.items() if name.startswith("ACCELERATE")}
+    assert command.ranks == 8
+    assert said == {
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_CONFIG_DS_FIELDS": "zero_stage,zero3_init_flag,offload_optimizer_device,mixed_precision",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+    }
+    own = parsed("accelerate launch --use_deepspeed --deepspeed_config_file Z.json --num_processes 2 t.py")
+    assert own.environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "Z.json"
+    assert own.environment["ACCELERATE_CONFIG_DS_FIELDS"] == ""
 
 
 @pytest.mark.parametrize(
@@ -80,9 +114,12 @@ def test_a_config_file_of_accelerate() -> None:
         ("torchrun --nnodes 1:4 t.py", "one machine"),
         ("torchrun --nproc-per-nod 8 t.py", "did you mean --nproc_per_node"),
         ("torchrun --no-python t.sh", "a Python script"),
-        ("deepspeed --num_gpus 8 train.py", "DeepSpeed"),
+        ("deepspeed --num_nodes 2 train.py", "several machines"),
+        ("deepspeed --include worker-0@worker-1:0,1 train.py", "one machine"),
+        ("deepspeed --autotuning tune train.py", "--autotuning"),
+        ("deepspeed --no_python train.sh", "a Python script"),
+        ("deepspeed --num_gpu 8 train.py", "no option --num_gpu"),
         ("accelerate config", "accelerate launch"),
-        ("accelerate launch --use_deepspeed t.py", "DeepSpeed"),
         ("accelerate launch --use_megatron_lm t.py", "Megatron-LM"),
         ("accelerate launch --tpu t.py", "TPU"),
         ("accelerate launch --cpu t.py", "CUDA devices"),
