@@ -78,6 +78,7 @@ def rehearsal_json(answer: RehearsalAnswer, *, with_timeline: bool = False) -> d
         "timeline": memory.timeline if memory is not None and with_timeline else None,
         "fits": None if answer.verdict is VerdictKind.UNKNOWN else answer.fits,
         "ended": answer.end,
+        "hours": answer.run.hours if answer.run is not None else None,
         "ran": answer.ran,
         "capacity_bytes": answer.device.capacity_bytes,
         "planner_s": answer.rehearsal_s,
