@@ -85,7 +85,9 @@ class VirtualGpu:
         self.dispatch.on_note = self._note
         self.step = 1
         self.is_compiled = False
-        """Whether something was compiled, which runs as it is here."""
+        """Whether something was compiled."""
+        self.is_traced = True
+        """Whether all that was compiled runs as the graphs that torch makes of it."""
         self._kernels: list[str] = []
         self.multiplies_unseen = False
         """Whether a Triton kernel multiplied matrices, whose arithmetic nobody knows."""
@@ -110,7 +112,7 @@ class VirtualGpu:
         self.api.install()
         functions.install(self.dispatch)
         self.dispatch.bodies.install()
-        functions.run_compiled_eagerly(self._compiles)
+        functions.follow_compiling(self.dispatch, self._compiles, self._not_compiled)
         functions.follow_threads(self._modes)
         functions.mark_forks(self._forked)
         install_triton(self.spec.capability, self._launched, self._note)
@@ -162,7 +164,11 @@ class VirtualGpu:
 
     def _compiles(self) -> None:
         self.is_compiled = True
-        self._note("torch.compile: run without it, which is an upper bound of what compiled code keeps")
+
+    def _not_compiled(self, error: Exception) -> None:
+        self.is_compiled, self.is_traced = True, False
+        said = str(error).partition("\n\n")[0].strip()
+        self._note(f"torch.compile: a part runs without it, which is an upper bound of what it keeps: {said}")
 
     def _launched(self, kernel: str, tensors: list[torch.Tensor], multiplies: bool) -> None:
         self.multiplies_unseen |= multiplies

@@ -186,6 +186,11 @@ class VirtualDispatch(ScriptRecorder):
         self.listeners: list[Any] = []
         """Each is called with function, arguments and result of an operator on the device, after it."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch may compile where this mode is active, which then sees the graphs that run."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, for real or on fakes."""
         if func is _DEVICE:  # two of three calls are this question

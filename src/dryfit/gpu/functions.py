@@ -5,6 +5,7 @@ for what reads a tensor's memory, ``nn.Parameter`` and what ``nn.Module.to`` doe
 """
 
 import copy
+import inspect
 import os
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from dryfit.gpu.private_apis.torch_modules import buffers_of, parameters_of
 from dryfit.gpu.private_apis.torch_virtual import apply_to, replace_apply, run_backward_within, take_for_plain
 from dryfit.gpu.script_recorder import NoRoomError
 from dryfit.gpu.values import initialised, note_raw, read_masks, value_of
+from dryfit.settings.errors import LibraryError
 
 _MAKES_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.sparse_coo_tensor})
 _LEAVES_RAW = frozenset(
@@ -227,32 +229,37 @@ def _backward(run: Callable[..., Any], dispatch: VirtualDispatch) -> Callable[..
     return counted
 
 
-def run_compiled_eagerly(on_compile: Callable[[], None]) -> None:
-    """Let ``torch.compile`` give models and functions that run as they are.
+def follow_compiling(
+    dispatch: VirtualDispatch, on_graph: Callable[[], None], on_failure: Callable[[Exception], None]
+) -> None:
+    """Let ``torch.compile`` make graphs that run on the virtual GPU; where this torch cannot, run as it is.
 
     Args:
-        on_compile: Called where a model is compiled, and at each call of a compiled function: many libraries decorate
-            functions that a script never calls.
+        dispatch: Of the virtual GPU.
+        on_graph: Called with each graph.
+        on_failure: Called where something runs as it is.
     """
     compile_ = torch.compile
+    was_asked: list[bool] = []
 
-    def eager(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        torch.compiler.set_stance("force_eager")
-        if model is None:
-            return lambda decorated: eager(decorated, *args, **kwargs)
-        compiled = compile_(model, *args, **kwargs)
-        if isinstance(model, nn.Module):
-            on_compile()
-            return compiled
+    def follow(*args: Any, **kwargs: Any) -> Any:
+        if not was_asked:
+            was_asked.append(True)
+            try:
+                from dryfit.gpu.compiling import install_compiler
 
-        @wraps(compiled)
-        def noted(*given: Any, **named: Any) -> Any:
-            on_compile()
-            return compiled(*given, **named)
+                install_compiler(dispatch, lambda mode: isinstance(mode, VirtualFunctions), on_graph, on_failure)
+            except LibraryError as error:
+                torch.compiler.set_stance("force_eager")
+                on_failure(error)
+        call = nn.Module.__call__
+        nn.Module.__call__ = inspect.unwrap(call)  # what is compiled keeps it
+        try:
+            return compile_(*args, **kwargs)
+        finally:
+            nn.Module.__call__ = call
 
-        return noted
-
-    torch.compile = eager
+    torch.compile = follow
 
 
 def follow_threads(enter: Callable[[], AbstractContextManager[object]]) -> None:

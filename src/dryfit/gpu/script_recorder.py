@@ -87,6 +87,10 @@ class LiveAllocations(OpenSegment):
         self.segment_events: list[tuple[int, str, int, int]] = []
         self.allocator.on_segment = lambda *about: self.segment_events.append((len(self.blocks), *about))
         self.emptied_at: list[int] = []
+        self.fused: set[int] = set()
+        """Blocks of compiled code that may lie within a kernel, and so take no memory."""
+        self.in_place: dict[int, int] = {}
+        """Blocks of compiled code that may be written over another one, which ends there."""
         self._is_closed = False
         self._address_of: dict[int, int] = {}
         self._workspace_bytes = workspace_bytes
@@ -130,6 +134,7 @@ class LiveAllocations(OpenSegment):
     def again(self, capacity_bytes: int | None) -> "LiveAllocations":
         """Return the same events on another capacity, until the first that is refused there."""
         made = LiveAllocations(lambda: self.allocator.settings, capacity_bytes, 0)
+        made.fused, made.in_place = self.fused, self.in_place
         for label in self.label_table:
             made.label(label)
         emptied = set(self.emptied_at)
@@ -158,6 +163,33 @@ class LiveAllocations(OpenSegment):
             self.add(self._next_workspace, size_bytes, label)
             self._next_workspace -= 1
             self._with_workspace.add(whose)
+
+    def least(self) -> tuple[list[int], list[int]]:
+        """Return blocks and bytes of the events without those that compiled code may do without."""
+        owner: dict[int, int] = {}
+        held: set[int] = set()
+        blocks: list[int] = []
+        deltas: list[int] = []
+        passed: set[int] = set()
+        for block, delta in zip(self.blocks, self.deltas, strict=True):
+            if block in self.fused:
+                continue
+            own = owner.get(block, block)
+            if delta > 0:
+                over = self.in_place.get(block)
+                below = None if over is None else owner.get(over, over)
+                if below in held and over not in passed:
+                    owner[block] = below
+                    passed.add(over)
+                    continue
+                held.add(own)
+            elif block in passed:
+                continue
+            else:
+                held.discard(own)
+            blocks.append(own)
+            deltas.append(delta)
+        return blocks, deltas
 
     def held_since(self, event: int) -> list[int]:
         """Return the sizes of what was allocated since an event and is still there, in order."""
@@ -247,6 +279,23 @@ class Places:
             frame = frame.f_back
         return Place("", source)
 
+    def of(self, lines: Sequence[tuple[str, int]]) -> Place | None:
+        """Return the place of code that was traced; None where no line of it is outside of torch.
+
+        Args:
+            lines: File and number of each call, the deepest last.
+        """
+        source = ""
+        for filename, number in reversed(lines):
+            owner = self._owner(filename)
+            if owner is _Owner.HIDDEN:
+                continue
+            text = f"{filename.removeprefix(self.folder)}:{number}"
+            source = source or text
+            if owner is _Owner.USER:
+                return Place(text, source)
+        return Place("", source) if source else None
+
     def _owner(self, filename: str) -> _Owner:
         if filename == self.own or (self.own.endswith(os.sep) and filename.startswith(self.own)):
             return _Owner.USER
@@ -328,6 +377,8 @@ class ScriptRecorder(StorageRecorder):
         self._running_at: Place | None = None
         self._resting = self._last_phase = StepPhase.LOAD
         self._backward_passes = 0
+        self._of_graph: tuple[str, tuple[tuple[str, int], ...]] | None = None
+        """Module and lines of the node of a compiled graph that is being noted."""
         self._copied: set[int] = set()
         """Blocks that were copied to the device while the script loaded, by no module."""
         self._has_run = False
@@ -376,6 +427,39 @@ class ScriptRecorder(StorageRecorder):
         self._running_at = None
         super().note(func, args, out)
 
+    def note_stored(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        out: Any,
+        *,
+        where: tuple[str, tuple[tuple[str, int], ...]],
+        may_fuse: bool,
+        over: torch.Tensor | None,
+    ) -> None:
+        """Record what a kernel of compiled code stores.
+
+        Args:
+            func: Its operator.
+            args: Of the operator; none where they are not there any more.
+            out: What it gives.
+            where: Its module, and file and number of the lines that called it.
+            may_fuse: Whether it may lie within another kernel.
+            over: What it may be written over.
+        """
+        first = self._next_block
+        self._of_graph = where
+        try:
+            self.note(func, args, out)
+        finally:
+            self._of_graph = None
+        made = range(first, self._next_block)
+        if may_fuse:
+            self.allocations.fused.update(made)
+        block = None if over is None else self._storages.get(storage_key(over))
+        if block is not None and len(made) == 1 and self._sizes.get(block) == self._sizes.get(first):
+            self.allocations.in_place[first] = block
+
     def note_resized(self, storage: Any) -> None:
         """Record that a storage has another size; those of the host are none of ours."""
         self._running_at = None
@@ -394,10 +478,18 @@ class ScriptRecorder(StorageRecorder):
         return self._place()
 
     def _place(self) -> tuple[str, Place]:
+        if self._of_graph is not None:
+            module, lines = self._of_graph
+            if place := self.places.of(lines):
+                within = "." in self._module() or len(self._modules) > 1
+                return ".".join(filter(None, (self._module() if within else "", module))), place
         if not self._modules and (number := running_node_number()) is not None:
             module, place = self._forward.at(number)
             return module, place if place.source else self._here()
         return self._module(), self._here()
+
+    def _reused_block(self, func: Any, args: tuple[Any, ...]) -> int | None:
+        return None if self._of_graph is not None else super()._reused_block(func, args)
 
     def categorize(self) -> None:
         """Say of everything that models and optimizers hold now what it is."""

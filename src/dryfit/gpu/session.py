@@ -288,7 +288,8 @@ class _Run:
             run, categories, self.marks, constants, gpu.places, failed_at=gpu.failed_at, enough_bytes=enough_bytes
         )
         if memory is not None and gpu.is_compiled:
-            memory = memory.model_copy(update={"least_bytes": least_bytes(run, categories, constants)})
+            least = least_bytes(run, categories, constants, is_traced=gpu.is_traced)
+            memory = memory.model_copy(update={"least_bytes": min(least, memory.required_bytes)})
         kept = self.shortening.kept_of_batch
         if memory is not None and kept is not None:
             memory = memory.model_copy(update={"evaluation_growth": evaluation_growth(run, kept, gpu.places)})

@@ -120,14 +120,31 @@ def _summed(held: dict[Label, int], part: Callable[[Label], Part]) -> dict[Part,
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def least_bytes(run: LiveAllocations, categories: dict[int, MemoryCategory], constants: DeviceConstants) -> int:
-    """Return the capacity that a device must have whatever compiled code keeps: for what lasts beyond a pass."""
+def least_bytes(
+    run: LiveAllocations, categories: dict[int, MemoryCategory], constants: DeviceConstants, *, is_traced: bool
+) -> int:
+    """Return the capacity that a device must have if compiled code keeps as little as it may.
+
+    Args:
+        run: Allocations of a script that compiles.
+        categories: What blocks turned out to be.
+        constants: What the device takes besides.
+        is_traced: Whether all that was compiled ran as graphs; else only what lasts beyond a pass is known to be kept.
+    """
+    if is_traced:
+        cap_bytes = min_cap(*run.least(), run.allocator.settings)
+    else:
+        cap_bytes = _lasting_bytes(run, categories)
+    return cap_bytes + constants.overhead_bytes + margin_bytes(DeviceKind.CUDA, cap_bytes)
+
+
+def _lasting_bytes(run: LiveAllocations, categories: dict[int, MemoryCategory]) -> int:
     held_bytes = most_bytes = 0
     for block, delta in zip(run.blocks, run.deltas, strict=True):
         if categories.get(block) in _LASTING:
             held_bytes += delta
             most_bytes = max(most_bytes, held_bytes)
-    return most_bytes + constants.overhead_bytes + margin_bytes(DeviceKind.CUDA, most_bytes)
+    return most_bytes
 
 
 def settled(

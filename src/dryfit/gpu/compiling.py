@@ -1,0 +1,184 @@
+"""``torch.compile`` on a virtual GPU: dynamo, AOTAutograd and inductor's passes run, and their graphs run on fakes."""
+
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+
+from dryfit.gpu.compiled_graphs import GraphPlan, plan_graph
+from dryfit.gpu.dispatch import VirtualDispatch
+from dryfit.gpu.private_apis.torch_compiling import (
+    COMPILING,
+    follow_compiler,
+    fuses,
+    views,
+    without_global_hooks,
+)
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor
+from dryfit.gpu.private_apis.torch_modes import tree_iter, tree_map, without_dispatch_modes
+from dryfit.gpu.script_recorder import NoRoomError
+from dryfit.settings.private_names import require
+
+_FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_SELF: Final = re.compile(r"^L\['\w+'\]")
+_INDEX: Final = re.compile(r"\['?([\w.]+)'?\]")
+_TANGENT: Final = "tangents_"
+"""How AOTAutograd begins the names of a backward graph's inputs that are gradients."""
+
+
+def install_compiler(
+    dispatch: VirtualDispatch,
+    ours: Callable[[TorchFunctionMode], bool],
+    on_graph: Callable[[], None],
+    on_failure: Callable[[Exception], None],
+) -> None:
+    """Let what is compiled run as inductor's graphs.
+
+    Args:
+        dispatch: Of the virtual GPU.
+        ours: Whether a function mode is the virtual GPU's.
+        on_graph: Called with each graph that is made for the device.
+        on_failure: Called where a frame could not be compiled, and runs as it is.
+
+    Raises:
+        LibraryError: This version of torch has another compiler.
+    """
+    require("following torch.compile", COMPILING)
+
+    def make(graph: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[[list[Any]], Any]:
+        if not _is_of_device(graph):
+            return lambda given: graph(*given)
+        on_graph()
+        return CompiledGraph(graph, dispatch, _fixed(graph, options))
+
+    follow_compiler(make, ours, modules_as_torch_calls_them, on_failure)
+
+
+@contextmanager
+def modules_as_torch_calls_them() -> Iterator[None]:
+    """Let modules be called past what follows them, in the block: a compiler would trace that."""
+    call = nn.Module.__call__
+    nn.Module.__call__ = inspect.unwrap(call)
+    try:
+        with without_global_hooks():
+            yield
+    finally:
+        nn.Module.__call__ = call
+
+
+def _fixed(graph: fx.GraphModule, options: Mapping[str, Any]) -> set[int]:
+    """Return the numbers of the inputs that others hold: all of a forward pass; of a backward pass, not those saved."""
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    if not options.get("is_backward"):
+        return set(range(len(names)))
+    held = {at for at, name in enumerate(names) if name.startswith(_TANGENT)}
+    return held | set(options.get("static_input_idxs", ()))
+
+
+def _is_of_device(graph: fx.GraphModule) -> bool:
+    values = (leaf for node in graph.graph.nodes for leaf in tree_iter(node.meta.get("val")))
+    return any(isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda" for leaf in values)
+
+
+class CompiledGraph:
+    """Runs a graph of inductor's on fakes: what it stores is allocated, what it computes where it is read is not.
+
+    Args:
+        graph: Forward or backward, after all passes that change what is saved.
+        dispatch: Of the virtual GPU.
+        fixed: Numbers of the inputs that no kernel may write over.
+    """
+
+    def __init__(self, graph: fx.GraphModule, dispatch: VirtualDispatch, fixed: set[int]) -> None:
+        self._graph, self._dispatch = graph, dispatch
+        self.plan: GraphPlan = plan_graph(graph.graph, fuses, views, fixed)
+        place = {node: at for at, node in enumerate(self.plan.nodes)}
+        self._late: dict[int, list[fx.Node]] = defaultdict(list)
+        for node, at in self.plan.stored_at.items():
+            if at != place[node]:
+                self._late[at].append(node)
+        self._ends: dict[int, list[fx.Node]] = defaultdict(list)
+        for node, at in self.plan.dropped_at.items():
+            self._ends[at].append(node)
+        self._constants: dict[str, Any] = {}
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Run the graph on inputs, whose list it empties.
+
+        Raises:
+            torch.OutOfMemoryError: The device has no room.
+        """
+        values: dict[fx.Node, Any] = {}
+        given = iter(inputs[:])
+        inputs.clear()
+        out: Any = None
+        for node in self.plan.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+        del given
+        try:
+            for at, node in enumerate(self.plan.nodes):
+                for late in self._late.get(at, ()):
+                    self._note(late, (), values[late], values)
+                if node.op == "output":
+                    out = tree_map(lambda one: values[one] if isinstance(one, fx.Node) else one, node.args[0])
+                elif node.op == "get_attr":
+                    values[node] = self._constant(str(node.target))
+                elif node.op != "placeholder":
+                    values[node] = self._run(at, node, values)
+                for one in self._ends.get(at, ()):
+                    values.pop(one, None)
+        except NoRoomError as error:
+            raise self._dispatch.on_no_room(error) from None
+        return out
+
+    def _run(self, at: int, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+        args = fx.map_arg(node.args, values.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+        with without_dispatch_modes(), self._dispatch.fakes:
+            target: Any = node.target
+            out = target(*args, **kwargs)
+        if node in self.plan.stored_at and isinstance(target, torch._ops.OperatorBase):
+            if self.plan.stored_at[node] == at:
+                self._note(node, args, out, values)
+            for listener in self._dispatch.listeners:
+                listener(target, args, kwargs, out)
+        return out
+
+    def _note(self, node: fx.Node, args: Any, out: Any, values: Mapping[fx.Node, Any]) -> None:
+        """Allocate what a node stores."""
+        over = self.plan.in_place.get(node)
+        self._dispatch.note_stored(
+            node.target,
+            tuple(args),
+            out,
+            where=_where(node),
+            may_fuse=node in self.plan.fused,
+            over=None if over is None else values.get(over),
+        )
+
+    def _constant(self, name: str) -> Any:
+        """Return a constant or a graph within the graph; of a tensor, one of the virtual GPU's in its place."""
+        if name not in self._constants:
+            value: Any = self._graph
+            for part in name.split("."):
+                value = getattr(value, part)
+            if isinstance(value, FakeTensor) and value.fake_mode is not self._dispatch.fakes:
+                value = self._dispatch.empty(value.shape, value.dtype, value.device)
+            self._constants[name] = value
+        return self._constants[name]
+
+
+def _where(node: fx.Node) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """Return the module that a node is of, and the lines that called it, the deepest last."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed(stack.values()), ("", None))[0] if stack else ""
+    path = _INDEX.sub(r".\1", _SELF.sub("", str(path))).replace("._modules", "").strip(".")
+    found = _FRAME.finditer(node.meta.get("stack_trace") or "")
+    return path, tuple((one["file"], int(one["line"])) for one in found)

@@ -1,0 +1,177 @@
+"""Private names of torch's compiler: what is traced, where inductor takes over, and what it fuses.
+
+Imported where a script first compiles something: dynamo and inductor take a second to import.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from dryfit.gpu.private_apis.torch_modes import schema_of, without_dispatch_modes
+from dryfit.settings.private_names import PrivateNames, importing
+
+with importing("torch", "following torch.compile"):
+    from torch._dynamo import convert_frame, eval_frame, trace_rules
+    from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+    from torch._dynamo.variables import torch_function
+    from torch._inductor import compile_fx, config, lowering
+    from torch.nn.modules import module as modules
+
+NAMES: Final = (
+    # tracing without the modes and hooks of a virtual GPU, and going on eagerly where that fails; until: torch's modes
+    # and global hooks say that compilers are to ignore them
+    "torch._dynamo.convert_frame.CatchErrorsWrapper",
+    "torch._dynamo.eval_frame.OptimizeContext",
+    "torch._dynamo.exc.BackendCompilerFailed",
+    "torch._dynamo.exc.InternalTorchDynamoError",
+    "torch._dynamo.trace_rules.add",
+    "torch._dynamo.types.ConvertFrameReturn",
+    "torch._dynamo.types.FrameAction",
+    "torch._dynamo.types.FrameExecStrategy",
+    "torch._dynamo.variables.torch_function.SymbolicTorchFunctionState",
+    "torch.nn.modules.module._global_forward_pre_hooks",
+    "torch.nn.modules.module._global_forward_hooks",
+    "torch.nn.modules.module._global_forward_hooks_always_called",
+    # running inductor's passes and its partitioner, but not its code generation; until: inductor gives its graphs
+    "torch._inductor.compile_fx.compile_fx(inner_compile=)",
+    "torch._inductor.config.patch",
+    # knowing which operators inductor fuses and which are kernels by themselves; until: operators have a tag for it
+    "torch._inductor.lowering.lowerings",
+    "torch._inductor.lowering.fallbacks",
+)
+FAILURES: Final = (BackendCompilerFailed, InternalTorchDynamoError)
+"""What a frame ends in that dynamo has traced and that a backend, or dynamo itself, could not make a graph of."""
+_HOOKS: Final = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
+_INSTALLED: Final = "shape_padding"
+"""A pass that times kernels to decide: it is left out."""
+
+
+class _NumbersOnDevice(TorchFunctionMode):
+    """Let ``torch.tensor`` of a number be a fake, which a fake mode makes of constants only on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.tensor and isinstance(args[0], int | float) and kwargs.get("device") is not None:
+            return torch.full((), args[0], **kwargs)
+        return func(*args, **kwargs)
+
+
+def follow_compiler(
+    make: Callable[..., Callable[[list[Any]], Any]],
+    ours: Callable[[TorchFunctionMode], bool],
+    entering: Callable[[], AbstractContextManager[object]],
+    on_failure: Callable[[Exception], None],
+) -> None:
+    """Let dynamo and inductor make the graphs of whatever is compiled from now on, and give them to a function.
+
+    Args:
+        make: Called with each graph module, its example inputs and inductor's options; returns what runs the graph
+            on a list of inputs, which it empties.
+        ours: Whether a function mode is not the script's, and so not to be traced.
+        entering: Makes a context for each call of something compiled.
+        on_failure: Called where dynamo or a pass fails on a frame, which then runs as it is.
+    """
+    trace_rules.add("dryfit")
+    _trace_without_modes(ours, on_failure)
+    _enter_with_hooks(entering)
+    compile_ = compile_fx.compile_fx
+
+    def compiled(model: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        with _NumbersOnDevice(), config.patch({_INSTALLED: False}):
+            return compile_(model, inputs, *args, **{**kwargs, "inner_compile": _boxed(make)})
+
+    compile_fx.compile_fx = compiled  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _boxed(make: Callable[..., Callable[[list[Any]], Any]]) -> Callable[..., Any]:
+    def inner_compile(graph: Any, inputs: Sequence[Any], **options: Any) -> Any:
+        run: Any = make(graph, inputs, options)
+
+        def boxed(inputs: list[Any]) -> Any:
+            return run(inputs)
+
+        boxed._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+        return boxed
+
+    return inner_compile
+
+
+def _trace_without_modes(ours: Callable[[TorchFunctionMode], bool], on_failure: Callable[[Exception], None]) -> None:
+    wrapper = convert_frame.CatchErrorsWrapper
+    convert = wrapper.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with without_dispatch_modes():
+            try:
+                return convert(self, *args, **kwargs)
+            except FAILURES as error:
+                on_failure(error)
+                as_it_is = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+                return ConvertFrameReturn(frame_exec_strategy=as_it_is)
+
+    wrapper.__call__ = call
+    state = torch_function.SymbolicTorchFunctionState
+    make = state.__init__
+
+    def init(self: Any, py_stack: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        make(self, [mode for mode in py_stack if not ours(mode)], *args, **kwargs)
+
+    state.__init__ = init
+
+
+def _enter_with_hooks(entering: Callable[[], AbstractContextManager[object]]) -> None:
+    context = eval_frame.OptimizeContext
+    make = context.__init__
+
+    def enter() -> Callable[[], None]:
+        stack = ExitStack()
+        stack.enter_context(entering())
+        return stack.close
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.enter_exit_hooks.append(enter)
+
+    context.__init__ = init
+
+
+@contextmanager
+def without_global_hooks() -> Iterator[None]:
+    """Let modules have no hooks of the whole process, in the block: dynamo would trace them."""
+    before = [dict(vars(modules)[name]) for name in _HOOKS]
+    for name in _HOOKS:
+        vars(modules)[name].clear()
+    try:
+        yield
+    finally:
+        for name, hooks in zip(_HOOKS, before, strict=True):
+            vars(modules)[name].update(hooks)
+
+
+def fuses(operator: Any) -> bool:
+    """Whether inductor writes an operator's kernel itself, so that it may become a part of another."""
+    known: Mapping[Any, Any] = lowering.lowerings
+    return operator in known and operator not in lowering.fallbacks
+
+
+def views(operator: Any) -> bool:
+    """Whether what an operator gives is a view of its first tensor, and it writes to nothing."""
+    schema = schema_of(operator)
+    aliases = [one.alias_info for one in schema.returns]
+    return bool(aliases) and all(one is not None and not one.is_write for one in aliases)
+
+
+def _misbehaves() -> str:
+    aten = torch.ops.aten
+    if not fuses(aten.add.Tensor) or fuses(aten._scaled_dot_product_flash_attention.default):
+        return "torch._inductor.lowering does not tell what is fused"
+    if not views(aten.view.default) or views(aten.add.Tensor) or views(aten.copy_.default):
+        return "the _schema of an operator does not tell views"
+    return ""
+
+
+COMPILING: Final = PrivateNames("torch", NAMES, _misbehaves)
