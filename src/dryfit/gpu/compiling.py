@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ def install_compiler(
         on_graph()
         return CompiledGraph(graph, dispatch, _fixed(graph, options))
 
+    warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks", UserWarning)
     follow_compiler(make, ours, modules_as_torch_calls_them, on_failure)
 
 

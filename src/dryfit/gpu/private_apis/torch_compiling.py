@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dryfit.gpu.private_apis.torch_modes import schema_of, without_dispatch_modes
+from dryfit.gpu.private_apis.torch_fakes import active_fake_mode
+from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode, schema_of, without_dispatch_modes
 from dryfit.settings.private_names import PrivateNames, importing
 
 with importing("torch", "following torch.compile"):
@@ -18,7 +19,7 @@ with importing("torch", "following torch.compile"):
     from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
     from torch._dynamo.variables import torch_function
-    from torch._inductor import compile_fx, config, lowering
+    from torch._inductor import compile_fx, config, constant_folding, lowering
     from torch.nn.modules import module as modules
 
 NAMES: Final = (
@@ -38,6 +39,7 @@ NAMES: Final = (
     "torch.nn.modules.module._global_forward_hooks_always_called",
     # running inductor's passes and its partitioner, but not its code generation; until: inductor gives its graphs
     "torch._inductor.compile_fx.compile_fx(inner_compile=)",
+    "torch._inductor.constant_folding.ConstantFolder",
     "torch._inductor.config.patch",
     # knowing which operators inductor fuses and which are kernels by themselves; until: operators have a tag for it
     "torch._inductor.lowering.lowerings",
@@ -57,6 +59,16 @@ class _NumbersOnDevice(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.tensor and isinstance(args[0], int | float) and kwargs.get("device") is not None:
             return torch.full((), args[0], **kwargs)
+        return func(*args, **kwargs)
+
+
+class _ConstantsOnHost(TorchDispatchMode):
+    """Let passes that fold constants compute them on the CPU: the device has no values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not types and active_fake_mode() is None and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
         return func(*args, **kwargs)
 
 
@@ -84,7 +96,14 @@ def follow_compiler(
         with _NumbersOnDevice(), config.patch({_INSTALLED: False}):
             return compile_(model, inputs, *args, **{**kwargs, "inner_compile": _boxed(make)})
 
+    fold = constant_folding.ConstantFolder.run
+
+    def fold_on_host(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _ConstantsOnHost():
+            return fold(self, *args, **kwargs)
+
     compile_fx.compile_fx = compiled  # pyright: ignore[reportAttributeAccessIssue]
+    constant_folding.ConstantFolder.run = fold_on_host
 
 
 def _boxed(make: Callable[..., Callable[[list[Any]], Any]]) -> Callable[..., Any]:
