@@ -56,8 +56,8 @@ class GraphPlan:
 
     Attributes:
         nodes: Of the graph, in order.
-        stored_at: For each node whose result is stored, the place in the order at which its kernel runs.
-        dropped_at: The places after which each node's result is needed no more.
+        stored_at: When the kernel of each node whose result is stored runs (:func:`time_of`, or one before).
+        dropped_at: After which time each node's result is needed no more.
         fused: Stored results that may lie within a kernel.
         in_place: Stored results that may be written over another.
         kernels: Nodes that are kernels by themselves.
@@ -93,6 +93,11 @@ def plan_graph(
     return _Planner(graph, fuses, views, set(fixed)).run()
 
 
+def time_of(place: int) -> int:
+    """Return when a node runs by its place in the graph: between two nodes, what is stored late is."""
+    return 2 * place
+
+
 class _Planner:
     """Goes through a graph as inductor's lowering does."""
 
@@ -101,7 +106,7 @@ class _Planner:
     ) -> None:
         self._fuses, self._views = fuses, views
         self.plan = GraphPlan(list(graph.nodes))
-        self._place = {node: at for at, node in enumerate(self.plan.nodes)}
+        self._place = {node: time_of(at) for at, node in enumerate(self.plan.nodes)}
         self._base: dict[fx.Node, fx.Node] = {}
         self._open: dict[fx.Node, _Expression] = {}
         self._last_read: dict[fx.Node, int] = {}
@@ -115,7 +120,7 @@ class _Planner:
     def run(self) -> GraphPlan:
         """Return the plan."""
         plan = self.plan
-        for at, node in enumerate(plan.nodes):
+        for node, at in self._place.items():
             self._base[node] = node
             match node.op:
                 case "placeholder" | "get_attr":
@@ -156,7 +161,8 @@ class _Planner:
             self._touch(self._reads(inputs), at)
         elif not operator or not self._fuses(target) or name in _KERNELS:
             for one in inputs:
-                self._store(one, at)
+                self._store(one, at - 1)
+            self._touch(inputs, at)
             self.plan.kernels.add(node)
             self._stored(node, frozenset(inputs), at)
         elif name in _REDUCTIONS:
@@ -187,12 +193,10 @@ class _Planner:
             self._store(node, at)
 
     def _store(self, node: fx.Node, at: int) -> None:
-        """Store an expression, whose kernel runs at a place."""
+        """Store an expression, whose kernel runs at a time."""
         made = self._open.pop(node, None)
         if made is not None:
             self._stored(node, made.reads, at)
-        else:
-            self._touch({node}, at)
 
     def _stored(self, node: fx.Node, reads: frozenset[fx.Node], at: int) -> None:
         self.plan.stored_at[node] = at
@@ -207,7 +211,8 @@ class _Planner:
     def _end(self, node: fx.Node, at: int) -> None:
         self._outputs = set(self._inputs(node))
         for one in self._outputs:
-            self._store(one, at)
+            self._store(one, at - 1)
+        self._touch(self._outputs, at)
 
     def _fuse(self) -> None:
         """Find what may lie within a kernel: all who read it can be fused, and no other kernel stands between."""

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
-from dryfit.gpu.compiled_graphs import GraphPlan, plan_graph
+from dryfit.gpu.compiled_graphs import GraphPlan, plan_graph, time_of
 from dryfit.gpu.dispatch import VirtualDispatch
 from dryfit.gpu.private_apis.torch_compiling import (
     COMPILING,
@@ -100,10 +100,10 @@ class CompiledGraph:
     def __init__(self, graph: fx.GraphModule, dispatch: VirtualDispatch, fixed: set[int]) -> None:
         self._graph, self._dispatch = graph, dispatch
         self.plan: GraphPlan = plan_graph(graph.graph, fuses, views, fixed)
-        place = {node: at for at, node in enumerate(self.plan.nodes)}
+        place = {node: time_of(at) for at, node in enumerate(self.plan.nodes)}
         self._late: dict[int, list[fx.Node]] = defaultdict(list)
         for node, at in self.plan.stored_at.items():
-            if at != place[node]:
+            if at > place[node]:
                 self._late[at].append(node)
         self._ends: dict[int, list[fx.Node]] = defaultdict(list)
         for node, at in self.plan.dropped_at.items():
@@ -126,19 +126,23 @@ class CompiledGraph:
         del given
         try:
             for at, node in enumerate(self.plan.nodes):
-                for late in self._late.get(at, ()):
+                for late in self._late.get(time_of(at) - 1, ()):
                     self._note(late, (), values[late], values)
+                self._drop(time_of(at) - 1, values)
                 if node.op == "output":
                     out = tree_map(lambda one: values[one] if isinstance(one, fx.Node) else one, node.args[0])
                 elif node.op == "get_attr":
                     values[node] = self._constant(str(node.target))
                 elif node.op != "placeholder":
-                    values[node] = self._run(at, node, values)
-                for one in self._ends.get(at, ()):
-                    values.pop(one, None)
+                    values[node] = self._run(time_of(at), node, values)
+                self._drop(time_of(at), values)
         except NoRoomError as error:
             raise self._dispatch.on_no_room(error) from None
         return out
+
+    def _drop(self, at: int, values: dict[fx.Node, Any]) -> None:
+        for node in self._ends.get(at, ()):
+            values.pop(node, None)
 
     def _run(self, at: int, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         args = fx.map_arg(node.args, values.__getitem__)
