@@ -214,6 +214,8 @@ def _replace_processes(note: Note) -> None:
 
 
 class _Quiet:
+    """A logger that logs nothing."""
+
     def __getattr__(self, _name: str) -> Any:
         return lambda *_, **__: None
 

@@ -47,6 +47,7 @@ _REDUCTIONS: Final = frozenset(
 )
 """Operators whose result is stored at once, in a kernel that may be fused: reductions, scans, random numbers, ``cat``."""
 _VIEWS: Final = frozenset({"_unsafe_view", "reshape", "alias", "detach"})
+_LOOKS_UP: Final = frozenset({"embedding", "index", "gather", "index_select"})
 _WRITES: Final = frozenset({_aten.copy_.default})
 
 
@@ -61,6 +62,8 @@ class GraphPlan:
         fused: Stored results that may lie within a kernel.
         in_place: Stored results that may be written over another.
         kernels: Nodes that are kernels by themselves.
+        reads: The stored results and inputs that the kernel of each stored result reads, but for tables of which it
+            reads some rows.
     """
 
     nodes: list[fx.Node]
@@ -69,6 +72,7 @@ class GraphPlan:
     fused: set[fx.Node] = field(default_factory=set[fx.Node])
     in_place: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
     kernels: set[fx.Node] = field(default_factory=set[fx.Node])
+    reads: dict[fx.Node, list[fx.Node]] = field(default_factory=dict[fx.Node, list[fx.Node]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class _Planner:
         self._read_by: dict[fx.Node, frozenset[fx.Node]] = {}
         """The stored tensors that each kernel reads."""
         self._outputs: set[fx.Node] = set()
+        self._tables: set[fx.Node] = set()
         self._fixed = {
             node for at, node in enumerate(one for one in graph.nodes if one.op == "placeholder") if at in is_fixed
         }
@@ -131,6 +136,7 @@ class _Planner:
                     self._call(node, at)
         self._fuse()
         self._overwrite()
+        plan.reads = {node: [one for one in reads if one not in self._tables] for node, reads in self._read_by.items()}
         for node in plan.nodes:
             used = max((self._place[user] for user in node.users), default=self._place[node])
             plan.dropped_at[node] = max(used, self._last_read.get(node, 0), plan.stored_at.get(node, 0))
@@ -168,6 +174,8 @@ class _Planner:
         elif name in _REDUCTIONS:
             self._stored(node, self._reads(inputs), at)
         else:
+            if name in _LOOKS_UP:
+                self._tables.add(inputs[0])
             operators = 1 + sum(self._open[one].operators for one in set(inputs) if one in self._open)
             self._open[node] = _Expression(self._reads(inputs), operators)
             self._reused(node, len(node.users), at)

@@ -38,6 +38,7 @@ def install_compiler(
     ours: Callable[[TorchFunctionMode], bool],
     on_graph: Callable[[], None],
     on_failure: Callable[[Exception], None],
+    on_kernel: Callable[[str, list[torch.Tensor]], None],
 ) -> None:
     """Let what is compiled run as inductor's graphs.
 
@@ -46,6 +47,7 @@ def install_compiler(
         ours: Whether a function mode is the virtual GPU's.
         on_graph: Called with each graph that is made for the device.
         on_failure: Called where a frame could not be compiled, and runs as it is.
+        on_kernel: Called with name and tensors of each kernel of inductor's that runs.
 
     Raises:
         LibraryError: This version of torch has another compiler.
@@ -56,7 +58,7 @@ def install_compiler(
         if not _is_of_device(graph):
             return lambda given: graph(*given)
         on_graph()
-        return CompiledGraph(graph, dispatch, _fixed(graph, options))
+        return CompiledGraph(graph, dispatch, _fixed(graph, options), on_kernel)
 
     warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks", UserWarning)
     follow_compiler(make, ours, modules_as_torch_calls_them, on_failure)
@@ -95,10 +97,17 @@ class CompiledGraph:
         graph: Forward or backward, after all passes that change what is saved.
         dispatch: Of the virtual GPU.
         fixed: Numbers of the inputs that no kernel may write over.
+        on_kernel: Called with name and tensors of each kernel of inductor's that runs.
     """
 
-    def __init__(self, graph: fx.GraphModule, dispatch: VirtualDispatch, fixed: set[int]) -> None:
-        self._graph, self._dispatch = graph, dispatch
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        dispatch: VirtualDispatch,
+        fixed: set[int],
+        on_kernel: Callable[[str, list[torch.Tensor]], None],
+    ) -> None:
+        self._graph, self._dispatch, self._on_kernel = graph, dispatch, on_kernel
         self.plan: GraphPlan = plan_graph(graph.graph, fuses, views, fixed)
         place = {node: time_of(at) for at, node in enumerate(self.plan.nodes)}
         self._late: dict[int, list[fx.Node]] = defaultdict(list)
@@ -153,8 +162,9 @@ class CompiledGraph:
         if node in self.plan.stored_at and isinstance(target, torch._ops.OperatorBase):
             if self.plan.stored_at[node] == at:
                 self._note(node, args, out, values)
-            for listener in self._dispatch.listeners:
-                listener(target, args, kwargs, out)
+            if node in self.plan.kernels:
+                for listener in self._dispatch.listeners:
+                    listener(target, args, kwargs, out)
         return out
 
     def _note(self, node: fx.Node, args: Any, out: Any, values: Mapping[fx.Node, Any]) -> None:
@@ -168,6 +178,9 @@ class CompiledGraph:
             may_fuse=node in self.plan.fused,
             over=None if over is None else values.get(over),
         )
+        if node not in self.plan.kernels and node not in self.plan.fused:
+            moved = [leaf for one in (*self.plan.reads[node], node) for leaf in tree_iter(values.get(one, out))]
+            self._on_kernel(str(node.target), [one for one in moved if isinstance(one, torch.Tensor)])
 
     def _constant(self, name: str) -> Any:
         """Return a constant or a graph within the graph; of a tensor, one of the virtual GPU's in its place."""

@@ -112,7 +112,9 @@ class VirtualGpu:
         self.api.install()
         functions.install(self.dispatch)
         self.dispatch.bodies.install()
-        functions.follow_compiling(self.dispatch, self._compiles, self._not_compiled)
+        functions.follow_compiling(
+            self.dispatch, self._compiles, self._not_compiled, lambda name, tensors: self.on_launch(name, tensors)
+        )
         functions.follow_threads(self._modes)
         functions.mark_forks(self._forked)
         install_triton(self.spec.capability, self._launched, self._note)

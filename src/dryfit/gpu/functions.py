@@ -230,7 +230,10 @@ def _backward(run: Callable[..., Any], dispatch: VirtualDispatch) -> Callable[..
 
 
 def follow_compiling(
-    dispatch: VirtualDispatch, on_graph: Callable[[], None], on_failure: Callable[[Exception], None]
+    dispatch: VirtualDispatch,
+    on_graph: Callable[[], None],
+    on_failure: Callable[[Exception], None],
+    on_kernel: Callable[[str, list[torch.Tensor]], None],
 ) -> None:
     """Let ``torch.compile`` make graphs that run on the virtual GPU; where this torch cannot, run as it is.
 
@@ -238,6 +241,7 @@ def follow_compiling(
         dispatch: Of the virtual GPU.
         on_graph: Called with each graph.
         on_failure: Called where something runs as it is.
+        on_kernel: Called with name and tensors of each kernel of compiled code.
     """
     compile_ = torch.compile
     was_asked: list[bool] = []
@@ -248,7 +252,9 @@ def follow_compiling(
             try:
                 from dryfit.gpu.compiling import install_compiler
 
-                install_compiler(dispatch, lambda mode: isinstance(mode, VirtualFunctions), on_graph, on_failure)
+                install_compiler(
+                    dispatch, lambda mode: isinstance(mode, VirtualFunctions), on_graph, on_failure, on_kernel
+                )
             except LibraryError as error:
                 torch.compiler.set_stance("force_eager")
                 on_failure(error)

@@ -359,7 +359,7 @@ class WorkCounter:
     Attributes:
         is_timed: Whether formulas know all kernels.
         ranks: Size of the process group.
-        is_compiled: Whether the script compiles its passes, which run as they are here.
+        is_compiled: Whether the script compiles a part of its passes that runs as it is here.
     """
 
     def __init__(self, device_type: str = "cuda", reach: Callable[[str], DeviceReach | None] = device_reach) -> None:
