@@ -75,7 +75,7 @@ STRANGE = {
     "reads_checkpoint.py": 3,
 }
 AT_NIGHT = ("asks_terminal.py", "copies_model.py", "prints_memory.py", "reads_checkpoint.py", "item_branches.py")
-SAID = {"compiles.py": "torch.compile", "rare_calls.py": "CUDA graph"}
+SAID = {"compiles.py": "torch.compile"}
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,15 @@ def test_what_only_a_device_could_run_is_no_failure_of_the_script(tmp_path: Path
 @pytest.mark.parametrize(
     ("device", "verdict", "end"),
     [
-        pytest.param("2GiB", VerdictKind.FITS, ScriptEnd.FINISHED, marks=pytest.mark.nightly),
-        pytest.param("1500MiB", VerdictKind.UNKNOWN, ScriptEnd.FINISHED, marks=pytest.mark.nightly),  # but the margin
-        ("1GiB", VerdictKind.UNKNOWN, ScriptEnd.OUT_OF_MEMORY),
-        ("600MiB", VerdictKind.REFUSED, ScriptEnd.OUT_OF_MEMORY),
+        pytest.param("3GiB", VerdictKind.FITS, ScriptEnd.FINISHED, marks=pytest.mark.nightly),
+        ("2200MiB", VerdictKind.UNKNOWN, ScriptEnd.FINISHED),  # but for the margin
+        ("1200MiB", VerdictKind.REFUSED, ScriptEnd.OUT_OF_MEMORY),
     ],
 )
 def test_a_compiled_script_needs_something_between_two_bounds(
     device: str, verdict: VerdictKind, end: ScriptEnd
 ) -> None:
-    answer = dryfit.rehearse(PROGRAMS / "odd/compiles.py", device=device, arguments=["--rows", "10000000"])
+    answer = dryfit.rehearse(PROGRAMS / "odd/compiles.py", device=device, arguments=["--rows", "3000000"])
     memory = answer.memory
     assert memory is not None and memory.least_bytes is not None
     assert (answer.verdict, answer.end) == (verdict, end), (memory.least_bytes, memory.required_bytes)

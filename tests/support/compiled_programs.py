@@ -162,9 +162,10 @@ class Experts(nn.Module):
         self.second = nn.Parameter(torch.randn(experts, 2 * width, width) * 0.02)
 
     def forward(self, x):
-        chosen, index = self.gate(x).softmax(-1).topk(2, dim=-1)
-        weights = torch.zeros_like(self.gate(x)).scatter(-1, index, chosen)
-        hidden = functional.silu(torch.einsum("bld,edf->ebl f".replace(" ", ""), x, self.first))
+        shares = self.gate(x).softmax(-1)
+        chosen, index = shares.topk(2, dim=-1)
+        weights = torch.zeros_like(shares).scatter(-1, index, chosen)
+        hidden = functional.silu(torch.einsum("bld,edf->eblf", x, self.first))
         return torch.einsum("eblf,efd,ble->bld", hidden, self.second, weights)
 
 

@@ -29,6 +29,8 @@ _READS: Final = 8
 """``config.realize_acc_reads_threshold``, its default."""
 _LONG: Final = 30
 """``config.realize_opcount_threshold``, its default."""
+_LONGEST: Final = 100
+"""A long expression of one tensor is stored from here on."""
 _KERNELS: Final = frozenset(
     {
         *("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution", "convolution_backward", "_int_mm"),
@@ -77,10 +79,16 @@ class GraphPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Expression:
-    """What is computed where it is read: the stored tensors that it reads, and the number of its operators."""
+    """What is computed where it is read: the stored tensors that it reads, and its operators."""
 
     reads: frozenset[fx.Node]
-    operators: int
+    operators: frozenset[fx.Node]
+
+    @property
+    def length(self) -> int:
+        """What inductor counts (``OpCounterCSE``): operators, their numbers and what is loaded, each once."""
+        numbers = sum(isinstance(one, int | float) for node in self.operators for one in node.args)
+        return len(self.reads) + len(self.operators) + numbers
 
 
 def plan_graph(
@@ -176,8 +184,8 @@ class _Planner:
         else:
             if name in _LOOKS_UP:
                 self._tables.add(inputs[0])
-            operators = 1 + sum(self._open[one].operators for one in set(inputs) if one in self._open)
-            self._open[node] = _Expression(self._reads(inputs), operators)
+            parts = [self._open[one].operators for one in inputs if one in self._open]
+            self._open[node] = _Expression(self._reads(inputs), frozenset({node}).union(*parts))
             self._reused(node, len(node.users), at)
 
     def _take_element(self, node: fx.Node, kernel: fx.Node, at: int) -> None:
@@ -193,10 +201,11 @@ class _Planner:
         made = self._open.get(node)
         if made is None:
             return
-        reads, is_long = len(made.reads), made.operators > _LONG
+        reads, length = len(made.reads), made.length
+        is_long = length > _LONG
         is_output = users > 1 and reads and any(user.op == "output" for user in node.users)
         if (users > 1 and (is_long or reads > _READS_REUSED or is_output)) or (
-            (reads > _READS or is_long) and (reads > 1 or made.operators > 100)
+            (reads > _READS or is_long) and (reads > 1 or length > _LONGEST)
         ):
             self._store(node, at)
 

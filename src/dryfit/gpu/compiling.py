@@ -29,6 +29,7 @@ from dryfit.settings.private_names import require
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _SELF: Final = re.compile(r"^L\['\w+'\]")
 _INDEX: Final = re.compile(r"\['?([\w.]+)'?\]")
+_POOL: Final = "torch.compile"
 _TANGENT: Final = "tangents_"
 """How AOTAutograd begins the names of a backward graph's inputs that are gradients."""
 
@@ -58,7 +59,8 @@ def install_compiler(
         if not _is_of_device(graph):
             return lambda given: graph(*given)
         on_graph()
-        return CompiledGraph(graph, dispatch, _fixed(graph, options), on_kernel)
+        made = CompiledGraph(graph, dispatch, _fixed(graph, options), on_kernel)
+        return CapturedGraph(made, dispatch, _copied(graph, options)) if options.get("cudagraphs") else made
 
     warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks", UserWarning)
     follow_compiler(make, ours, modules_as_torch_calls_them, on_failure)
@@ -83,6 +85,14 @@ def _fixed(graph: fx.GraphModule, options: Mapping[str, Any]) -> set[int]:
         return set(range(len(names)))
     held = {at for at, name in enumerate(names) if name.startswith(_TANGENT)}
     return held | set(options.get("static_input_idxs", ()))
+
+
+def _copied(graph: fx.GraphModule, options: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the inputs that a CUDA graph reads at an address of its own: what others make."""
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    if options.get("is_backward"):
+        return [at for at, name in enumerate(names) if name.startswith(_TANGENT)]
+    return sorted(set(range(len(names))) - set(options.get("static_input_idxs", ())))
 
 
 def _is_of_device(graph: fx.GraphModule) -> bool:
@@ -201,3 +211,36 @@ def _where(node: fx.Node) -> tuple[str, tuple[tuple[str, int], ...]]:
     path = _INDEX.sub(r".\1", _SELF.sub("", str(path))).replace("._modules", "").strip(".")
     found = _FRAME.finditer(node.meta.get("stack_trace") or "")
     return path, tuple((one["file"], int(one["line"])) for one in found)
+
+
+class CapturedGraph:
+    """A compiled graph that is captured in a CUDA graph (``mode="reduce-overhead"``): its memory is a private pool's.
+
+    All of them share a pool (``torch/_inductor/cudagraph_trees.py``), which keeps what it took.
+
+    Args:
+        graph: What is captured.
+        dispatch: Of the virtual GPU.
+        copied: Numbers of the inputs that are copied into memory of the pool before each replay.
+    """
+
+    def __init__(self, graph: CompiledGraph, dispatch: VirtualDispatch, copied: Sequence[int]) -> None:
+        self._graph, self._dispatch, self._copied = graph, dispatch, copied
+        self._held: list[torch.Tensor] | None = None
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Run the graph on inputs, whose list it empties.
+
+        Raises:
+            torch.OutOfMemoryError: The device has no room.
+        """
+        allocations = self._dispatch.allocations
+        allocations.enter_pool(_POOL)
+        try:
+            if self._held is None:
+                given = [inputs[at] for at in self._copied if isinstance(inputs[at], torch.Tensor)]
+                with torch.no_grad():
+                    self._held = [torch.empty_like(one) for one in given if one.is_cuda]
+            return self._graph(inputs)
+        finally:
+            allocations.leave_pool()

@@ -131,36 +131,53 @@ class CudaEvent:
 
 
 class CudaGraph:
-    """Base of captured graphs: what is captured runs once, at its capture, and a replay takes nothing more."""
+    """Base of captured graphs: what is captured runs once, at its capture, and a replay takes nothing more.
 
-    on_unknown: ClassVar[Callable[[str], None]]
-    """Called with what nobody knows of it."""
+    What a capture allocates lies in a private pool, which keeps what it took; it is not given back with the graph.
+    """
+
+    allocations: ClassVar[LiveAllocations]
+    _numbers = count(1)
 
     def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
         return super().__new__(cls)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        type(self).on_unknown("the pool of a CUDA graph, which keeps what its capture allocates apart")
+        self._pool = (0, next(self._numbers))
+
+    def capture_begin(self, pool: tuple[int, int] | None = None, **_: Any) -> None:
+        """Allocate in the graph's pool, or in another's."""
+        self._pool = tuple(pool or self._pool)
+        self.allocations.enter_pool(self._pool)
+
+    def capture_end(self) -> None:
+        """Allocate as before."""
+        self.allocations.leave_pool()
 
     def pool(self) -> tuple[int, int]:
         """Return the pool's name."""
-        return (0, 0)
+        return self._pool
 
     def raw_cuda_graph(self) -> int:
         """Return the driver's number of it."""
         return 0
 
     raw_cuda_graph_exec = raw_cuda_graph
-    capture_begin = capture_end = replay = reset = instantiate = enable_debug_mode = debug_dump = _happened
+    replay = reset = instantiate = enable_debug_mode = debug_dump = _happened
 
 
 class MemoryPool:
     """Base of memory pools: what is allocated in one is allocated beside everything else."""
 
-    id = (0, 1)
+    _numbers = count(1)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        CudaGraph.on_unknown("a memory pool, which keeps what is allocated in it apart")
+        self._number = next(self._numbers)
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """Its name."""
+        return (1, self._number)
 
     def use_count(self) -> int:
         """How many hold it."""
@@ -267,7 +284,9 @@ class CudaApi:
         self._fraction = 1.0
         self._held: dict[int, torch.Tensor] = {}
         """What was allocated as memory, by address."""
-        CudaGraph.on_unknown = on_unknown  # pyright: ignore[reportAttributeAccessIssue]
+        CudaGraph.allocations = allocations
+        self.begin_pool: Callable[..., None] = lambda _device, pool: allocations.enter_pool(tuple(pool))
+        self.end_pool: Callable[..., None] = lambda *_: allocations.leave_pool()
         self.empty_cache = allocations.release_cached
         self.reset_peaks: Callable[..., None] = lambda *_: allocations.reset_peaks()
         self.is_there = True

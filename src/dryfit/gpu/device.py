@@ -28,6 +28,7 @@ from dryfit.settings.rehearsal_messages import OutOfMemory, Unknown
 
 _DOING = "making a virtual GPU"
 _MOST_KERNELS = 8
+_GRAPHS = "torch.compile: its graphs ran, without their code; between the bounds is what inductor fuses besides"
 _LAUNCHES = "Triton kernels launched without effect"
 
 
@@ -166,6 +167,7 @@ class VirtualGpu:
 
     def _compiles(self) -> None:
         self.is_compiled = True
+        self._note(_GRAPHS)
 
     def _not_compiled(self, error: Exception) -> None:
         self.is_compiled, self.is_traced = True, False

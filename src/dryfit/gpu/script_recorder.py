@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -55,6 +55,32 @@ class Peaks:
     reserved_bytes: int = 0
 
 
+class _PrivatePool:
+    """Segments that nobody else gets: with what may lie within a kernel, and without it."""
+
+    def __init__(self, settings: AllocatorSettings) -> None:
+        self._taken: tuple[list[int], list[int]] = ([], [])
+        self._allocators = (CachingAllocator(settings), CachingAllocator(settings))
+        for allocator, taken in zip(self._allocators, self._taken, strict=True):
+            allocator.on_segment = lambda _action, _address, size, taken=taken: taken.append(size)
+        self._addresses: dict[int, list[int | None]] = {}
+
+    def place(self, block: int, size_bytes: int, *, is_least: bool) -> tuple[list[int], list[int]]:
+        """Place a block; return the sizes of the segments that both kinds of pool took for it."""
+        most, least = self._allocators
+        self._addresses[block] = [most.malloc(size_bytes), least.malloc(size_bytes) if is_least else None]
+        taken = tuple(sizes[:] for sizes in self._taken)
+        for sizes in self._taken:
+            sizes.clear()
+        return taken[0], taken[1]
+
+    def free(self, block: int) -> None:
+        """Free a block: its place is the pool's."""
+        for allocator, address in zip(self._allocators, self._addresses.pop(block), strict=True):
+            if address is not None:
+                allocator.free(address)
+
+
 class LiveAllocations(OpenSegment):
     """All allocations of a run, in order, each placed by the allocator when it is made.
 
@@ -91,6 +117,15 @@ class LiveAllocations(OpenSegment):
         """Blocks of compiled code that may lie within a kernel, and so take no memory."""
         self.in_place: dict[int, int] = {}
         """Blocks of compiled code that may be written over another one, which ends there."""
+        self.may_fuse = False
+        """Whether what is allocated now may lie within a kernel."""
+        self.pool_segments: set[int] = set()
+        """Blocks that are segments of private pools."""
+        self.least_segments: list[tuple[int, int, int]] = []
+        """Those that pools take without what may lie within a kernel: number of events before, block and bytes."""
+        self._pools: dict[Hashable, _PrivatePool] = {}
+        self._entered: list[_PrivatePool] = []
+        self._pool_of: dict[int, _PrivatePool] = {}
         self._is_closed = False
         self._address_of: dict[int, int] = {}
         self._workspace_bytes = workspace_bytes
@@ -105,6 +140,11 @@ class LiveAllocations(OpenSegment):
         """
         allocator = self.allocator
         if self._is_closed:
+            return
+        if delta > 0 and self.may_fuse:
+            self.fused.add(block)
+        if self._entered if delta > 0 else block in self._pool_of:
+            self._in_pool(block, delta, label)
             return
         if delta > 0:
             if not self.blocks:
@@ -126,6 +166,37 @@ class LiveAllocations(OpenSegment):
         self.allocated.append(allocator.allocated_bytes)
         self.reserved.append(allocator.reserved_bytes)
 
+    def enter_pool(self, key: Hashable) -> None:
+        """Allocate in a private pool from now on, as while a CUDA graph is captured: what it took it keeps."""
+        if key not in self._pools:
+            self._pools[key] = _PrivatePool(self.allocator.settings)
+        self._entered.append(self._pools[key])
+
+    def leave_pool(self) -> None:
+        """Allocate where it was allocated before :meth:`enter_pool`."""
+        self._entered.pop()
+
+    def _in_pool(self, block: int, delta: int, label: int | None) -> None:
+        """Place a block in a private pool, or free it there; the pool's segments are blocks of the device."""
+        if delta < 0:
+            self._pool_of.pop(block).free(block)
+            return
+        pool = self._pool_of[block] = self._entered.pop()
+        try:
+            taken, least = pool.place(block, delta, is_least=not self.may_fuse)
+            for size in least:
+                self.least_segments.append((len(self.blocks), self._next_workspace, size))
+                self._next_workspace -= 1
+            fuses, self.may_fuse = self.may_fuse, False
+            for size in taken:
+                self.pool_segments.add(self._next_workspace)
+                self._next_workspace -= 1
+                self.add(self._next_workspace + 1, size, label)
+            self.may_fuse = fuses
+        finally:
+            self._entered.append(pool)
+        self._sizes[block] = delta
+
     def release_cached(self) -> None:
         """Give cached memory back to the driver, as the script asks."""
         self.emptied_at.append(len(self.blocks))
@@ -135,6 +206,7 @@ class LiveAllocations(OpenSegment):
         """Return the same events on another capacity, until the first that is refused there."""
         made = LiveAllocations(lambda: self.allocator.settings, capacity_bytes, 0)
         made.fused, made.in_place = self.fused, self.in_place
+        made.pool_segments, made.least_segments = self.pool_segments, self.least_segments
         for label in self.label_table:
             made.label(label)
         emptied = set(self.emptied_at)
@@ -171,8 +243,14 @@ class LiveAllocations(OpenSegment):
         blocks: list[int] = []
         deltas: list[int] = []
         passed: set[int] = set()
-        for block, delta in zip(self.blocks, self.deltas, strict=True):
-            if block in self.fused:
+        segments = iter([*self.least_segments, (len(self.blocks) + 1, 0, 0)])
+        next_at, segment, size = next(segments)
+        for at, (block, delta) in enumerate(zip(self.blocks, self.deltas, strict=True)):
+            while next_at <= at:
+                blocks.append(segment)
+                deltas.append(size)
+                next_at, segment, size = next(segments)
+            if block in self.fused or block in self.pool_segments:
                 continue
             own = owner.get(block, block)
             if delta > 0:
@@ -448,14 +526,12 @@ class ScriptRecorder(StorageRecorder):
             over: What it may be written over.
         """
         first = self._next_block
-        self._of_graph = where
+        self._of_graph, self.allocations.may_fuse = where, may_fuse
         try:
             self.note(func, args, out)
         finally:
-            self._of_graph = None
+            self._of_graph, self.allocations.may_fuse = None, False
         made = range(first, self._next_block)
-        if may_fuse:
-            self.allocations.fused.update(made)
         block = None if over is None else self._storages.get(storage_key(over))
         if block is not None and len(made) == 1 and self._sizes.get(block) == self._sizes.get(first):
             self.allocations.in_place[first] = block
