@@ -63,7 +63,7 @@ def install_compiler(
         return CapturedGraph(made, dispatch, _copied(graph, options)) if options.get("cudagraphs") else made
 
     warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks", UserWarning)
-    follow_compiler(make, ours, modules_as_torch_calls_them, on_failure)
+    follow_compiler(make, ours, modules_as_torch_calls_them, on_failure, dispatch.on_device)
 
 
 @contextmanager

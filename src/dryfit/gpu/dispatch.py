@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from typing import Any
@@ -262,6 +262,12 @@ class VirtualDispatch(ScriptRecorder):
             return False
         files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
         return next((file for file in files if not file.startswith(_BETWEEN)), "").startswith(tuple(self.holds_state))
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Let operators go through this mode in the block, where torch has switched it off."""
+        with self, self.functions or nullcontext():
+            yield
 
     @contextmanager
     def denying(self) -> Iterator[None]:

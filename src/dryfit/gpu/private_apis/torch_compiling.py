@@ -4,7 +4,7 @@ Imported where a script first compiles something: dynamo and inductor take a sec
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -18,7 +18,7 @@ with importing("torch", "following torch.compile"):
     from torch._dynamo import convert_frame, eval_frame, trace_rules
     from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
-    from torch._dynamo.variables import torch_function
+    from torch._dynamo.variables import optimizer, torch_function
     from torch._inductor import compile_fx, config, constant_folding, lowering
     from torch.nn.modules import module as modules
 
@@ -33,6 +33,7 @@ NAMES: Final = (
     "torch._dynamo.types.ConvertFrameReturn",
     "torch._dynamo.types.FrameAction",
     "torch._dynamo.types.FrameExecStrategy",
+    "torch._dynamo.variables.optimizer.OptimizerVariable",
     "torch._dynamo.variables.torch_function.SymbolicTorchFunctionState",
     "torch.nn.modules.module._global_forward_pre_hooks",
     "torch.nn.modules.module._global_forward_hooks",
@@ -48,7 +49,9 @@ NAMES: Final = (
 FAILURES: Final = (BackendCompilerFailed, InternalTorchDynamoError)
 """What a frame ends in that dynamo has traced and that a backend, or dynamo itself, could not make a graph of."""
 _HOOKS: Final = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
-_INSTALLED: Final = "shape_padding"
+_STATE: Final = "_cuda_CUDAAllocator_AllocatorState"
+"""What inductor imports of a build for CUDA; only a CUDA graph that is replayed makes one."""
+_TIMES_KERNELS: Final = "shape_padding"
 """A pass that times kernels to decide: it is left out."""
 
 
@@ -77,6 +80,7 @@ def follow_compiler(
     ours: Callable[[TorchFunctionMode], bool],
     entering: Callable[[], AbstractContextManager[object]],
     on_failure: Callable[[Exception], None],
+    on_device: Callable[[], AbstractContextManager[object]],
 ) -> None:
     """Let dynamo and inductor make the graphs of whatever is compiled from now on, and give them to a function.
 
@@ -86,14 +90,18 @@ def follow_compiler(
         ours: Whether a function mode is not the script's, and so not to be traced.
         entering: Makes a context for each call of something compiled.
         on_failure: Called where dynamo or a pass fails on a frame, which then runs as it is.
+        on_device: Makes the context in which tensors are made for good, while something is traced.
     """
     trace_rules.add("dryfit")
+    if not hasattr(torch._C, _STATE):
+        setattr(torch._C, _STATE, object)
     _trace_without_modes(ours, on_failure)
     _enter_with_hooks(entering)
+    _make_state_within(on_device)
     compile_ = compile_fx.compile_fx
 
     def compiled(model: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        with _NumbersOnDevice(), config.patch({_INSTALLED: False}):
+        with _NumbersOnDevice(), config.patch({_TIMES_KERNELS: False}):
             return compile_(model, inputs, *args, **{**kwargs, "inner_compile": _boxed(make)})
 
     fold = constant_folding.ConstantFolder.run
@@ -140,6 +148,18 @@ def _trace_without_modes(ours: Callable[[TorchFunctionMode], bool], on_failure: 
         make(self, [mode for mode in py_stack if not ours(mode)], *args, **kwargs)
 
     state.__init__ = init
+
+
+def _make_state_within(on_device: Callable[[], AbstractContextManager[object]]) -> None:
+    """Let the state of a compiled optimizer be made on the device: it is made while the step is traced."""
+    variable = optimizer.OptimizerVariable
+    call_method = variable.call_method
+
+    def call(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        with on_device() if name == "_init_group" else nullcontext():
+            return call_method(self, tx, name, *args, **kwargs)
+
+    variable.call_method = call
 
 
 def _enter_with_hooks(entering: Callable[[], AbstractContextManager[object]]) -> None:
