@@ -11,8 +11,9 @@ Three files of ``torch/_inductor`` say them (2.13):
 * ``scheduler.py`` (``SchedulerNode.decide_inplace_update``): a kernel may write over an input of the same size that
   nobody reads later.
 
-The first rule is certain; of the others only what they forbid is. So a graph has two plans: with the first rule alone
-it takes as much memory as it may, with all three as little as it may.
+The first rule is certain, and of the second that a kernel and the only one that reads it, of as many elements, are one;
+of the rest only what it forbids is. So a graph has two plans: with what is certain it takes as much memory as it may,
+with all three rules as little as it may.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,12 +43,23 @@ _KERNELS: Final = frozenset(
 """Operators with a lowering that makes a kernel by itself, or writes into a tensor that it makes first."""
 _REDUCTIONS: Final = frozenset(
     {
-        *("sum", "mean", "prod", "amax", "amin", "var", "var_mean", "std", "argmax", "argmin", "any", "all", "max", "min"),
-        *("xor_sum", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "inductor_random", "inductor_seeds"),
+        *("sum", "mean", "prod", "amax", "amin", "var", "var_mean", "std", "argmax", "argmin", "any", "all"),
+        *(
+            "max",
+            "min",
+            "xor_sum",
+            "cumsum",
+            "cumprod",
+            "cummax",
+            "cummin",
+            "logcumsumexp",
+            "inductor_random",
+            "inductor_seeds",
+        ),
         *("cat", "prepare_softmax_online", "_softmax", "_log_softmax"),
     }
 )
-"""Operators whose result is stored at once, in a kernel that may be fused: reductions, scans, random numbers, ``cat``."""
+"""Operators whose result is stored at once, in a kernel that may be fused: reductions, scans, random numbers, cat."""
 _VIEWS: Final = frozenset({"_unsafe_view", "reshape", "alias", "detach"})
 _LOOKS_UP: Final = frozenset({"embedding", "index", "gather", "index_select"})
 _WRITES: Final = frozenset({_aten.copy_.default})
@@ -63,6 +75,7 @@ class GraphPlan:
         dropped_at: After which time each node's result is needed no more.
         fused: Stored results that may lie within a kernel.
         in_place: Stored results that may be written over another.
+        overwrites: Those of them that certainly are: both are read and written in the same order.
         kernels: Nodes that are kernels by themselves.
         reads: The stored results and inputs that the kernel of each stored result reads, but for tables of which it
             reads some rows.
@@ -73,6 +86,7 @@ class GraphPlan:
     dropped_at: dict[fx.Node, int] = field(default_factory=dict[fx.Node, int])
     fused: set[fx.Node] = field(default_factory=set[fx.Node])
     in_place: dict[fx.Node, fx.Node] = field(default_factory=dict[fx.Node, fx.Node])
+    overwrites: set[fx.Node] = field(default_factory=set[fx.Node])
     kernels: set[fx.Node] = field(default_factory=set[fx.Node])
     reads: dict[fx.Node, list[fx.Node]] = field(default_factory=dict[fx.Node, list[fx.Node]])
 
@@ -126,6 +140,7 @@ class _Planner:
         """The stored tensors that each kernel reads."""
         self._outputs: set[fx.Node] = set()
         self._tables: set[fx.Node] = set()
+        self._reductions: set[fx.Node] = set()
         self._fixed = {
             node for at, node in enumerate(one for one in graph.nodes if one.op == "placeholder") if at in is_fixed
         }
@@ -142,7 +157,9 @@ class _Planner:
                     self._end(node, at)
                 case _:
                     self._call(node, at)
-        self._fuse()
+        readers = self._fuse()
+        for node in sorted(self.plan.fused, key=lambda one: -self.plan.stored_at[one]):
+            self._inline(node, readers)
         self._overwrite()
         plan.reads = {node: [one for one in reads if one not in self._tables] for node, reads in self._read_by.items()}
         for node in plan.nodes:
@@ -180,6 +197,7 @@ class _Planner:
             self.plan.kernels.add(node)
             self._stored(node, frozenset(inputs), at)
         elif name in _REDUCTIONS:
+            self._reductions.add(node)
             self._stored(node, self._reads(inputs), at)
         else:
             if name in _LOOKS_UP:
@@ -231,8 +249,25 @@ class _Planner:
             self._store(one, at - 1)
         self._touch(self._outputs, at)
 
-    def _fuse(self) -> None:
-        """Find what may lie within a kernel: all who read it can be fused, and no other kernel stands between."""
+    def _inline(self, node: fx.Node, readers: dict[fx.Node, list[fx.Node]]) -> None:
+        """Store nothing that one kernel alone reads, of as many elements: these two are always fused."""
+        found = readers.get(node, [])
+        if len(found) != 1 or _elements(found[0]) != _elements(node):
+            return
+        reader, reads = found[0], self._read_by.pop(node)
+        self._read_by[reader] = self._read_by[reader] - {node} | reads
+        self._touch(reads, self.plan.stored_at[reader])
+        for one in reads:
+            readers[one] = list(dict.fromkeys(reader if other is node else other for other in readers[one]))
+        del self.plan.stored_at[node]
+        self.plan.fused.remove(node)
+
+    def _fuse(self) -> dict[fx.Node, list[fx.Node]]:
+        """Find what may lie within a kernel: all who read it can be fused, and no other kernel stands between.
+
+        Returns:
+            The kernels that read each stored result.
+        """
         place = self._place
         numbers = {node: number for number, node in enumerate(self.plan.stored_at)}
         above: dict[fx.Node, int] = {}
@@ -253,6 +288,7 @@ class _Planner:
             bit = 1 << numbers[node]
             if not any(one in self.plan.kernels or behind[one] & bit for one in readers.get(node, ())):
                 self.plan.fused.add(node)
+        return readers
 
     def _overwrite(self) -> None:
         """Find what may be written over an input of the same size that is read there for the last time."""
@@ -265,11 +301,27 @@ class _Planner:
                 if is_free and one not in taken and one not in self._outputs and _size(one) == _size(node) is not None:
                     self.plan.in_place[node] = one
                     taken.add(one)
+                    if node not in self._reductions and _in_order(one, node):
+                        self.plan.overwrites.add(node)
                     break
 
 
 def _is_item(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
+
+
+def _elements(node: fx.Node) -> Any:
+    """Return how many elements a node's result has; of several tensors, or of none, nothing that equals another."""
+    value = node.meta.get("val")
+    return value.numel() if isinstance(value, torch.Tensor) else node
+
+
+def _in_order(read: fx.Node, written: fx.Node) -> bool:
+    """Whether all that reads a tensor before another is written reads it as it lies, and the other lies so too."""
+    values = [one.meta["val"] for one in (read, written, *read.users) if isinstance(one.meta.get("val"), torch.Tensor)]
+    return len(values) == 2 + len(read.users) and all(
+        one.is_contiguous() and one.numel() == values[0].numel() for one in values
+    )
 
 
 def _size(node: fx.Node) -> tuple[Any, ...] | None:

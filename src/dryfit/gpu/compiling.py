@@ -14,8 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from dryfit.gpu.compiled_graphs import GraphPlan, plan_graph, time_of
 from dryfit.gpu.dispatch import VirtualDispatch
+from dryfit.gpu.import_hooks import when_imported
 from dryfit.gpu.private_apis.torch_compiling import (
     COMPILING,
+    donated_inputs,
     follow_compiler,
     fuses,
     views,
@@ -63,6 +65,7 @@ def install_compiler(
         return CapturedGraph(made, dispatch, _copied(graph, options)) if options.get("cudagraphs") else made
 
     warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks", UserWarning)
+    when_imported("torch.nn.attention.flex_attention", _trace_flex_attention)
     follow_compiler(make, ours, modules_as_torch_calls_them, on_failure, dispatch.on_device)
 
 
@@ -78,13 +81,17 @@ def modules_as_torch_calls_them() -> Iterator[None]:
         nn.Module.__call__ = call
 
 
+def _trace_flex_attention(module: Any) -> None:
+    """Let a compiler trace torch's own function: its kernel is one of the graph."""
+    stand_in = module.flex_attention
+    if (replaced := inspect.unwrap(stand_in)) is not stand_in:
+        torch.compiler.substitute_in_graph(stand_in, skip_signature_check=True)(replaced)
+
+
 def _fixed(graph: fx.GraphModule, options: Mapping[str, Any]) -> set[int]:
-    """Return the numbers of the inputs that others hold: all of a forward pass; of a backward pass, not those saved."""
-    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-    if not options.get("is_backward"):
-        return set(range(len(names)))
-    held = {at for at, name in enumerate(names) if name.startswith(_TANGENT)}
-    return held | set(options.get("static_input_idxs", ()))
+    """Return the numbers of the inputs that others hold: all of a forward pass, most of a backward pass."""
+    numbers = range(sum(node.op == "placeholder" for node in graph.graph.nodes))
+    return set(numbers) - (donated_inputs() if options.get("is_backward") else frozenset())
 
 
 def _copied(graph: fx.GraphModule, options: Mapping[str, Any]) -> list[int]:
@@ -172,7 +179,7 @@ class CompiledGraph:
         if node in self.plan.stored_at and isinstance(target, torch._ops.OperatorBase):
             if self.plan.stored_at[node] == at:
                 self._note(node, args, out, values)
-            if node in self.plan.kernels:
+            if node in self.plan.kernels and isinstance(target, torch._ops.OpOverload):
                 for listener in self._dispatch.listeners:
                     listener(target, args, kwargs, out)
         return out
@@ -187,6 +194,7 @@ class CompiledGraph:
             where=_where(node),
             may_fuse=node in self.plan.fused,
             over=None if over is None else values.get(over),
+            overwrites=node in self.plan.overwrites,
         )
         if node not in self.plan.kernels and node not in self.plan.fused:
             moved = [leaf for one in (*self.plan.reads[node], node) for leaf in tree_iter(values.get(one, out))]

@@ -143,7 +143,7 @@ class CudaGraph:
         return super().__new__(cls)
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self._pool = (0, next(self._numbers))
+        self._pool: tuple[int, ...] = (0, next(self._numbers))
 
     def capture_begin(self, pool: tuple[int, int] | None = None, **_: Any) -> None:
         """Allocate in the graph's pool, or in another's."""
@@ -154,7 +154,7 @@ class CudaGraph:
         """Allocate as before."""
         self.allocations.leave_pool()
 
-    def pool(self) -> tuple[int, int]:
+    def pool(self) -> tuple[int, ...]:
         """Return the pool's name."""
         return self._pool
 

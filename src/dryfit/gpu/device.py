@@ -28,6 +28,7 @@ from dryfit.settings.rehearsal_messages import OutOfMemory, Unknown
 
 _DOING = "making a virtual GPU"
 _MOST_KERNELS = 8
+_MOST_SAID = 200
 _GRAPHS = "torch.compile: its graphs ran, without their code; between the bounds is what inductor fuses besides"
 _LAUNCHES = "Triton kernels launched without effect"
 
@@ -114,7 +115,7 @@ class VirtualGpu:
         functions.install(self.dispatch)
         self.dispatch.bodies.install()
         functions.follow_compiling(
-            self.dispatch, self._compiles, self._not_compiled, lambda name, tensors: self.on_launch(name, tensors)
+            self.dispatch, self._compiles, self._not_compiled, self._runs_kernel
         )
         functions.follow_threads(self._modes)
         functions.mark_forks(self._forked)
@@ -165,13 +166,16 @@ class VirtualGpu:
     def _forked(self) -> None:
         self.dispatch.is_bad_fork = bool(self.allocations.blocks)
 
+    def _runs_kernel(self, name: str, tensors: list[torch.Tensor]) -> None:
+        self.on_launch(name, tensors)
+
     def _compiles(self) -> None:
         self.is_compiled = True
         self._note(_GRAPHS)
 
     def _not_compiled(self, error: Exception) -> None:
         self.is_compiled, self.is_traced = True, False
-        said = str(error).partition("\n\n")[0].strip()
+        said = " ".join(str(error).split("\n")[:2])[:_MOST_SAID]
         self._note(f"torch.compile: a part runs without it, which is an upper bound of what it keeps: {said}")
 
     def _launched(self, kernel: str, tensors: list[torch.Tensor], multiplies: bool) -> None:

@@ -256,7 +256,7 @@ class LiveAllocations(OpenSegment):
             if delta > 0:
                 over = self.in_place.get(block)
                 below = None if over is None else owner.get(over, over)
-                if below in held and over not in passed:
+                if below is not None and over is not None and below in held and over not in passed:
                     owner[block] = below
                     passed.add(over)
                     continue
@@ -457,6 +457,8 @@ class ScriptRecorder(StorageRecorder):
         self._backward_passes = 0
         self._of_graph: tuple[str, tuple[tuple[str, int], ...]] | None = None
         """Module and lines of the node of a compiled graph that is being noted."""
+        self._written_over: int | None = None
+        """The block that it is written over."""
         self._copied: set[int] = set()
         """Blocks that were copied to the device while the script loaded, by no module."""
         self._has_run = False
@@ -514,6 +516,7 @@ class ScriptRecorder(StorageRecorder):
         where: tuple[str, tuple[tuple[str, int], ...]],
         may_fuse: bool,
         over: torch.Tensor | None,
+        overwrites: bool,
     ) -> None:
         """Record what a kernel of compiled code stores.
 
@@ -524,16 +527,19 @@ class ScriptRecorder(StorageRecorder):
             where: Its module, and file and number of the lines that called it.
             may_fuse: Whether it may lie within another kernel.
             over: What it may be written over.
+            overwrites: Whether it certainly is.
         """
         first = self._next_block
+        block = None if over is None else self._storages.get(storage_key(over))
+        is_alike = block is not None and isinstance(out, torch.Tensor)
+        is_alike = is_alike and self._sizes.get(block) == out.untyped_storage().nbytes()
+        self._written_over = block if overwrites and is_alike else None
         self._of_graph, self.allocations.may_fuse = where, may_fuse
         try:
             self.note(func, args, out)
         finally:
-            self._of_graph, self.allocations.may_fuse = None, False
-        made = range(first, self._next_block)
-        block = None if over is None else self._storages.get(storage_key(over))
-        if block is not None and len(made) == 1 and self._sizes.get(block) == self._sizes.get(first):
+            self._of_graph, self.allocations.may_fuse, self._written_over = None, False, None
+        if block is not None and is_alike and self._next_block == first + 1:
             self.allocations.in_place[first] = block
 
     def note_resized(self, storage: Any) -> None:
@@ -565,7 +571,7 @@ class ScriptRecorder(StorageRecorder):
         return self._module(), self._here()
 
     def _reused_block(self, func: Any, args: tuple[Any, ...]) -> int | None:
-        return None if self._of_graph is not None else super()._reused_block(func, args)
+        return self._written_over if self._of_graph is not None else super()._reused_block(func, args)
 
     def categorize(self) -> None:
         """Say of everything that models and optimizers hold now what it is."""

@@ -131,10 +131,7 @@ def least_bytes(
         constants: What the device takes besides.
         is_traced: Whether all that was compiled ran as graphs; else only what lasts beyond a pass is known to be kept.
     """
-    if is_traced:
-        cap_bytes = min_cap(*run.least(), run.allocator.settings)
-    else:
-        cap_bytes = _lasting_bytes(run, categories)
+    cap_bytes = min_cap(*run.least(), run.allocator.settings) if is_traced else _lasting_bytes(run, categories)
     return cap_bytes + constants.overhead_bytes + margin_bytes(DeviceKind.CUDA, cap_bytes)
 
 

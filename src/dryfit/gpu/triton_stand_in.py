@@ -186,7 +186,7 @@ def _modules() -> Mapping[str, Mapping[str, Any]]:
         },
         "triton.backends": {},
         "triton.backends.compiler": compiling,
-        "triton.compiler": {},
+        "triton.compiler": {"CompiledKernel": type("CompiledKernel", (), {})},  # torch's compiler has types of it
         "triton.experimental": {},
         "triton.experimental.gluon": {"jit": _jit},
         "triton.language": language,

@@ -13,12 +13,18 @@ from torch.overrides import TorchFunctionMode
 from dryfit.gpu.private_apis.torch_fakes import active_fake_mode
 from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode, schema_of, without_dispatch_modes
 from dryfit.settings.private_names import PrivateNames, importing
+from dryfit.settings.version import PACKAGE_FOLDER
 
 with importing("torch", "following torch.compile"):
     from torch._dynamo import convert_frame, eval_frame, trace_rules
-    from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError
-    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+    from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, Unsupported
+    from torch._dynamo.types import (  # pyright: ignore[reportPrivateImportUsage]
+        ConvertFrameReturn,
+        FrameAction,
+        FrameExecStrategy,
+    )
     from torch._dynamo.variables import optimizer, torch_function
+    from torch._guards import TracingContext
     from torch._inductor import compile_fx, config, constant_folding, lowering
     from torch.nn.modules import module as modules
 
@@ -29,6 +35,7 @@ NAMES: Final = (
     "torch._dynamo.eval_frame.OptimizeContext",
     "torch._dynamo.exc.BackendCompilerFailed",
     "torch._dynamo.exc.InternalTorchDynamoError",
+    "torch._dynamo.exc.Unsupported",
     "torch._dynamo.trace_rules.add",
     "torch._dynamo.types.ConvertFrameReturn",
     "torch._dynamo.types.FrameAction",
@@ -38,6 +45,8 @@ NAMES: Final = (
     "torch.nn.modules.module._global_forward_pre_hooks",
     "torch.nn.modules.module._global_forward_hooks",
     "torch.nn.modules.module._global_forward_hooks_always_called",
+    # knowing which memory a backward graph may write over; until: inductor's graphs say so
+    "torch._guards.TracingContext",
     # running inductor's passes and its partitioner, but not its code generation; until: inductor gives its graphs
     "torch._inductor.compile_fx.compile_fx(inner_compile=)",
     "torch._inductor.constant_folding.ConstantFolder",
@@ -137,8 +146,12 @@ def _trace_without_modes(ours: Callable[[TorchFunctionMode], bool], on_failure: 
                 return convert(self, *args, **kwargs)
             except FAILURES as error:
                 on_failure(error)
-                as_it_is = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-                return ConvertFrameReturn(frame_exec_strategy=as_it_is)
+            except Unsupported as error:
+                if str(PACKAGE_FOLDER) not in str(error):  # the script's own
+                    raise
+                torch.compiler.set_stance("force_eager")  # ``fullgraph`` demands a graph
+                on_failure(error)
+            return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
 
     wrapper.__call__ = call
     state = torch_function.SymbolicTorchFunctionState
@@ -147,7 +160,7 @@ def _trace_without_modes(ours: Callable[[TorchFunctionMode], bool], on_failure: 
     def init(self: Any, py_stack: Sequence[Any], *args: Any, **kwargs: Any) -> None:
         make(self, [mode for mode in py_stack if not ours(mode)], *args, **kwargs)
 
-    state.__init__ = init
+    state.__init__ = init  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _make_state_within(on_device: Callable[[], AbstractContextManager[object]]) -> None:
@@ -189,6 +202,13 @@ def without_global_hooks() -> Iterator[None]:
     finally:
         for name, hooks in zip(_HOOKS, before, strict=True):
             vars(modules)[name].update(hooks)
+
+
+def donated_inputs() -> frozenset[int]:
+    """Return the numbers of the inputs that the backward graph being compiled may write over: nobody else has them."""
+    context = TracingContext.try_get()
+    about = None if context is None else context.fw_metadata
+    return frozenset(getattr(about, "bw_donated_idxs", None) or ())
 
 
 def fuses(operator: Any) -> bool:

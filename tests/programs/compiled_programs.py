@@ -36,8 +36,10 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, *, mlp: nn.Module | None = None, **options: bool) -> None:
         super().__init__()
-        self.ln1, self.attention, self.ln2 = nn.LayerNorm(width), Attention(width, heads, **options), nn.LayerNorm(width)
-        self.mlp = mlp or nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, **options)
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = mlp or nn.Sequential(up, nn.GELU(), down, nn.Dropout(0.1))
 
     def forward(self, x):
         x = x + self.attention(self.ln1(x))
@@ -69,7 +71,8 @@ class Residual(nn.Module):
         norm = (lambda n: nn.GroupNorm(groups, n)) if groups else nn.BatchNorm2d
         self.conv1, self.norm1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), norm(outputs)
         self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), norm(outputs)
-        self.down = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if (inputs, stride) != (outputs, 1) else nn.Identity()
+        is_same = (inputs, stride) == (outputs, 1)
+        self.down = nn.Identity() if is_same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x):
         y = functional.relu(self.norm1(self.conv1(x)))
@@ -81,8 +84,10 @@ class ResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-        widths = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))
+        first = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.stem = nn.Sequential(first, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        widths = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1))
+        widths += ((128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))
         self.layers = nn.Sequential(*(Residual(*one) for one in widths))
         self.head = nn.Linear(512, 1000)
 
@@ -91,7 +96,7 @@ class ResNet(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down and up again, with what was computed on the way down beside it; of diffusion: told a time, with attention."""
+    """Down and up again, with what was computed on the way down beside it; of diffusion: with a time."""
 
     def __init__(self, *, diffusion: bool = False) -> None:
         super().__init__()
@@ -114,7 +119,7 @@ class UNet(nn.Module):
             x = x + self.time(torch.cat((angles.sin(), angles.cos()), 1))[:, :, None, None]
             rows, width, high, wide = x.shape
             x = self.middle(x.flatten(2).transpose(1, 2)).transpose(1, 2).view(rows, width, high, wide)
-        for up, merge in zip(self.up, self.merge):
+        for up, merge in zip(self.up, self.merge, strict=True):
             x = merge(torch.cat((up(x), kept.pop()), 1))
         return functional.mse_loss(self.last(x), target)
 
@@ -140,7 +145,8 @@ class RNN(nn.Module):
 
     def __init__(self, width: int = 1024) -> None:
         super().__init__()
-        self.tokens, self.input, self.state = nn.Embedding(8000, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.tokens, self.input = nn.Embedding(8000, width), nn.Linear(width, width)
+        self.state = nn.Linear(width, width)
         self.head = nn.Linear(width, 8000)
 
     def forward(self, ids, labels):
@@ -205,7 +211,8 @@ def train_by_trainer(name: str, mode: str) -> None:
     if name == "bert":
         model = transformers.BertForMaskedLM(transformers.BertConfig(**shape, intermediate_size=3072))
     else:
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, intermediate_size=2048, use_cache=False))
+        config = transformers.LlamaConfig(**shape, intermediate_size=2048, use_cache=False)
+        model = transformers.LlamaForCausalLM(config)
     rows = [{"input_ids": (row := torch.randint(30000, (512,))), "labels": row} for _ in range(64)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
@@ -246,4 +253,4 @@ def main(name: str, mode: str = "default") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:3])
