@@ -158,14 +158,17 @@ class _Planner:
                 case _:
                     self._call(node, at)
         readers = self._fuse()
-        for node in sorted(self.plan.fused, key=lambda one: -self.plan.stored_at[one]):
+        for node in sorted(self.plan.fused, key=lambda one: (-self.plan.stored_at[one], self._place[one])):
             self._inline(node, readers)
         self._overwrite()
-        plan.reads = {node: [one for one in reads if one not in self._tables] for node, reads in self._read_by.items()}
+        plan.reads = {node: self._in_turn(reads - self._tables) for node, reads in self._read_by.items()}
         for node in plan.nodes:
             used = max((self._place[user] for user in node.users), default=self._place[node])
             plan.dropped_at[node] = max(used, self._last_read.get(node, 0), plan.stored_at.get(node, 0))
         return plan
+
+    def _in_turn(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return sorted(nodes, key=self._place.__getitem__)
 
     def _inputs(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes whose memory a node reads."""
@@ -245,7 +248,7 @@ class _Planner:
 
     def _end(self, node: fx.Node, at: int) -> None:
         self._outputs = set(self._inputs(node))
-        for one in self._outputs:
+        for one in self._in_turn(self._outputs):
             self._store(one, at - 1)
         self._touch(self._outputs, at)
 
@@ -296,7 +299,7 @@ class _Planner:
         for node, at in self.plan.stored_at.items():
             if node in self.plan.kernels or node in self.plan.fused:
                 continue
-            for one in self._read_by[node]:
+            for one in self._in_turn(self._read_by[node]):
                 is_free = self._last_read[one] == at and one not in self._fixed and one not in self.plan.fused
                 if is_free and one not in taken and one not in self._outputs and _size(one) == _size(node) is not None:
                     self.plan.in_place[node] = one

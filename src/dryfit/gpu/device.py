@@ -114,9 +114,7 @@ class VirtualGpu:
         self.api.install()
         functions.install(self.dispatch)
         self.dispatch.bodies.install()
-        functions.follow_compiling(
-            self.dispatch, self._compiles, self._not_compiled, self._runs_kernel
-        )
+        functions.follow_compiling(self.dispatch, self._compiles, self._not_compiled, self._runs_kernel)
         functions.follow_threads(self._modes)
         functions.mark_forks(self._forked)
         install_triton(self.spec.capability, self._launched, self._note)
