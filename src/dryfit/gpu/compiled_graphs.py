@@ -23,6 +23,8 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from dryfit.gpu.private_apis.torch_modes import OpOverload, schema_of
+
 _aten = torch.ops.aten
 _READS_REUSED: Final = 4
 """``config.realize_reads_threshold``."""
@@ -34,33 +36,23 @@ _LONGEST: Final = 100
 """A long expression of one tensor is stored from here on."""
 _KERNELS: Final = frozenset(
     {
-        *("mm", "addmm", "bmm", "baddbmm", "convolution", "_convolution", "convolution_backward", "_int_mm"),
-        *("_scaled_mm", "sort", "topk", "_grouped_mm", "addbmm"),
-        *("index_put", "index_put_", "_unsafe_index_put", "scatter", "scatter_", "scatter_add", "scatter_add_"),
-        *("scatter_reduce", "scatter_reduce_", "_unsafe_masked_index_put_accumulate", "max_pool2d_with_indices"),
+        *("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "int_mm"),
+        *("scaled_mm", "sort", "topk", "grouped_mm", "addbmm"),
+        *("index_put", "index_put_", "unsafe_index_put", "scatter", "scatter_", "scatter_add", "scatter_add_"),
+        *("scatter_reduce", "scatter_reduce_", "unsafe_masked_index_put_accumulate", "max_pool2d_with_indices"),
     }
 )
 """Operators with a lowering that makes a kernel by itself, or writes into a tensor that it makes first."""
 _REDUCTIONS: Final = frozenset(
     {
         *("sum", "mean", "prod", "amax", "amin", "var", "var_mean", "std", "argmax", "argmin", "any", "all"),
-        *(
-            "max",
-            "min",
-            "xor_sum",
-            "cumsum",
-            "cumprod",
-            "cummax",
-            "cummin",
-            "logcumsumexp",
-            "inductor_random",
-            "inductor_seeds",
-        ),
-        *("cat", "prepare_softmax_online", "_softmax", "_log_softmax"),
+        *("max", "min", "xor_sum", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
+        *("inductor_random", "inductor_seeds"),
+        *("cat", "prepare_softmax_online", "softmax", "log_softmax"),
     }
 )
 """Operators whose result is stored at once, in a kernel that may be fused: reductions, scans, random numbers, cat."""
-_VIEWS: Final = frozenset({"_unsafe_view", "reshape", "alias", "detach"})
+_VIEWS: Final = frozenset({"unsafe_view", "reshape", "alias", "detach"})
 _LOOKS_UP: Final = frozenset({"embedding", "index", "gather", "index_select"})
 _WRITES: Final = frozenset({_aten.copy_.default})
 
@@ -182,8 +174,8 @@ class _Planner:
 
     def _call(self, node: fx.Node, at: int) -> None:
         target, inputs = node.target, self._inputs(node)
-        operator = isinstance(target, torch._ops.OpOverload)
-        name = target._schema.name.partition("::")[2] if operator else ""
+        operator = isinstance(target, OpOverload)
+        name = schema_of(target).name.partition("::")[2].lstrip("_") if operator else ""
         if (operator and (self._views(target) or name in _VIEWS)) or _is_item(node):
             self._base[node] = inputs[0] if inputs else node
             if _is_item(node) and inputs and inputs[0] in self.plan.kernels:

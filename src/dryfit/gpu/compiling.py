@@ -1,6 +1,7 @@
 """``torch.compile`` on a virtual GPU: dynamo, AOTAutograd and inductor's passes run, and their graphs run on fakes."""
 
 import inspect
+import operator
 import re
 import warnings
 from collections import defaultdict
@@ -24,12 +25,13 @@ from dryfit.gpu.private_apis.torch_compiling import (
     without_global_hooks,
 )
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor
-from dryfit.gpu.private_apis.torch_modes import tree_iter, tree_map, without_dispatch_modes
+from dryfit.gpu.private_apis.torch_modes import OpOverload, tree_iter, tree_map, without_dispatch_modes
 from dryfit.gpu.script_recorder import NoRoomError
 from dryfit.settings.private_names import require
 
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _SELF: Final = re.compile(r"^L\['\w+'\]")
+_TABLE: Final = re.compile(r"[.]_\w+(?=\[)")
 _INDEX: Final = re.compile(r"\['?([\w.]+)'?\]")
 _POOL: Final = "torch.compile"
 _TANGENT: Final = "tangents_"
@@ -176,10 +178,10 @@ class CompiledGraph:
         with without_dispatch_modes(), self._dispatch.fakes:
             target: Any = node.target
             out = target(*args, **kwargs)
-        if node in self.plan.stored_at and isinstance(target, torch._ops.OperatorBase):
+        if node in self.plan.stored_at and target is not operator.getitem:
             if self.plan.stored_at[node] == at:
                 self._note(node, args, out, values)
-            if node in self.plan.kernels and isinstance(target, torch._ops.OpOverload):
+            if node in self.plan.kernels and isinstance(target, OpOverload):
                 for listener in self._dispatch.listeners:
                     listener(target, args, kwargs, out)
         return out
@@ -216,7 +218,7 @@ def _where(node: fx.Node) -> tuple[str, tuple[tuple[str, int], ...]]:
     """Return the module that a node is of, and the lines that called it, the deepest last."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(stack.values()), ("", None))[0] if stack else ""
-    path = _INDEX.sub(r".\1", _SELF.sub("", str(path))).replace("._modules", "").strip(".")
+    path = _INDEX.sub(r".\1", _TABLE.sub("", _SELF.sub("", str(path)))).strip(".")
     found = _FRAME.finditer(node.meta.get("stack_trace") or "")
     return path, tuple((one["file"], int(one["line"])) for one in found)
 

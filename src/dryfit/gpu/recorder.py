@@ -136,7 +136,7 @@ class StorageRecorder(TorchDispatchMode):
 
     def note_outputs(self, segment: "OpenSegment", func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Note what an operator returned: new storages, and views of known ones."""
-        reused = self._reused_block(func, args)
+        reused = self.reused_block(func, args)
         if reused is not None and isinstance(out, torch.Tensor):
             self._share(out.untyped_storage(), reused)
             return
@@ -224,7 +224,7 @@ class StorageRecorder(TorchDispatchMode):
         """Return the label of what is freed now; None: that of what was allocated last."""
         return None
 
-    def _reused_block(self, func: Any, args: tuple[Any, ...]) -> int | None:
+    def reused_block(self, func: Any, args: tuple[Any, ...]) -> int | None:
         """Return the block that the real operator would have reused, where a mode or a fake keeps it from that.
 
         Autograd adds the gradients of a tensor with several uses into the first of them if nobody else holds it, and

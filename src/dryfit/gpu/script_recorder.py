@@ -531,8 +531,8 @@ class ScriptRecorder(StorageRecorder):
         """
         first = self._next_block
         block = None if over is None else self._storages.get(storage_key(over))
-        is_alike = block is not None and isinstance(out, torch.Tensor)
-        is_alike = is_alike and self._sizes.get(block) == out.untyped_storage().nbytes()
+        size_bytes = out.untyped_storage().nbytes() if isinstance(out, torch.Tensor) else 0
+        is_alike = block is not None and self._sizes[block] == size_bytes
         self._written_over = block if overwrites and is_alike else None
         self._of_graph, self.allocations.may_fuse = where, may_fuse
         try:
@@ -570,8 +570,9 @@ class ScriptRecorder(StorageRecorder):
             return module, place if place.source else self._here()
         return self._module(), self._here()
 
-    def _reused_block(self, func: Any, args: tuple[Any, ...]) -> int | None:
-        return self._written_over if self._of_graph is not None else super()._reused_block(func, args)
+    def reused_block(self, func: Any, args: tuple[Any, ...]) -> int | None:
+        """Return the block that an operator writes its result to, though a new tensor is seen."""
+        return self._written_over if self._of_graph is not None else super().reused_block(func, args)
 
     def categorize(self) -> None:
         """Say of everything that models and optimizers hold now what it is."""

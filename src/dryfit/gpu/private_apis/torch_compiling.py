@@ -3,6 +3,7 @@
 Imported where a script first compiles something: dynamo and inductor take a second to import.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
@@ -15,20 +16,17 @@ from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode, schema_of, wi
 from dryfit.settings.private_names import PrivateNames, importing
 from dryfit.settings.version import PACKAGE_FOLDER
 
-with importing("torch", "following torch.compile"):
+with importing("torch", "following torch.compile"), warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch warns of its own modules
     from torch._dynamo import convert_frame, eval_frame, trace_rules
     from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, Unsupported
-    from torch._dynamo.types import (  # pyright: ignore[reportPrivateImportUsage]
-        ConvertFrameReturn,
-        FrameAction,
-        FrameExecStrategy,
-    )
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy  # pyright: ignore
     from torch._dynamo.variables import optimizer, torch_function
     from torch._guards import TracingContext
     from torch._inductor import compile_fx, config, constant_folding, lowering
     from torch.nn.modules import module as modules
 
-NAMES: Final = (
+PRESENT: Final = (
     # tracing without the modes and hooks of a virtual GPU, and going on eagerly where that fails; until: torch's modes
     # and global hooks say that compilers are to ignore them
     "torch._dynamo.convert_frame.CatchErrorsWrapper",
@@ -54,7 +52,17 @@ NAMES: Final = (
     # knowing which operators inductor fuses and which are kernels by themselves; until: operators have a tag for it
     "torch._inductor.lowering.lowerings",
     "torch._inductor.lowering.fallbacks",
+    # running a graph on a list of inputs that it empties; until: inductor's graphs may be run by others
+    "torch._inductor.output_code.OutputCode._boxed_call",
+    # making an optimizer's state while its step is traced; until: as above, of modes
+    "torch.optim.Adam._init_group",
 )
+ABSENT: Final = (
+    # inductor imports it of a build for CUDA
+    "torch._C._cuda_CUDAAllocator_AllocatorState",
+)
+"""Only builds for CUDA have it; elsewhere it is added."""
+NAMES: Final = (*PRESENT, *ABSENT)
 FAILURES: Final = (BackendCompilerFailed, InternalTorchDynamoError)
 """What a frame ends in that dynamo has traced and that a backend, or dynamo itself, could not make a graph of."""
 _HOOKS: Final = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
@@ -226,11 +234,11 @@ def views(operator: Any) -> bool:
 
 def _misbehaves() -> str:
     aten = torch.ops.aten
-    if not fuses(aten.add.Tensor) or fuses(aten._scaled_dot_product_flash_attention.default):
+    if not fuses(aten.add.Tensor) or fuses(aten.nonzero.default):
         return "torch._inductor.lowering does not tell what is fused"
     if not views(aten.view.default) or views(aten.add.Tensor) or views(aten.copy_.default):
         return "the _schema of an operator does not tell views"
     return ""
 
 
-COMPILING: Final = PrivateNames("torch", NAMES, _misbehaves)
+COMPILING: Final = PrivateNames("torch", PRESENT, _misbehaves)
