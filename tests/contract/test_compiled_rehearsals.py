@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dryfit.gpu.allocator_settings import AllocatorSettings
+from dryfit.gpu.events import Label
+from dryfit.gpu.script_recorder import LiveAllocations
+from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import SUPPORT, facts_of, rehearse
 from rehearsed_memory import memory_of
@@ -63,3 +67,24 @@ def test_bounds_are_close_and_below_what_runs_uncompiled(tmp_path: Path, mode: s
     assert 0.9 * memory.required_bytes <= memory.least_bytes <= memory.required_bytes
     assert memory.required_bytes <= eager.required_bytes or mode != "default"
     assert memory == memory_of(answers[-1])
+
+
+def test_a_private_pool_keeps_what_it_took() -> None:
+    run, size = LiveAllocations(AllocatorSettings, None, 0), 32 * 2**20
+    label = run.label(Label(StepPhase.FORWARD, MemoryCategory.ACTIVATIONS, "", "aten.empty"))
+
+    def passing(block: int, *, fuses: bool = False) -> int:
+        run.enter_pool("graphs")
+        run.may_fuse = fuses
+        run.add(block, size, label)
+        run.may_fuse = False
+        run.leave_pool()
+        return run.allocator.reserved_bytes
+
+    assert passing(0) == size
+    run.add(0, -size, label)
+    run.add(1, size, label)
+    assert run.allocator.reserved_bytes == 2 * size  # the pool's place is free, but not for others
+    assert passing(2) == 2 * size
+    assert passing(3, fuses=True) == 3 * size
+    assert sum(run.least()[1]) == 2 * size
