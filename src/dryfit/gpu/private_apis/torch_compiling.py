@@ -52,16 +52,17 @@ PRESENT: Final = (
     # knowing which operators inductor fuses and which are kernels by themselves; until: operators have a tag for it
     "torch._inductor.lowering.lowerings",
     "torch._inductor.lowering.fallbacks",
-    # running a graph on a list of inputs that it empties; until: inductor's graphs may be run by others
-    "torch._inductor.output_code.OutputCode._boxed_call",
     # making an optimizer's state while its step is traced; until: as above, of modes
     "torch.optim.Adam._init_group",
 )
 ABSENT: Final = (
-    # inductor imports it of a build for CUDA
+    # inductor imports it of a build for CUDA; elsewhere it is added
     "torch._C._cuda_CUDAAllocator_AllocatorState",
+    # running a graph on a list of inputs that it empties: an attribute that AOTAutograd reads of what runs it; until:
+    # inductor's graphs may be run by others
+    "torch._inductor.output_code.CompiledFxGraph._boxed_call",
 )
-"""Only builds for CUDA have it; elsewhere it is added."""
+"""What torch has not before it is used."""
 NAMES: Final = (*PRESENT, *ABSENT)
 FAILURES: Final = (BackendCompilerFailed, InternalTorchDynamoError)
 """What a frame ends in that dynamo has traced and that a backend, or dynamo itself, could not make a graph of."""
