@@ -3,6 +3,7 @@
 Imported where a script first compiles something: dynamo and inductor take a second to import.
 """
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -152,7 +153,10 @@ def _trace_without_modes(ours: Callable[[TorchFunctionMode], bool], on_failure: 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with without_dispatch_modes():
             try:
-                return convert(self, *args, **kwargs)
+                made = convert(self, *args, **kwargs)
+                if made.guarded_code is not None:
+                    gc.collect()  # what was traced holds the inputs, in cycles
+                return made
             except FAILURES as error:
                 on_failure(error)
             except Unsupported as error:
