@@ -230,7 +230,8 @@ class _Run:
         if end is ScriptEnd.FAILED and self._behind.wall is Wall.LANDLOCK:
             self.notes.append("on this machine code in C and started programs can write nothing; did it fail by that?")
         gpu, request = self.gpu, self.request
-        self.work.is_compiled, self.work.is_timed = gpu.is_compiled and not gpu.is_traced, not gpu.multiplies_unseen
+        self.work.is_compiled = gpu.is_compiled and not gpu.is_traced
+        self.work.is_timed = not (gpu.multiplies_unseen or gpu.updates_on_host)
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
         memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)
