@@ -42,6 +42,17 @@ def test_a_script_without_an_optimizer_fits_as_it_is(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("mib", "verdict"), [(1200, VerdictKind.FITS), (1040, VerdictKind.UNKNOWN), (900, VerdictKind.REFUSED)]
+)
+def test_scratch_memory_that_nobody_knows_makes_two_bounds(mib: int, verdict: VerdictKind) -> None:
+    answer = dryfit.rehearse(PROGRAMS / "odd/factorizes.py", device=f"{mib}MiB")
+    memory = answer.memory
+    assert memory is not None and memory.least_bytes is not None
+    assert 128 * MIB <= memory.required_bytes - memory.least_bytes <= 136 * MIB  # the matrix and its factors once more
+    assert (answer.verdict, answer.fits) == (verdict, verdict is VerdictKind.FITS), answer.reasons
+
+
 def test_a_backward_pass_stands_where_its_operators_stood(tmp_path: Path) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/places.py"))
     assert memory.peak_line == line_of("odd/places.py", "hidden = embed(ids)")

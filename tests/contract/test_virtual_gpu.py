@@ -190,7 +190,7 @@ def test_lazy_layers_get_their_shapes_on_the_device_as_the_same_objects(layers: 
 @pytest.mark.parametrize("way", ["matrix_exp", "cayley", "householder"])
 def test_orthogonal_parametrisations_of_a_layer_on_the_device(layers: dict[str, Any], way: str) -> None:
     assert layers[way] == [["cuda:0"]]
-    assert "aten.geqrf.default: scratch memory of its kernel; its outputs are counted" in layers["unknown"]
+    assert any(what.startswith("aten.geqrf.default: scratch memory") for what in layers["unknown"])
 
 
 def test_a_real_tensor_whose_data_are_set_to_one_of_the_device_is_there_itself(layers: dict[str, Any]) -> None:

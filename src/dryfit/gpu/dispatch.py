@@ -175,6 +175,8 @@ class VirtualDispatch(ScriptRecorder):
         """Called with a :class:`NoRoomError`; returns the error that the script gets."""
         self.on_unknown: Any = lambda _what: None
         """Called with a text where a value was asked for that nobody knows."""
+        self.without_formula: set[Any] = set()
+        """Operators of whose kernels nobody knows the scratch memory."""
         self.on_note: Any = lambda _text: None
         """Called with a remark on the whole run."""
         self.functions: TorchFunctionMode | None = None
@@ -185,6 +187,17 @@ class VirtualDispatch(ScriptRecorder):
         """Python functions behind operators of other libraries."""
         self.listeners: list[Any] = []
         """Each is called with function, arguments and result of an operator on the device, after it."""
+
+    def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Record what an operator allocated; of an unknown kernel also scratch memory, which may be nothing."""
+        super().note(func, args, out)
+        if func in self.without_formula:
+            tensors = [one for one in tree_iter((args, out)) if isinstance(one, torch.Tensor) and one.is_cuda]
+            self.allocations.may_fuse = True
+            try:
+                self.note_scratch(self.allocations, func, sum(one.nbytes for one in tensors))
+            finally:
+                self.allocations.may_fuse = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -404,7 +417,8 @@ class VirtualDispatch(ScriptRecorder):
     def _as_on_the_host(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Return what an operator gives by the shapes of the CPU's kernel, which torch runs on zeros."""
         device = next(one.device for one in tree_iter(args) if isinstance(one, FakeTensor) and one.is_cuda)
-        self.on_unknown(f"{func}: scratch memory of its kernel; its outputs are counted")
+        self.on_unknown(f"{func}: scratch memory of its kernel, at most what it reads and writes, as is assumed")
+        self.without_formula.add(func)
         options = {**kwargs, "device": _CPU} if kwargs.get("device") is not None else kwargs
         with self.fakes:
             made = self.fakes.dispatch(func, types, _moved(args, _CPU), _moved(options, _CPU))

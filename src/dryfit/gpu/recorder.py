@@ -125,10 +125,14 @@ class StorageRecorder(TorchDispatchMode):
         self.note_outputs(segment, func, args, out)
         takes_scratch = self._kernels and func in TAKE_SCRATCH and self._runs_here(args)
         extra = workspace_bytes(func, args, out, self.processors) if takes_scratch else 0
-        if extra:  # kernels allocate their scratch memory beside their outputs
-            label, block = self._label(segment, func), self._new_block(MemoryCategory.TEMPORARIES)
-            segment.add(block, extra, label)
-            segment.add(block, -extra, label)
+        if extra:
+            self.note_scratch(segment, func, extra)
+
+    def note_scratch(self, segment: "OpenSegment", func: Any, size_bytes: int) -> None:
+        """Note what a kernel allocates beside its outputs, and frees."""
+        label, block = self._label(segment, func), self._new_block(MemoryCategory.TEMPORARIES)
+        segment.add(block, size_bytes, label)
+        segment.add(block, -size_bytes, label)
 
     def _runs_here(self, args: tuple[Any, ...]) -> bool:
         """Whether an operator runs on the device: so does one of its tensors."""

@@ -288,7 +288,7 @@ class _Run:
         memory = summarize(
             run, categories, self.marks, constants, gpu.places, failed_at=gpu.failed_at, enough_bytes=enough_bytes
         )
-        if memory is not None and gpu.is_compiled:
+        if memory is not None and (gpu.is_compiled or gpu.dispatch.without_formula):
             least = least_bytes(run, categories, constants, is_traced=gpu.is_traced)
             memory = memory.model_copy(update={"least_bytes": min(least, memory.required_bytes)})
         kept = self.shortening.kept_of_batch

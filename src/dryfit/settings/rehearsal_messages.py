@@ -186,8 +186,8 @@ class RehearsalMemory(Record):
 
     Attributes:
         required_bytes: ``min_cap + overhead + margin``: the capacity that the device must have.
-        least_bytes: What compiled code keeps too: weights, gradients, optimizer state. Where a part was compiled, and
-            rehearsed without that, ``required_bytes`` is an upper bound, and this a lower one. None: nothing was.
+        least_bytes: The capacity without what kernels may do without: tensors that compiled code may fuse, scratch
+            memory of kernels that nobody knows. Then ``required_bytes`` is an upper bound. None: there is none.
         by_line: What is held at the peak, largest first.
         by_module: The same by the module that made it.
         timeline: A sample of events: all peaks, and at most 2 000 others.
@@ -219,7 +219,7 @@ class RehearsalMemory(Record):
         least_bytes, most_bytes = self.least_bytes, self.required_bytes
         if least_bytes is None or most_bytes <= capacity_bytes:
             return None
-        kept = f"between {gib(least_bytes)} and {gib(most_bytes)}, by what compiled code keeps"
+        kept = f"between {gib(least_bytes)} and {gib(most_bytes)}, by what its kernels keep"
         return (VerdictKind.REFUSED if least_bytes > capacity_bytes else VerdictKind.UNKNOWN), f"it needs {kept}"
 
 
