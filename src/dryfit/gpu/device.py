@@ -46,6 +46,15 @@ class VirtualGpu:
         TraceError: This build of torch cannot do it.
     """
 
+    is_compiled = False
+    """Whether something was compiled."""
+    is_traced = True
+    """Whether all that was compiled runs as the graphs that torch makes of it."""
+    multiplies_unseen = False
+    """Whether a Triton kernel multiplied matrices, whose arithmetic nobody knows."""
+    updates_on_host = False
+    """Whether an optimizer of the host updated parameters, in a time that nobody knows."""
+
     def __init__(
         self,
         spec: DeviceSpec,
@@ -86,15 +95,7 @@ class VirtualGpu:
         self.dispatch.on_unknown = self.note_unknown
         self.dispatch.on_note = self._note
         self.step = 1
-        self.is_compiled = False
-        """Whether something was compiled."""
-        self.is_traced = True
-        """Whether all that was compiled runs as the graphs that torch makes of it."""
         self._kernels: list[str] = []
-        self.multiplies_unseen = False
-        """Whether a Triton kernel multiplied matrices, whose arithmetic nobody knows."""
-        self.updates_on_host = False
-        """Whether an optimizer of the host updated parameters, in a time that nobody knows."""
         self.on_launch: Callable[[str, list[torch.Tensor]], None] = lambda _name, _tensors: None
         """Called with name and tensors of each compiled kernel that is launched."""
         self._answers = False
