@@ -145,9 +145,9 @@ class CudaGraph:
     def __init__(self, *_: Any, **__: Any) -> None:
         self._pool: tuple[int, ...] = (0, next(self._numbers))
 
-    def capture_begin(self, pool: tuple[int, int] | None = None, **_: Any) -> None:
-        """Allocate in the graph's pool, or in another's."""
-        self._pool = tuple(pool or self._pool)
+    def capture_begin(self, pool: Any = None, **_: Any) -> None:
+        """Allocate in the graph's pool, or in another's, which its name or a ``MemPool`` says."""
+        self._pool = tuple(getattr(pool, "id", pool) or self._pool)
         self.allocations.enter_pool(self._pool)
 
     def capture_end(self) -> None:
