@@ -121,7 +121,7 @@ class VirtualGpu:
         install_triton(self.spec.capability, self._launched, self._note)
         missing_parts.install_flex_attention(self._note)
         missing_parts.install_managed_memory(self.dispatch.empty, self._note)
-        install_deepspeed(self._updates_on_device, self._updates_on_host, self.dispatch)
+        install_deepspeed(self._runs_kernel, self._updates_on_host, self.dispatch)
         self.presence.install()
         missing_parts.install_missing_parts(self.presence, self._note)
         weights.install(self._fake, self._demand_room, self.dispatch.note_data)
@@ -166,7 +166,7 @@ class VirtualGpu:
         self.dispatch.is_bad_fork = bool(self.allocations.blocks)
 
     def _runs_kernel(self, name: str, tensors: list[torch.Tensor]) -> None:
-        self.on_launch(name, tensors)
+        self.on_launch(name, tensors)  # which is set later
 
     def _compiles(self) -> None:
         self.is_compiled = True
@@ -188,9 +188,6 @@ class VirtualGpu:
             more = len(self._kernels) - _MOST_KERNELS
             names += f" and {more} more" if more > 0 else ""
             self.notes.append(f"{_LAUNCHES}: {names}; what they write to is counted, {timed}")
-
-    def _updates_on_device(self, kernel: str, tensors: list[torch.Tensor]) -> None:
-        self.on_launch(kernel, tensors)  # which is set later
 
     def _updates_on_host(self, optimizer: str) -> None:
         self.updates_on_host = True

@@ -1,14 +1,12 @@
 """Decides for every operator whether it runs for real, or on tensors of a device that is not there."""
 
 import math
-import os
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,10 +28,9 @@ from dryfit.gpu.private_apis.torch_fakes import (
     in_kernel_of,
 )
 from dryfit.gpu.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
-from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
+from dryfit.gpu.script_recorder import BETWEEN, LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
 from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, remember, share, value_of
 from dryfit.settings.errors import TraceError
-from dryfit.settings.version import PACKAGE_FOLDER
 
 # Views of one fake and writes to it, without torch's way around them.
 #
@@ -98,7 +95,6 @@ _MANY_ELEMENTS = 1 << 14
 _PAGES_BYTES = 1 << 16
 _UNTOUCHED = MAP_PRIVATE | MAP_ANONYMOUS
 """From so many elements on, what a module's constructor allocates on the CPU is a fake."""
-_BETWEEN = (f"{PACKAGE_FOLDER}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
 _ALLOCATES = frozenset(
     {
         _aten.empty.memory_format,
@@ -274,7 +270,7 @@ class VirtualDispatch(ScriptRecorder):
         if not self.holds_state:
             return False
         files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
-        return next((file for file in files if not file.startswith(_BETWEEN)), "").startswith(tuple(self.holds_state))
+        return next((file for file in files if not file.startswith(BETWEEN)), "").startswith(tuple(self.holds_state))
 
     @contextmanager
     def on_device(self) -> Iterator[None]:

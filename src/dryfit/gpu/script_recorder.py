@@ -301,7 +301,8 @@ class _Owner(IntEnum):
 
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
-_DRYFIT = f"{PACKAGE_FOLDER}/"
+BETWEEN = (_TORCH, f"{PACKAGE_FOLDER}/")
+"""Folders whose code runs between a script or its libraries and the recorder."""
 _LIBRARIES = tuple(
     str(Path(folder)) + "/"
     for folder in {
@@ -377,7 +378,7 @@ class Places:
     def _owner(self, filename: str) -> _Owner:
         if filename == self.own or (self.own.endswith(os.sep) and filename.startswith(self.own)):
             return _Owner.USER
-        if filename.startswith((_TORCH, _DRYFIT, "<")):
+        if filename.startswith((*BETWEEN, "<")):
             return _Owner.HIDDEN
         if filename.startswith(_LIBRARIES) or any(folder in filename for folder in _PACKAGE_FOLDERS):
             return _Owner.LIBRARY

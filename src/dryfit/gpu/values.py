@@ -209,7 +209,8 @@ def carry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
         return
     if _RANDOM in func.tags:
         _draw_integers(func, args, out)
-    if func.is_view or func in _UNINITIALIZED or _RANDOM in func.tags:
+        return
+    if func.is_view or func in _UNINITIALIZED:
         return
     if out.__class__ is FakeTensor and (out.dtype is torch.bool or func in _OF_MASKS) and _carry_truth(func, args, out):
         return

@@ -565,8 +565,8 @@ def install(make: Make, demand_room: DemandRoom, on_data: Callable[[Any, torch.T
 
     Args:
         make: Makes a fake of a shape, type and device; whether it requires a gradient.
-        on_data: Called with a tensor and the memory that the tensor is given by ``tensor.data = ...``.
         demand_room: Raises an error where a model of so many bytes does not fit; told what has so many.
+        on_data: Called with a tensor and the memory that the tensor is given by ``tensor.data = ...``.
     """
     fake_tensors.install_addresses()
     install_initialisers()

@@ -19,7 +19,7 @@ class HeldLine(Settings):
         line: ``path:number`` of the script's own code; relative to the file's folder where it lies inside.
         code: The text of that line.
         source: The deepest line outside of torch.
-        source_code: The text of that line; empty where it is the same, and in baselines of dryfit 0.1.
+        source_code: The text of that line; empty where it is the same, and in earlier baselines.
     """
 
     line: str

@@ -6,18 +6,17 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from dryfit.documents.findings import BugReport, PartView
 from dryfit.ledger.folder import StudyLayout
 from dryfit.processes.launch import launch_text
-from dryfit.search.space import Space
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError, DryfitError
 from dryfit.settings.files import writing
 from dryfit.settings.run_costs import given_price
 from dryfit.settings.secrets import Shareable, shareable
-from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.study.arguments import layout_of, space_of, study_file_of
 from dryfit.study.bug_report import gather, write_archive
@@ -59,10 +58,7 @@ def doctor(
     spec = None if device is None else demand_cuda(parse_device(device))
     prices = None if price is None else given_price(str(price), date.today())
     findings: list[Finding] = []
-
-    def checked(config: StudyConfig, space: Space, layout: StudyLayout) -> CheckedStudy:
-        return CheckedStudy(config, space, layout, spec, prices)
-
+    checked = partial(CheckedStudy, device=spec, prices=prices)
     for finding in _all_findings(study_file, overrides, folder, on_note, checked, machine=machine):
         findings.append(finding)
         on_finding(finding)
@@ -100,7 +96,7 @@ def _all_findings(
     overrides: Sequence[str],
     folder: Path | str | None,
     on_note: Callable[[str], None],
-    checked: Callable[[StudyConfig, Space, StudyLayout], CheckedStudy],
+    checked: Callable[..., CheckedStudy],
     *,
     machine: bool,
 ) -> Iterator[Finding]:
