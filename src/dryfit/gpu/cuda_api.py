@@ -328,7 +328,7 @@ class CudaApi:
         """The allocator's counters, by torch's names; those that are not simulated are 0."""
         self.shows_counters = True
         allocator, peaks = self._allocations.allocator, self._allocations.peaks
-        allocated = _counter(allocator.allocated_bytes, peaks.allocated_bytes)
+        allocated = _counter(self._allocations.tensor_bytes, peaks.allocated_bytes)
         stats: dict[str, Any] = {
             name: {"all": known, "large_pool": _counter(), "small_pool": _counter()}
             for name, known in (

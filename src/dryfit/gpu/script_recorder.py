@@ -74,6 +74,11 @@ class _PrivatePool:
             sizes.clear()
         return taken[0], taken[1]
 
+    @property
+    def idle_bytes(self) -> int:
+        """Memory of its segments that no tensor has."""
+        return self._allocators[0].reserved_bytes - self._allocators[0].allocated_bytes
+
     def free(self, block: int) -> None:
         """Free a block: its place is the pool's."""
         for allocator, address in zip(self._allocators, self._addresses.pop(block), strict=True):
@@ -153,9 +158,7 @@ class LiveAllocations(OpenSegment):
             if address is None:
                 raise NoRoomError(delta)
             self._address_of[block] = address
-            peaks = self.peaks
-            peaks.allocated_bytes = max(peaks.allocated_bytes, allocator.allocated_bytes)
-            peaks.reserved_bytes = max(peaks.reserved_bytes, allocator.reserved_bytes)
+            self._raise_peaks()
         else:
             address = self._address_of.pop(block, None)
             if address is None:  # it was never allocated
@@ -195,7 +198,18 @@ class LiveAllocations(OpenSegment):
             self.may_fuse = fuses
         finally:
             self._entered.append(pool)
+        self._raise_peaks()
         self._sizes[block] = delta
+
+    @property
+    def tensor_bytes(self) -> int:
+        """What ``torch.cuda.memory_allocated`` counts: blocks of tensors, of private pools' segments only those."""
+        return self.allocator.allocated_bytes - sum(pool.idle_bytes for pool in self._pools.values())
+
+    def _raise_peaks(self) -> None:
+        peaks = self.peaks
+        peaks.allocated_bytes = max(peaks.allocated_bytes, self.tensor_bytes)
+        peaks.reserved_bytes = max(peaks.reserved_bytes, self.allocator.reserved_bytes)
 
     def release_cached(self) -> None:
         """Give cached memory back to the driver, as the script asks."""
@@ -285,7 +299,7 @@ class LiveAllocations(OpenSegment):
 
     def reset_peaks(self) -> None:
         """Begin new peaks from what is held now."""
-        self.peaks = Peaks(self.allocator.allocated_bytes, self.allocator.reserved_bytes)
+        self.peaks = Peaks(self.tensor_bytes, self.allocator.reserved_bytes)
 
 
 # The line of a script that runs now: the user's own, and the deepest one outside of torch.

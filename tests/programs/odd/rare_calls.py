@@ -17,6 +17,14 @@ if on_gpu:
         captured = model(batch)
     graph.replay()
     assert captured.shape == (4, 2)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        kept = [torch.empty(3 * 2**20, dtype=torch.uint8, device=device) for _ in range(3)]
+        del kept[0]
+    # A private pool takes a segment of 20 MiB; the counters have its tensors alone.
+    assert torch.cuda.memory_allocated() - before == 6 * 2**20
+    assert torch.cuda.max_memory_allocated() - before == 9 * 2**20
 
 
 def loss_of_row(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
