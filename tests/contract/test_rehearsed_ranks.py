@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+import dryfit
 from dryfit.gpu.events import BLOCK_BYTES
 from dryfit.settings.memory_terms import MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalMemory, ScriptEnd
-from rehearsed import MIB, rehearse
+from rehearsed import MIB, PROGRAMS, rehearse
 
 pytestmark = pytest.mark.slow
 WIDTH, LAYERS = 256, 4
@@ -66,6 +67,17 @@ def test_a_script_may_begin_its_ranks_in_any_way(tmp_path: Path, way: str, ranks
     assert answer.end in (ScriptEnd.STOPPED, ScriptEnd.FINISHED), answer.traceback
     assert answer.memory is not None and len(answer.memory.steps) == 3
     assert (way in ("spawn", "notebook")) == any("the script starts" in note for note in answer.notes)
+
+
+def test_as_many_ranks_as_a_script_starts_are_rehearsed_where_nobody_says_how_many() -> None:
+    def answer_of(way: str, ranks: int | None) -> RehearsalAnswer:
+        return dryfit.rehearse(PROGRAMS / "starts_ranks.py", device="24GiB", arguments=[way, "2"], ranks=ranks)
+
+    answer = answer_of("notebook", None)
+    assert (answer.ranks, answer.fits, answer.ranks_wanted) == (2, True, 0)
+    assert answer.sent is not None and answer.sent["all_reduce"] > 0
+    alone = answer_of("spawn", 1)
+    assert (alone.ranks, alone.verdict, alone.ranks_wanted) == (1, VerdictKind.UNKNOWN, 2)
 
 
 @pytest.mark.parametrize(

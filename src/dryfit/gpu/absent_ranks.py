@@ -76,11 +76,13 @@ class AbsentGroup:
         on_sent: Called with the kind of each collective and its bytes.
 
     Attributes:
+        wanted: Number of ranks of a group that the script made, where it is larger; else 0.
         sent: Bytes that rank 0 sent so far, by kind of collective: the size of what it put in.
     """
 
     def __init__(self, size: int, on_sent: Callable[[str, int], None] = lambda *_: None) -> None:
         self.size = size
+        self.wanted = 0
         self._on_sent = on_sent
         self.sent: dict[str, int] = defaultdict(int)
         self._backend = "nccl"
@@ -118,8 +120,9 @@ class AbsentGroup:
                 make(backend, init_method, timeout, world_size, rank, store, **options)
                 return
             if size > self.size:
-                problem = f"it makes a process group of {size} ranks, and {self.size} are rehearsed"
-                raise TraceError(_DOING, problem, hint=f"dryfit rehearse --ranks {size}")
+                self.wanted = size
+                problem = f"it makes a process group of {size} ranks, and {self.size} are rehearsed (--ranks {size})"
+                raise TraceError(_DOING, problem)
             self._backend = (backend or "nccl").rpartition(":")[2]
             make("fake", store=LoneStore() if store is None else store, rank=0, world_size=size)
 

@@ -243,6 +243,7 @@ class _Run:
             end=end,
             device=request.device,
             ranks=request.ranks,
+            ranks_wanted=self.ranks.wanted,
             memory=memory,
             shortfall_bytes=shortfall,
             out_of_memory=tuple(gpu.out_of_memory),

@@ -404,6 +404,7 @@ class RehearsalAnswer(Shown, Message):
         run: How long it trains; None where it made no step.
         killed_by: Name of the signal that ended its process before it could answer; empty: none did.
         wall: What kept the script from the user's files; None: no script was run.
+        ranks_wanted: Size of the process group that the script made, where fewer ranks were rehearsed; else 0.
         sent: Bytes that a rank sends in one optimizer step, by kind; None for one rank.
         libraries: Versions of the libraries for training that the script imported, beside torch.
         host_peak_bytes: Most host memory of the rehearsal itself.
@@ -418,6 +419,7 @@ class RehearsalAnswer(Shown, Message):
     end: ScriptEnd
     device: DeviceSpec
     ranks: int = 1
+    ranks_wanted: int = 0
     memory: RehearsalMemory | None = None
     shortfall_bytes: int = 0
     out_of_memory: tuple[OutOfMemory, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import yaml
@@ -65,7 +66,7 @@ class RehearsalOptions:
 
     Attributes:
         device: As of ``dryfit plan``; None: this machine's first GPU.
-        ranks: Size of its process group; None: as its launcher says, and 1 without one.
+        ranks: Size of its process group; None: as its launcher says, or as the script starts them, else 1.
         ladder: Price changes of its ``TrainingArguments`` by rehearsing with them.
         timeout_s: Most seconds until the first optimizer step has ended.
         keep_caches: Let what libraries download and prepare stay in their caches.
@@ -103,7 +104,7 @@ def rehearse(
     device: str | None = None,
     arguments: Sequence[str] = (),
     steps: int = DEFAULT_STEPS,
-    ranks: int = 1,
+    ranks: int | None = None,
     worst_batch: bool = True,
     ladder: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -126,7 +127,7 @@ def rehearse(
         device: ``rtx4090``, ``a100-80``, ``24GiB``, ...; None: this machine's first GPU.
         arguments: The script's own arguments.
         steps: Optimizer steps after which it is ended.
-        ranks: Size of the process group of which it is rank 0.
+        ranks: Size of the process group of which it is rank 0; None: as many as it starts by itself, else one.
         worst_batch: Look for the largest batch of its data, and train on it first.
         ladder: Price changes of its ``TrainingArguments`` where it makes one; each is another rehearsal.
         timeout_s: Most seconds until the first optimizer step has ended.
@@ -219,11 +220,12 @@ def read_command(words: Sequence[str]) -> ScriptCommand:
     return parse_command(words, _accelerate_config)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PreparedRehearsal:
     """A rehearsal that can be started, on any device.
 
     Attributes:
+        request: Its ranks become those that the script starts by itself, where nobody named a number.
         has_eight_bit: Whether the optimizers of bitsandbytes are there.
     """
 
@@ -231,11 +233,21 @@ class PreparedRehearsal:
     surroundings: RehearsalSurroundings
     options: RehearsalOptions
     has_eight_bit: bool
+    has_ranks: bool = False
+    """Whether the user or a launcher said how many ranks there are."""
 
-    def run(self, *, loud: bool = False, **changes: Any) -> RehearsalAnswer:
+    def run(
+        self, *, loud: bool = False, views: Mapping[str, Path] = MappingProxyType({}), **changes: Any
+    ) -> RehearsalAnswer:
         """Rehearse with some fields of the request changed; only where it is ``loud`` its output is passed on."""
         output = self.options.on_output if loud else drop
-        return run_rehearsal(self.request.model_copy(update=changes), self.surroundings, output)
+        answer = run_rehearsal(self.request.model_copy(update=changes), self.surroundings, output, views=views)
+        ranks = answer.ranks_wanted
+        if not self.request.ranks < ranks <= _MOST or self.has_ranks:
+            return answer
+        self.options.on_note(f"the script starts {ranks} ranks by itself; rehearsing it as the first of {ranks}")
+        self.request = self.request.model_copy(update={"ranks": ranks})
+        return self.run(loud=loud, views=views, **changes)
 
     def without_limit(self, device: DeviceSpec, others: tuple[DeviceSpec, ...] = ()) -> RehearsalAnswer:
         """Rehearse on a device that has room for everything."""
@@ -263,7 +275,8 @@ def prepare(command: ScriptCommand, options: RehearsalOptions, device: DeviceSpe
     target = RehearsalTarget(command.script, command.module, None, command.arguments)
     request = _request(options, device or _device(options), target, options.ranks or command.ranks or 1)
     has_eight_bit = _has_eight_bit() if python is None else python.has_eight_bit
-    return PreparedRehearsal(request, surroundings, options, has_eight_bit)
+    has_ranks = (options.ranks or command.ranks) is not None
+    return PreparedRehearsal(request, surroundings, options, has_eight_bit, has_ranks)
 
 
 def prepare_function(
@@ -283,7 +296,7 @@ def prepare_function(
     surroundings = replace(options.surroundings, import_paths=tuple(caller_paths()))
     request = _request(options, _device(options), RehearsalTarget(function=place), options.ranks or 1)
     request = request.model_copy(update={"parameters": dict(parameters or {})})
-    return PreparedRehearsal(request, surroundings, options, _has_eight_bit())
+    return PreparedRehearsal(request, surroundings, options, _has_eight_bit(), options.ranks is not None)
 
 
 def rehearse_command(command: ScriptCommand, options: RehearsalOptions) -> RehearsalAnswer:
@@ -421,7 +434,7 @@ def _with_views(prepared: PreparedRehearsal) -> RehearsalAnswer:
         refuse_foreign(target, *_VIEW_MARKS[name])
         with writing(target, own=False):
             target.unlink(missing_ok=True)
-    answer = run_rehearsal(prepared.request, prepared.surroundings, options.on_output, views=views)
+    answer = prepared.run(loud=True, views=views)
     for target in views.values():
         if not target.is_file():
             options.on_note(f"{target} was not written: the script ended before anything could be seen")
