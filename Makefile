@@ -23,7 +23,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: strangers regressions published published-compare attack times engines test-nodes wheel-test versions mutants cards
+.PHONY: strangers regressions published published-compare attack times engines test-nodes wheel-test versions environments mutants cards
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -91,6 +91,9 @@ wheel-test: $(STAMP) ## build wheel and sdist, install the wheel with its extras
 
 versions: $(STAMP) ## tests on the lowest and highest versions allowed, on each Python; gigabytes, one run at a time
 	$(TEST_ENV) $(BIN)/python scripts/versions.py $(VERSION_TESTS)
+
+environments: $(STAMP) ## rehearse seven programs in environments of other versions, and write docs/environments.md; gigabytes, one at a time
+	$(TEST_ENV) $(BIN)/python scripts/environments.py
 
 cards: $(STAMP) ## plan which model fits which card, and write the table into docs/cards.md; half an hour
 	$(TEST_ENV) $(BIN)/python scripts/card_table.py
