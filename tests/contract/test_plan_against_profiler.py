@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
 import tiny
 from dryfit.gpu.events import SegmentKind, Shape
+from dryfit.gpu.work import WorkCounter
 from dryfit.plans.tracer import Variant
 from dryfit.settings.choices import BaseFormat, BuiltInTask
 from dryfit.settings.execution import PlanSubject
@@ -22,6 +24,7 @@ from parts import need_package
 from profiled import peak_bytes, profiled_peak_bytes
 
 SHAPE = Shape(rows=8, length=128)
+GPU = DeviceSpec(name="rtx4090", capacity_bytes=24 * 2**30, capability=(8, 9))
 CPU = DeviceSpec(name="cpu", kind=DeviceKind.CPU, capacity_bytes=2**40)
 SIZES = {
     "hidden_size": 256,
@@ -130,6 +133,33 @@ def test_attention_pooling_and_several_labels_take_what_the_trace_says(tmp_path:
     settings = TrialSettings.model_validate_json(json.dumps(tables))
     subject = PlanSubject(task=BuiltInTask.CRITERIA, settings=settings, num_labels=400, multi_label=True)
     assert abs(difference(subject)) <= 0.001
+
+
+def test_the_work_of_a_step_is_what_torch_counts(tmp_path: Path) -> None:
+    subject, rest = encoder(tmp_path, "bert"), Shape(rows=4, length=128)
+    work = WorkCounter()
+    StepTracer(subject, GPU).count(work, Variant(), [SHAPE, SHAPE, SHAPE, rest])
+    told = work.work(GPU)
+
+    parts = step_parts(subject, checkpointing=False, reentrant=False)
+    fill(parts.model, "cpu")
+    steps = SubjectSteps(parts, DeviceKind.CPU, OptimizerPlan())
+    with FlopCounterMode(display=False) as counted:
+        for shape in (SHAPE, SHAPE, SHAPE, rest):
+            batch = steps.batch(shape)
+            for values in batch.values():
+                values.fill_(1)
+            steps.micro(batch)
+        steps.update()
+
+    assert told is not None and told.step_time is not None and told.least_step_s is not None
+    # On a GPU the backward pass of fused attention multiplies queries and keys again, in each of three layers.
+    again = 3 * 2 * 28 * 128**2 * SIZES["hidden_size"]
+    assert told.flops_per_step == counted.get_total_flops() + again
+    assert told.least_step_s < told.step_time.low_s < told.step_time.high_s
+    # AdamW reads and writes weight, gradient and two moments, at least.
+    weights = sum(one.numel() for one in parts.model.parameters())
+    assert told.bytes_per_step > 7 * 4 * weights
 
 
 @pytest.mark.slow

@@ -227,6 +227,23 @@ def test_lengths_of_the_data_are_used_where_it_can_be_resolved(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_hours_of_trainings_follow_epochs_and_rows(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "study")
+
+    def hours(*words: str) -> list[float | None]:
+        done = run_here("plan", study, "--json", "--quiet", *words)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["cost"] is None) == (found["hours"] is None)
+        return [each and each["estimate"] for each in (cell["plan"]["hours"] for cell in found["cells"])]
+
+    two = hours("--device", "rtx4090", "--price", "2USD", "--set", "train.epochs=2")
+    six = hours("--device", "rtx4090", "--price", "2USD", "--set", "train.epochs=6")
+    assert two and all(one is not None and other == pytest.approx(3 * one) for one, other in zip(two, six, strict=True))
+    assert set(hours("--device", "24GiB")) == {None}  # no card: no rates
+
+
+@pytest.mark.slow
 def test_the_same_from_python(stand_in: None, tmp_path: Path) -> None:
     notes: list[str] = []
     found = dryfit.plan(device="rtx4090", overrides=["model.name=bert-large-uncased"], on_note=notes.append)

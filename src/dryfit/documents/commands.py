@@ -42,7 +42,7 @@ def doctor(
     overrides: SetOption = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where the study lives.")] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Where a step of own code is rehearsed; default: here.")
+        str | None, typer.Option(metavar="DEVICE", help="That memory and hours are told of; default: this machine's.")
     ] = None,
     price: Annotated[
         str | None, typer.Option(metavar="AMOUNT", help="Of the device an hour, today: 1.80 or 1.80USD.")
@@ -394,6 +394,14 @@ def export(
 # The commands ``plan``, ``calibrate`` and ``rehearse``: the memory that trials or anyone's script will take.
 
 
+_PriceOption = Annotated[
+    str | None, typer.Option("--price", metavar="AMOUNT", help="Of the device an hour, today: 1.80 or 1.80USD.")
+]
+_PriceFile = Annotated[
+    Path | None, typer.Option("--prices", metavar="FILE", help="Prices by device, each with its day.")
+]
+
+
 def plan(
     study: Annotated[
         Path | None, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder; its data may be absent.")
@@ -408,13 +416,17 @@ def plan(
         bool | None,
         typer.Option("--ladder/--no-ladder", help="Price every change (slower); default: of a preset, or a refusal."),
     ] = None,
+    price: _PriceOption = None,
+    prices: _PriceFile = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say whether trials fit a device, without a GPU; exit status 1 where they do not, or it is unknown."""
+    """Say whether trials fit a device, without a GPU, and how long they take; exit status 1 where not, or unknown."""
     import dryfit.study.functions as api
+    from dryfit.study.rehearsals import read_prices
 
-    request = api.plan_input(study, device=device, overrides=overrides or (), preset=preset, task=task)
+    charged = read_prices(price, prices)
+    request = api.plan_input(study, device=device, overrides=overrides or (), preset=preset, task=task, prices=charged)
     if request.searched:
         if ladder is not None:
             raise ConfigError("planning a search space", "--ladder or --no-ladder", "them for a single trial only")
@@ -511,12 +523,6 @@ _Snapshot = Annotated[
 _Trace = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a Chrome trace, for Perfetto.")]
 _TrainSteps = Annotated[
     int | None, typer.Option("--train-steps", min=1, metavar="N", help="Steps of the whole run, for its hours.")
-]
-_PriceOption = Annotated[
-    str | None, typer.Option("--price", metavar="AMOUNT", help="Of the device an hour, today: 1.80 or 1.80USD.")
-]
-_PriceFile = Annotated[
-    Path | None, typer.Option("--prices", metavar="FILE", help="Prices by device, each with its day.")
 ]
 _WithTimeline = Annotated[bool, typer.Option("--json-timeline", help="As --json, with memory over time in it.")]
 _With = Annotated[

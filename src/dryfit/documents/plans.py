@@ -5,7 +5,7 @@ from typing import Final
 
 from dryfit.documents.document import Block, Document, Line, View, document_of, duration_text, json_of, value_text
 from dryfit.documents.memory_tables import EFFECTS, VERDICT_STYLES, memory_table, requirement_table
-from dryfit.documents.rehearsals import hours_text
+from dryfit.documents.rehearsals import cost_text, hours_text
 from dryfit.ledger.events import FailureFacts, Observed
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import PlanState, TrialState
@@ -13,6 +13,8 @@ from dryfit.settings.errors import FailureKind
 from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
 from dryfit.settings.memory_terms import Effect, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import CalibrateResult, CaseComparison, PlanAnswer
+from dryfit.settings.rehearsal_messages import Interval, RunCost
+from dryfit.settings.run_hours import times
 from dryfit.settings.sharding import Sent, ShardRow, ShardSummary
 from dryfit.settings.text import Table, few, gib
 from dryfit.settings.trial import Scalar
@@ -194,6 +196,9 @@ def _(plan: SpacePlan) -> dict[str, object]:
         "kept": dict(plan.kept),
         "cells": cells,
         "planner_s": plan.planner_s,
+        "trials": plan.trials,
+        "hours": plan.hours,
+        "cost": plan.cost,
     }
 
 
@@ -358,9 +363,20 @@ def space_lines(plan: SpacePlan) -> list[str]:
         lines.append(f"planned at {kept}; these are searched too: --set another value to see it")
     if any(cell.answer.memory is not None and not cell.answer.memory.worst_batch.from_data for cell in plan.cells):
         lines.append("the lengths of the data are not known here: rows of train.max_length were taken")
+    lines += hours_lines(plan.hours, plan.trials, plan.cost)
     lines += space_shard_lines((str(cell.params.get("model.name", "")), cell.answer.sharding) for cell in plan.cells)
     reasons = dict.fromkeys(reason for cell in plan.cells if _unknown(cell) for reason in cell.answer.reasons)
     return lines + [f"unknown: {reason}" for reason in reasons]
+
+
+def hours_lines(hours: Interval | None, trials: int, cost: RunCost | None) -> list[str]:
+    """Return how long a training and all trials of a study take, and what they cost; nothing where it is not known."""
+    if hours is None:
+        return []
+    text = f"a training takes {hours_text(hours)}, without its evaluations"
+    if trials > 1:
+        text += f"; {trials} trials one after the other {hours_text(times(hours, trials))}"
+    return [f"{text}, {cost_text(cost)}" if cost is not None else text]
 
 
 @document_of.register
@@ -372,6 +388,7 @@ def _(answer: PlanAnswer) -> Document:
     if memory is not None:
         blocks += [] if refused else [f"peak at {peak_text(memory)}"]
         blocks += ["", requirement_table(answer.device, memory), "", memory_table(memory)]
+    blocks += hours_lines(answer.hours, 1, None)
     if answer.sharding is not None:
         blocks += ["", shard_table(answer.sharding), *shard_lines(answer.sharding)]
     blocks += ["", ladder_table(answer.ladder)] if answer.ladder else []
@@ -412,20 +429,9 @@ def _cells_text(cells: Sequence[PlannedCell]) -> str:
         return "-"  # the combination cannot be sampled
     fitting = [cell for cell in cells if cell.answer.verdict.fits]
     if fitting:
-        return _choice_text(min(fitting, key=_mildness))
+        return _choice_text(min(fitting, key=lambda cell: cell.mildness))
     known = [cell.answer for cell in cells if cell.answer.memory is not None and not _unknown(cell)]
     return f"needs {gib(min(map(least_bytes, known)))}" if known else "unknown"
-
-
-def _mildness(cell: PlannedCell) -> tuple[bool, int, bool, int]:
-    """Sort key of cells that fit: no change, then checkpointing, smaller micro-batches, and more devices last."""
-    choice = cell.answer.execution
-    return (
-        cell.answer.verdict is not VerdictKind.FITS,
-        cell.answer.devices,
-        choice is not None and choice.offloads,
-        (choice.accumulation if choice is not None else 1) * 2 + cell.checkpointing,
-    )
 
 
 def _choice_text(cell: PlannedCell) -> str:

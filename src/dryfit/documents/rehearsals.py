@@ -334,9 +334,15 @@ def _rate(per_s: float) -> str:
     return f"{per_s:.2g}" if per_s < _ROUND else f"{per_s:.0f}"
 
 
+_UNITS: Final = (("h", 1), ("min", 60), ("s", 3600))
+_LEAST_OF_UNIT: Final = 0.1
+
+
 def hours_text(hours: Interval) -> str:
-    """Return hours with their interval: ``2.1 to 2.9 h (80 %), about 2.5 h``."""
-    return f"{hours.low:.2g} to {hours.high:.2g} h (80 %), about {hours.estimate:.2g} h"
+    """Return hours with their interval: ``2.1 to 2.9 h (80 %), about 2.5 h``; short ones in minutes or seconds."""
+    unit, per_hour = next((one for one in _UNITS if hours.estimate * one[1] >= _LEAST_OF_UNIT), _UNITS[-1])
+    low, estimate, high = (_rate(each * per_hour) for each in (hours.low, hours.estimate, hours.high))
+    return f"{low} to {high} {unit} (80 %), about {estimate} {unit}"
 
 
 def cost_text(cost: RunCost) -> str:

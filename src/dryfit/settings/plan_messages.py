@@ -195,6 +195,7 @@ class PlanRequest(JobRequest[PlanResult]):
     several: bool = Field(default=True, description="consider several devices too")
     degrees: tuple[int, ...] = Field(default=(), description='ranks over 1 that execution.tp = "auto" may take')
     host_bytes: int | None = Field(default=None, description="host memory for all ranks of a trial; None: unlimited")
+    timed: bool = Field(default=False, description="tell the hours of a training too")
 
 
 class RehearsedPlanRequest(JobRequest[PlanResult]):

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from dryfit.documents.document import counted
-from dryfit.documents.rehearsals import cost_text, hours_text
+from dryfit.documents.plans import hours_lines
 from dryfit.ledger.folder import StudyLayout, shared_traces
 from dryfit.processes.child_spec import SupervisorSettings
 from dryfit.processes.node import LocalNode, NodeFacts
@@ -146,7 +145,8 @@ class CheckedStudy:
         config: Its file, overrides included.
         space: Its search space.
         layout: Its folder, which need not exist.
-        device: That a step of the user's own code is rehearsed for; None: this machine's smallest.
+        device: That trials are planned and steps of the user's own code are rehearsed for; None: this machine's
+            smallest.
         prices: What its hours are charged by; None: by nothing.
     """
 
@@ -317,10 +317,8 @@ def _rehearsed_step(
 def _hours_text(answer: PlanAnswer, hours: Interval, study: CheckedStudy) -> str:
     """Return how long a training and all trials take on the device, and what they cost."""
     trials = study.config.study.trials
-    all_hours = times(hours, trials)
-    said = f"it trains {hours_text(hours)}, {counted(trials, 'trial')} one after the other {hours_text(all_hours)}"
-    cost = cost_of(all_hours, answer.devices, answer.device, study.prices)
-    return f"{said}, {cost_text(cost)}" if cost is not None else said
+    cost = cost_of(times(hours, trials), answer.devices, answer.device, study.prices)
+    return "; ".join(hours_lines(hours, trials, cost))
 
 
 def _step_finding(doing: str, answer: PlanAnswer) -> Finding:
@@ -397,8 +395,8 @@ def _memory(
     layout: StudyLayout,
     on_note: OnNote,
 ) -> Iterator[Finding]:
-    """Plan the study's own values, where trials would be planned: on a GPU, or under a limit."""
-    device = planning_device(resolved, study.config.execution)
+    """Plan the study's own values for the device that was named, or where trials would be planned."""
+    device = study.device or planning_device(resolved, study.config.execution)
     if device is None:
         return
     execution, traces = study.config.execution, shared_traces(os.environ, Path.home())
@@ -413,6 +411,7 @@ def _memory(
     if answer.verdict.fits:
         found = f"{gib(needed_bytes(answer))} needed of {gib(device.capacity_bytes)} on {device.name}"
         found += f", by each of {answer.devices} ranks that its model is sharded over" if answer.devices > 1 else ""
+        found += f"; {_hours_text(answer, answer.hours, study)}" if answer.hours is not None else ""
         yield passed(study_checks.ABOUT, "memory", found)
     elif answer.verdict is VerdictKind.UNKNOWN:
         fix = "nothing: such trials run with no other beside them (execution.unknown)"

@@ -25,6 +25,9 @@ from dryfit.settings.plan_messages import (
     PlanResult,
     StudyTokens,
 )
+from dryfit.settings.rehearsal_messages import Interval, RunCost
+from dryfit.settings.run_costs import Prices, cost_of
+from dryfit.settings.run_hours import times
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.tables import PACKAGED_MODEL, LoraSettings, ModelSettings, TrialSettings
 from dryfit.settings.task_facts import BUILT_IN, TASK_MODULES
@@ -78,6 +81,7 @@ class PlanInput:
         layout: Where the study lives; None where there is no study file.
         degrees: Ranks over 1 that ``execution.tp = "auto"`` may take.
         host_bytes: Host memory for all ranks of a trial; None: not counted.
+        prices: What its hours are charged by; None: by nothing.
     """
 
     config: StudyConfig
@@ -87,6 +91,7 @@ class PlanInput:
     layout: StudyLayout | None
     degrees: tuple[int, ...] = ()
     host_bytes: int | None = None
+    prices: Prices | None = None
 
     @property
     def searched(self) -> tuple[str, ...]:
@@ -106,6 +111,17 @@ class PlannedCell:
     checkpointing: bool
     answer: PlanAnswer
 
+    @property
+    def mildness(self) -> tuple[bool, int, bool, int]:
+        """Sort key of cells that fit: no change, then checkpointing, smaller micro-batches, and more devices last."""
+        choice = self.answer.execution
+        return (
+            self.answer.verdict is not VerdictKind.FITS,
+            self.answer.devices,
+            choice is not None and choice.offloads,
+            (choice.accumulation if choice is not None else 1) * 2 + self.checkpointing,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SpacePlan(Shown):
@@ -116,6 +132,8 @@ class SpacePlan(Shown):
         kept: Searched axes of which one value was planned: the study's own where it is among those searched.
         cells: One for each combination, without and with checkpointing where the study leaves that open.
         planner_s: Seconds from the question to the answer.
+        trials: Of the study.
+        prices: What hours are charged by; None: by nothing.
     """
 
     device: DeviceSpec
@@ -123,11 +141,34 @@ class SpacePlan(Shown):
     kept: Mapping[str, Scalar]
     cells: tuple[PlannedCell, ...]
     planner_s: float
+    trials: int
+    prices: Prices | None = None
 
     @property
     def fits(self) -> bool:
         """Whether anything fits."""
         return any(cell.answer.verdict.fits for cell in self.cells)
+
+    @property
+    def hours(self) -> Interval | None:
+        """Hours of a training, from the shortest to the longest of the combinations that fit; None: one's are unknown.
+
+        Each combination is taken as often as another.
+        """
+        mildest: dict[tuple[Scalar, ...], PlannedCell] = {}
+        for cell in sorted((one for one in self.cells if one.answer.verdict.fits), key=lambda one: one.mildness):
+            mildest.setdefault(tuple(cell.params.values()), cell)
+        known = [cell.answer.hours for cell in mildest.values() if cell.answer.hours is not None]
+        if not known or len(known) < len(mildest):
+            return None
+        mean = sum(one.estimate for one in known) / len(known)
+        return Interval(estimate=mean, low=min(one.low for one in known), high=max(one.high for one in known))
+
+    @property
+    def cost(self) -> RunCost | None:
+        """Cost of all trials one after the other; None: their hours or the price are unknown."""
+        hours = self.hours
+        return None if hours is None else cost_of(times(hours, self.trials), 1, self.device, self.prices)
 
 
 def plan_trial(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> PlanAnswer:
@@ -184,7 +225,9 @@ def plan_combinations(asked: PlanInput, on_note: OnNote) -> SpacePlan:
     requests = [
         _request(
             asked, [settings[index] for index in group], wish.model_copy(update={"checkpointing": choice}), tokens
-        ).model_copy(update={"several": choice is choices[-1]})  # what takes least says how many devices would do
+        ).model_copy(
+            update={"several": choice is choices[-1], "timed": True}
+        )  # what takes least says how many devices would do
         for choice, group in groups
     ]
     on_note(f"planning {sum(len(group) for _, group in groups)} cells on {asked.device.name}")
@@ -200,6 +243,8 @@ def plan_combinations(asked: PlanInput, on_note: OnNote) -> SpacePlan:
         kept=kept,
         cells=tuple(cells[index, choice] for index in range(len(points)) for choice in choices),
         planner_s=round(time.monotonic() - began_s, 3),
+        trials=asked.config.study.trials,
+        prices=asked.prices,
     )
 
 
@@ -248,6 +293,7 @@ def _request(
         trace_dir=str(asked.trace_dir),
         degrees=asked.degrees,
         host_bytes=asked.host_bytes,
+        timed=True,
     )
 
 

@@ -10,6 +10,7 @@ from dryfit.settings.choices import BuiltInTask, Precision
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.execution import ExecutionSettings
 from dryfit.settings.plan_messages import CalibrateResult, PlanAnswer
+from dryfit.settings.run_costs import Prices
 from dryfit.settings.sharding import AUTO, DEGREES, degrees_within
 from dryfit.settings.study_file_checks import Use
 from dryfit.settings.study_file_reading import load_study_file, load_study_text
@@ -76,6 +77,7 @@ def plan_input(
     overrides: Sequence[str],
     preset: str | None,
     task: BuiltInTask | None = None,
+    prices: Prices | None = None,
 ) -> PlanInput:
     """Read and check the subject of a plan; nothing is started.
 
@@ -100,7 +102,8 @@ def plan_input(
         spec = spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, parse_bytes(limit))})
     degrees = _degrees(loaded.config.execution, named=device is not None)
     config = with_precision(loaded.config, Precision.FP32)  # auto may take bf16, which needs no more
-    return PlanInput(config, space_of(loaded), spec, shared_traces(os.environ, Path.home()), layout, degrees)
+    traces = shared_traces(os.environ, Path.home())
+    return PlanInput(config, space_of(loaded), spec, traces, layout, degrees, prices=prices)
 
 
 def _degrees(execution: ExecutionSettings, *, named: bool) -> tuple[int, ...]:

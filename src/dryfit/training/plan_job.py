@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import device_constants, read_calibrations
 from dryfit.gpu.events import SegmentKind, Shape
+from dryfit.gpu.work import WorkCounter
 from dryfit.meta.configs import most_tokens, planning_config
 from dryfit.meta.pretrained import cannot_checkpoint
 from dryfit.parallel import device_counts
@@ -23,12 +24,18 @@ from dryfit.plans.ladder import ChangeKind, PlannedTrial, SettingChange, executi
 from dryfit.plans.trace_store import TraceStore
 from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
+from dryfit.settings.device_reach import DeviceReach
 from dryfit.settings.errors import ConfigError, DryfitError, ShardError, TraceError
 from dryfit.settings.execution import ExecutionSettings, PlanSubject, eval_rows
 from dryfit.settings.memory_key import StepKey, step_key
+from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, StudyTokens
+from dryfit.settings.reach_calibrations import calibrated_reach, read_reach_calibrations
+from dryfit.settings.rehearsal_messages import Interval, StepTime
+from dryfit.settings.run_hours import run_hours, times
 from dryfit.settings.sharding import AUTO, RankOutcome, Sent, next_ranks, ranks_taken
-from dryfit.settings.tables import DataSettings
+from dryfit.settings.tables import DataSettings, TrainSettings
 from dryfit.settings.task_facts import facts_of
 from dryfit.settings.text import gib
 from dryfit.settings.wire import Phase, canonical_json
@@ -37,6 +44,7 @@ from dryfit.tasks.lm_loss import FOREIGN
 from dryfit.tasks.own import make_task, own_source, task_class
 from dryfit.tasks.prepare import Fold, prepared_tokens, study_folds
 from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.training.batches import epoch_batches
 from dryfit.training.model import cannot_chunk_loss, cannot_offload_activations, costs_time
 from dryfit.training.optimizer import cannot_offload, check_sharded, has_pages, implementations, moments_of
 from dryfit.training.step_tracer import StepTracer, step_parts, whole_model
@@ -262,7 +270,7 @@ class Planner:
         """
         step = (step_key(subject), execution.ranks)
         if step not in self._sources:
-            self._sources[step] = SegmentSource(self._tracer(subject, execution), self.store)
+            self._sources[step] = SegmentSource(self.tracer(subject, execution), self.store)
         return self._sources[step]
 
     def _execution_on(self, subject: PlanSubject, ranks: int) -> ExecutionSettings:
@@ -321,7 +329,7 @@ class Planner:
             return None
         choice = answer.execution or execution_asked(trial, execution)
         whole, rest = divmod(trial.effective_batch, choice.micro_batch)
-        length, tracer, total = answer.memory.worst_batch.length, self._tracer(subject, execution), Sent()
+        length, tracer, total = answer.memory.worst_batch.length, self.tracer(subject, execution), Sent()
         for rows in [choice.micro_batch] * whole + [rest] * bool(rest):
             shape = Shape(rows, length)
             question = f"{tracer.key}\n{choice.checkpointing} {shape}"
@@ -346,7 +354,7 @@ class Planner:
                     return None
                 optim = settings.optim.model_copy(update={"name": "adamw8bit"})
                 smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
-                return SegmentSource(self._tracer(smaller, execution), self.store, twin=self.source(subject, execution))
+                return SegmentSource(self.tracer(smaller, execution), self.store, twin=self.source(subject, execution))
             case ChangeKind.SMALLER_RANK:
                 if subject.lora is None:
                     return None
@@ -355,12 +363,94 @@ class Planner:
             case ChangeKind.SHORTER | ChangeKind.SMALLER_BATCH:
                 return self.source(subject, execution)  # shapes alone: the same segments
 
-    def _tracer(self, subject: PlanSubject, execution: ExecutionSettings) -> StepTracer:
+    def tracer(self, subject: PlanSubject, execution: ExecutionSettings) -> StepTracer:
+        """Return what traces the steps of a subject, or of one of its ranks."""
         step = (step_key(subject), execution.ranks)
         if step not in self._tracers:
             plan = self.shards.plan(subject, execution.ranks) if execution.ranks > 1 else None
             self._tracers[step] = StepTracer(subject, self.device.spec, reentrant=execution.reentrant, plan=plan)
         return self._tracers[step]
+
+
+# Hours of a training: of the steps of its epochs, each on the mean batch of the first epoch.
+
+
+@dataclass(slots=True)
+class Hours:
+    """Tells the hours of trainings; subjects that make the same step share one timed step.
+
+    Attributes:
+        planner: Traces the steps.
+        reach: Gives what a device reaches, by its name.
+    """
+
+    planner: Planner
+    reach: Callable[[str], DeviceReach | None]
+    _timed: dict[tuple[_Step, Variant], tuple[StepTime | None, float]] = field(
+        default_factory=dict[tuple[_Step, Variant], tuple[StepTime | None, float]]
+    )
+
+    def of(self, subject: PlanSubject, answer: PlanAnswer) -> Interval | None:
+        """Return the hours of a trial's trainings, one for each fold, without evaluations.
+
+        None: its rows are not known, it takes several devices or keeps a part of its step on the host, or its
+        kernels have no times.
+        """
+        request, choice = self.planner.request, answer.execution
+        if (
+            request.tokens is None
+            or choice is None
+            or answer.devices > 1
+            or request.execution.dp > 1
+            or choice.offloads
+        ):
+            return None
+        folds = study_folds(request.tokens.data)
+        task = make_task(subject.task, TaskContext(subject.settings, request.tokens.data))
+        batches = _elements(subject.settings.train, task, request.tokens, folds[0] if folds else None, choice)
+        mean = sum(batches) / len(batches)
+        variant = Variant.of(choice)
+        step = (step_key(subject), 1)
+        if (step, variant) not in self._timed:
+            self._timed[step, variant] = self._step_time(subject, choice, mean), mean
+        time, timed = self._timed[step, variant]
+        steps = subject.settings.train.epochs * len(batches)
+        return None if time is None else times(run_hours(time, steps, mean / timed), len(folds) or 1)
+
+    def _step_time(self, subject: PlanSubject, choice: ExecutionChoice, elements: float) -> StepTime | None:
+        rows = subject.settings.train.batch_size
+        whole, rest = divmod(rows, choice.micro_batch)
+        length = max(1, round(elements / rows))
+        shapes = [Shape(micro, length) for micro in [choice.micro_batch] * whole + [rest] * bool(rest)]
+        work = WorkCounter(reach=self.reach)
+        try:
+            tracer = self.planner.tracer(subject, self.planner.request.execution.model_copy(update={"tp": 1}))
+            tracer.count(work, Variant.of(choice), shapes)
+        except TraceError:  # what its memory is, other traces said
+            return None
+        made = work.work(self.planner.device.spec)
+        return made.step_time if made is not None else None
+
+
+def _elements(
+    train: TrainSettings, task: Task, tokens: StudyTokens, fold: Fold | None, choice: ExecutionChoice
+) -> list[int]:
+    """Return the tokens, padding included, of each batch of the first epoch."""
+    rows = prepared_tokens(
+        task, cache_dir=Path(tokens.cache_dir), data_fingerprint=tokens.data_fingerprint, only=(TRAIN,), fold=fold
+    ).splits[TRAIN]
+    lengths = rows.lengths_R.clamp(max=train.max_length)
+    batches = epoch_batches(
+        lengths,
+        seed=0,
+        epoch=0,
+        batch_size=train.batch_size,
+        group_by_length=train.group_by_length,
+        rows=task.epoch_rows(rows, seed=0, epoch=0),
+    )
+    micro = choice.micro_batch
+    cut = [[lengths[batch[at : at + micro]] for at in range(0, len(batch), micro)] for batch in batches]
+    return [sum(len(part) * int(part.max()) for part in parts) for parts in cut]
 
 
 # The request's subjects become trials (``plan_trials``); the planner (``plan_answers``) traces their steps and finds
@@ -383,9 +473,13 @@ def plan(body: PlanRequest, channel: ChildChannel) -> PlanResult:
     planner = Planner(body, _device(body), TraceStore.of_this_code(trace_dir), shards, PlannedTrials(body))
     trials = [planner.trials.of(subject, body.execution) for subject in body.subjects]
     planner.prepare(trials)
+    calibrations = read_reach_calibrations(trace_dir.parent)
+    hours = Hours(planner, lambda name: calibrated_reach(name, torch.__version__, calibrations))
     answers: list[PlanAnswer] = []
     for subject, trial in zip(body.subjects, trials, strict=True):
-        answers.append(_answer(planner, subject, trial))
+        answer = _answer(planner, subject, trial)
+        timed = body.timed and body.device.kind is DeviceKind.CUDA and answer.verdict.fits
+        answers.append(answer.model_copy(update={"hours": hours.of(subject, answer)}) if timed else answer)
         channel.beat()
     return PlanResult(answers=tuple(answers))
 

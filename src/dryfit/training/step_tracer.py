@@ -2,13 +2,14 @@
 
 import gc
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, cast, final
+from typing import Any, Final, cast, final
 
 import torch
 import transformers
@@ -21,6 +22,7 @@ from dryfit.gpu.events import Label, Segment, SegmentKind, Shape
 from dryfit.gpu.fake_cuda import FakeDevice, StandIns
 from dryfit.gpu.recorder import StorageRecorder
 from dryfit.gpu.slots import SlotKind, like, put_all
+from dryfit.gpu.work import WorkCounter
 from dryfit.meta.configs import check_stored_format, planning_config, set_dropouts
 from dryfit.meta.construction import build
 from dryfit.meta.pretrained import STACKS, Kind, empty_frozen, make_model, one_stack
@@ -353,6 +355,17 @@ class StepTracer:
         self.trace(SegmentKind.MICRO_FIRST, variant, shape)
         return self._stages[variant.checkpointing, variant.chunked_loss].sent
 
+    def count(self, work: WorkCounter, variant: Variant, shapes: Sequence[Shape]) -> None:
+        """Count the operators of an optimizer step on micro-batches of these shapes; the device is a CUDA device.
+
+        Raises:
+            TraceError: The model's code cannot be traced.
+        """
+        self.trace(SegmentKind.UPDATE, variant, None)  # so that the optimizer has its state
+        engine = _virtual_gpu(self._spec.capability)
+        with engine.active(), no_collection():
+            self._stage(variant, engine).count(engine, work, shapes)
+
     def _stage(self, variant: Variant, engine: "_Engine") -> "_Stage":
         built = variant.checkpointing, variant.chunked_loss
         if built not in self._stages:
@@ -438,6 +451,21 @@ class _GpuOfSteps:
         self.recorder.know(model)
         return nullcontext()
 
+    @contextmanager
+    def counted(self, work: WorkCounter) -> Iterator[None]:
+        """Count the operators and kernels that run inside the block."""
+
+        def note(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+            work.note(func, args, kwargs, out, self.recorder.phase)
+
+        self.recorder.listeners.append(note)
+        self._gpu.on_launch = lambda kernel, tensors: work.note_kernel(kernel, tensors, self.recorder.phase)
+        try:
+            yield
+        finally:
+            self.recorder.listeners.remove(note)
+            work.is_timed = not self._gpu.multiplies_unseen
+
     def marked(self, phase: StepPhase) -> None:
         """Do nothing: a virtual GPU knows a scaler's questions."""
 
@@ -508,6 +536,19 @@ class _Stage:
                 for handle in handles:
                     offloaded.callback(handle.remove)
             return self._traced(kind, shape)
+
+    def count(self, engine: "_GpuOfSteps", work: WorkCounter, shapes: Sequence[Shape]) -> None:
+        """Count the operators of an optimizer step; of micro-batches of one shape one runs, and counts for all."""
+        with engine.watching(self._model), engine.counted(work):
+            self._forget_gradients()
+            self._micro(shapes[0])
+            for shape, times in Counter(shapes[1:]).items():
+                before = work.so_far()
+                self._micro(shape)
+                each = work.so_far() - before
+                work.add(Counter({operation: count * (times - 1) for operation, count in each.items()}))
+            self._update()
+            work.step_ends()
 
     def _traced(self, kind: SegmentKind, shape: Shape | None) -> Segment:
         with self._engine.watching(self._model):

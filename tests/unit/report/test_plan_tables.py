@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from datetime import date
 
 from dryfit.documents.document import json_text
 from dryfit.documents.memory_tables import memory_table, requirement_table
@@ -29,6 +30,8 @@ from dryfit.settings.memory_terms import (
     VerdictKind,
 )
 from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.rehearsal_messages import Interval
+from dryfit.settings.run_costs import given_price
 from dryfit.settings.sharding import KeptWhole, Sent, ShardRow, ShardSummary
 from dryfit.settings.trial import Scalar
 from dryfit.study.plan_requests import PlannedCell, SpacePlan
@@ -171,11 +174,34 @@ def cell(length: Scalar, batch: Scalar, found: PlanAnswer, *, checkpointing: boo
     return PlannedCell({"train.max_length": length, "train.batch_size": batch}, checkpointing, found)
 
 
-def space(*cells: PlannedCell, varied: tuple[str, ...] = ("train.max_length", "train.batch_size")) -> SpacePlan:
-    return SpacePlan(device=DEVICE, varied=varied, kept={"optim.name": "adamw"}, cells=cells, planner_s=2.0)
+def space(
+    *cells: PlannedCell, varied: tuple[str, ...] = ("train.max_length", "train.batch_size"), price: str = ""
+) -> SpacePlan:
+    prices = given_price(price, date(2026, 11, 1)) if price else None
+    kept = {"optim.name": "adamw"}
+    return SpacePlan(device=DEVICE, varied=varied, kept=kept, cells=cells, planner_s=2.0, trials=20, prices=prices)
 
 
 WHOLE = ExecutionChoice(micro_batch=16, accumulation=1)
+
+
+def test_hours_are_those_of_the_mildest_way_to_fit_of_each_combination() -> None:
+    def timed(verdict: VerdictKind, hours: float | None, choice: ExecutionChoice = WHOLE) -> PlanAnswer:
+        found = answer(verdict, plan=memory(20), execution=choice)
+        around = None if hours is None else Interval(estimate=hours, low=hours / 2, high=2 * hours)
+        return found.model_copy(update={"hours": around})
+
+    slower = timed(VerdictKind.FITS, 9.0, WHOLE.model_copy(update={"checkpointing": True}))
+    short, long = timed(VerdictKind.FITS, 1.0), timed(VerdictKind.FITS, 3.0)
+    cells = (cell(128, 8, short), cell(128, 8, slower, checkpointing=True), cell(256, 8, long))
+    plan = space(*cells, cell(512, 8, answer(VerdictKind.REFUSED, plan=memory())), price="0.50USD")
+    assert plan.hours == Interval(estimate=2.0, low=0.5, high=6.0)
+    assert plan.cost is not None
+    assert (plan.cost.estimate, plan.cost.low, plan.cost.high) == (20.0, 5.0, 60.0)
+    assert any("20 trials one after the other" in line and "5.00 to 60.00 USD" in line for line in space_lines(plan))
+    unknown = space(cell(128, 8, short), cell(256, 8, timed(VerdictKind.FITS, None)), price="0.50USD")
+    assert (unknown.hours, unknown.cost) == (None, None)
+    assert not any("a training" in line for line in space_lines(unknown))
 
 
 def test_a_cell_shows_the_mildest_way_to_fit(golden: Golden) -> None:
