@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import dryfit
+from dryfit.gpu.constants import communicator_bytes
 from dryfit.gpu.events import BLOCK_BYTES
 from dryfit.settings.memory_terms import MemoryCategory, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalMemory, ScriptEnd
@@ -35,6 +36,7 @@ def test_data_parallelism_keeps_buckets_and_sends_each_gradient_once(tmp_path: P
     assert answer.sent is not None
     assert answer.sent["all_reduce"] - 4 * sum(SIZES) in (0, 4 * len(SIZES))  # and that map, where it is sent
     assert answer.ranks == 4
+    assert memory.nccl_bytes == communicator_bytes(answer.device, 4)
 
 
 def test_sharded_parameters_take_their_share(tmp_path: Path) -> None:
@@ -125,3 +127,4 @@ def test_layers_are_split_over_ranks(tmp_path: Path, way: str) -> None:
     blocks = 4 * 2 * 4 * 512 * 512 * 4 // 4  # of each a quarter, by whatever ways
     if way != "stages":  # its script makes all of them, and keeps them
         assert answer.memory.by_category[MemoryCategory.WEIGHTS] == pytest.approx(blocks, rel=0.05)
+        assert answer.memory.nccl_bytes == 2 * communicator_bytes(answer.device, 4)  # one for each way

@@ -41,6 +41,8 @@ def requirement_table(device: DeviceSpec, memory: MemoryPlan | RehearsalMemory) 
         ]
     else:
         outside, total = "Python, torch and transformers", "peak allocated + overhead + margin"
+    nccl_bytes = memory.nccl_bytes if isinstance(memory, RehearsalMemory) else 0
+    rows += [("NCCL", nccl_bytes, "buffers of its communicators, in the overhead")] if nccl_bytes else []
     rows += [
         ("overhead", memory.overhead_bytes, outside),
         ("margin", memory.margin_bytes, "kept free"),

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 
 from dryfit.gpu.import_hooks import rebind, when_imported
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor
-from dryfit.gpu.private_apis.torch_modes import tree_leaves
+from dryfit.gpu.private_apis.torch_modes import schema_of, tree_leaves
 from dryfit.gpu.private_apis.torch_virtual import (
     expect_gradients,
     know_fake_groups,
@@ -78,6 +78,7 @@ class AbsentGroup:
     Attributes:
         wanted: Number of ranks of a group that the script made, where it is larger; else 0.
         sent: Bytes that rank 0 sent so far, by kind of collective: the size of what it put in.
+        groups: Names of the groups that collectives ran in: each has a communicator of NCCL.
     """
 
     def __init__(self, size: int, on_sent: Callable[[str, int], None] = lambda *_: None) -> None:
@@ -85,6 +86,7 @@ class AbsentGroup:
         self.wanted = 0
         self._on_sent = on_sent
         self.sent: dict[str, int] = defaultdict(int)
+        self.groups: set[str] = set()
         self._backend = "nccl"
 
     def install(self, say: Say, note: Note) -> None:
@@ -149,7 +151,7 @@ class AbsentGroup:
         dist.get_backend = stand_in(lambda *_, **__: self._backend, dist.get_backend)
         replace_parameter_checks(distributed)
 
-    def note(self, func: Any, args: Any, _kwargs: Any, _out: Any) -> None:
+    def note(self, func: Any, args: Any, kwargs: Any, _out: Any) -> None:
         """Count what a collective sends."""
         if "c10d" not in func.namespace:
             return
@@ -159,6 +161,7 @@ class AbsentGroup:
             # Outputs come first where there are some: the smaller of both sides is what this rank puts in.
             sizes = [one.nbytes for one in tree_leaves(args) if isinstance(one, FakeTensor)]
             self._sends(_SPELLINGS.get(kind, kind), min(sizes, default=0))
+            self.groups |= _group_names(func, args, kwargs)
         _gather_own(name, args)
 
     def _sends(self, kind: str, size: int) -> None:
@@ -172,6 +175,7 @@ class AbsentGroup:
             make(module, *args, **kwargs)
             module.logger = _Quiet()  # it times with CUDA events
             module.register_comm_hook(None, lambda _state, bucket: self._bucket(bucket))
+            self.groups.add(module.process_group.group_name)
 
         DistributedDataParallel.__init__ = make_quiet  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -182,6 +186,13 @@ class AbsentGroup:
         answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         answer.set_result(buffer)
         return answer
+
+
+def _group_names(func: Any, args: Any, kwargs: Any) -> set[str]:
+    """Return the name of the group that a collective runs in, as a set."""
+    given = dict(zip((one.name for one in schema_of(func).arguments), args, strict=False)) | kwargs
+    group = given.get("process_group")
+    return {given["group_name"] if group is None else dist.ProcessGroup.unbox(group).group_name}
 
 
 def _gather_own(name: str, args: Any) -> None:

@@ -4,9 +4,11 @@ Measured values come from a calibration file; without one, the table below holds
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dryfit.settings.device_reach import has_nvlink
+from dryfit.settings.devices import known_name
 from dryfit.settings.files import read_model, write_model
 from dryfit.settings.memory_terms import Calibration, Confidence, DeviceKind, DeviceSpec
 from dryfit.settings.records import Message
@@ -32,6 +34,21 @@ larger devices have larger contexts. That of 9 is what an H200 took after a trai
 (torch 2.11, CUDA 13.0); the others were not measured: calibration replaces them.
 """
 
+_CONNECTION_BYTES = 12 * _MIB
+"""Buffers of one direction between two ranks in one channel of NCCL.
+
+The receiver's have 0.5 MiB (LL), 4.7 MiB (LL128) and 4 MiB (simple; ``NCCL_BUFFSIZE``), the sender's 2 MiB or the
+simple ones, each in pages of 2 MiB: ``computeBuffSizes`` (src/init.cc), ``p2pSendSetup`` and ``p2pRecvSetup``
+(src/transport/p2p.cc).
+"""
+
+_NVLINK_CHANNELS, _OTHER_CHANNELS = 24, 4
+"""Channels of a communicator: 12 links of an A100 or 18 of an H100, of which 12 are used, twice over; rings over PCIe
+find one or two paths (``ncclTopoCompute``, ``ncclTopoPostset``)."""
+
+_SHARED_BYTES = 256 * _MIB
+"""What NCCL shares among sends and receives over NVLink: 32 channels, 16 steps of 512 KiB (src/transport/net.cc)."""
+
 _CPU_PROCESS_BYTES = 521 * _MIB
 """Resident size of a training process with torch 2.13, transformers and the Trainer imported, after one tiny step
 (measured on Linux, x86-64). Most of it is shared with the fork server."""
@@ -42,15 +59,35 @@ class DeviceConstants:
     """Memory that a device takes besides tensors.
 
     Attributes:
-        overhead_bytes: Outside of the caching allocator: context, kernels, library handles. One device: no NCCL.
+        overhead_bytes: Outside of the caching allocator: context, kernels, library handles, NCCL's buffers.
         workspace_bytes: What cuBLAS takes through the allocator for each thread that multiplies matrices.
         error_p95: 95th percentile of the relative error of peak allocated, where it was measured.
+        nccl_bytes: NCCL's buffers, a part of the overhead.
     """
 
     overhead_bytes: int
     workspace_bytes: int
     confidence: Confidence
     error_p95: float | None = None
+    nccl_bytes: int = 0
+
+    def communicating(self, device: DeviceSpec, ranks: int, communicators: int) -> "DeviceConstants":
+        """Return the constants with the buffers of so many communicators."""
+        size = communicators * communicator_bytes(device, ranks) if ranks > 1 else 0
+        return replace(self, overhead_bytes=self.overhead_bytes - self.nccl_bytes + size, nccl_bytes=size)
+
+
+def communicator_bytes(device: DeviceSpec, ranks: int) -> int:
+    """Return what a communicator of NCCL takes on each device of one machine: the larger end of what it may.
+
+    In a channel's ring and tree two ranks are connected in both directions, a rank between two others with each. Over
+    NVLink this is 544 MiB for two ranks and 832 MiB for more. Measured on four A100: 544 MiB for two, and 688 MiB for
+    more by the rank at the end of the tree, which has three connections (NVIDIA/nccl#964). NVLink SHARP of an H100
+    takes another 32 MiB a rank (``ncclNvlsBufferSetup``) and newer versions connect what is used alone.
+    """
+    nvlink = has_nvlink(known_name(device))
+    channels = _NVLINK_CHANNELS if nvlink else _OTHER_CHANNELS
+    return channels * _CONNECTION_BYTES * min(ranks - 1, 2) + (_SHARED_BYTES if nvlink else 0)
 
 
 class Calibrations(Message):

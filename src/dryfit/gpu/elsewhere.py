@@ -98,6 +98,7 @@ class Recording:
         return memory.model_copy(
             update={
                 "overhead_bytes": constants.overhead_bytes,
+                "nccl_bytes": constants.nccl_bytes,
                 "required_bytes": memory.required_bytes + more_bytes,
                 "least_bytes": None if memory.least_bytes is None else memory.least_bytes + more_bytes,
             }

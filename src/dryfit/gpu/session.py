@@ -129,6 +129,7 @@ class _Run:
         self._behind = behind
         self.began_s = time.monotonic()
         self.request = request
+        self.ranks = AbsentGroup(request.ranks, lambda kind, size: self.work.sends(kind, size, self.gpu.dispatch.phase))
         constants = self._constants(request.device)
         self.gpu = VirtualGpu(request.device, ranks=request.ranks, unlimited=request.unlimited, constants=constants)
         self.arguments = ArgumentWatch(request.overrides)
@@ -149,7 +150,6 @@ class _Run:
             work=self.work,
         )
         self.work.ranks = request.ranks
-        self.ranks = AbsentGroup(request.ranks, lambda kind, size: self.work.sends(kind, size, self.gpu.dispatch.phase))
         self.sent: dict[str, int] = {}
         self._has_optimizer = False
         self.host: HostTensors | None = None
@@ -157,7 +157,8 @@ class _Run:
 
     def _constants(self, device: DeviceSpec) -> DeviceConstants:
         folder = self.request.calibration_dir
-        return device_constants(device, torch.__version__, read_calibrations(Path(folder)) if folder else ())
+        constants = device_constants(device, torch.__version__, read_calibrations(Path(folder)) if folder else ())
+        return constants.communicating(device, self.request.ranks, max(1, len(self.ranks.groups)))
 
     def install(self) -> None:
         """Change this process for good, once the virtual GPU is active."""
@@ -230,6 +231,7 @@ class _Run:
         if end is ScriptEnd.FAILED and self._behind.wall is Wall.LANDLOCK:
             self.notes.append("on this machine code in C and started programs can write nothing; did it fail by that?")
         gpu, request = self.gpu, self.request
+        gpu.constants = self._constants(request.device)
         self.work.is_compiled = gpu.is_compiled and not gpu.is_traced
         self.work.is_timed = not (gpu.multiplies_unseen or gpu.updates_on_host)
         gpu.allocations.close()  # the garbage collector may free tensors while these are read

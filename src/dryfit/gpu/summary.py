@@ -86,6 +86,7 @@ def summarize(
         peak_reserved_bytes=max(run.reserved),
         min_cap_bytes=cap_bytes,
         overhead_bytes=constants.overhead_bytes,
+        nccl_bytes=constants.nccl_bytes,
         margin_bytes=margin,
         required_bytes=cap_bytes + constants.overhead_bytes + margin,
         fragmented_bytes=plain.fragmented_bytes,

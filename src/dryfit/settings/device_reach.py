@@ -135,12 +135,18 @@ _LINKS: Final[dict[str, dict[int, tuple[float, float]]]] = {
     "l40s": {2: (7.7, 20.1), 4: (11.9, 5.2), 8: (22.6, 1.4)},
 }
 """Microseconds and GB/s of all-reduces by number of GPUs (aiconfigurator; L40S over PCIe)."""
+_BY_PCIE: Final = "l40s"
 _ALIKE: Final = {"a100-40": "a100-80", "v100-16": "a100-80", "v100-32": "a100-80", "gh200": "h100-80", "b200": "h200"}
+
+
+def has_nvlink(name: str) -> bool:
+    """Whether GPUs of a kind are connected by NVLink in the machines that they are sold in."""
+    return name in _ALIKE or (name in _LINKS and name != _BY_PCIE)
 
 
 def device_link(name: str, ranks: int) -> DeviceLink | None:
     """Return what collectives reach between GPUs of a kind; of those without NVLink as on PCIe. None beyond 8."""
-    known = _LINKS[name if name in _LINKS else _ALIKE.get(name, "l40s")]
+    known = _LINKS[name if name in _LINKS else _ALIKE.get(name, _BY_PCIE)]
     least = next((count for count in known if count >= ranks), None)
     if least is None:
         return None

@@ -188,6 +188,7 @@ class RehearsalMemory(Record):
         required_bytes: ``min_cap + overhead + margin``: the capacity that the device must have.
         least_bytes: The capacity without what kernels may do without: tensors that compiled code may fuse, scratch
             memory of kernels that nobody knows. Then ``required_bytes`` is an upper bound. None: there is none.
+        nccl_bytes: Buffers of NCCL's communicators, a part of the overhead: an allowance, which is not measured.
         by_line: What is held at the peak, largest first.
         by_module: The same by the module that made it.
         timeline: A sample of events: all peaks, and at most 2 000 others.
@@ -213,6 +214,7 @@ class RehearsalMemory(Record):
     evaluation_growth: EvaluationGrowth | None = None
     timeline: tuple[TimelinePoint, ...] = ()
     least_bytes: int | None = None
+    nccl_bytes: int = 0
 
     def between(self, capacity_bytes: int) -> "tuple[VerdictKind, str] | None":
         """Return the verdict of the two bounds, and why; None: there are none, or the device has room for both."""

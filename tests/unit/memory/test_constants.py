@@ -3,6 +3,7 @@ import pytest
 from dryfit.gpu.constants import (
     CALIBRATION_FILE,
     Calibration,
+    communicator_bytes,
     device_constants,
     margin_bytes,
     read_calibrations,
@@ -103,3 +104,20 @@ def test_calibrations_are_kept_one_a_device_and_minor_version(tmp_path):
 def test_a_file_of_another_version_is_as_good_as_none(tmp_path, text):
     (tmp_path / CALIBRATION_FILE).write_text(text)
     assert read_calibrations(tmp_path) == ()
+
+
+def test_communicators_take_what_was_measured_or_the_larger_end() -> None:
+    def of(name: str, ranks: int) -> int:
+        return communicator_bytes(DeviceSpec(name=name, capacity_bytes=80 * 2**30), ranks)
+
+    # Four A100 with NVLink: 544 MiB for a group of two; of four, 688 MiB for rank 0, which has three connections of
+    # four (NVIDIA/nccl#964).
+    assert of("a100-80", 2) == 544 * MIB
+    assert of("a100-80", 4) == 688 * MIB + 24 * 6 * MIB
+    assert of("a100-80", 8) == of("a100-80", 4)
+    assert of("rtx4090", 2) < of("rtx4090", 8) < 100 * MIB
+    one = device_constants(device(), TORCH)
+    two = one.communicating(device(), 2, 2)
+    assert (one.nccl_bytes, one.communicating(device(), 1, 1)) == (0, one)
+    assert two.overhead_bytes - one.overhead_bytes == two.nccl_bytes == 2 * communicator_bytes(device(), 2)
+    assert two.communicating(device(), 2, 1).overhead_bytes == one.overhead_bytes + two.nccl_bytes // 2
