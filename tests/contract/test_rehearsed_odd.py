@@ -84,6 +84,7 @@ STRANGE = {
     "custom_operators.py": 3,
     "guards.py": 3,
     "reads_checkpoint.py": 3,
+    "sparse_tensors.py": 3,
 }
 AT_NIGHT = ("asks_terminal.py", "copies_model.py", "prints_memory.py", "reads_checkpoint.py", "item_branches.py")
 SAID = {"compiles.py": "torch.compile"}

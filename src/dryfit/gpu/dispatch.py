@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from dryfit.gpu import fake_tensors
+from dryfit.gpu import fake_tensors, sparse
 from dryfit.gpu.custom_operators import Bodies
 from dryfit.gpu.fake_cuda import ASKS_FOR_VALUES, OUT_VARIANTS, StandIns
 from dryfit.gpu.host_memory import HostMemory, is_pinned
@@ -183,6 +183,7 @@ class VirtualDispatch(ScriptRecorder):
         """Python functions behind operators of other libraries."""
         self.listeners: list[Any] = []
         """Each is called with function, arguments and result of an operator on the device, after it."""
+        self._has_sparse = False
 
     def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         """Record what an operator allocated; of an unknown kernel also scratch memory, which may be nothing."""
@@ -319,6 +320,11 @@ class VirtualDispatch(ScriptRecorder):
             initialised(args[0])
             return args[0].zero_() if value is None else args[0].copy_(value)
         body = self.bodies.body(func, instead_of_fake=True)
+        if body is None and (self._has_sparse or func in _COPIES):
+            try:
+                body = sparse.body_of(func, args)
+            except LookupError as error:
+                raise self._no_stand_in(func) from error
         try:
             out = self._run(func, types, args, kwargs) if body is None else None
         except (RuntimeError, TraceError) as error:
@@ -331,7 +337,14 @@ class VirtualDispatch(ScriptRecorder):
             with self, self.functions:  # what the body allocates and launches is noted by itself
                 return body(*args, **kwargs)
         if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
-            raise self._no_stand_in(func)
+            self._has_sparse = True
+            if sparse.is_made_of_parts(func):  # its memory is that of its indices and values
+                return out
+            body = sparse.maker_of(func)
+            if body is None or self.functions is None:
+                raise self._no_stand_in(func)
+            with self, self.functions:
+                return body(*args, **kwargs)
         try:
             self.note(func, args, out)
         except NoRoomError as error:
