@@ -128,6 +128,7 @@ def rehearse(program: Program, python: Path, folder: Path) -> dict[str, Any]:
     where = next(at for at, word in enumerate(words) if word.endswith(".py"))
     words[where] = str(PROGRAMS_FOLDER / words[where])
     command = [Path(sys.executable).with_name("dryfit"), "rehearse", "--json", "--python", python, "--device", "80GiB"]
+    command += ["--with", "triton"]  # which each torch for CUDA brings
     surroundings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
@@ -163,7 +164,7 @@ def answered(surrounding: Surrounding, environment: Environment, folder: Path) -
             made.peaks[program.title] = peak
         else:
             lines = str(answer.get("traceback") or "").strip().splitlines() or answer.get("reasons") or ["no answer"]
-            made.why[program.title] = lines[-1][:200]
+            made.why[program.title] = lines[-1].strip()[:200]
             print(f"   {made.why[program.title]}", file=sys.stderr)
     return made
 

@@ -73,7 +73,8 @@ class DeviceConstants:
 
     def communicating(self, device: DeviceSpec, ranks: int, communicators: int) -> "DeviceConstants":
         """Return the constants with the buffers of so many communicators."""
-        size = communicators * communicator_bytes(device, ranks) if ranks > 1 else 0
+        takes = ranks > 1 and device.kind is DeviceKind.CUDA
+        size = communicators * communicator_bytes(device, ranks) if takes else 0
         return replace(self, overhead_bytes=self.overhead_bytes - self.nccl_bytes + size, nccl_bytes=size)
 
 

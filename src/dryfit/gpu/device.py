@@ -86,9 +86,16 @@ class VirtualGpu:
         """What of the device the script asked for that others of its architecture have not, with the first line."""
         self.assumed: list[str] = []
         """Packages that were taken to be there, each with the reason and the source of what it takes."""
-        self.presence = Presence(STAND_INS, lambda _, text: self.assumed.append(text))
         self.notes: list[str] = []
         """Remarks on the whole run."""
+        self.presence = Presence(
+            STAND_INS,
+            lambda _, text: self.assumed.append(text),
+            lambda package: self._note(
+                f"code looked for {package} and goes on without it: a torch for CUDA has it, and this one has not; "
+                f"--with {package} takes it to be there"
+            ),
+        )
         self.places = Places()
         self.dispatch = VirtualDispatch(self.allocations, self.places, ranks, spec.capability)
         self.dispatch.on_no_room = self._no_room

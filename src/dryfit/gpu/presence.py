@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution
 from linecache import getlines
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType, ModuleType
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from dryfit.gpu.custom_operators import OWN_FUNCTIONS
 _TORCH: Final = str(Path(torch.__file__).parent)
 _MACHINERY: Final = ("<frozen importlib", str(Path(importlib.__file__).parent), __file__)
 _PROBES: Final = ("<frozen importlib.util>", str(Path(importlib.__file__).parent / "util.py"))
+_OF_CUDA: Final = frozenset({"triton"})
+"""What a torch for CUDA requires, and one for the CPU does not."""
 _IMPORT_ERRORS: Final = frozenset({"ImportError", "ModuleNotFoundError"})
 _ALL_ERRORS: Final = _IMPORT_ERRORS | {"Exception", "BaseException"}
 
@@ -57,11 +60,17 @@ class Presence(MetaPathFinder, Loader):
     Args:
         rows: By package.
         on_assumed: Called with package and reason where one is taken to be there.
+        on_lacking: Called with a package that torch for CUDA brings where code looks for it, and goes on without it.
     """
 
-    def __init__(self, rows: Mapping[str, StandIn], on_assumed: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        rows: Mapping[str, StandIn],
+        on_assumed: Callable[[str, str], None],
+        on_lacking: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._rows = rows
-        self._on_assumed = on_assumed
+        self._on_assumed, self._on_lacking = on_assumed, on_lacking
         self._modules: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self._given: dict[str, StandIn] = {}
         self._looking = False
@@ -108,6 +117,8 @@ class Presence(MetaPathFinder, Loader):
             return None
         if package not in self._modules:
             if fullname != package or _is_guarded(sys._getframe(1)):
+                if fullname in _OF_CUDA and _is_looked_for(sys._getframe(1)):
+                    self._on_lacking(fullname)
                 return None
             self.give(package, "an import without a guard")
         if fullname not in self._modules[package] and not row.is_open:
@@ -203,6 +214,13 @@ def _is_installed(package: str) -> bool:
     with suppress(ImportError, ValueError):
         return importlib.util.find_spec(package) is not None
     return False
+
+
+def _is_looked_for(frame: FrameType | None) -> bool:
+    """Whether other code than torch's looks for a package."""
+    files = (one.f_code.co_filename for one, _ in walk_stack(frame))
+    asks = next((file for file in files if not file.startswith(_MACHINERY) and file not in _PROBES), _TORCH)
+    return not asks.startswith(_TORCH)
 
 
 def _is_guarded(frame: FrameType | None) -> bool:

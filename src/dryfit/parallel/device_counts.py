@@ -56,7 +56,8 @@ def with_rank_counts(
         if degree <= known:
             continue
         try:
-            choice, required_bytes = _first_that_fits(choices, trial, rank_segments(degree), device, most_bytes)
+            of_ranks = device.of_ranks(degree)
+            choice, required_bytes = _first_that_fits(choices, trial, rank_segments(degree), of_ranks, most_bytes)
         except (ConfigError, ShardError, TraceError) as error:
             cannot_cut = cannot_cut or why_not_sharded(degree, error)
             continue

@@ -209,6 +209,10 @@ class Device:
     allocator: AllocatorSettings
     torch: str
 
+    def of_ranks(self, ranks: int) -> "Device":
+        """Return the device as one of several, with the buffers of NCCL."""
+        return replace(self, constants=self.constants.communicating(self.spec, ranks, 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:

@@ -286,7 +286,7 @@ class Planner:
             trial,
             execution,
             self.source(subject, execution),
-            self.device,
+            self.device.of_ranks(execution.ranks),
             resubject=lambda change: self._changed(subject, change, execution),
             every_fallback=every_fallback,
         )

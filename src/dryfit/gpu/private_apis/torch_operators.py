@@ -12,6 +12,7 @@ import torch
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.settings.private_names import PrivateNames
 
+_HAS_FUSED_RMS_NORM: Final = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
 ARGUMENTS: Final = {
     # seeing where code asks for a value
     "_local_scalar_dense": "self",
@@ -54,8 +55,8 @@ ARGUMENTS: Final = {
     "_fused_sgd_": "self grads momentum_buffer_list",
     "_ctc_loss": "log_probs targets input_lengths target_lengths",
     "_ctc_loss_backward": "grad log_probs",
-    # having it in one piece, as a device has it (torch 2.9 and later)
-    **({"_fused_rms_norm": "input normalized_shape weight eps"} if hasattr(torch.ops.aten, "_fused_rms_norm") else {}),
+    # having it in one piece, as a device has it; torch 2.8 has another one of this name, which CUDA has not
+    **({"_fused_rms_norm": "input normalized_shape weight eps"} if _HAS_FUSED_RMS_NORM else {}),
 }
 """The first arguments of each operator, in order: dryfit gives and reads them by their places.
 
