@@ -126,10 +126,7 @@ def check_runs(options: CheckOptions) -> MemoryCheck:
     Raises:
         ConfigError: As there; or a file that would be written is there and is none of dryfit's.
     """
-    if options.page is not None:
-        refuse_foreign(options.page)
-    if options.table is not None:
-        refuse_foreign(options.table, MARKDOWN_HEAD.encode(), "table")
+    _keep_foreign(options)
     file = options.file.expanduser().absolute()
     runs = {name: _Ready.of(name, run, file.parent) for name, run in _chosen(_runs(file), options.names, file).items()}
     baselines = {name: _baseline(file.parent / FOLDER / f"{name}.json") for name in runs}
@@ -370,7 +367,20 @@ def _runs(file: Path) -> Mapping[str, Run]:
     return _validated(RunsFile, read_toml(file, "a file of runs", hint), f"reading {file}", hint).run
 
 
+def _keep_foreign(options: CheckOptions) -> None:
+    """Refuse to replace a file that is none of dryfit's.
+
+    Raises:
+        ConfigError: One is there.
+    """
+    if options.page is not None:
+        refuse_foreign(options.page)
+    if options.table is not None:
+        refuse_foreign(options.table, MARKDOWN_HEAD.encode(), "table")
+
+
 def _write_shown(check: MemoryCheck, options: CheckOptions) -> None:
+    _keep_foreign(options)  # again: one may have come while it was rehearsed
     shown = [(options.page, lambda: render(check_page(check))), (options.table, lambda: check_markdown(check))]
     for file, made in shown:
         if file is not None:
