@@ -335,12 +335,11 @@ def _rate(per_s: float) -> str:
 
 
 _UNITS: Final = (("h", 1), ("min", 60), ("s", 3600))
-_LEAST_OF_UNIT: Final = 0.1
 
 
 def hours_text(hours: Interval) -> str:
     """Return hours with their interval: ``2.1 to 2.9 h (80 %), about 2.5 h``; short ones in minutes or seconds."""
-    unit, per_hour = next((one for one in _UNITS if hours.estimate * one[1] >= _LEAST_OF_UNIT), _UNITS[-1])
+    unit, per_hour = next((one for one in _UNITS if hours.estimate * one[1] >= 1), _UNITS[-1])
     low, estimate, high = (_rate(each * per_hour) for each in (hours.low, hours.estimate, hours.high))
     return f"{low} to {high} {unit} (80 %), about {estimate} {unit}"
 
