@@ -71,8 +71,8 @@ def _made(
     shape: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Return a sparse tensor of these elements, of another one's shape where none is given."""
-    shape = like.shape if shape is None else shape
-    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)
+    size = list(like.shape if shape is None else shape)
+    return torch.sparse_coo_tensor(indices, values, size, is_coalesced=is_coalesced, check_invariants=False)
 
 
 def _with_values(sparse: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
