@@ -1,4 +1,4 @@
-"""What docs/stability.md promises: no key, type, name or status of the record is gone, or a format's number has grown."""
+"""What docs/stability.md promises: within one format no key, type, name or status of the record is gone."""
 
 import copy
 import importlib

@@ -1,4 +1,4 @@
-"""What later versions keep of this one: keys and types of every answer, of the ledger and the study file, names of Python.
+"""What later versions keep: keys and types of every answer, of the ledger and the study file, and names of Python.
 
 A type is filled with one value for each field, written as the command would write it, and flattened:
 ``{"trials.total": "integer", "rows[].name": "string"}``.
