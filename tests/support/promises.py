@@ -31,6 +31,7 @@ from dryfit.ledger import events
 from dryfit.settings.check_messages import Health
 from dryfit.settings.errors import ExitStatus
 from dryfit.settings.largest_value import LargestValue
+from dryfit.settings.memory_check import Baseline
 from dryfit.settings.rehearsal_messages import RehearsalAnswer
 from dryfit.settings.study_file_text import study_json_schema
 from dryfit.settings.training_messages import PredictResult
@@ -39,8 +40,8 @@ from dryfit.study.models import Pushed
 from dryfit.study.rehearsed_devices import DeviceAnswers
 from dryfit.study.step_calibrations import StepCalibrated
 
-FORMAT_NAMES: Final = ("schema", "v")
-"""Keys that hold the number of a format."""
+FORMAT_NAMES: Final = ("schema", "v", "format")
+"""Keys that hold the number of a format, where they hold a number."""
 _PLAIN: Final[dict[Any, Any]] = {bool: True, int: 1, float: 1.5, str: "*", Any: "*", object: "*", type(None): None}
 _ANY_OF: Final = "* any of "
 """Begins the text that stands for a value of one of several types."""
@@ -89,6 +90,7 @@ def promises() -> dict[str, Promise]:
         found[f"event {kind.model_fields['type'].default}"] = promise(json.loads(json_text(filled(kind))))
     statuses = {str(status.value): status.name for status in ExitStatus}
     return found | {
+        "baseline of check": promise(json.loads(json_text(filled(Baseline)))),
         "study file": {"format": None, "keys": dict(_study_keys(study_json_schema()))},
         "exit status": {"format": None, "keys": statuses},
     }
@@ -102,7 +104,7 @@ def python_names(modules: Sequence[types.ModuleType]) -> Promise:
 
 def promise(value: Mapping[str, Any]) -> Promise:
     """Return the format's number and the flattened keys of a JSON object."""
-    number = next((value[name] for name in FORMAT_NAMES if name in value), None)
+    number = next((value[name] for name in FORMAT_NAMES if isinstance(value.get(name), int)), None)
     return {"format": number, "keys": dict(sorted(_flat(value).items()))}
 
 
@@ -172,7 +174,7 @@ def _made(kind: Any, around: tuple[Any, ...]) -> Any:
     if issubclass(kind, BaseModel):
         kept = {"schema_version", *FORMAT_NAMES}
         values = {
-            name: field.default if name in kept else filled(field.annotation, around)
+            name: field.default if name in kept and isinstance(field.default, int) else filled(field.annotation, around)
             for name, field in kind.model_fields.items()
         }
         return kind.model_construct(**values)
