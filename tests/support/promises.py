@@ -10,6 +10,7 @@ import inspect
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence, Set
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -42,10 +43,19 @@ from dryfit.study.step_calibrations import StepCalibrated
 
 FORMAT_NAMES: Final = ("schema", "v", "format")
 """Keys that hold the number of a format, where they hold a number."""
-_PLAIN: Final[dict[Any, Any]] = {bool: True, int: 1, float: 1.5, str: "*", Any: "*", object: "*", type(None): None}
+_PLAIN: Final[dict[Any, Any]] = {
+    bool: True,
+    int: 1,
+    float: 1.5,
+    str: "*",
+    date: date.min,
+    Any: "*",
+    object: "*",
+    type(None): None,
+}
 _ANY_OF: Final = "* any of "
 """Begins the text that stands for a value of one of several types."""
-_JSON: Final = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+_JSON: Final = {bool: "boolean", int: "integer", float: "number", str: "string", date: "string", type(None): "null"}
 
 Promise = dict[str, Any]
 """``format``: the number of a format; ``keys``: each key with the name of its type."""
