@@ -13,6 +13,8 @@ from promises import Promise, broken, promises, python_names
 RECORD = Path(__file__).parents[1] / "golden" / "promises.json"
 KEPT: dict[str, Promise] = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
 PYTHON = "names of Python"
+TASKS = ("base", "encoder", "rows", "tokens")
+"""What a task of one's own imports (docs/own-task.md)."""
 
 
 def hold(now: Mapping[str, Promise], request: pytest.FixtureRequest) -> None:
@@ -32,8 +34,8 @@ def test_answers_files_and_statuses_keep_what_they_promised(request: pytest.Fixt
 
 @pytest.mark.heavy
 def test_python_keeps_its_names_and_parameters(request: pytest.FixtureRequest) -> None:
-    modules = [importlib.import_module(name) for name in ("dryfit", "dryfit.meta", "dryfit.parallel")]
-    hold({PYTHON: python_names(modules)}, request)
+    names = ("dryfit", "dryfit.meta", "dryfit.parallel", *(f"dryfit.tasks.{name}" for name in TASKS))
+    hold({PYTHON: python_names([importlib.import_module(name) for name in names])}, request)
 
 
 def test_a_broken_promise_is_noticed() -> None:

@@ -30,7 +30,7 @@ from dryfit.documents.story import TrialStory
 from dryfit.documents.summary import NodeLogs, NodesView, SeveralStatuses, SeveralSummary, StudySummary
 from dryfit.ledger import events
 from dryfit.settings.check_messages import Health
-from dryfit.settings.errors import ExitStatus
+from dryfit.settings.errors import DryfitError, ExitStatus
 from dryfit.settings.largest_value import LargestValue
 from dryfit.settings.memory_check import Baseline
 from dryfit.settings.rehearsal_messages import RehearsalAnswer
@@ -99,17 +99,51 @@ def promises() -> dict[str, Promise]:
     for kind in get_args(get_args(events.Event)[0]):
         found[f"event {kind.model_fields['type'].default}"] = promise(json.loads(json_text(filled(kind))))
     statuses = {str(status.value): status.name for status in ExitStatus}
+    codes = {kind.code: f"status {int(kind.exit_status)}" for kind in _below(DryfitError)}
     return found | {
         "baseline of check": promise(json.loads(json_text(filled(Baseline)))),
         "study file": {"format": None, "keys": dict(_study_keys(study_json_schema()))},
+        "code of an error": {"format": None, "keys": codes},
         "exit status": {"format": None, "keys": statuses},
     }
 
 
 def python_names(modules: Sequence[types.ModuleType]) -> Promise:
-    """Return the public names of modules, each with the names of its parameters."""
-    keys = {f"{module.__name__}.{name}": _call(getattr(module, name)) for module in modules for name in module.__all__}
+    """Return the public names of modules, each with the names of its parameters.
+
+    Of a module without ``__all__`` they are what it defines, and the methods of its classes, which users override.
+    """
+    keys: dict[str, object] = {}
+    for module in modules:
+        if hasattr(module, "__all__"):
+            keys |= {f"{module.__name__}.{name}": _call(getattr(module, name)) for name in module.__all__}
+            continue
+        for name, thing in _defined(module, module.__name__):
+            keys[f"{module.__name__}.{name}"] = _call(thing)
+            if inspect.isclass(thing):
+                keys |= {f"{module.__name__}.{name}.{method}": _call(one) for method, one in _methods(thing)}
     return {"format": None, "keys": keys}
+
+
+def _defined(module: types.ModuleType, home: str) -> Iterator[tuple[str, Any]]:
+    """Yield the public functions and classes that a module defines itself."""
+    for name, thing in vars(module).items():
+        if not name.startswith("_") and callable(thing) and getattr(thing, "__module__", "") == home:
+            yield name, thing
+
+
+def _methods(kind: type) -> Iterator[tuple[str, Any]]:
+    for name, thing in vars(kind).items():
+        if not name.startswith("_") and inspect.isfunction(thing):
+            yield name, thing
+
+
+def _below(kind: type[DryfitError]) -> Iterator[type[DryfitError]]:
+    """Yield a class of errors and all of its subclasses that dryfit defines."""
+    yield kind
+    for one in kind.__subclasses__():
+        if one.__module__ == kind.__module__:
+            yield from _below(one)
 
 
 def promise(value: Mapping[str, Any]) -> Promise:
