@@ -23,7 +23,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: strangers regressions published published-compare attack times engines test-nodes wheel-test versions environments mutants cards
+.PHONY: strangers regressions published published-compare attack times engines test-nodes wheel-test versions environments mutants cards licenses
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -97,6 +97,9 @@ environments: $(STAMP) ## rehearse seven programs in environments of other versi
 
 cards: $(STAMP) ## plan which model fits which card, and write the table into docs/cards.md; half an hour
 	$(TEST_ENV) $(BIN)/python scripts/card_table.py
+
+licenses: $(STAMP) ## install every extra in a temporary environment, and write docs/licenses.md from its metadata; minutes
+	$(BIN)/python scripts/licenses.py
 
 strangers: $(STAMP) ## rehearse strangers' scripts that are checked out in DIR, all or ROWS=a,b, and write docs/strangers.md; hours, goes on
 	@test -n '$(DIR)' || { echo 'make strangers DIR=FOLDER: the folder of the checkouts' >&2; exit 2; }

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
+from email import message_from_bytes
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from throwaway import (
 
 PACKAGE = "dryfit"
 CONSUMERS = ROOT / "tests" / "wheel"
+LIMIT_BYTES = 2 * 10**6
+"""What neither the wheel nor the sdist may exceed."""
 EXTRAS = "all,demo,lora,lion,8bit,postgres"
 NEEDED = (
     "py.typed",
@@ -45,10 +48,17 @@ NEEDED = (
     "training/lm_example.py.jinja",
 )
 """Patterns of which a wheel must have at least one file each."""
-IN_SDIST = ("pyproject.toml", "README.md", "LICENSE")
+IN_SDIST = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "MANIFEST.in")
+MADE_FOR_SDIST = ("PKG-INFO", "setup.cfg")
+METADATA = (
+    *("Summary", "License-Expression", "License-File", "Keywords", "Classifier", "Requires-Python"),
+    "Description-Content-Type",
+)
+"""Fields of the metadata that say something."""
 ROWS = 24
 """Rows left of each split, to be quick: how well a study learns is proved elsewhere."""
 
+REHEARSE = (PACKAGE, "rehearse", "--device", "rtx4090", "train.py")
 PROGRAM = """
 import torch
 
@@ -94,7 +104,18 @@ def sdist_faults(names: Collection[str], sources: Collection[str]) -> list[str]:
     """List what is wrong with the files of an sdist; the arguments are as in :func:`wheel_faults`."""
     wanted = {*IN_SDIST, *(f"src/{name}" for name in sources)}
     faults = [f"{name} is in the repository and not in the sdist" for name in sorted(wanted - set(names))]
-    return faults + [f"{name} is in the sdist" for name in sorted(names) if name.startswith(("tests/", "benchmarks/"))]
+    allowed = {*wanted, *MADE_FOR_SDIST}
+    strays = [name for name in names if name not in allowed and not name.startswith(f"src/{PACKAGE}.egg-info/")]
+    return faults + [f"{name} is in the sdist" for name in sorted(strays)]
+
+
+def metadata_faults(wheel: Path) -> list[str]:
+    """List which fields of a wheel's metadata are empty, and that what stands for README.md is."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+        found = message_from_bytes(archive.read(name))
+    empty = [f"the metadata has no {field}" for field in METADATA if not found.get(field)]
+    return empty if str(found.get_payload()).strip() else [*empty, "the metadata has no README.md"]
 
 
 def wheel_contents(wheel: Path) -> Contents:
@@ -125,7 +146,10 @@ def build(source: Path, out: Path) -> tuple[Path, Path]:
     run([*start, out, source], cwd=out.parent, env=env)  # the wheel is built from the sdist
     (wheel,), (direct,), (sdist,) = out.glob("*.whl"), (out / "direct").glob("*.whl"), out.glob("*.tar.gz")
     contents = wheel_contents(wheel)
-    faults = wheel_faults(contents, sources) + sdist_faults(sdist_names(sdist), sources)
+    faults = wheel_faults(contents, sources) + sdist_faults(sdist_names(sdist), sources) + metadata_faults(wheel)
+    sizes = {file.name: file.stat().st_size for file in (wheel, sdist)}
+    faults += [f"{name} has {size:,} bytes" for name, size in sizes.items() if size > LIMIT_BYTES]
+    print("   " + ", ".join(f"{name}: {size / 1e6:.2f} MB" for name, size in sizes.items()))
     check(not faults, "\n".join(faults))
     check(contents == wheel_contents(direct), f"{wheel.name} is another one when it is built from the sdist")
     return wheel, sdist
@@ -145,16 +169,31 @@ def install(folder: Path, wheel: Path) -> Environment:
 
 
 def use_alone(folder: Path, wheel: Path, with_torch: Path) -> None:
-    """Install the wheel without extras in a new environment, and rehearse in an interpreter that has torch."""
+    """Install the wheel without extras in an empty environment: it rehearses where torch is, or says what to type."""
     environment = make_environment(folder / "alone")
     environment.install("-c", CONSTRAINTS, wheel)
     heavy = environment.versions("torch", "numpy", "optuna", "transformers")
     check(not any(heavy), f"without extras it brings {heavy}")
     user = User(environment, folder / "home")
-    (user.home / "train.py").write_text(PROGRAM, "utf-8")
-    words = ("--json", "--python", str(with_torch), "--device", "rtx4090", "train.py")
-    told: dict[str, Any] = json.loads(user.runs("rehearse", *words))
+    told: dict[str, Any] = json.loads(user.runs("rehearse", "--json", "--python", str(with_torch), *REHEARSE[2:]))
     check(told["verdict"] == "fits" and told["peak_allocated_bytes"] > 2**20, f"the rehearsal: {told}")
+    refused = run([environment.bin / PACKAGE, *REHEARSE[1:]], cwd=user.home, env=user.env, may_fail=True)
+    error, *rest = refused.stderr.splitlines()
+    lacks = refused.returncode == 2 and not refused.stdout and error.endswith("has no torch    [CONFIG]")
+    types = len(rest) == 1 and "type `dryfit rehearse --python " in rest[0]
+    check(lacks and types, f"without torch, status {refused.returncode}:\n{refused.stderr}")
+
+
+def use_at_once(folder: Path, wheel: Path, sdist: Path, with_torch: Environment) -> None:
+    """Rehearse by ``uvx --from WHEEL`` with an active environment that has torch; check both files by twine."""
+    tools = folder / "tools"
+    run([sys.executable, "-m", "pip", "install", "--quiet", "-c", CONSTRAINTS, "--target", tools, "uv"], cwd=folder)
+    uvx = [tools / "bin" / "uvx", "--no-config", "--python", sys.executable, "--constraints", CONSTRAINTS, "--from"]
+    own = {"HOME": str(folder / "home"), "UV_CACHE_DIR": str(folder / "uv-cache"), "UV_PYTHON_DOWNLOADS": "never"}
+    env = outside({**own, "VIRTUAL_ENV": str(with_torch.folder)})
+    said = run([*uvx, wheel, *REHEARSE], cwd=folder / "home", env=env).stdout
+    check(said.startswith("rehearsal fits: "), f"the rehearsal by uvx: {said[:400]}")
+    run([*uvx, "twine", "twine", "check", "--strict", wheel, sdist], cwd=folder, env=outside(own))
 
 
 class User:
@@ -266,7 +305,7 @@ def main() -> int:
             for name in ("source", "dist", "home"):
                 (folder / name).mkdir()
             with timed("building the wheel and the sdist, and the wheel from the sdist"):
-                wheel, _ = build(folder / "source", folder / "dist")
+                wheel, sdist = build(folder / "source", folder / "dist")
             shutil.rmtree(folder / "source")
             with timed(f"installing {wheel.name}[{EXTRAS}] in a new environment"):
                 environment = install(folder / "environment", wheel)
@@ -274,6 +313,9 @@ def main() -> int:
                 check_types(environment, folder / "types")
             user = User(environment, folder / "home")
             use(user)
+            (user.home / "train.py").write_text(PROGRAM, "utf-8")
+            with timed(f"{wheel.name} by uvx, and twine"):
+                use_at_once(folder, wheel, sdist, environment)
             with timed(f"{wheel.name} without extras in a new environment"):
                 use_alone(folder, wheel, environment.python)
             with timed("a program that imports dryfit"):

@@ -1,5 +1,6 @@
 """What the sources import is what pyproject.toml declares, and the versions tested are among those allowed."""
 
+import re
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import licenses
 from declared import Declared, Import, declared, imports, normal, undeclared, unused
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,6 +112,32 @@ def test_every_dependency_of_users_says_the_least_version_it_takes():
         if Requirement(text).name == project["name"]:
             continue
         assert {">=", "==", "~="} & {part.operator for part in Requirement(text).specifier}, text
+
+
+def test_every_dependency_of_users_is_on_the_page_of_licenses_with_one():
+    text = (ROOT / "docs" / "licenses.md").read_text("utf-8")
+    tables = {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
+    for title, wanted in licenses.wanted_by_extra().items():
+        rows = re.findall(r"^\| \*\*(\S+)\*\* \| \S+ \| (.+) \|$", tables[title], re.MULTILINE)
+        assert {normal(name) for name, _ in rows} == {normal(Requirement(line).name) for line in wanted}, title
+    head, others = text.partition("\n## ")[0], re.findall(r"^\| (\S+) \| \S+ \| (.+) \|$", text, re.MULTILINE)
+    for name, license_ in others:
+        plain = licenses.KNOWN.search(license_) and not licenses.COPYLEFT.search(license_)
+        assert plain or f"{name.strip('*')} (" in head, "what needs a look is named above the tables"
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"expression": "BSD-3-Clause AND Zlib", "text": "BSD"}, "BSD-3-Clause AND Zlib"),
+        ({"text": "Apache License, Version 2.0"}, "Apache-2.0"),
+        ({"text": "Copyright (c) of somebody", "classifiers": ["BSD License"]}, "BSD"),
+        ({"classifiers": ["GNU General Public License v3 (GPLv3)"]}, "GPL-3.0"),
+        ({"text": "ours alone"}, "unknown"),
+    ],
+)
+def test_a_license_is_read_from_metadata(said, found):
+    assert licenses.license_of({"expression": "", "text": "", "classifiers": [], **said}) == found
 
 
 MADE_UP = {

@@ -1,6 +1,7 @@
-"""Modules that documents named in earlier versions: each name imports the module that it became."""
+"""Modules that documents named in earlier versions: each name imports the module that it became, and warns."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -30,7 +31,9 @@ class _OlderNames:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = import_module(_MOVED[module.__name__])
+        older, home = module.__name__, _MOVED[module.__name__]
+        warnings.warn(f"{older} is {home} since dryfit 0.2", DeprecationWarning, stacklevel=2)
+        sys.modules[older] = import_module(home)
 
 
 def find_older_names() -> None:

@@ -29,6 +29,7 @@ DOCUMENTS = [
     README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "ARCHITECTURE.md",
+    ROOT / "SECURITY.md",
     *PAGES,
 ]
 
@@ -101,3 +102,9 @@ def test_every_path_of_the_architecture_exists() -> None:
     bases = (ROOT / "src" / "dryfit", ROOT / "src", ROOT)
     assert len(paths) > 20
     assert not [path for path in paths - of_a_study if not any((base / path).exists() for base in bases)]
+
+
+def test_every_promise_of_security_names_tests_that_exist() -> None:
+    named = re.findall(r"\[(test_\w+)\]\(([^)]+)\)", (ROOT / "SECURITY.md").read_text("utf-8"))
+    assert len(named) > 25
+    assert not [name for name, path in named if f"def {name}(" not in (ROOT / path).read_text("utf-8")]

@@ -41,6 +41,8 @@ def test_no_module_hides_a_public_name():
     ],
 )
 def test_an_older_name_is_the_module_of_today(older, name):
-    module = importlib.import_module(older)
+    sys.modules.pop(older, None)
+    with pytest.warns(DeprecationWarning, match="since dryfit 0.2"):
+        module = importlib.import_module(older)
     assert module is importlib.import_module(module.__name__) and not module.__name__ == older
     assert callable(getattr(module, name)) and dryfit.__version__

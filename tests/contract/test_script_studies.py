@@ -17,7 +17,6 @@ from dryfit.settings.errors import ConfigError, ExitStatus, ObjectiveError
 from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import LOG_FILE
 from study_runs import fold, run_here
-from tiny import model
 
 pytestmark = [pytest.mark.heavy]
 
@@ -438,22 +437,6 @@ def test_the_example_of_a_loop_is_begun_by_init_and_searched(tmp_path: Path) -> 
     assert "train_loop.py --epochs 2 --hidden=8 --lr 0.0" in done.stderr
     for words in (("report", "-o", tmp_path / "page.html"), ("export", "--to", "csv")):
         assert run_here(words[0], file.parent, *words[1:]).returncode == 0
-
-
-@pytest.mark.slow
-def test_the_example_with_dataclasses_is_begun_by_init_and_searched(tmp_path: Path) -> None:
-    bert = model(tmp_path / "bert")
-    words = ["--eval_strategy", "epoch", "--num_train_epochs", "2", "--rows", "16", "--report_to", "none", "--use_cpu"]
-    file = _init(tmp_path, EXAMPLES / "train_classifier.py", "--model_name_or_path", str(bert), *words)
-    text = file.read_text(encoding="utf-8")
-    assert "learning_rate = {low = 5e-06, high = 0.0005, log = true}  # float, default 5e-05" in text
-    assert "classifier_dropout = {low = 0.0, high = 0.5}" in text
-    assert "# adam_beta2 = {low = 0.95, high = 0.999}" in text and "seed" not in text
-    assert dryfit.tune(file, trials=1).status is ExitStatus.DONE
-    (trial,) = fold(file.parent).trials
-    assert len(trial.reports) == 2 and trial.value == min(point.value for point in trial.reports)
-    assert (StudyLayout(file.parent).trial(0).best / "model.safetensors").is_file()
-    assert not (tmp_path / "trainer_output").exists()
 
 
 def test_the_arguments_are_those_of_the_parser_with_help(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 from dryfit.search.space import Space
 from dryfit.settings.errors import ConfigError, DryfitError
 from dryfit.settings.study_file_reading import load_study_file, load_study_text
+from ledgers import eventful
+from study_runs import run_here
 
 _DATA = '[data]\ntrain = "train.jsonl"\nvalidation = "validation.jsonl"\n'
 _OWN = '[study]\ntask = "objective"\n[objective]\nfunction = "mine:score"\n[space]\n'
@@ -109,3 +111,22 @@ def test_a_mutated_study_file_is_read_or_refused(tmp_path: Path) -> None:
         except Exception as error:
             wrong.append(f"{error!r}: {text}")
     assert not wrong
+
+
+def test_commands_that_look_run_no_code_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, ran = tmp_path / "study", tmp_path / "ran"
+    script = eventful()
+    study.mkdir()
+    lines = "".join(f"{event.model_dump_json()}\n" for event in script.events)
+    (study / "ledger.jsonl").write_text(lines, encoding="utf-8")
+    (study / "study.toml").write_text(
+        '[study]\ntask = "objective"\n[objective]\nfunction = "evil.py:score"\n[space]\nx = [1, 2]\n', encoding="utf-8"
+    )
+    for name in ("evil", "conftest", "sitecustomize", "usercustomize", "dryfit"):
+        (study / f"{name}.py").write_text(f"open({str(ran)!r}, 'w')\n", encoding="utf-8")
+    monkeypatch.chdir(study)
+    for words in (["status"], ["status", "--json"], ["show"], ["show", "0"], ["report"], ["export", "--to", "csv"]):
+        done = run_here(words[0], study, *words[1:])
+        assert done.returncode == 0, done.stderr
+    assert run_here("stop", study).returncode == 1, "nobody runs it"
+    assert not ran.exists()

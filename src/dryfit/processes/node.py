@@ -593,6 +593,7 @@ def device_of(text: str | None) -> DeviceSpec:
         raise ConfigError(
             "looking for a device to plan for",
             "this machine has no GPU that can be seen",
-            "--device with a name or an amount of memory: rtx4090, a100-80, h200, 24GiB",
+            "a device by its name or its amount of memory: rtx4090, a100-80, h200, 24GiB",
+            "type a card after --device: `--device rtx4090`",
         )
     return found

@@ -48,6 +48,10 @@ _DOING: Final = "choosing the interpreter to rehearse in"
 _ENVIRONMENTS: Final = ("VIRTUAL_ENV", "CONDA_PREFIX")
 """Variables that name the active environment; that of a virtual environment goes first, as it is made within conda."""
 _HINT: Final = "--python PATH names the interpreter that runs the script"
+_NO_TORCH: Final = (
+    "activate the environment that trains, or type `dryfit rehearse --python ENVIRONMENT/bin/python ...`: "
+    f"it needs torch{REHEARSED_TORCH}"
+)
 _LIMIT_S: Final = 60.0
 _MARK: Final = "dryfit-interpreter "
 _QUESTION: Final = f"""
@@ -102,7 +106,7 @@ def user_python(given: Path | None, environment: Mapping[str, str]) -> tuple[Use
         path = _named(given)
     if path is None or _is_own(path):
         if find_spec("torch") is None:
-            raise ConfigError(_DOING, f"{sys.executable} has no torch", "an interpreter with torch", _HINT)
+            raise ConfigError(_DOING, f"{sys.executable} has no torch", hint=_NO_TORCH)
         return None, ""
     said = _asked(path)
     if given is None and said["torch"] is None and find_spec("torch") is not None:
@@ -191,7 +195,7 @@ def _demand(path: Path, said: Mapping[str, Any]) -> None:
     if tuple(version) < LEAST_PYTHON:
         raise ConfigError(_DOING, f"{path} is Python {python}", f"Python {least} or newer")
     if torch is None:
-        raise ConfigError(_DOING, f"{path} has no torch", f"an interpreter with torch{REHEARSED_TORCH}", _HINT)
+        raise ConfigError(_DOING, f"{path} has no torch", hint=_NO_TORCH)
     try:
         inside = not torch or REHEARSED_TORCH.contains(Version(torch).base_version)
     except InvalidVersion:

@@ -9,7 +9,7 @@ from dryfit.settings.errors import MachineError
 # The version of the package and its folder, where both planes can read them.
 
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 PACKAGE_FOLDER = Path(__file__).parents[1]
 """Where the sources of ``dryfit`` are: what is kept on disk is keyed by a hash of them."""
 

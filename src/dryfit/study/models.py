@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from dryfit.processes.node import available_cores
 from dryfit.settings.check_messages import CheckRequest, Health
@@ -165,11 +165,13 @@ class Pushed(BaseModel, frozen=True):
     """What was sent to a hub, or would be.
 
     Attributes:
+        schema_version: The number of its format.
         repo: The repository, ``owner/name``.
         sizes: The bytes of each file, by its path in the model's folder.
         url: The commit's address; empty: nothing was sent.
     """
 
+    schema_version: int = Field(default=1, serialization_alias="schema")
     repo: str
     sizes: dict[str, int]
     url: str = ""
