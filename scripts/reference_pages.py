@@ -102,7 +102,7 @@ def python_page() -> str:
 The public names of `dryfit`. Each is imported on first use; `import dryfit` alone imports neither torch nor Optuna.
 """
     names = sorted(set(dryfit.__all__) - {"__version__", "events"}, key=str.lower)
-    parts = [f"## `dryfit.{name}` {{ #{name} }}\n\n::: dryfit.{name}" for name in names]
+    parts = [f"::: dryfit.{name}" for name in names]
     modules = [
         "## `dryfit.events`\n\nThe types of the events that an [observer](../observers.md) receives.\n\n"
         "::: dryfit.ledger.event_types\n    options:\n      members: true",
