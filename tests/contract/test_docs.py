@@ -10,13 +10,14 @@ import pytest
 import typer
 
 from documents import (
+    NOT_RUN,
     PAGES,
     README,
     ROOT,
-    RUN,
     commands,
     examples,
     fences,
+    is_run,
     mentioned,
     parse,
     run_examples,
@@ -38,8 +39,23 @@ DOCUMENTS = [
 def test_every_command_is_run_or_says_why_not(path: Path) -> None:
     for fence in fences(path):
         mark = fence["mark"] or ""
-        said = (RUN, r"not run here: .{10,}", r"file: \S+")
-        assert any(re.fullmatch(words, mark) for words in said), fence["body"]
+        assert is_run(fence) or NOT_RUN.fullmatch(mark) or re.fullmatch(r"file: \S+", mark), fence["body"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_command_hides_in_a_block_of_another_language(path: Path) -> None:
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        assert language not in ("bash", "shell", "console"), body
+        assert language or not re.match(r"[$ ]*(?:dryfit|make|pip|python) ", body), body
+
+
+def test_the_blocks_that_no_test_runs_are_few_and_listed() -> None:
+    marks = {(path, found[1]) for path in DOCUMENTS for found in re.finditer(f"<!-- {NOT_RUN.pattern} -->", path.read_text("utf-8"))}
+    of_docs = {(path.name, why) for path, why in marks if path != README}
+    assert len(of_docs) <= 4
+    listed = (ROOT / "docs" / "repeat.md").read_text("utf-8")
+    for name, why in of_docs:
+        assert re.search(rf"^\| \[{name}\]\(\S+\) \| {re.escape(why)} \|$", listed, re.MULTILINE), (name, why)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
