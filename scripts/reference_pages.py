@@ -92,7 +92,8 @@ def _sentence(text: str) -> str:
 
 def _cell(text: str) -> str:
     """A text for a cell of a table, on one line."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("``", "`")
+    told = re.sub(r"text that matches (\S+)", r"text that matches `\1`", " ".join(text.split()))
+    return told.replace("|", "\\|").replace("<", "&lt;").replace("``", "`")
 
 
 def python_page() -> str:
