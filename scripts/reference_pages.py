@@ -3,6 +3,7 @@
 ``mkdocs.yml`` names ``site_hooks.py``, which adds these pages to those of docs/; nothing of them is committed.
 """
 
+import json
 import re
 from typing import Final
 
@@ -69,7 +70,7 @@ def _default(table: str, key: str) -> str:
     if key in node.get("required", ()):
         return "required"
     value = node["properties"][key].get("default")
-    return "unset" if value is None else f"`{_toml(value)}`"
+    return "unset" if value is None else _cell(f"`{_toml(value)}`")
 
 
 def _toml(value: object) -> str:
@@ -77,7 +78,7 @@ def _toml(value: object) -> str:
         case bool():
             return str(value).lower()
         case str():
-            return f'"{value}"'
+            return json.dumps(value, ensure_ascii=False)
         case list():
             return f"[{', '.join(map(_toml, value))}]"
         case dict():
