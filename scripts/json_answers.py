@@ -20,7 +20,7 @@ from dryfit.documents.findings import BugReport
 from dryfit.documents.story import TrialStory
 from dryfit.documents.summary import NodeLogs, NodesView, SeveralStatuses, SeveralSummary, StudySummary
 from dryfit.settings.check_messages import Health
-from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
+from dryfit.settings.device_answers import DeviceAnswer
 from dryfit.settings.largest_value import LargestValue
 from dryfit.settings.memory_check import Kept, LineChange, MemoryCheck, RunCheck
 from dryfit.settings.memory_plan import MemoryPlan
@@ -29,7 +29,7 @@ from dryfit.settings.reach_calibrations import ReachCalibration
 from dryfit.settings.rehearsal_messages import Interval, RehearsalAnswer, RehearsalMemory, StepWork
 from dryfit.settings.training_messages import PredictResult
 from dryfit.study.importing import ImportSummary
-from dryfit.study.machine_checks import Diagnosis, Finding
+from dryfit.study.machine_checks import Finding
 from dryfit.study.models import Pushed
 from dryfit.study.plan_requests import PlannedCell, SpacePlan
 from dryfit.study.step_calibrations import StepCalibrated
@@ -115,9 +115,12 @@ _PLAN: Final[Keys] = {
     **_or_null(keys_of(MemoryPlan)),
     **_CAPACITY,
 }
+_NOT_TOLD: Final = ("v", "memory", "work", "sent", "rehearsal_s", "killed_by", "others", "apart")
 _REHEARSAL: Final[Keys] = {
     **_schema(2),
-    **keys_of(RehearsalAnswer, {"v", "memory", "work", "sent", "rehearsal_s", "killed_by", "others", "apart"}, ("ran",)),
+    **keys_of(
+        RehearsalAnswer, {"v", "memory", "work", "sent", "rehearsal_s", "killed_by", "others", "apart"}, ("ran",)
+    ),
     **{
         name: Key(_PLAN[name].kind, "Of a plan: a rehearsal has none.")
         for name in ("host_bytes", "execution", "fallbacks", "eval_batches", "cut", "cannot_cut")
@@ -137,7 +140,9 @@ _CHECKED_RUN: Final[Keys] = {
     **keys_of(RunCheck),
     "before": Key(_KEPT, "The baseline; null: there is none."),
     "after": Key(_KEPT, "What was rehearsed now; null: nothing was seen."),
-    "lines": Key(Made("LineChange", keys_of(LineChange, also=("difference_bytes",))), keys_of(RunCheck)["lines"].meaning),
+    "lines": Key(
+        Made("LineChange", keys_of(LineChange, also=("difference_bytes",))), keys_of(RunCheck)["lines"].meaning
+    ),
 }
 _CELL: Final[Keys] = {
     **keys_of(PlannedCell, {"answer"}),
@@ -151,7 +156,7 @@ ANSWERS: Final[Mapping[str, Keys]] = {
         "fits": Key(bool, "Whether the script fits on all devices."),
         "rehearsals": Key(int, "How many rehearsals answered for all devices."),
         "planner_s": Key(float, "Seconds of all rehearsals."),
-        "devices": Key(Made("RehearsedDevice", _DEVICE), "One object for each device: that of `rehearse`, and three keys more."),
+        "devices": Key(Made("RehearsedDevice", _DEVICE), "For each device the object of `rehearse` and three keys."),
     },
     "rehearse --largest NAME": {
         **_schema(1),
@@ -200,9 +205,10 @@ def json_page() -> str:
     """Return the page of all answers, and of the objects within them."""
     head = """# JSON
 
-What each command prints with `--json`: one object on one line of stdout. Progress and warnings go to stderr. `schema` is the version of
-an object: a later version of dryfit may add keys; a key that changes its meaning or goes away raises `schema`. Numbers that are not
-finite are null. Times are Unix times in seconds, sizes are bytes, as the ends of the keys say (`_s`, `_bytes`).
+What each command prints with `--json`: one object on one line of stdout. Progress and warnings go to stderr. `schema`
+is the version of an object: a later version of dryfit may add keys; a key that changes its meaning or goes away
+raises `schema`. Numbers that are not finite are null. Times are in seconds, sizes in bytes, as the ends of the keys
+say (`_s`, `_bytes`).
 """
     parts, objects = [head], dict[str, Keys]()
     for command, keys in ANSWERS.items():
@@ -266,5 +272,7 @@ def type_text(kind: Any) -> str:
             return f"object: {type_text(parts[1])} by {type_text(parts[0])}"
         case origin if isinstance(origin, type) and issubclass(origin, Collection):
             each = [part for part in parts if part is not Ellipsis]
-            return f"list of {type_text(each[0])}" if len(set(each)) == 1 else f"list: {', '.join(map(type_text, each))}"
+            return (
+                f"list of {type_text(each[0])}" if len(set(each)) == 1 else f"list: {', '.join(map(type_text, each))}"
+            )
     raise TypeError(f"no words for the type {kind!r} of an answer")

@@ -16,6 +16,7 @@ from dryfit.settings.study_file_text import CASE_KEYS, TABLES, key_description, 
 from dryfit.settings.tables import TRIAL_NEEDS, TrialSettings
 from dryfit.settings.task_facts import OWN_TABLE
 from json_answers import json_page
+
 _SCHEMA: Final = study_json_schema()
 
 
@@ -35,8 +36,8 @@ def study_file_page() -> str:
     """Return the page of all tables of a study file with their keys."""
     head = """# Study file
 
-Every table and key of `study.toml`, with its default and what the key takes. `dryfit schema` prints the same as a JSON schema.
-Keys of the tables marked *searchable* may also stand in `[space]`.
+Every table and key of `study.toml`, with its default and what the key takes. `dryfit schema` prints the same as a JSON
+schema. Keys of the tables marked *searchable* may also stand in `[space]`.
 """
     return "\n".join([head, *(_table(table) for table in TABLES), _space()])
 
@@ -105,11 +106,9 @@ The public names of `dryfit`. Each is imported on first use; `import dryfit` alo
 """
     names = sorted(set(dryfit.__all__) - {"__version__", "events"}, key=str.lower)
     parts = [f"::: dryfit.{name}" for name in names]
-    modules = [
-        "## `dryfit.events`\n\nThe types of the events that an [observer](../observers.md) receives.\n\n"
-        "::: dryfit.ledger.event_types\n    options:\n      members: true",
-        "## `dryfit.__version__`\n\nThe version, as text.",
-    ]
+    events = "## `dryfit.events`\n\nThe types of the events that an [observer](../observers.md) receives."
+    options = "    options:\n      members: true\n      show_root_heading: false"
+    modules = [events, f"::: dryfit.ledger.event_types\n{options}", "## `dryfit.__version__`\n\nThe version, as text."]
     return "\n\n".join([head, *parts, *modules]) + "\n"
 
 

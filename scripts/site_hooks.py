@@ -1,7 +1,7 @@
-"""What the site has beside docs/: reference pages made of the code, and each file of the repository that a page links to.
+"""What the site has beside docs/: reference pages made of the code, and each file of the repository that pages link to.
 
-MkDocs calls the functions that start with ``on_`` (``hooks`` in ``mkdocs.yml``). A link that leads nowhere is left as it
-is, so that MkDocs, which is strict, fails.
+MkDocs calls the functions that start with ``on_`` (``hooks`` in ``mkdocs.yml``). A link that leads nowhere is left as
+it is, so that MkDocs, which is strict, fails.
 """
 
 import posixpath
@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from reference_pages import PAGES  # noqa: E402  # MkDocs runs this file by its path
+from reference_pages import PAGES  # MkDocs runs this file by its path
 
 _DOCS: Final = "docs"
 _OTHERS: Final = "repository"

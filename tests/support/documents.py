@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 _RUN = re.compile(r"run by the long tests(?:, beside (?P<beside>\S+))?(?:, exit status (?P<status>\d))?")
-"""What stands before a fenced block that is run: by `make nightly`. A page's commands run in one folder; ``beside`` is what
-else lies there, a folder's contents or a file of the repository."""
+"""What stands before a fenced block that is run: by `make nightly`. A page's commands run in one folder; what a folder
+of the repository has, or a file, may lie beside them."""
 NOT_RUN = re.compile(r"not run here: (.{10,})")
 _SHELL = set("*&|<>~$;")
 """What a line has that needs a shell."""

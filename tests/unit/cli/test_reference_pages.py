@@ -56,7 +56,7 @@ def test_each_key_of_a_study_file_has_a_row() -> None:
         assert table == OWN_TABLE or [row[0] for row in rows] == list(keys)
         assert all(default and takes and what.strip() for _, default, takes, what in rows), table
     assert all(f"| `{key}` |" in page.split("## `[space]`")[1] for key in CASE_KEYS)
-    assert '| `epochs` | `2` | an integer from 1 to 1000 |' in page
+    assert "| `epochs` | `2` | an integer from 1 to 1000 |" in page
 
 
 def test_each_public_name_has_a_section() -> None:
