@@ -14,7 +14,7 @@ import dryfit
 from dryfit.documents.command_line import app
 from dryfit.settings.study_file_text import CASE_KEYS, TABLES, key_description, legal_values, study_json_schema
 from dryfit.settings.tables import TRIAL_NEEDS, TrialSettings
-from dryfit.settings.task_facts import OWN_TABLE
+from dryfit.settings.task_facts import BUILT_IN, OWN_TABLE, reads
 from json_answers import json_page
 
 _SCHEMA: Final = study_json_schema()
@@ -45,8 +45,7 @@ schema. Keys of the tables marked *searchable* may also stand in `[space]`.
 def _table(table: str) -> str:
     if table == OWN_TABLE:
         return f"## `[{table}]`\n\n{_sentence(key_description((table,)))} The task class defines its keys.\n"
-    searchable = " *Searchable.*" if table in TrialSettings.model_fields else ""
-    lines = [f"## `[{table}]`", "", _sentence(key_description((table,))) + searchable, ""]
+    lines = [f"## `[{table}]`", "", _sentence(key_description((table,))) + _readers(table), ""]
     lines += ["| key | default | takes | what |", "|---|---|---|---|"]
     needs = {one.key: one.condition for one in TRIAL_NEEDS}
     for key in TABLES[table]:
@@ -55,6 +54,15 @@ def _table(table: str) -> str:
             what += f". Read with {needs[f'{table}.{key}']}"
         lines.append(f"| `{key}` | {_default(table, key)} | {_cell(legal_values((table, key)))} | {_cell(what)} |")
     return "\n".join(lines) + "\n"
+
+
+def _readers(table: str) -> str:
+    """Say of a table that trials read whether its keys can be searched, and which tasks read them, where not all do."""
+    if table not in TrialSettings.model_fields:
+        return ""
+    trained = [task for task, facts in BUILT_IN.items() if not facts.calls_function]
+    read_by = [task for task in trained if reads(task, table)]
+    return " *Searchable.*" + (f" Read by {', '.join(read_by)}." if len(read_by) < len(trained) else "")
 
 
 def _space() -> str:

@@ -155,6 +155,7 @@ def trains(path: Path) -> bool:
 def run_examples(path: Path, folder: Path) -> int:
     """Run all examples of a document, beside the files that it shows; how many commands they had."""
     for file in _FILE.finditer(path.read_text(encoding="utf-8")):
+        (folder / file["name"]).parent.mkdir(exist_ok=True)
         (folder / file["name"]).write_text(file["body"], encoding="utf-8")
     return sum(run_as_written(fence, folder, "-W", "error") for fence in examples(path))
 
