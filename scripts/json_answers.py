@@ -108,6 +108,14 @@ def _or_null(keys: Keys) -> Keys:
     return {name: Key(key.kind | None, key.meaning) for name, key in keys.items()}
 
 
+def _filled(keys: Keys, others: Keys) -> Keys:
+    """Return keys, each without a meaning with that of the key of the same name among others."""
+    return {
+        name: Key(key.kind, key.meaning or (others[name].meaning if name in others else ""))
+        for name, key in keys.items()
+    }
+
+
 _CAPACITY: Final[Keys] = {"capacity_bytes": Key(int, "Memory of the device.")}
 _PLAN: Final[Keys] = {
     **_schema(1),
@@ -125,7 +133,7 @@ _REHEARSAL: Final[Keys] = {
         name: Key(_PLAN[name].kind, "Of a plan: a rehearsal has none.")
         for name in ("host_bytes", "execution", "fallbacks", "eval_batches", "cut", "cannot_cut")
     },
-    **_or_null(keys_of(RehearsalMemory)),
+    **_filled(_or_null(keys_of(RehearsalMemory)), _PLAN),
     **_or_null(keys_of(StepWork)),
     "fits": Key(bool | None, "Whether the script fits as it is; null: unknown."),
     "ended": Key(str, "The same as `end`."),
@@ -222,8 +230,27 @@ say (`_s`, `_bytes`).
 def _section(title: str, keys: Keys, *, level: int, anchor: str = "") -> str:
     lines = ["#" * level + f" {title}" + (f" {{ #{anchor} }}" if anchor else ""), ""]
     lines += ["| key | type | meaning |", "|---|---|---|"]
-    lines += [f"| `{name}` | {_cell(type_text(key.kind))} | {_cell(key.meaning)} |" for name, key in keys.items()]
+    lines += [f"| `{name}` | {_cell(type_text(key.kind))} | {_cell(_meaning(key))} |" for name, key in keys.items()]
     return "\n".join(lines) + "\n"
+
+
+def _meaning(key: Key) -> str:
+    """Return what a key means, in the words of JSON; where nobody has said so, what its type is."""
+    text = key.meaning or next((_purpose(kind) for kind in _kinds(key.kind) if _purpose(kind)), "")
+    return re.sub(r"\bNone\b", "null", re.sub(r":(?:class|func|data|meth):`~?([\w.]+)`", r"`\1`", text))
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    """Yield a type, and those that it is made of."""
+    yield kind
+    for part in typing.get_args(kind):
+        yield from _kinds(part)
+
+
+def _purpose(kind: Any) -> str:
+    """Return the first paragraph of the docstring of an object or an enumeration; empty: it is neither."""
+    is_told = _is_object(kind) or (isinstance(kind, type) and issubclass(kind, Enum))
+    return (kind.__doc__ or "").partition("\n\n")[0] if is_told else ""
 
 
 def _cell(text: str) -> str:
