@@ -21,7 +21,9 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 _RUN = re.compile(r"run by the long tests(?:, beside (?P<beside>\S+))?(?:, exit status (?P<status>\d))?")
 """What stands before a fenced block that is run: by `make nightly`. A page's commands run in one folder; what a folder
 of the repository has, or a file, may lie beside them."""
-NOT_RUN = re.compile(r"not run here: (.{10,})")
+RUN_SMALL = re.compile(r"run small by (?P<test>tests/\S+\.py): (?P<how>.{10,})")
+"""What stands before a block whose commands another test runs, and how they differ there."""
+NOT_RUN = re.compile(r"not run here: (?P<why>.{10,})")
 _SHELL = set("*&|<>~$;")
 """What a line has that needs a shell."""
 ROWS = {"train": 32, "validation": 8, "test": 8}
