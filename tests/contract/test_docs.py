@@ -11,10 +11,10 @@ import typer
 
 from documents import (
     NOT_RUN,
-    RUN_SMALL,
     PAGES,
     README,
     ROOT,
+    RUN_SMALL,
     commands,
     examples,
     fences,
