@@ -180,7 +180,7 @@ ANSWERS: Final[Mapping[str, Keys]] = {
     "plan": _PLAN,
     "plan (of a search space)": {
         **_schema(1),
-        **keys_of(SpacePlan),
+        **keys_of(SpacePlan, {"prices"}, ("hours", "cost")),
         "cells": Key(Made("PlannedCell", _CELL), keys_of(SpacePlan)["cells"].meaning),
     },
     "calibrate": {**_schema(1), **keys_of(CalibrateResult, {"v", "observation"})},

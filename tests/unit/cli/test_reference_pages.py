@@ -86,6 +86,7 @@ def keys(told: Any) -> set[str]:
                     kept={},
                     cells=(PlannedCell(params={}, checkpointing=False, answer=PLANNED),),
                     planner_s=1.0,
+                    trials=2,
                 )
             ),
         ),
