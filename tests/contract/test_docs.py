@@ -117,6 +117,13 @@ def test_links_inside_the_repository_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), target
 
 
+def test_each_picture_is_small_and_on_a_page() -> None:
+    pictures = list((ROOT / "docs" / "pictures").iterdir())
+    assert len(pictures) >= 3 and sum(picture.stat().st_size for picture in pictures) < 600_000
+    pages = "".join(page.read_text("utf-8") for page in PAGES)
+    assert not [picture.name for picture in pictures if f"](pictures/{picture.name})" not in pages]
+
+
 def test_every_path_of_the_architecture_exists() -> None:
     paths = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text("utf-8")))
     of_a_study = {"trials/", "final/", "cache/", "logs/", "prepare/", "report/"}
