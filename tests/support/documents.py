@@ -27,7 +27,7 @@ NOT_RUN = re.compile(r"not run here: (?P<why>.{10,})")
 _SHELL = set("*&|<>~$;")
 """What a line has that needs a shell."""
 ROWS = {"train": 32, "validation": 24, "test": 8}
-"""What the tours leave of the rows of ``dryfit init``: six groups, to compare trials on. Learning is proved elsewhere."""
+"""What the tours leave of the rows of ``dryfit init``: six groups, to compare trials on. Tests elsewhere learn."""
 _BEFORE = {"nohup", "do"}
 """Words of a shell that a command may follow."""
 _SPAN = re.compile(r"`dryfit (?P<words>[^`]+)`")
