@@ -214,9 +214,8 @@ def json_page() -> str:
     head = """# JSON
 
 What each command prints with `--json`: one object on one line of stdout. Progress and warnings go to stderr. `schema`
-is the version of an object: a later version of dryfit may add keys; a key that changes its meaning or goes away
-raises `schema`. Numbers that are not finite are null. Times are in seconds, sizes in bytes, as the ends of the keys
-say (`_s`, `_bytes`).
+is the version of an object ([what stays](../stability.md)). Numbers that are not finite are null. Times are in seconds,
+sizes in bytes, as the ends of the keys say (`_s`, `_bytes`).
 """
     parts, objects = [head], dict[str, Keys]()
     for command, keys in ANSWERS.items():
