@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SITE_STAMP := $(VENV)/.site
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 # Test files run side by side, so many at a time; each library has one thread, and cores go to processes first. Trials that
 # train on all cores wait for each other without spinning: two at once would burn five times what they take alone.
@@ -23,7 +24,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: strangers regressions published published-compare attack times engines test-nodes wheel-test versions environments mutants cards licenses
+.PHONY: site pictures strangers regressions published published-compare attack times engines test-nodes wheel-test versions environments mutants cards licenses
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -37,6 +38,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,demo,dev]'
 	touch $@
+
+$(SITE_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]'
+	touch $@
+
+site: $(SITE_STAMP) ## build docs/ and the reference into build/site, half a minute; a dead link or a page without a place fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build  # with --quiet it does not count warnings
+
+pictures: $(SITE_STAMP) ## take the pictures of docs/pictures anew, from real runs: a minute
+	$(TEST_ENV) $(BIN)/python scripts/pictures.py
 
 engines: ## install the programs that tests run, as Debian packages: as root, or by sudo
 	@$(PYTHON) scripts/engines.py

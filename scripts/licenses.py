@@ -1,6 +1,6 @@
 """Write docs/licenses.md: the license of every package that dryfit and each of its extras install: `make licenses`.
 
-All extras but ``dev`` are installed in a temporary environment, in the versions of constraints.txt, and what their
+All extras for users are installed in a temporary environment, in the versions of constraints.txt, and what their
 metadata says is read there.
 """
 
@@ -21,7 +21,7 @@ from throwaway import CONSTRAINTS, ROOT, CheckError, make_environment, run, temp
 PAGE = ROOT / "docs" / "licenses.md"
 OURS = "dryfit"
 BASE = "dryfit"
-NOT_OF_USERS = ("dev",)
+NOT_OF_USERS = ("dev", "site")
 UNKNOWN = "unknown"
 
 _ASK = """

@@ -10,13 +10,15 @@ import pytest
 import typer
 
 from documents import (
+    NOT_RUN,
     PAGES,
     README,
     ROOT,
-    RUN,
+    RUN_SMALL,
     commands,
     examples,
     fences,
+    is_run,
     mentioned,
     parse,
     run_examples,
@@ -38,8 +40,27 @@ DOCUMENTS = [
 def test_every_command_is_run_or_says_why_not(path: Path) -> None:
     for fence in fences(path):
         mark = fence["mark"] or ""
-        said = (RUN, r"not run here: .{10,}", r"file: \S+")
-        assert any(re.fullmatch(words, mark) for words in said), fence["body"]
+        small = RUN_SMALL.fullmatch(mark)
+        assert small is None or (ROOT / small["test"]).is_file(), small
+        said = small or is_run(fence) or NOT_RUN.fullmatch(mark) or re.fullmatch(r"file: \S+", mark)
+        assert said, fence["body"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_command_hides_in_a_block_of_another_language(path: Path) -> None:
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        assert language not in ("bash", "shell", "console"), body
+        assert language or "─" in body or not re.match(r"[$ ]*(?:dryfit|make|pip|python) ", body), body
+
+
+def test_the_blocks_that_no_test_runs_as_they_stand_are_few_and_listed() -> None:
+    listed = (ROOT / "docs" / "repeat.md").read_text("utf-8").partition("## What no test runs as it stands")[2]
+    rows = set(re.findall(r"^\| \[(\S+)\]\(\S+\) \| (.+) \|$", listed, re.MULTILINE))
+    marks = [(path.name, fence["mark"] or "") for path in DOCUMENTS for fence in fences(path)]
+    not_run = [(name, found["why"]) for name, mark in marks if (found := NOT_RUN.fullmatch(mark))]
+    small = [(name, found["how"]) for name, mark in marks if (found := RUN_SMALL.fullmatch(mark))]
+    assert len(not_run) <= 5
+    assert {*not_run, *small} == rows
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -92,8 +113,15 @@ def test_examples_that_train_nothing_work_as_written(tmp_path: Path, path: Path)
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_inside_the_repository_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
-        if "://" not in target:
+        if "://" not in target and not target.startswith("reference/"):  # made of the code: test_reference_pages.py
             assert (path.parent / target).exists(), target
+
+
+def test_each_picture_is_small_and_on_a_page() -> None:
+    pictures = list((ROOT / "docs" / "pictures").iterdir())
+    assert len(pictures) >= 3 and sum(picture.stat().st_size for picture in pictures) < 600_000
+    pages = "".join(page.read_text("utf-8") for page in PAGES)
+    assert not [picture.name for picture in pictures if f"](pictures/{picture.name})" not in pages]
 
 
 def test_every_path_of_the_architecture_exists() -> None:

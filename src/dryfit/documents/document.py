@@ -42,7 +42,7 @@ class View(BaseModel):
 class Answer(View):
     """One whole answer, beginning with the version of its schema."""
 
-    schema_version: int = Field(default=1, serialization_alias="schema")
+    schema_version: int = Field(default=1, serialization_alias="schema", description="version of this object")
 
 
 def value_text(value: Scalar) -> str:
