@@ -12,7 +12,10 @@ import torch
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.settings.private_names import PrivateNames
 
-_HAS_FUSED_RMS_NORM: Final = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
+_FUSED_RMS_NORM: Final[Any] = getattr(torch.ops.aten, "_fused_rms_norm", None)
+_HAS_FUSED_RMS_NORM: Final = (
+    _FUSED_RMS_NORM is not None and schema_of(_FUSED_RMS_NORM.default).arguments[1].name == "normalized_shape"
+)
 ARGUMENTS: Final = {
     # seeing where code asks for a value
     "_local_scalar_dense": "self",
