@@ -162,10 +162,10 @@ dropout = [0.1]
     )
     found = dryfit.doctor(file, machine=False, device="rtx4090", price="2USD")
     (finding,) = [one for one in found.findings if one.check == "training"]
-    said = re.search(r"10000 trials one after the other (\S+) to (\S+) h .*, (\S+) to (\S+) USD$", finding.found)
+    said = re.search(r"10000 trials one after the other (\S+) to (\S+) min .*, (\S+) to (\S+) USD$", finding.found)
     assert finding.status is Status.PASS and said is not None, finding
     low, high, least, most = map(float, said.groups())
-    assert 0 < low < high and (least, most) == pytest.approx((2 * low, 2 * high), rel=0.06)
+    assert 0 < low < high and (least, most) == pytest.approx((2 * low / 60, 2 * high / 60), rel=0.06)
     for wrong in ({"device": "rtx40900"}, {"device": "cpu"}, {"price": "cheap"}):
         with pytest.raises(ConfigError):
             dryfit.doctor(file, machine=False, **wrong)

@@ -31,6 +31,7 @@ _MACHINERY: Final = ("<frozen importlib", str(Path(importlib.__file__).parent), 
 _PROBES: Final = ("<frozen importlib.util>", str(Path(importlib.__file__).parent / "util.py"))
 _OF_CUDA: Final = frozenset({"triton"})
 """What a torch for CUDA requires, and one for the CPU does not."""
+_LOOK_FOR_ALL: Final = frozenset({"torch", "transformers", "accelerate", "datasets", "peft", "bitsandbytes"})
 _IMPORT_ERRORS: Final = frozenset({"ImportError", "ModuleNotFoundError"})
 _ALL_ERRORS: Final = _IMPORT_ERRORS | {"Exception", "BaseException"}
 
@@ -217,10 +218,12 @@ def _is_installed(package: str) -> bool:
 
 
 def _is_looked_for(frame: FrameType | None) -> bool:
-    """Whether other code than torch's looks for a package."""
-    files = (one.f_code.co_filename for one, _ in walk_stack(frame))
-    asks = next((file for file in files if not file.startswith(_MACHINERY) and file not in _PROBES), _TORCH)
-    return not asks.startswith(_TORCH)
+    """Whether code looks for a package that may choose by it: libraries below look for every package that they know."""
+    frames = (one for one, _ in walk_stack(frame))
+    asks = (one for one in frames if not one.f_code.co_filename.startswith((*_MACHINERY, *_PROBES)))
+    names = (str(one.f_globals.get("__name__")) for one in asks)
+    first = next((name for name in names if not name.startswith("transformers.utils.")), "torch")
+    return first.partition(".")[0] not in _LOOK_FOR_ALL
 
 
 def _is_guarded(frame: FrameType | None) -> bool:

@@ -102,3 +102,24 @@ def test_the_command_knows_the_names_of_all_stand_ins() -> None:
 def test_what_a_stand_in_has_is_told(name: str) -> None:
     assert all(row.rpartition(".")[0] in ("", *STAND_INS[name].modules()) for row in STAND_INS[name].modules())
     assert provided(name) == ""  # nobody has imported it
+
+
+@pytest.mark.parametrize(
+    ("module", "is_told"),
+    [("train", True), ("trl.kernels", True), ("transformers.models.x", False), ("torch.x", False)],
+)
+def test_code_that_goes_on_without_a_part_of_cudas_torch_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, is_told: bool
+) -> None:
+    monkeypatch.setattr("dryfit.gpu.presence._OF_CUDA", {MADE})
+    lacking: list[str] = []
+    presence = Presence({MADE: StandIn("1.2", "", made_up, MADE)}, lambda *_: None, lacking.append)
+    presence.install()
+    try:
+        for number, code in enumerate(GUARDED.values()):
+            script = tmp_path / f"script{number}.py"  # sources are read once
+            script.write_text(code, encoding="utf-8")
+            runpy.run_path(str(script), run_name=module)
+    finally:
+        sys.meta_path.remove(presence)
+    assert lacking == [MADE] * len(GUARDED) * is_told
