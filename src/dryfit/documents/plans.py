@@ -364,6 +364,13 @@ def space_lines(plan: SpacePlan) -> list[str]:
     if any(cell.answer.memory is not None and not cell.answer.memory.worst_batch.from_data for cell in plan.cells):
         lines.append("the lengths of the data are not known here: rows of train.max_length were taken")
     lines += hours_lines(plan.hours, plan.trials, plan.cost)
+    if plan.prices is not None and plan.cost is None:
+        why = (
+            "the hours of a training are not known"
+            if plan.hours is None
+            else f"there is no price of {plan.device.name}"
+        )
+        lines.append(f"no cost: {why}")
     lines += space_shard_lines((str(cell.params.get("model.name", "")), cell.answer.sharding) for cell in plan.cells)
     reasons = dict.fromkeys(reason for cell in plan.cells if _unknown(cell) for reason in cell.answer.reasons)
     return lines + [f"unknown: {reason}" for reason in reasons]
@@ -388,7 +395,7 @@ def _(answer: PlanAnswer) -> Document:
     if memory is not None:
         blocks += [] if refused else [f"peak at {peak_text(memory)}"]
         blocks += ["", requirement_table(answer.device, memory), "", memory_table(memory)]
-    blocks += hours_lines(answer.hours, 1, None)
+    blocks += hours_lines(answer.hours, 1, answer.cost)
     if answer.sharding is not None:
         blocks += ["", shard_table(answer.sharding), *shard_lines(answer.sharding)]
     blocks += ["", ladder_table(answer.ladder)] if answer.ladder else []

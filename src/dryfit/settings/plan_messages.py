@@ -8,7 +8,7 @@ from dryfit.settings.execution import ExecutionSettings, PlanSubject
 from dryfit.settings.job import Job, JobRequest, ProcessNeeds
 from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
 from dryfit.settings.memory_terms import Allocator, Calibration, Confidence, DeviceSpec, VerdictKind
-from dryfit.settings.rehearsal_messages import Interval
+from dryfit.settings.rehearsal_messages import Interval, RunCost
 from dryfit.settings.sharding import ShardSummary
 from dryfit.settings.tables import DataSettings, Settings
 from dryfit.settings.text import Shown
@@ -137,6 +137,7 @@ class PlanAnswer(Shown, Wire):
         cannot_shard: Why the ladder has no fallback to several devices; empty where it has one or none was asked for.
         torch: Version of torch that was traced.
         hours: Of the training alone on the device, as it is asked for; None: its steps or their time are not known.
+        cost: Of those hours; None: no price was given, or they are not known.
     """
 
     verdict: VerdictKind
@@ -154,6 +155,7 @@ class PlanAnswer(Shown, Wire):
     torch: str
     planner_s: float
     hours: Interval | None = None
+    cost: RunCost | None = None
 
     @property
     def devices(self) -> int:

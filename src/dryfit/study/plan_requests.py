@@ -188,6 +188,9 @@ def plan_trial(asked: PlanInput, on_note: OnNote, *, ladder: bool = False) -> Pl
     request = _request(asked, (settings,), asked.config.execution, tokens)
     on_note(f"planning {settings.model.name} on {asked.device.name}")
     answer = _answer_of(request.model_copy(update={"every_fallback": ladder}))
+    if answer.hours is not None:
+        cost = cost_of(answer.hours, answer.devices, answer.device, asked.prices)
+        answer = answer.model_copy(update={"cost": cost})
     if answer.verdict is VerdictKind.REFUSED and not ladder:
         on_note("it does not fit: looking for what would")
         priced = _answer_of(request.model_copy(update={"every_fallback": True}))

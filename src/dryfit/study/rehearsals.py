@@ -234,7 +234,7 @@ class PreparedRehearsal:
     options: RehearsalOptions
     has_eight_bit: bool
     has_ranks: bool = False
-    """Whether the user or a launcher said how many ranks there are."""
+    """Whether the user, a launcher or an earlier run said how many ranks there are: it is asked once."""
 
     def run(
         self, *, loud: bool = False, views: Mapping[str, Path] = MappingProxyType({}), **changes: Any
@@ -246,7 +246,7 @@ class PreparedRehearsal:
         if not self.request.ranks < ranks <= _MOST or self.has_ranks:
             return answer
         self.options.on_note(f"the script starts {ranks} ranks by itself; rehearsing it as the first of {ranks}")
-        self.request = self.request.model_copy(update={"ranks": ranks})
+        self.request, self.has_ranks = self.request.model_copy(update={"ranks": ranks}), True
         return self.run(loud=loud, views=views, **changes)
 
     def without_limit(self, device: DeviceSpec, others: tuple[DeviceSpec, ...] = ()) -> RehearsalAnswer:

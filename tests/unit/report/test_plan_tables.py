@@ -9,6 +9,7 @@ from dryfit.documents.memory_tables import memory_table, requirement_table
 from dryfit.documents.plans import (
     choice_text,
     headline,
+    hours_lines,
     ladder_table,
     peak_text,
     plan_json,
@@ -201,7 +202,10 @@ def test_hours_are_those_of_the_mildest_way_to_fit_of_each_combination() -> None
     assert any("20 trials one after the other" in line and "5.00 to 60.00 USD" in line for line in space_lines(plan))
     unknown = space(cell(128, 8, short), cell(256, 8, timed(VerdictKind.FITS, None)), price="0.50USD")
     assert (unknown.hours, unknown.cost) == (None, None)
-    assert not any("a training" in line for line in space_lines(unknown))
+    assert not any("a training takes" in line for line in space_lines(unknown))
+    assert "no cost: the hours of a training are not known" in space_lines(unknown)
+    alone = hours_lines(plan.hours, 1, plan.cost)
+    assert len(alone) == 1 and "trials" not in alone[0] and alone[0].endswith("5.00 to 60.00 USD")
 
 
 def test_a_cell_shows_the_mildest_way_to_fit(golden: Golden) -> None:
@@ -250,7 +254,7 @@ def test_the_json_is_null_where_nothing_is_known() -> None:
         "cut",
         *("peak_allocated_bytes", "peak_reserved_bytes", "min_cap_bytes", "overhead_bytes", "margin_bytes"),
         *("required_bytes", "fragmented_bytes", "host_bytes", "by_category", "by_phase", "peak_at", "worst_batch"),
-        *("execution", "hours"),
+        *("execution", "hours", "cost"),
     }
     assert unknown["schema"] == 1
     view = json.loads(json_text(space(cell(128, 8, answer(VerdictKind.UNKNOWN)))))
