@@ -87,7 +87,7 @@ STRANGE = {
     "sparse_tensors.py": 3,
 }
 AT_NIGHT = ("asks_terminal.py", "copies_model.py", "prints_memory.py", "reads_checkpoint.py", "item_branches.py")
-SAID = {"compiles.py": "torch.compile"}
+SAID = {"compiles.py": "torch.compile", "sparse_tensors.py": "no time is told"}
 
 
 @pytest.mark.parametrize(
@@ -239,3 +239,17 @@ def test_its_own_allocator_settings_are_heeded(tmp_path: Path) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/own_allocator.py"))
     # Segments grow, so that each larger batch reuses what the last one left; others would keep 90 MiB beside it.
     assert memory.peak_reserved_bytes - memory.peak_allocated_bytes < 30 * MIB
+
+
+def test_a_step_moves_the_parts_of_a_sparse_tensor_and_not_its_dense_size(tmp_path: Path) -> None:
+    answer = rehearse(tmp_path, "odd/sparse_tensors.py")
+    assert answer.work is not None and answer.work.step_time is None
+    dense = 2048 * 2048 * 4
+    assert 0 < answer.work.bytes_per_step < 10 * dense  # two products, forward and back, looked at its parts often
+
+
+def test_a_product_of_two_sparse_tensors_is_unknown(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\na = torch.eye(8).to_sparse().cuda()\ntorch.sparse.mm(a, a)\n", encoding="utf-8")
+    answer = rehearse(tmp_path, str(script))
+    assert answer.verdict is VerdictKind.UNKNOWN and "has no stand-in" in answer.reasons[0]

@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 # The commands ``doctor``, which checks the machine and a study before anything runs, and ``bug-report``.
 
 
+_PriceOption = Annotated[
+    str | None, typer.Option("--price", metavar="AMOUNT", help="Of the device an hour, today: 1.80 or 1.80USD.")
+]
+_PriceFile = Annotated[
+    Path | None, typer.Option("--prices", metavar="FILE", help="Prices by device, each with its day.")
+]
+
+
 def doctor(
     study: Annotated[
         Path | None, typer.Argument(metavar="STUDY.toml", help="A study file, or its folder; none: the machine alone.")
@@ -44,9 +52,7 @@ def doctor(
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="That memory and hours are told of; default: this machine's.")
     ] = None,
-    price: Annotated[
-        str | None, typer.Option(metavar="AMOUNT", help="Of the device an hour, today: 1.80 or 1.80USD.")
-    ] = None,
+    price: _PriceOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -392,14 +398,6 @@ def export(
 
 
 # The commands ``plan``, ``calibrate`` and ``rehearse``: the memory that trials or anyone's script will take.
-
-
-_PriceOption = Annotated[
-    str | None, typer.Option("--price", metavar="AMOUNT", help="Of the device an hour, today: 1.80 or 1.80USD.")
-]
-_PriceFile = Annotated[
-    Path | None, typer.Option("--prices", metavar="FILE", help="Prices by device, each with its day.")
-]
 
 
 def plan(

@@ -88,19 +88,13 @@ class VirtualGpu:
         """Packages that were taken to be there, each with the reason and the source of what it takes."""
         self.notes: list[str] = []
         """Remarks on the whole run."""
-        self.presence = Presence(
-            STAND_INS,
-            lambda _, text: self.assumed.append(text),
-            lambda package: self._note(
-                f"code looked for {package} and goes on without it: a torch for CUDA has it, and this one has not; "
-                f"--with {package} takes it to be there"
-            ),
-        )
+        self.presence = Presence(STAND_INS, lambda _, text: self.assumed.append(text), self._goes_on_without)
         self.places = Places()
         self.dispatch = VirtualDispatch(self.allocations, self.places, ranks, spec.capability)
         self.dispatch.on_no_room = self._no_room
         self.dispatch.on_unknown = self.note_unknown
         self.dispatch.on_note = self._note
+        self.dispatch.on_sparse_product = self._multiplies_sparse
         self.step = 1
         self._kernels: list[str] = []
         self.on_launch: Callable[[str, list[torch.Tensor]], None] = lambda _name, _tensors: None
@@ -195,6 +189,16 @@ class VirtualGpu:
             more = len(self._kernels) - _MOST_KERNELS
             names += f" and {more} more" if more > 0 else ""
             self.notes.append(f"{_LAUNCHES}: {names}; what they write to is counted, {timed}")
+
+    def _goes_on_without(self, package: str) -> None:
+        self._note(
+            f"code looked for {package} and goes on without it: a torch for CUDA has it, and this one has not; "
+            f"--with {package} takes it to be there"
+        )
+
+    def _multiplies_sparse(self) -> None:
+        self.multiplies_unseen = True
+        self._note("products with a sparse matrix depend on where its elements are: no time is told")
 
     def _updates_on_host(self, optimizer: str) -> None:
         self.updates_on_host = True

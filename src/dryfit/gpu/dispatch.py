@@ -174,6 +174,7 @@ class VirtualDispatch(ScriptRecorder):
         self.without_formula: set[Any] = set()
         """Operators of whose kernels nobody knows the scratch memory."""
         self.on_note: Any = lambda _text: None
+        self.on_sparse_product: Any = lambda: None
         """Called with a remark on the whole run."""
         self.functions: TorchFunctionMode | None = None
         """The mode of functions that belongs to this one."""
@@ -319,12 +320,7 @@ class VirtualDispatch(ScriptRecorder):
             value = value_of(args[1])
             initialised(args[0])
             return args[0].zero_() if value is None else args[0].copy_(value)
-        body = self.bodies.body(func, instead_of_fake=True)
-        if body is None and (self._has_sparse or func in _COPIES):
-            try:
-                body = sparse.body_of(func, args)
-            except LookupError as error:
-                raise self._no_stand_in(func) from error
+        body = self._body(func, args)
         try:
             out = self._run(func, types, args, kwargs) if body is None else None
         except (RuntimeError, TraceError) as error:
@@ -359,6 +355,18 @@ class VirtualDispatch(ScriptRecorder):
         for listener in self.listeners:
             listener(func, args, kwargs, out)
         return out
+
+    def _body(self, func: Any, args: Any) -> Any:
+        """Return the Python function that runs in the place of an operator's fake; None: none does."""
+        body = self.bodies.body(func, instead_of_fake=True)
+        if body is None and (self._has_sparse or func in _COPIES):
+            try:
+                body = sparse.body_of(func, args)
+            except LookupError as error:
+                raise self._no_stand_in(func) from error
+            if body is not None and sparse.multiplies(func):
+                self.on_sparse_product()
+        return body
 
     def _draw(self, func: Any, args: Any, out: Any) -> None:
         """Let tokens be known that are drawn at random, or by the library that generates text."""

@@ -28,11 +28,24 @@ def body_of(func: Any, args: Any) -> Callable[..., Any] | None:
         raise LookupError(name)
     if name in _VIEWS or not any(map(is_sparse, args)):
         return None
-    if name in _BODIES:
+    if name in _BODIES and _takes(name, args):
         return _BODIES[name]
     if name in _BY_VALUES and is_sparse(args[0]) and not any(map(is_sparse, args[1:])):
         return lambda first, *more, **kwargs: _with_values(first, func(_values(first), *more, **kwargs))
     raise LookupError(name)
+
+
+def multiplies(func: Any) -> bool:
+    """Whether an operator multiplies matrices, in a time that depends on where the elements of a sparse one are."""
+    return func.name() in _PRODUCTS
+
+
+def _takes(name: str, args: Any) -> bool:
+    """Whether a body knows its operator with these tensors: the size of a result may be that of values alone."""
+    sparse = [is_sparse(one) for one in args]
+    if name in _PRODUCTS and sum(sparse) > 1:
+        return False
+    return not (name in _INTO_DENSE and sparse[0])
 
 
 def maker_of(func: Any) -> Callable[..., Any] | None:
@@ -109,16 +122,12 @@ def _product(sparse: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
 
 
 def _mm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    if is_sparse(first) and not is_sparse(second):
+    if is_sparse(first):
         return _product(_coalesced(first), second)
-    if not is_sparse(first):
-        return _product(_coalesced(second.t()), first.t()).t()
-    raise NotImplementedError("a product of two sparse tensors: how many elements it has only values tell")
+    return _product(_coalesced(second.t()), first.t()).t()
 
 
-def _addmm(added: torch.Tensor, first: torch.Tensor, second: torch.Tensor, **_: Any) -> torch.Tensor:
-    if is_sparse(added):
-        raise NotImplementedError("a product that is added to a sparse tensor")
+def _addmm(_added: torch.Tensor, first: torch.Tensor, second: torch.Tensor, **_: Any) -> torch.Tensor:
     return _mm(first, second)
 
 
@@ -129,8 +138,6 @@ def _dense(sparse: torch.Tensor, dtype: torch.dtype | None = None, **_: Any) -> 
 
 def _added_(dense: torch.Tensor, other: torch.Tensor, *, alpha: float = 1) -> torch.Tensor:
     """``add_out_dense_sparse_cuda``: flat indices, and values times alpha where elements have dimensions."""
-    if is_sparse(dense):
-        raise NotImplementedError("a sum of sparse tensors in place")
     flat, values = _scratch(_elements(other), dense), _values(other)
     if other.dense_dim() or not other.is_coalesced():
         scaled = torch.empty_like(values)
@@ -226,6 +233,9 @@ _BODIES: Final[dict[str, Callable[..., Any]]] = {
     "aten::_sparse_sum.dim": _summed_over,
     "aten::transpose.int": _transposed,
 }
+_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::_sparse_addmm"})
+_INTO_DENSE: Final = frozenset({"aten::addmm", "aten::_sparse_addmm", "aten::add_.Tensor"})
+"""Operators whose first tensor a body knows as a dense one alone."""
 _VIEWS: Final = frozenset(
     {
         "aten::_indices",

@@ -313,8 +313,8 @@ class Traffic:
 
 def distinct_bytes(tensor: torch.Tensor, device_type: str) -> int:
     """Return the bytes of a tensor's distinct elements, where they lie on the device."""
-    if tensor.device.type != device_type:
-        return 0
+    if tensor.device.type != device_type or tensor.layout is torch.sparse_coo:
+        return 0  # of a sparse one operators on its indices and values count
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.element_size()
     distinct = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)

@@ -328,10 +328,8 @@ class Planner:
         if answer.memory is None:
             return None
         choice = answer.execution or execution_asked(trial, execution)
-        whole, rest = divmod(trial.effective_batch, choice.micro_batch)
         length, tracer, total = answer.memory.worst_batch.length, self.tracer(subject, execution), Sent()
-        for rows in [choice.micro_batch] * whole + [rest] * bool(rest):
-            shape = Shape(rows, length)
+        for shape in _micro_shapes(trial.effective_batch, choice, length):
             question = f"{tracer.key}\n{choice.checkpointing} {shape}"
             sent = self.store.sent(question)
             if sent is None:
@@ -370,6 +368,12 @@ class Planner:
             plan = self.shards.plan(subject, execution.ranks) if execution.ranks > 1 else None
             self._tracers[step] = StepTracer(subject, self.device.spec, reentrant=execution.reentrant, plan=plan)
         return self._tracers[step]
+
+
+def _micro_shapes(effective_batch: int, choice: ExecutionChoice, length: int) -> list[Shape]:
+    """Return the shapes of the micro-batches of an optimizer step."""
+    whole, rest = divmod(effective_batch, choice.micro_batch)
+    return [Shape(rows, length) for rows in [choice.micro_batch] * whole + [rest] * bool(rest)]
 
 
 # Hours of a training: of the steps of its epochs, each on the mean batch of the first epoch.
@@ -419,9 +423,7 @@ class Hours:
 
     def _step_time(self, subject: PlanSubject, choice: ExecutionChoice, elements: float) -> StepTime | None:
         rows = subject.settings.train.batch_size
-        whole, rest = divmod(rows, choice.micro_batch)
-        length = max(1, round(elements / rows))
-        shapes = [Shape(micro, length) for micro in [choice.micro_batch] * whole + [rest] * bool(rest)]
+        shapes = _micro_shapes(rows, choice, max(1, round(elements / rows)))
         work = WorkCounter(reach=self.reach)
         try:
             tracer = self.planner.tracer(subject, self.planner.request.execution.model_copy(update={"tp": 1}))

@@ -336,9 +336,15 @@ class StepTracer:
             raise InternalError("tracing a segment", f"{kind} with shape {shape}")
         if self._engine is None:
             self._engine = _virtual_gpu(self._spec.capability) if self._spec.kind is DeviceKind.CUDA else _FakeHost()
+        with self._followed(self._engine):
+            return self._stage(variant, self._engine).trace(kind, variant, shape)
+
+    @contextmanager
+    def _followed(self, engine: "_Engine") -> Iterator[None]:
+        """Make new tensors fakes, and say where a model's own code cannot be followed."""
         try:
-            with self._engine.active(), no_collection():
-                return self._stage(variant, self._engine).trace(kind, variant, shape)
+            with engine.active(), no_collection():
+                yield
         except _FOREIGN as error:
             raise TraceError(
                 f"tracing the training step of {self._subject.settings.model.name}",
@@ -363,7 +369,7 @@ class StepTracer:
         """
         self.trace(SegmentKind.UPDATE, variant, None)  # so that the optimizer has its state
         engine = _virtual_gpu(self._spec.capability)
-        with engine.active(), no_collection():
+        with self._followed(engine):
             self._stage(variant, engine).count(engine, work, shapes)
 
     def _stage(self, variant: Variant, engine: "_Engine") -> "_Stage":
@@ -458,12 +464,14 @@ class _GpuOfSteps:
         def note(func: Any, args: Any, kwargs: Any, out: Any) -> None:
             work.note(func, args, kwargs, out, self.recorder.phase)
 
+        before = self._gpu.on_launch
         self.recorder.listeners.append(note)
         self._gpu.on_launch = lambda kernel, tensors: work.note_kernel(kernel, tensors, self.recorder.phase)
         try:
             yield
         finally:
             self.recorder.listeners.remove(note)
+            self._gpu.on_launch = before
             work.is_timed = not self._gpu.multiplies_unseen
 
     def marked(self, phase: StepPhase) -> None:
