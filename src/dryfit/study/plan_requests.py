@@ -228,9 +228,7 @@ def plan_combinations(asked: PlanInput, on_note: OnNote) -> SpacePlan:
     requests = [
         _request(
             asked, [settings[index] for index in group], wish.model_copy(update={"checkpointing": choice}), tokens
-        ).model_copy(
-            update={"several": choice is choices[-1], "timed": True}
-        )  # what takes least says how many devices would do
+        ).model_copy(update={"several": choice is choices[-1]})  # what takes least says how many devices would do
         for choice, group in groups
     ]
     on_note(f"planning {sum(len(group) for _, group in groups)} cells on {asked.device.name}")

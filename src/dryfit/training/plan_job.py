@@ -44,6 +44,7 @@ from dryfit.tasks.lm_loss import FOREIGN
 from dryfit.tasks.own import make_task, own_source, task_class
 from dryfit.tasks.prepare import Fold, prepared_tokens, study_folds
 from dryfit.tasks.rows import TRAIN, VALIDATION
+from dryfit.tasks.tokens import TokenSet
 from dryfit.training.batches import epoch_batches
 from dryfit.training.model import cannot_chunk_loss, cannot_offload_activations, costs_time
 from dryfit.training.optimizer import cannot_offload, check_sharded, has_pages, implementations, moments_of
@@ -393,6 +394,7 @@ class Hours:
     _timed: dict[tuple[_Step, Variant], tuple[StepTime | None, float]] = field(
         default_factory=dict[tuple[_Step, Variant], tuple[StepTime | None, float]]
     )
+    _rows: dict[tuple[str, int, str], TokenSet] = field(default_factory=dict[tuple[str, int, str], TokenSet])
 
     def of(self, subject: PlanSubject, answer: PlanAnswer) -> Interval | None:
         """Return the hours of a trial's trainings, one for each fold, without evaluations.
@@ -411,7 +413,8 @@ class Hours:
             return None
         folds = study_folds(request.tokens.data)
         task = make_task(subject.task, TaskContext(subject.settings, request.tokens.data))
-        batches = _elements(subject.settings.train, task, request.tokens, folds[0] if folds else None, choice)
+        rows = self._trained_rows(subject, task, request.tokens, folds[0] if folds else None)
+        batches = _elements(subject.settings.train, task, rows, choice)
         mean = sum(batches) / len(batches)
         variant = Variant.of(choice)
         step = (step_key(subject), 1)
@@ -420,6 +423,15 @@ class Hours:
         time, timed = self._timed[step, variant]
         steps = subject.settings.train.epochs * len(batches)
         return None if time is None else times(run_hours(time, steps, mean / timed), len(folds) or 1)
+
+    def _trained_rows(self, subject: PlanSubject, task: Task, tokens: StudyTokens, fold: Fold | None) -> TokenSet:
+        """Return the rows that are trained on; subjects with the same tokens read them once."""
+        key = (subject.settings.model.name, subject.settings.train.max_length, task.token_key())
+        if key not in self._rows:
+            cache, data = Path(tokens.cache_dir), tokens.data_fingerprint
+            prepared = prepared_tokens(task, cache_dir=cache, data_fingerprint=data, only=(TRAIN,), fold=fold)
+            self._rows[key] = prepared.splits[TRAIN]
+        return self._rows[key]
 
     def _step_time(self, subject: PlanSubject, choice: ExecutionChoice, elements: float) -> StepTime | None:
         rows = subject.settings.train.batch_size
@@ -434,13 +446,8 @@ class Hours:
         return made.step_time if made is not None else None
 
 
-def _elements(
-    train: TrainSettings, task: Task, tokens: StudyTokens, fold: Fold | None, choice: ExecutionChoice
-) -> list[int]:
+def _elements(train: TrainSettings, task: Task, rows: TokenSet, choice: ExecutionChoice) -> list[int]:
     """Return the tokens, padding included, of each batch of the first epoch."""
-    rows = prepared_tokens(
-        task, cache_dir=Path(tokens.cache_dir), data_fingerprint=tokens.data_fingerprint, only=(TRAIN,), fold=fold
-    ).splits[TRAIN]
     lengths = rows.lengths_R.clamp(max=train.max_length)
     batches = epoch_batches(
         lengths,
