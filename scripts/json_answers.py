@@ -126,9 +126,7 @@ _PLAN: Final[Keys] = {
 _NOT_TOLD: Final = ("v", "memory", "work", "sent", "rehearsal_s", "killed_by", "others", "apart")
 _REHEARSAL: Final[Keys] = {
     **_schema(2),
-    **keys_of(
-        RehearsalAnswer, {"v", "memory", "work", "sent", "rehearsal_s", "killed_by", "others", "apart"}, ("ran",)
-    ),
+    **keys_of(RehearsalAnswer, _NOT_TOLD, ("ran",)),
     **{
         name: Key(_PLAN[name].kind, "Of a plan: a rehearsal has none.")
         for name in ("host_bytes", "execution", "fallbacks", "eval_batches", "cut", "cannot_cut")
