@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from dryfit.gpu.kernels import workspace_bytes
+from dryfit.gpu.kernels import scratch_blocks
 
 aten = torch.ops.aten
 BLOCK_BYTES = 512
@@ -112,7 +112,7 @@ def measure(call: Call) -> tuple[int, int]:
     peak = torch.cuda.max_memory_allocated() - before
     storages = {leaf.untyped_storage().data_ptr(): leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
     outputs = sum(-(-leaf.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES for leaf in storages.values())
-    return max(0, peak - outputs), workspace_bytes(call.func, call.args, out)
+    return max(0, peak - outputs), sum(scratch_blocks(call.func, call.args, out))
 
 
 def rows(device: str) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def rows(device: str) -> list[dict[str, Any]]:
     for name, make in calls(device):
         call = make()
         if device == "meta":
-            measured, formula = None, workspace_bytes(call.func, call.args, call.func(*call.args))
+            measured, formula = None, sum(scratch_blocks(call.func, call.args, call.func(*call.args)))
         else:
             try:
                 measured, formula = measure(call)

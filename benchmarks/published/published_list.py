@@ -40,6 +40,8 @@ class Family:
         overlay: A file of settings that the script reads, with what is changed in it.
         path: Folders within the checkout that are on ``PYTHONPATH``.
         packages: Modules that must be importable.
+        requires: What an environment of a row's own versions has besides these.
+        weights: Whether the model's weights are a file, of zeros.
     """
 
     title: str
@@ -51,6 +53,8 @@ class Family:
     overlay: tuple[str, Mapping[str, Any]] | None = None
     path: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    weights: bool = False
 
 
 SHORT_SCHEDULE: Final = {"max_steps": 4, "eval_steps": 2, "drift_image_prompts": ["a cat"], "sample_image_prompts": []}
@@ -76,6 +80,7 @@ FAMILIES: Final = {
         ("experiments/{experiment}/training_params.json", SHORT_SCHEDULE),
         ("src",),
         ("diffusers", "torchvision"),
+        ("torchvision", "pillow", "accelerate", "numpy", "tqdm"),
     ),
     "metamath": Family(
         "PEFT MetaMathQA",
@@ -85,8 +90,18 @@ FAMILIES: Final = {
         "--steps 24",
         ("model meta-llama/Llama-3.2-3B", "metamath " + ",".join(map(str, LONGEST_TOKENS))),
         path=("src",),
+        requires=("accelerate", "numpy", "tqdm", "psutil", "pillow"),
     ),
-    "fms": Family("HF Trainer (fms)", "", "", "{here}/published_trainer.py {experiment}", "", ("model {model}",)),
+    "fms": Family(
+        "HF Trainer (fms)",
+        "",
+        "",
+        "{here}/published_trainer.py {experiment}",
+        "--with flash_attn",
+        ("model {model}",),
+        requires=("peft==0.14.0", "accelerate==1.3.0", "bitsandbytes==0.45.0", "numpy", "pillow"),
+        weights=True,
+    ),
     "timm": Family(
         "timm benchmark.py",
         "TIMM",
@@ -129,7 +144,7 @@ class Row:
     def key(self) -> str:
         """What changes with whatever decides how the row runs."""
         words = {name: value for name, value in asdict(self).items() if name not in _BESIDE}
-        family = asdict(FAMILIES[self.family])
+        family = {name: value for name, value in asdict(FAMILIES[self.family]).items() if name != "requires"}
         return hashlib.sha256(json.dumps([words, family], sort_keys=True).encode()).hexdigest()[:12]
 
     def filled(self, text: str, here: str = "") -> str:

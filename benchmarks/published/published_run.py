@@ -27,6 +27,7 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "strangers"))
 
 from published_list import FAMILIES, Row, counters, rows_of  # noqa: E402
+from published_stacks import Environment, here, own  # noqa: E402
 from strangers import dryfit_commit, surroundings  # noqa: E402
 
 LIMIT_S = 300
@@ -58,8 +59,8 @@ def first_records(path: Path) -> dict[str, dict[str, Any]]:
 class Field:
     """Folders of a run, outside the tree."""
 
-    def __init__(self, out: Path, sources: dict[str, str]) -> None:
-        self.out, self.sources = out, sources
+    def __init__(self, out: Path, sources: dict[str, str], own_versions: bool) -> None:
+        self.out, self.sources, self.own_versions = out, sources, own_versions
         for folder in ("home", "hf", "logs", "checkouts"):
             (out / folder).mkdir(parents=True, exist_ok=True)
 
@@ -68,8 +69,17 @@ class Field:
         family = FAMILIES[row.family]
         if family.source and not self.sources.get(family.source):
             return f"no repository: {family.source}=FOLDER"
+        if self.own_versions:
+            return ""
         missing = [name for name in family.packages if importlib.util.find_spec(name) is None]
         return f"no package {', '.join(missing)}" if missing else ""
+
+    def stack(self, row: Row) -> Environment:
+        """Return the environment of a row, with its own versions where they are asked for."""
+        requires = FAMILIES[row.family].requires
+        return (
+            own(row.stack, requires, self.out / "environments") if self.own_versions and requires else here(row.stack)
+        )
 
     def checkout(self, row: Row) -> Path:
         """Return a clone at the row's commit, on a branch ``main``, as the scripts want it."""
@@ -83,16 +93,18 @@ class Field:
             subprocess.run(["git", "-C", str(folder), "checkout", "--quiet", "-B", "main", row.commit], check=True)
         return folder
 
-    def lay(self, row: Row) -> Path:
-        """Make the row's inputs, and return the folder where it runs."""
+    def lay(self, row: Row, python: Path) -> Path:
+        """Make the row's inputs by the interpreter that runs it, and return the folder where it runs."""
         family, folder = FAMILIES[row.family], self.checkout(row) / FAMILIES[row.family].folder
-        for spec in family.makes:
-            argv = [sys.executable, str(HERE / "published_inputs.py"), str(self.out), *row.filled(spec).split()]
+        makers = [["published_inputs.py", str(self.out), *row.filled(spec).split()] for spec in family.makes]
+        makers += [["published_weights.py", row.filled("{model}")]] * family.weights
+        for script, *words in makers:
+            argv = [str(python), str(HERE / script), *words]
             done = subprocess.run(
                 argv, cwd=folder, env=self.environment(row), capture_output=True, text=True, check=False
             )
             if done.returncode:
-                raise RuntimeError(f"{spec}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+                raise RuntimeError(f"{' '.join(argv[1:])}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
         if family.overlay:
             name, values = family.overlay
             path = folder / row.filled(name)
@@ -117,12 +129,20 @@ def predict(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
     if why := field.why_not(row):
         return {"not_run": why}
     try:
-        folder = field.lay(row)
+        stack = field.stack(row)
+        folder = field.lay(row, stack.python)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         return {"not_run": f"its inputs could not be made: {error}"}
     family = FAMILIES[row.family]
     argv = [str(Path(sys.executable).with_name("dryfit")), "rehearse", "--json", "--device", row.device]
-    argv += ["--timeout", f"{limit_s:g}", *family.options.split(), *shlex.split(row.filled(family.command, str(HERE)))]
+    argv += [
+        "--timeout",
+        f"{limit_s:g}",
+        "--python",
+        str(stack.python),
+        *family.options.split(),
+        *shlex.split(row.filled(family.command, str(HERE))),
+    ]
     name = row.name.replace("/", "-").replace(" ", "_")
     out, err = field.out / "logs" / f"{name}.json", field.out / "logs" / f"{name}.log"
     began = time.monotonic()
@@ -135,7 +155,8 @@ def predict(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
     answer = json.loads(text) if text.strip().startswith("{") else {}
     # What a script of PEFT logged stands, also where the time was over while it or the rehearsal ended.
     found = counters(row.family, answer, log) if not ended or row.family == "image-gen" else {}
-    record = {"seconds": round(time.monotonic() - began), "torch": answer.get("torch"), "counters": found}
+    took = {"seconds": round(time.monotonic() - began), "torch": answer.get("torch"), "stack": stack.versions}
+    record = took | {"counters": found}
     record["step_time"] = step_time_of(answer)
     return record if found else record | {"why": ended or reason(answer, log)}
 
@@ -173,13 +194,14 @@ def run(rows: Sequence[Row], field: Field, predictions: Path, limit_s: float, un
     known = records(predictions)
     for row in rows:
         model, before = model_of_machine(), known.get(row.name)
-        if before and not before.get("not_run") and (before.get("model"), before["key"]) == (model, row.key):
+        is_known = before and not before.get("not_run") and (before.get("model"), before["key"]) == (model, row.key)
+        if is_known and (not field.own_versions or before.get("own_versions")):
             continue
         if time.time() > until:
             print("no time for more rows", flush=True)
             return
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        made_by = {"dryfit": dryfit_commit(), "model": model, "when": now}
+        made_by = {"dryfit": dryfit_commit(), "model": model, "when": now, "own_versions": field.own_versions}
         record = {"row": row.name, "key": row.key} | made_by | predict(row, field, limit_s)
         with predictions.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(record) + "\n")
@@ -197,6 +219,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="most seconds for a row (%(default)s)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
     parser.add_argument("--predictions", type=Path, default=PREDICTIONS)
+    parser.add_argument("--own-versions", action="store_true", help="in environments with each row's own versions")
     given = parser.parse_args()
     rows = rows_of((HERE / "rows.csv").read_text("utf-8"))
     if given.families:
@@ -208,7 +231,7 @@ def main() -> None:
         rows = tuple(by_name[name] for name in given.rows.split(","))
     sources = {family.source: getattr(given, family.source.lower()) for family in FAMILIES.values() if family.source}
     until = time.time() + 60 * given.minutes
-    run(rows, Field(given.out.resolve(), sources), given.predictions, given.limit, until)
+    run(rows, Field(given.out.resolve(), sources, given.own_versions), given.predictions, given.limit, until)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """The Hugging Face Trainer with the settings of fms-acceleration's benchmarks, on packed rows of random tokens.
 
-Their trainer is that of fms-hf-tuning with trl 0.13 and transformers 4.48, which do not run beside today's; this
-program makes the same calls in the same order: where the model is loaded, quantised, prepared, and adapted.
+Their trainer is that of fms-hf-tuning with trl 0.13; this program makes the same calls in the same order: where the
+model is loaded, quantised, prepared, and adapted. It runs with transformers 4.48 and 5.
 """
 
 import argparse
+from typing import Any
 
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
@@ -48,7 +50,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, required=True)
     parser.add_argument("--bf16", action="store_true")
     given = parser.parse_args()
-    more = {}
+    more: dict[str, Any] = {}
     if given.method.startswith("bnb"):
         more["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
@@ -56,9 +58,8 @@ def main() -> None:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_compute_dtype=torch.bfloat16,
         )
-    model = AutoModelForCausalLM.from_pretrained(
-        given.model, dtype=torch.bfloat16, attn_implementation="flash_attention_2", **more
-    )
+    more["dtype" if transformers.__version__ > "4.56" else "torch_dtype"] = torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(given.model, attn_implementation="flash_attention_2", **more)
     checkpointing = {"use_reentrant": True}
     arguments = TrainingArguments(
         "out",

@@ -193,7 +193,7 @@ class VirtualDispatch(ScriptRecorder):
             tensors = [one for one in tree_iter((args, out)) if isinstance(one, torch.Tensor) and one.is_cuda]
             self.allocations.may_fuse = True
             try:
-                self.note_scratch(self.allocations, func, sum(one.nbytes for one in tensors))
+                self.note_scratch(self.allocations, func, (sum(one.nbytes for one in tensors),))
             finally:
                 self.allocations.may_fuse = False
 

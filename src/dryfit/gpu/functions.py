@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dryfit.gpu import fake_tensors
+from dryfit.gpu import fake_tensors, recurrent
 from dryfit.gpu.cuda_api import TypedTensor
 from dryfit.gpu.dispatch import VirtualDispatch, zeros
 from dryfit.gpu.host_memory import is_pinned
@@ -50,6 +50,7 @@ class VirtualFunctions(TorchFunctionMode):
     def __init__(self, dispatch: VirtualDispatch) -> None:
         super().__init__()
         self._dispatch = dispatch
+        self._dropout_states: dict[torch.device, torch.Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
@@ -71,10 +72,8 @@ class VirtualFunctions(TorchFunctionMode):
             return torch.tensor(_with_numbers(args[1]), dtype=args[0].dtype).to(args[0].device)
         elif func is torch.Tensor.type and (named := TypedTensor.named((*args[1:], kwargs.get("dtype"))[0])):
             return args[0].to(torch.device("cuda"), named.dtype)
-        elif func in fake_tensors.LAYERS and isinstance(args[0], FakeTensor) and args[0].is_cuda:
-            self._dispatch.on_unknown(fake_tensors.UNKNOWN)
-            with torch.backends.cudnn.flags(enabled=False):  # a build for CUDA would ask its library
-                return func(*args, **kwargs)
+        elif func in recurrent.LAYERS and isinstance(args[0], FakeTensor) and args[0].is_cuda:
+            return recurrent.run(func, args, self._dropout_states, self._dispatch)
         elif func == SET_DATA and type(args[0]) is torch.Tensor and isinstance(args[1], FakeTensor):
             return fake_tensors.set_data(*args)
         elif func is nn.functional.ctc_loss and isinstance(args[0], FakeTensor):  # lengths on the host are read there
@@ -198,7 +197,7 @@ def install(dispatch: VirtualDispatch) -> None:
     take_for_plain(FakeTensor)
     read_masks()
     fake_tensors.install_late_tensors()
-    fake_tensors.install_recurrent()
+    recurrent.install()
     FakeTensor.tolist = _to_list
     FakeTensor.__deepcopy__ = _deep_copy
     FakeTensor.__format__ = _format

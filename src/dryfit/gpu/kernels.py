@@ -10,8 +10,10 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
+from dryfit.gpu import recurrent
 from dryfit.gpu.private_apis.torch_operators import ARGUMENTS
 from dryfit.gpu.private_apis.torch_recording import scoped_library
+from dryfit.gpu.recurrent import Processors
 from dryfit.settings.older_python import StrEnum
 
 # Choose the kernel of ``scaled_dot_product_attention`` as torch does on a CUDA device.
@@ -238,15 +240,6 @@ def adds_bias(func: Any, args: tuple[Any, ...]) -> bool:
     return func is _aten.addmm.default and args[0].dim() == 1
 
 
-@dataclass(frozen=True, slots=True)
-class Processors:
-    """The multiprocessors of a device, by which some kernels choose their scratch memory."""
-
-    count: int
-    threads: int
-    """Most threads of one."""
-
-
 def processors_of(capability: tuple[int, int]) -> Processors:
     """Return the multiprocessors of the largest common device of a compute capability."""
     return _PROCESSORS.get(capability, Processors(100, 2048 if capability[1] == 0 else 1536))
@@ -263,8 +256,8 @@ _PROCESSORS = {
 }
 
 
-def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any, processors: Processors | None = None) -> int:
-    """Return the scratch bytes of an operator's CUDA kernel; 0 where none are known.
+def scratch_blocks(func: Any, args: tuple[Any, ...], out: Any, processors: Processors | None = None) -> tuple[int, ...]:
+    """Return the bytes of each scratch block that an operator's CUDA kernel holds at once; none where none are known.
 
     Args:
         func: The operator's overload.
@@ -274,11 +267,12 @@ def workspace_bytes(func: Any, args: tuple[Any, ...], out: Any, processors: Proc
             be interpolated: parts of sums.
     """
     if processors is not None and func in _REDUCTIONS:
-        return _reduction(args[0], out, processors)
-    if processors is not None and func is _aten.embedding_dense_backward.default:
-        return _embedding_backward(args)
-    formula = _FORMULAS.get(func)
-    return formula(args, out) if formula is not None else 0
+        taken: int | tuple[int, ...] = _reduction(args[0], out, processors)
+    elif processors is not None and func is _aten.embedding_dense_backward.default:
+        taken = _embedding_backward(args)
+    else:
+        taken = _FORMULAS[func](args, out) if func in _FORMULAS else 0
+    return tuple(filter(None, taken if isinstance(taken, tuple) else (taken,)))
 
 
 def _reduction(input_: torch.Tensor, out: torch.Tensor, processors: Processors) -> int:
@@ -459,10 +453,34 @@ def _softmax_backward(args: tuple[Any, ...], _out: Any) -> int:
     return args[0].nbytes
 
 
+# cuda/SpectralOps.cpp, for cuFFT, whose documentation says that a plan works in at least as many complex numbers as it
+# transforms; a real signal's transform has the half of them that is not mirrored.
+
+
+def _fft_of_complex(args: tuple[Any, ...], out: torch.Tensor) -> tuple[int, ...]:
+    # Of more than three dimensions, in several transforms, which have two outputs by turns.
+    return (out.nbytes, *[out.nbytes] * (len(args[1]) > _FFT_MOST_DIMS))
+
+
+def _fft_of_real(args: tuple[Any, ...], out: torch.Tensor) -> tuple[int, ...]:
+    # _fft_r2c_cufft: from the first two dimensions on, the last one alone and then the others, into a second output.
+    signal, dims = args[0], args[1]
+    last = signal.shape[dims[-1]]
+    workspace = signal.numel() // max(1, last) * (last // 2 + 1) * out.element_size()
+    in_turns = len(dims) > _FFT_MOST_DIMS or (len(dims) > 1 and tuple(dims[:2]) == (0, 1))
+    return (workspace, *[out.nbytes] * in_turns)
+
+
+def _fft_to_real(args: tuple[Any, ...], _out: torch.Tensor) -> tuple[int, ...]:
+    # _fft_c2r_cufft: such a transform may overwrite its input, which is copied.
+    return (args[0].nbytes, args[0].nbytes)
+
+
+_FFT_MOST_DIMS = 3
 _REDUCE_THREADS = 512
 _MOST_VALUES = 256
 _REDUCTIONS = frozenset({_aten.sum.dim_IntList, _aten.mean.dim})
-_FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
+_FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int | tuple[int, ...]]] = {
     _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     _aten._flash_attention_backward.default: _packed_flash_backward,
     _aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
@@ -472,9 +490,14 @@ _FORMULAS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     _aten.convolution_backward.default: _convolution_backward,
     _aten.embedding_dense_backward.default: _sorted_indices,
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
+    _aten._fft_c2c.default: _fft_of_complex,
+    _aten._fft_r2c.default: _fft_of_real,
+    _aten._fft_c2r.default: _fft_to_real,
+    _aten._cudnn_rnn.default: recurrent.scratch_blocks,
+    _aten._cudnn_rnn_backward.default: recurrent.scratch_blocks,
 }
 TAKE_SCRATCH = _REDUCTIONS | _FORMULAS.keys()
-"""Operators of which :func:`workspace_bytes` knows scratch memory."""
+"""Operators of which :func:`scratch_blocks` knows scratch memory."""
 
 
 # What bitsandbytes' CUDA kernels allocate, on fakes.

@@ -2,7 +2,7 @@
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dryfit.gpu.events import Label, Segment
-from dryfit.gpu.kernels import GEMMS, TAKE_SCRATCH, adds_bias, processors_of, workspace_bytes
+from dryfit.gpu.kernels import GEMMS, TAKE_SCRATCH, adds_bias, processors_of, scratch_blocks
 from dryfit.gpu.private_apis.torch_modes import MODES, TorchDispatchMode, schema_of, tree_iter
 from dryfit.gpu.private_apis.torch_operators import OPERATORS
 from dryfit.gpu.private_apis.torch_recording import (
@@ -124,15 +124,17 @@ class StorageRecorder(TorchDispatchMode):
             segment.multiplies(self.phase, with_bias=adds_bias(func, args))
         self.note_outputs(segment, func, args, out)
         takes_scratch = self._kernels and func in TAKE_SCRATCH and self._runs_here(args)
-        extra = workspace_bytes(func, args, out, self.processors) if takes_scratch else 0
-        if extra:
-            self.note_scratch(segment, func, extra)
+        if takes_scratch and (blocks := scratch_blocks(func, args, out, self.processors)):
+            self.note_scratch(segment, func, blocks)
 
-    def note_scratch(self, segment: "OpenSegment", func: Any, size_bytes: int) -> None:
-        """Note what a kernel allocates beside its outputs, and frees."""
-        label, block = self._label(segment, func), self._new_block(MemoryCategory.TEMPORARIES)
-        segment.add(block, size_bytes, label)
-        segment.add(block, -size_bytes, label)
+    def note_scratch(self, segment: "OpenSegment", func: Any, blocks_bytes: Sequence[int]) -> None:
+        """Note what a kernel allocates beside its outputs, all at once, and frees."""
+        label = self._label(segment, func)
+        blocks = [(self._new_block(MemoryCategory.TEMPORARIES), size_bytes) for size_bytes in blocks_bytes]
+        for block, size_bytes in blocks:
+            segment.add(block, size_bytes, label)
+        for block, size_bytes in reversed(blocks):
+            segment.add(block, -size_bytes, label)
 
     def _runs_here(self, args: tuple[Any, ...]) -> bool:
         """Whether an operator runs on the device: so does one of its tensors."""

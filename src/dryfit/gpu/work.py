@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from dryfit.gpu import recurrent
 from dryfit.gpu.kinds import Kind, attention_sizes, kind_of, sizes_of
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.gpu.step_time import Operation, Timing, fitted_reach, step_time
@@ -147,6 +148,8 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     # Heads are the last dimension but one here, which that module does not know.
     "aten::_flash_attention_forward": _packed_attention,
     "aten::_flash_attention_backward": _packed_attention_backward,
+    "aten::_cudnn_rnn": recurrent.flops,
+    "aten::_cudnn_rnn_backward": lambda *args, **_: 2 * recurrent.flops(*args),
     # bitsandbytes' own operators; its other products dequantise, then call torch's.
     "bitsandbytes::gemm_4bit": _four_bit,
     "bitsandbytes::gemv_4bit": _four_bit,
