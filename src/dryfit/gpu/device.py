@@ -94,7 +94,7 @@ class VirtualGpu:
         self.dispatch.on_no_room = self._no_room
         self.dispatch.on_unknown = self.note_unknown
         self.dispatch.on_note = self._note
-        self.dispatch.on_sparse_product = self._multiplies_sparse
+        self.dispatch.on_untimed = self._untimed
         self.step = 1
         self._kernels: list[str] = []
         self.on_launch: Callable[[str, list[torch.Tensor]], None] = lambda _name, _tensors: None
@@ -196,9 +196,9 @@ class VirtualGpu:
             f"--with {package} takes it to be there"
         )
 
-    def _multiplies_sparse(self) -> None:
+    def _untimed(self, why: str) -> None:
         self.multiplies_unseen = True
-        self._note("products with a sparse matrix depend on where its elements are: no time is told")
+        self._note(f"{why}: no time is told")
 
     def _updates_on_host(self, optimizer: str) -> None:
         self.updates_on_host = True

@@ -174,8 +174,9 @@ class VirtualDispatch(ScriptRecorder):
         self.without_formula: set[Any] = set()
         """Operators of whose kernels nobody knows the scratch memory."""
         self.on_note: Any = lambda _text: None
-        self.on_sparse_product: Any = lambda: None
         """Called with a remark on the whole run."""
+        self.on_untimed: Any = lambda _why: None
+        """Called with why a product's time is not known."""
         self.functions: TorchFunctionMode | None = None
         """The mode of functions that belongs to this one."""
         self.attention: Any = None
@@ -365,7 +366,7 @@ class VirtualDispatch(ScriptRecorder):
             except LookupError as error:
                 raise self._no_stand_in(func) from error
             if body is not None and sparse.multiplies(func):
-                self.on_sparse_product()
+                self.on_untimed("products with a sparse matrix depend on where its elements are")
         return body
 
     def _draw(self, func: Any, args: Any, out: Any) -> None:

@@ -79,9 +79,10 @@ def _by_torch(
     return attended.transpose(1, 2).contiguous(), None
 
 
-# Memory that CUDA moves between host and device as it is needed: state of bitsandbytes' paged optimizers.
+# bitsandbytes' native library, and memory that CUDA moves between host and device as it is needed: state of its paged
+# optimizers.
 #
-# Its allocator is CUDA's own (``cudaMallocManaged``), not torch's, and the driver takes it back from the device where
+# The allocator is CUDA's own (``cudaMallocManaged``), not torch's, and the driver takes it back from the device where
 # that is full: it counts as host memory.
 
 
@@ -89,7 +90,7 @@ _MANAGED = "paged optimizer state counts as host memory: CUDA takes it back from
 
 
 def install_managed_memory(empty: Callable[[Any, torch.dtype], torch.Tensor], note: Callable[[str], None]) -> None:
-    """Let bitsandbytes page tensors that have no memory.
+    """Let bitsandbytes page tensors that have no memory, and call its kernels.
 
     Args:
         empty: Makes a tensor of the host without values, from shape and type.
@@ -107,8 +108,33 @@ def install_managed_memory(empty: Callable[[Any, torch.dtype], torch.Tensor], no
 
     def change(module: Any) -> None:
         module.get_paged, module.prefetch_tensor, module.fill = get_paged, nothing, nothing
+        module.lib = NativeLibrary(module.lib)
 
     when_imported("bitsandbytes.functional", change)
+
+
+class NativeLibrary:
+    """bitsandbytes' library as a device would have it, for code that calls its kernels by pointers (Unsloth).
+
+    The caller has allocated what a kernel writes to, so a call does nothing. Functions for the CPU are the library's.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a function of the library."""
+        return getattr(self._own, name) if "cpu" in name else _NativeFunction()
+
+
+class _NativeFunction:
+    """A function of a native library, as ``ctypes`` has it."""
+
+    restype: Any = None
+    argtypes: Any = None
+
+    def __call__(self, *_args: Any) -> None:
+        """Do nothing."""
 
 
 # Flex attention on a virtual GPU: the memory of its fused kernel, whatever its scores and masks are.

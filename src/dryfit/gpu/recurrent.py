@@ -42,6 +42,8 @@ class RunsOn(Protocol):
     processors: Processors | None
     on_unknown: Callable[[str], None]
     """Called with what nobody knows of a layer's memory."""
+    on_untimed: Callable[[str], None]
+    """Called with why nobody knows the time of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ _KEPT: Final = {
 _OF_PLAIN: Final = _Kept(1, {2: 2.0, 4: 2.0})
 """Of a layer without gates, which nobody measured: its output; a step's input and state."""
 UNMEASURED: Final = "buffers of cuDNN within a recurrent layer without gates, which nobody measured"
+UNTIMED: Final = "steps of a recurrent layer follow each other within one operator, which nobody measured"
 UNKNOWN_LENGTHS: Final = "buffers of cuDNN within a recurrent layer over rows of unknown lengths; its steps are counted"
 _STATE_BYTES = 24
 """Of the random numbers of a thread of the device, which dropout between layers keeps for the life of the process."""
@@ -110,6 +113,7 @@ def run(func: Any, args: tuple[Any, ...], states: dict[torch.device, torch.Tenso
     if call is not None:
         if LAYERS[func] not in _KEPT:
             device.on_unknown(UNMEASURED)
+        device.on_untimed(UNTIMED)
         where = call.data.device
         if call.dropout and call.trains and where not in states and device.processors is not None:
             threads = device.processors.count * device.processors.threads
@@ -130,7 +134,7 @@ def _by_cudnn(mode: _Mode, call: _Call) -> tuple[torch.Tensor, ...]:
     # autocast makes of them too (AutocastRNN.cpp).
     flat = None if call.weights[0].dtype is torch.bfloat16 else data.new_empty(0)
     with torch.autocast("cuda", enabled=False):
-        output, *left, _, _ = torch._cudnn_rnn(
+        output, *left, _, _ = _aten._cudnn_rnn.default(
             data,
             weights,
             len(weights) // (call.layers * (2 if call.bidirectional else 1)),

@@ -1,7 +1,7 @@
 """Launches of Triton kernels on a virtual GPU: the package's own code, without its driver.
 
 A launch allocates nothing: the caller has allocated the outputs. So a launch binds its arguments, asks for its grid
-and looks at its pointers as Triton does (``triton/runtime/jit.py``, ``backends/nvidia/driver.py``, 3.2 to 3.6), and
+and looks at its pointers as Triton does (``triton/runtime/jit.py``, ``backends/nvidia/driver.py``, 3.2 to 3.7), and
 does nothing else but be noted: what the kernel is given has unknown values from then on. Heuristics and autotuners are
 the package's own. No time is taken, so of equal times an autotuner chooses its first configuration; what it allocates
 meanwhile is counted, with the buffer that its benchmark writes to.
@@ -21,7 +21,7 @@ from dryfit.gpu.values import forget
 OnLaunch = Callable[[str, list[torch.Tensor], bool], None]
 """Called at each launch with the kernel's name, the tensors that it is given, and whether it multiplies matrices."""
 
-_VERSIONS: Final = ("3.2", "3.3", "3.4", "3.5", "3.6")
+_VERSIONS: Final = ("3.2", "3.3", "3.4", "3.5", "3.6", "3.7")
 _BENCHMARK_INTEGERS: Final = 256 * 2**20 // 4
 """Of the buffer that ``do_bench`` clears the cache with: ``get_empty_cache_for_benchmark`` of NVIDIA's driver."""
 _SHARED_BYTES: Final = {(7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 9): 101376, (12, 0): 101376}
@@ -56,12 +56,16 @@ def install_triton(capability: tuple[int, int], on_launch: OnLaunch, note: Calla
     def change_driver(module: Any) -> None:
         module.driver.set_active(_Driver(capability))
 
+    def change_libraries(module: Any) -> None:
+        module.libcuda_dirs = list  # the driver's library, for which libraries look before they use a kernel
+
     def change_testing(module: Any) -> None:
         module.do_bench = module.do_bench_cudagraph = benchmark
 
     when_imported("triton.runtime.jit", change_jit)
     when_imported("triton.runtime.autotuner", change_tuner)
     when_imported("triton.runtime.driver", change_driver)
+    when_imported("triton.backends.nvidia.driver", change_libraries)
     when_imported("triton.testing", change_testing)
 
 

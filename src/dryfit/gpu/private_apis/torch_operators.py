@@ -41,6 +41,18 @@ ARGUMENTS: Final = {
     "_flash_attention_backward": "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k",
     # counting what a kernel takes inside of its operator
     "_softmax_backward_data": "grad_output output dim input_dtype",
+    "_fft_c2c": "self dim normalization forward",
+    "_fft_c2r": "self dim normalization last_dim_size",
+    "_fft_r2c": "self dim normalization onesided",
+    # running recurrent layers as cuDNN does; until: torch chooses the kernel of a device that is absent
+    "_cudnn_rnn": (
+        "input weight weight_stride0 weight_buf hx cx mode hidden_size proj_size num_layers batch_first dropout train"
+        " bidirectional batch_sizes dropout_state"
+    ),
+    "_cudnn_rnn_backward": (
+        "input weight weight_stride0 weight_buf hx cx output grad_output grad_hy grad_cy mode hidden_size proj_size"
+        " num_layers batch_first dropout train bidirectional batch_sizes dropout_state reserve output_mask"
+    ),
     # knowing them in a trace of a model's forward
     "_to_copy": "self",
     "_unsafe_view": "self size",
