@@ -25,6 +25,7 @@ from published_score import (  # noqa: E402
     OVER_PERCENT,
     Error,
     anchored,
+    apart,
     batches,
     errors,
     picture,
@@ -129,6 +130,10 @@ def render(rows: Sequence[Row], predictions: Records, firsts: Records, measured:
         "",
         summary_table(found),
         "",
+        "The rows that were rehearsed with the versions of torch and transformers that they were measured with:",
+        "",
+        summary_table([error for error in found if not apart(error.row, predictions[error.row.name])]),
+        "",
         "Rows whose value nobody who worked on dryfit had seen, the first prediction of each:",
         "",
         summary_table(found_errors(rows, firsts, measured), seen=False),
@@ -140,7 +145,7 @@ def render(rows: Sequence[Row], predictions: Records, firsts: Records, measured:
         "",
         baselines(rows, found),
         "",
-        rows_table(found),
+        rows_table(found, predictions),
         "",
         f"Errors over {OVER_PERCENT:g} %: "
         + ("; ".join(f"{error.row.name} ({error.counter} {error.percent:+.1f} %)" for error in over) or "none")

@@ -4,6 +4,8 @@ The parts of the strangers' runner make them; here are only the names that it do
 """
 
 import json
+import pickle
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +182,38 @@ def metamath(working: Path, longest: list[int]) -> None:
     _lines("HuggingFaceFW/finewiki", "train", [{"text": "7" * 800} for _ in range(8)])
 
 
+NANOCHAT_VOCABULARY = 65_536
+
+
+def nanochat(home: Path) -> None:
+    """Write a tokenizer of nanochat's vocabulary and two files of random text where its scripts look for them."""
+    import pyarrow
+    import pyarrow.parquet
+    import tiktoken
+    import torch
+
+    sys.path.insert(0, str(Path.cwd()))
+    from nanochat.tokenizer import SPECIAL_TOKENS
+
+    base = home / ".cache" / "nanochat"
+    if (base / "base_data").exists():
+        return
+    size = NANOCHAT_VOCABULARY - len(SPECIAL_TOKENS)
+    words = [bytes([n]) for n in range(256)] + [bytes([a, b]) for a in range(256) for b in range(256)]
+    ranks = {word: n for n, word in enumerate(words[:size])}
+    special = {token: size + n for n, token in enumerate(SPECIAL_TOKENS)}
+    (base / "tokenizer").mkdir(parents=True)
+    made = tiktoken.Encoding("made", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens=special)
+    (base / "tokenizer" / "tokenizer.pkl").write_bytes(pickle.dumps(made))
+    torch.save(torch.ones(made.n_vocab, dtype=torch.int32), base / "tokenizer" / "token_bytes.pt")
+    chooser = random.Random(0)
+    texts = [" ".join("".join(chooser.choices("abcdefgh", k=6)) for _ in range(700)) for _ in range(4096)]
+    (base / "base_data").mkdir()
+    for n in range(2):  # the last is for validation
+        table = pyarrow.table({"text": texts})
+        pyarrow.parquet.write_table(table, base / "base_data" / f"shard_{n:05d}.parquet", row_group_size=256)
+
+
 def _lines(name: str, split: str, rows: list[dict[str, str]]) -> None:
     Path(name).mkdir(parents=True, exist_ok=True)
     (Path(name) / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -205,11 +239,12 @@ stranger_hub.ROWS["peft-internal-testing/cat-image-dataset"] = (
 
 
 def make(working: Path, spec: str) -> None:
-    """Make one input: ``model NAME``, ``data NAME COUNT`` or ``metamath LENGTHS``."""
+    """Make one input: ``model NAME``, ``data NAME COUNT``, ``metamath LENGTHS`` or ``nanochat``."""
     kind, *words = spec.split()
     makers: dict[str, Callable[[], object]] = {
         "model": lambda: stranger_hub.model(working, words[0]),
         "data": lambda: stranger_hub.data(working, words[0], int(words[1])),
+        "nanochat": lambda: nanochat(working / "home"),
         "metamath": lambda: metamath(working, [int(length) for length in words[0].split(",")]),
     }
     makers[kind]()

@@ -102,6 +102,27 @@ FAMILIES: Final = {
         requires=("peft==0.14.0", "accelerate==1.3.0", "bitsandbytes==0.45.0", "numpy", "pillow"),
         weights=True,
     ),
+    "nanochat": Family(
+        "nanochat",
+        "NANOCHAT",
+        "",
+        "{experiment}",
+        makes=("nanochat",),
+        packages=("rustbpe", "tiktoken", "pyarrow", "wandb"),
+        requires=(
+            "rustbpe",
+            "tiktoken",
+            "pyarrow",
+            "wandb",
+            "numpy",
+            "psutil",
+            "tokenizers",
+            "requests",
+            "regex",
+            "datasets",
+            "pillow",
+        ),
+    ),
     "timm": Family(
         "timm benchmark.py",
         "TIMM",
@@ -121,7 +142,7 @@ class Row:
         experiment: What its command is given.
         commit: Of the script's repository.
         origin: File, or file and line, of the measurement in the repository that publishes it.
-        stack: Versions of torch and transformers that ran there.
+        stack: Versions that ran there: ``torch 2.13.0 transformers 5.13.1``.
         seen: Whether its measured value was known to whoever worked on dryfit before it was predicted.
         weights: Weights of the model with its adapters; 0: not counted here.
         trained: Those that are trained.
@@ -146,6 +167,12 @@ class Row:
         words = {name: value for name, value in asdict(self).items() if name not in _BESIDE}
         family = {name: value for name, value in asdict(FAMILIES[self.family]).items() if name != "requires"}
         return hashlib.sha256(json.dumps([words, family], sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """The versions that ran there, by package."""
+        words = self.stack.split()
+        return dict(zip(words[::2], words[1::2], strict=True))
 
     def filled(self, text: str, here: str = "") -> str:
         """Return a text of the family with what is the row's put in."""
@@ -197,7 +224,7 @@ def counters(family: str, answer: Mapping[str, Any], log: str) -> dict[str, int]
                 return {}
             mean = round(sum(usual) / len(usual))
             return {"allocated": mean - START_BYTES, "reserved": answer["peak_reserved_bytes"] - START_BYTES}
-        case "fms":
+        case "fms" | "nanochat":
             return {"allocated": answer["peak_allocated_bytes"]} if len(answer.get("steps") or []) > 1 else {}
         case _:
             batches = re.findall(r"Reducing batch size to (\d+)", log)

@@ -59,7 +59,7 @@ def first_records(path: Path) -> dict[str, dict[str, Any]]:
 class Field:
     """Folders of a run, outside the tree."""
 
-    def __init__(self, out: Path, sources: dict[str, str], own_versions: bool) -> None:
+    def __init__(self, out: Path, sources: dict[str, str], own_versions: bool = False) -> None:
         self.out, self.sources, self.own_versions = out, sources, own_versions
         for folder in ("home", "hf", "logs", "checkouts"):
             (out / folder).mkdir(parents=True, exist_ok=True)
@@ -77,9 +77,9 @@ class Field:
     def stack(self, row: Row) -> Environment:
         """Return the environment of a row, with its own versions where they are asked for."""
         requires = FAMILIES[row.family].requires
-        return (
-            own(row.stack, requires, self.out / "environments") if self.own_versions and requires else here(row.stack)
-        )
+        if self.own_versions and requires:
+            return own(row.pins, requires, self.out / "environments")
+        return here(row.pins)
 
     def checkout(self, row: Row) -> Path:
         """Return a clone at the row's commit, on a branch ``main``, as the scripts want it."""

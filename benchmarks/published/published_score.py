@@ -6,7 +6,7 @@ Pure: nothing is read, run or written here. Whatever predicts can be scored: giv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from published_list import ANCHOR, FAMILIES, Row
 
@@ -128,9 +128,20 @@ def summary_table(found: Sequence[Error], seen: bool | None = None) -> str:
     return "\n".join(lines)
 
 
-def rows_table(found: Sequence[Error]) -> str:
-    """Return each row with its errors, as a table in Markdown."""
-    lines = ["| row | measured on | allocated, GB | error | reserved, GB | error |", "|---|---|--:|--:|--:|--:|"]
+def apart(row: Row, record: Mapping[str, Any]) -> str:
+    """Return the versions of a rehearsal that are not those of the measurement; empty: all are the row's own."""
+    versions = record.get("stack") or {}
+    return " ".join(
+        f"{name} {versions.get(name) or '?'}" for name, own in row.pins.items() if versions.get(name) != own
+    )
+
+
+def rows_table(found: Sequence[Error], predictions: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return each row with its errors and what it was rehearsed with, as a table in Markdown."""
+    lines = [
+        "| row | measured on | rehearsed with | allocated, GB | error | reserved, GB | error |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
     by_row: dict[str, dict[str, Error]] = {}
     for error in found:
         by_row.setdefault(error.row.name, {})[error.counter] = error
@@ -142,11 +153,18 @@ def rows_table(found: Sequence[Error]) -> str:
         for counter in TARGETS:
             error = of.get(counter)
             cells += [f"{error.measured / 1e9:.3f}", f"{error.percent:+.2f} %"] if error else ["", ""]
-        lines.append(f"| {name}{' (seen)' if row.seen else ''} | {row.stack} | {' | '.join(cells)} |")
+        seen, own = " (seen)" if row.seen else "", apart(row, predictions.get(name, {})) or "the same"
+        lines.append(f"| {name}{seen} | {row.stack} | {own} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-COLOURS: Final = {"image-gen": "#1b9e77", "metamath": "#d95f02", "fms": "#7570b3", "timm": "#e7298a"}
+COLOURS: Final = {
+    "image-gen": "#1b9e77",
+    "metamath": "#d95f02",
+    "fms": "#7570b3",
+    "timm": "#e7298a",
+    "nanochat": "#66a61e",
+}
 WIDTH, HEIGHT, EDGE = 640, 520, 60
 
 

@@ -30,40 +30,34 @@ TORCHVISION = {"2.13": "0.28.0", "2.12": "0.27.0", "2.11": "0.26.0"}
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """An interpreter and the versions that it has of what a row names."""
+    """An interpreter, and its versions of what a row names."""
 
     python: Path
     versions: Mapping[str, str | None]
 
 
-def pins_of(stack: str) -> dict[str, str]:
-    """Return a row's versions by package: ``torch 2.13.0 transformers 5.13.1``."""
-    words = stack.split()
-    return dict(zip(words[::2], words[1::2], strict=True))
-
-
-def here(stack: str) -> Environment:
+def here(pins: Mapping[str, str]) -> Environment:
     """Return this interpreter."""
-    return _asked(Path(sys.executable), stack)
+    return _asked(Path(sys.executable), pins)
 
 
-def own(stack: str, requires: tuple[str, ...], folder: Path) -> Environment:
+def own(pins: Mapping[str, str], requires: tuple[str, ...], folder: Path) -> Environment:
     """Return an environment with a row's versions, which is made where the folder has none.
 
     Args:
-        stack: The row's versions.
+        pins: The row's versions.
         requires: What else its script imports; the newest version of each, or torchvision's that fits.
         folder: Of all environments.
 
     Raises:
         subprocess.CalledProcessError: A package could not be installed.
     """
-    pins = pins_of(stack)
-    if tuple(map(int, pins["torch"].split(".")[:2])) < OLDEST_TORCH:
-        pins["torch"] = here("torch 0").versions["torch"] or ""
-    fitting = {"torchvision": TORCHVISION.get(pins["torch"].rpartition(".")[0], "")}
+    torch = pins["torch"]
+    if tuple(map(int, torch.split(".")[:2])) < OLDEST_TORCH:
+        torch = here(pins).versions["torch"] or ""
+    fitting = {"torchvision": TORCHVISION.get(torch.rpartition(".")[0], "")}
     wanted = [f"{name}=={fitting[name]}" if fitting.get(name) else name for name in requires if name not in pins]
-    pinned = [f"{name}=={version}" for name, version in pins.items()]
+    pinned = [f"{name}=={version}" for name, version in {**pins, "torch": torch}.items()]
     home = folder / hashlib.sha256(" ".join([*pinned, *wanted]).encode()).hexdigest()[:12]
     python = home / "bin" / "python"
     if not (home / "made").exists():
@@ -77,9 +71,9 @@ def own(stack: str, requires: tuple[str, ...], folder: Path) -> Environment:
                 (package,) = home.glob("lib/python*/site-packages/torchvision/__init__.py")
                 package.write_text(STAND_INS + package.read_text("utf-8"), "utf-8")
         (home / "made").touch()
-    return _asked(python, stack)
+    return _asked(python, pins)
 
 
-def _asked(python: Path, stack: str) -> Environment:
-    done = subprocess.run([str(python), "-c", ASK, *pins_of(stack)], capture_output=True, text=True, check=True)
+def _asked(python: Path, pins: Mapping[str, str]) -> Environment:
+    done = subprocess.run([str(python), "-c", ASK, *pins], capture_output=True, text=True, check=True)
     return Environment(python, json.loads(done.stdout))

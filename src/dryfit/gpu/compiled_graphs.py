@@ -185,7 +185,7 @@ class _Planner:
         elif target in _WRITES:
             self._base[node] = inputs[0]
             self._touch(self._reads(inputs), at)
-        elif not operator or not self._fuses(target) or name in _KERNELS:
+        elif not operator or not self._fuses(target) or (name in _KERNELS and not _is_chosen(node)):
             for one in inputs:
                 self._store(one, at - 1)
             self._touch(inputs, at)
@@ -299,6 +299,22 @@ class _Planner:
                     if node not in self._reductions and _in_order(one, node):
                         self.plan.overwrites.add(node)
                     break
+
+
+def _is_chosen(node: fx.Node) -> bool:
+    """Whether a node writes one number a row into a constant: inductor compares places instead.
+
+    ``scatter_upon_const_tensor``: torch 2.11 and newer do so before a graph is seen here.
+    """
+    if node.target is not _aten.scatter.value:
+        return False
+    constant, dim, selector, _ = node.args
+    chosen = selector.meta.get("val") if isinstance(selector, fx.Node) else None
+    if not isinstance(constant, fx.Node) or constant.target is not _aten.full.default or chosen is None:
+        return False
+    places = dict(enumerate(zip(chosen.shape, node.meta["val"].shape, strict=True)))
+    chosen_of_row, _ = places.pop(dim % chosen.dim())  # pyright: ignore[reportOperatorIssue]
+    return chosen_of_row == 1 and all(rows >= wanted for rows, wanted in places.values())
 
 
 def _is_item(node: fx.Node) -> bool:

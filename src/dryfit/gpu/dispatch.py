@@ -138,6 +138,10 @@ class NoStandInError(NotImplementedError):
     """Nobody knows what an operator gives or takes without a device."""
 
 
+_ASKS_FOR_INFRA = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
+"""Whether a mode that says nothing else is one under which torch compiles nothing."""
+
+
 class VirtualDispatch(ScriptRecorder):
     """The mode through which every operator of the process goes.
 
@@ -202,6 +206,11 @@ class VirtualDispatch(ScriptRecorder):
     def ignore_compile_internals(cls) -> bool:
         """Whether torch may compile where this mode is active, which then sees the graphs that run."""
         return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """The same question, as torch 2.8 asks."""
+        return _ASKS_FOR_INFRA
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, for real or on fakes."""

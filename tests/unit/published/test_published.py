@@ -63,6 +63,14 @@ def test_counters_of_metamath_are_the_mean_at_the_end_of_usual_steps_and_the_mos
     assert published_list.counters("metamath", {"steps": answer["steps"][:9]}, "") == {}
 
 
+def test_a_row_tells_the_versions_that_were_not_those_of_its_measurement():
+    own = published_list.rows_of(HEADER + "a,fms,e,c,o,d,torch 2.13.0 transformers 5.13.1,no,,,")[0]
+    assert own.pins == {"torch": "2.13.0", "transformers": "5.13.1"}
+    assert published_score.apart(own, {"stack": {"torch": "2.13.0", "transformers": "5.13.1"}}) == ""
+    assert published_score.apart(own, {"stack": {"torch": "2.13.0", "transformers": "5.23.0"}}) == "transformers 5.23.0"
+    assert published_score.apart(own, {}) == "torch ? transformers ?"
+
+
 def test_the_batch_is_the_last_to_which_the_script_went_down():
     log = "Reducing batch size to 384 for retry.\nReducing batch size to 256 for retry.\n"
     assert published_list.counters("timm", {"steps": [{}]}, log) == {"batch": 256}

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dryfit.gpu.private_apis.torch_fakes import active_fake_mode
+from dryfit.gpu.private_apis.torch_fakes import FakeTensor, active_fake_mode
 from dryfit.gpu.private_apis.torch_modes import TorchDispatchMode, schema_of, without_dispatch_modes
 from dryfit.settings.private_names import PrivateNames, importing
 from dryfit.settings.version import PACKAGE_FOLDER
@@ -121,6 +121,7 @@ def follow_compiler(
 
     def compiled(model: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         with _NumbersOnDevice(), config.patch({_TIMES_KERNELS: False}):
+            inputs = [*map(_of_tracing, inputs)]
             return compile_(model, inputs, *args, **{**kwargs, "inner_compile": _boxed(make)})
 
     fold = constant_folding.ConstantFolder.run
@@ -131,6 +132,14 @@ def follow_compiler(
 
     compile_fx.compile_fx = compiled  # pyright: ignore[reportAttributeAccessIssue]
     constant_folding.ConstantFolder.run = fold_on_host
+
+
+def _of_tracing(one: Any) -> Any:
+    """Return an example input as dynamo traced it: torch 2.8 and 2.9 take no fakes of another mode."""
+    context = TracingContext.try_get()
+    if not isinstance(one, FakeTensor) or context is None or context.fake_mode in (None, one.fake_mode):
+        return one
+    return context.fake_mode.from_tensor(one)
 
 
 def _boxed(make: Callable[..., Callable[[list[Any]], Any]]) -> Callable[..., Any]:
