@@ -1,6 +1,5 @@
 """Models loaded by dryfit equal those of transformers' own `from_pretrained`, tensor by tensor and output by output."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,15 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
-    LlamaForCausalLM,
-    LlamaModel,
 )
 
 import dryfit
 from dryfit.gpu.slots import slots
 from dryfit.settings.check_messages import TensorOrigin
 from dryfit.settings.errors import ConfigError, LoadError
-from loading import SMALL, assert_same, bert_config, config_of, fresh, llama_config, output, tokens, written
+from loading import assert_same, bert_config, config_of, fresh, output, tokens, written
 
 AUTO: dict[str, Any] = {
     "encoder": AutoModel,
@@ -205,23 +201,6 @@ def test_the_base_is_found_in_the_file_of_a_whole(name, tmp_path):
     assert task in ("masked-lm", "causal-lm")
 
 
-def test_a_bert_without_its_pooler_takes_the_file_of_a_masked_lm(tmp_path):
-    written(tmp_path, fresh(BertForMaskedLM, bert_config()))
-    model = dryfit.meta.build(lambda: BertModel(bert_config()))
-    with pytest.raises(LoadError) as caught:
-        dryfit.meta.materialise(model, tmp_path)
-    assert "2 missing (pooler.dense.weight, pooler.dense.bias)" in str(caught.value)
-    assert set(dryfit.meta.leaks(model)) == {name for name, _ in model.named_parameters()}
-    report = dryfit.meta.materialise(model, tmp_path, missing=["pooler.*"])
-    assert report.random == ("pooler.dense.weight",) and "pooler.dense.bias" in report.constructed
-    assert not model.pooler.dense.bias.any()
-    assert all(key.startswith("cls.") for key in report.unexpected) and report.unexpected
-    reference = BertForMaskedLM.from_pretrained(tmp_path, dtype=torch.float32).bert
-    for name, value in reference.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value)
-    assert float(model.pooler.dense.weight.detach().std()) == pytest.approx(0.02, rel=0.2)
-
-
 def test_a_new_head_on_the_file_of_a_base_must_be_allowed_by_name(tmp_path):
     written(tmp_path, fresh(BertModel, bert_config()))
     with pytest.raises(LoadError) as caught:
@@ -260,30 +239,3 @@ def test_no_such_head_or_task(tmp_path):
         dryfit.load(tmp_path, task="masked-lm")
     with pytest.raises(ConfigError, match="no task 'regression'"):
         dryfit.load(tmp_path, task="regression")
-
-
-def test_a_causal_lm_takes_the_file_of_its_base(tmp_path):
-    """Tied: nothing is missing. Not tied: the head is."""
-    for tied in (True, False):
-        folder = tmp_path / str(tied)
-        written(folder, fresh(LlamaModel, llama_config(tie_word_embeddings=tied)))
-        if tied:
-            reference = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-            model = dryfit.load(folder, task="causal-lm")
-            assert_same(model, reference)
-            assert model.load_report.tied == {"lm_head.weight": "model.embed_tokens.weight"}
-        else:
-            with pytest.raises(LoadError, match="1 missing \\(lm_head.weight\\)"):
-                dryfit.load(folder, task="causal-lm")
-
-
-def test_another_size_than_the_config_says_is_refused(tmp_path):
-    saved(tmp_path, "llama")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["intermediate_size"] = SMALL["intermediate_size"] + 8
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(LoadError, match="model.layers.0.mlp") as caught:
-        dryfit.load(tmp_path, task="causal-lm")
-    assert "[48, 32] in the file, not [56, 32]" in str(caught.value)
-    with pytest.raises(LoadError):
-        dryfit.load(tmp_path, task="causal-lm", missing="init")

@@ -29,12 +29,6 @@ def overwrite(path: Path, value: float) -> None:
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1_000_000))  # a clock of coarse ticks
 
 
-def test_mapped_and_private_weights_give_the_same(folder: Path) -> None:
-    private, mapped = dryfit.load(folder), dryfit.load(folder, mapped=True)
-    assert torch.equal(mapped(**INPUTS)[0], private(**INPUTS)[0])
-    assert private.load_report.origins() == mapped.load_report.origins()
-
-
 def test_a_file_that_was_overwritten_is_noticed_before_the_weights_are_used(folder: Path) -> None:
     private, mapped = dryfit.load(folder), dryfit.load(folder, mapped=True)
     want = private(**INPUTS)[0]

@@ -31,34 +31,6 @@ def change_weights(folder: Path, change) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_poolers_are_left_out_and_reported(folder: Path) -> None:
-    model, report = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
-    assert report.unexpected == ("pooler.dense.bias", "pooler.dense.weight")
-    assert model.pooler is None
-    want = load_file(folder / "model.safetensors")
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, want[name]), name
-
-
-def test_missing_and_misshapen_weights_are_named(folder: Path) -> None:
-    def harm(weights: dict[str, torch.Tensor]) -> None:
-        del weights["encoder.layer.1.output.dense.weight"]
-        weights["encoder.layer.0.output.dense.bias"] = torch.zeros(7)
-
-    change_weights(folder, harm)
-    with pytest.raises(LoadError) as caught:
-        load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
-    assert str(folder) in caught.value.doing
-    assert "1 missing (encoder.layer.1.output.dense.weight)" in caught.value.found
-    assert "1 of another shape (encoder.layer.0.output.dense.bias: [7] in the file, not [32])" in caught.value.found
-
-
-def test_unexpected_weights_are_reported(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.update({"cls.predictions.bias": torch.zeros(3)}))
-    _, report = load_pretrained(FolderSource(str(folder)), Kind.ENCODER)
-    assert "cls.predictions.bias" in report.unexpected
-
-
 def test_a_folder_without_weights_or_config(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(LoadError, match="no weights"):
