@@ -14,7 +14,7 @@ import dryfit
 import import_files
 import tiny
 from dryfit.documents.command_line import main
-from dryfit.settings.errors import ConfigError, DataError, MachineError
+from dryfit.settings.errors import DataError, MachineError
 from dryfit.settings.tables import DataSettings
 from dryfit.study.import_options import Format
 from dryfit.tasks.rows import Splits, load_splits
@@ -151,24 +151,17 @@ def test_columns_and_classes_of_the_command(tmp_path: Path, imported: Callable[.
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["squad", "a.json", "b.json", "-o", "x.jsonl"], "2 given: a.json, b.json"),
-        (["redsm5", "a.csv", "-o", "x.jsonl"], "1 given: a.csv"),
-        (["redsm5", "a.csv", "b.csv", "-o", "x.jsonl"], "no criteria given"),
         (["squad", "none.json", "-o", "x.jsonl"], "there is no such file"),
         (["squad", "near.jsn", "-o", "x.jsonl"], "did you mean near.json?"),
         (["squad", ".", "-o", "x.jsonl"], "it is a folder"),
         (["squad", "near.json", "-o", "x.csv"], "of kind '.csv'"),
-        (["squad", "near.json", "-o", "x.jsonl", "--negatives", "1"], "it does not read negatives"),
         (["squad", "near.json", "-o", "x.jsonl", "--no-header", "--labels", "a"], "it does not read header, labels"),
         (["squad", "near.json", "-o", "x.jsonl", "--test", "0.1"], "test with a file as target"),
         (["squad", "near.json", "-o", "x", "--test", "1.5"], "test is 1.5"),
-        (["contractnli", "near.json", "-o", "x", "--negatives", "some"], "negatives is 'some'"),
         (["contractnli", "near.json", "-o", "x", "--negatives", "0"], "negatives is 0"),
-        (["contractnli", "near.json", "-o", "x", "--passage-chars", "0"], "passage_chars is 0"),
         (["glue", "a.tsv", "-o", "x", "--map", "text=a"], "no column for label"),
         (["glue", "a.tsv", "-o", "x", "--map", "text"], "--map text"),
         (["glue", "a.tsv", "-o", "x", "--map", "text=a", "--map", "text=b"], "--map text=b beside text=a"),
-        (["glue", "a.tsv", "-o", "x", "--map", "body=a"], "there is no field 'body'"),
         (["glue", "a.tsv", "-o", "x", "--map", "text=a", "--map", "label=b", "--labels", "a, a"], "there twice: a, a"),
         (["glue", "a.tsv", "-o", "x", "--map", "text=a", "--map", "label=b"], "there is no such file"),
         (["jsonl", "a.json", "-o", "x"], "jsonl"),
@@ -214,11 +207,6 @@ def test_a_target_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_byte_order_mark_before_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(import_files.squad(1)), encoding="utf-8-sig")
     assert dryfit.import_rows("squad", tmp_path / "a.json", out=tmp_path / "x.jsonl").rows == 2
-
-
-def test_a_format_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="contractnli, squad, redsm5, glue, hub"):
-        dryfit.import_rows("csv", tmp_path / "a.csv", out=tmp_path / "x.jsonl")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ NONE = {key: ("NotMentioned", []) for key in ("nda-1", "nda-2", "nda-3")}
 
 def contracts() -> dict:
     """Contracts of which most have a fault of their own."""
-    found = [contract(number) for number in range(11)]
+    found = [contract(number) for number in range(14)]
     found[1] |= {"text": 3}
     found[2]["spans"][1] = [5]
     found[3]["spans"][0] = [0, 10_000]
@@ -27,14 +27,17 @@ def contracts() -> dict:
     found[8]["id"] = 7
     found[9]["spans"][3] = [found[9]["spans"][3][0] - 1] * 2
     found[10] = contract(10, {**NONE, "nda-1": ("Contradiction", [2, 3, 0])})
-    document = contractnli(*found, "a contract", contract(12, {**NONE, "nda-2": ("NotMentioned", [1])}))
+    found[11]["id"] = 1.5
+    found[12] = contract(12, {**NONE, "nda-1": ("Entailment", [])})
+    found[13] = contract(13, {**NONE, "nda-1": ("Entailment", ["1"])})
+    document = contractnli(*found, "a contract", contract(15, {**NONE, "nda-2": ("NotMentioned", [1])}))
     document["labels"]["nda-8"] = {"hypothesis": None}
     return document
 
 
 def articles() -> dict:
     """Articles of which most have a fault of their own."""
-    document = squad(8)
+    document = squad(12)
     data = document["data"]
     questions = [article["paragraphs"][0]["qas"] for article in data]
     questions[0][0]["answers"][1] |= {"answer_start": 3}
@@ -47,6 +50,14 @@ def articles() -> dict:
     data[4]["paragraphs"].append({"context": "x"})
     data[5] = {"title": 5}
     data[6]["title"] = " "
+    del data[7]["title"], questions[7][0]["is_impossible"]
+    questions[8][0]["answers"] = [{"text": "Rouen", "answer_start": -6}]
+    questions[8][1] |= {"is_impossible": "false"}
+    questions[9][0]["answers"] = [{"text": "", "answer_start": 3}]
+    questions[9][1] |= {"id": 5}
+    questions[10][0]["answers"] = [{"text": "10th", "answer_start": 1e9}]
+    questions[10][1]["answers"] = "10th"
+    data[11] = "Normans"
     return document
 
 
@@ -109,7 +120,8 @@ def test_posts(tmp_path: Path, golden: Golden, posts: str) -> None:
 def test_tables(tmp_path: Path, golden: Golden) -> None:
     columns = {"criterion": "sentence2", "text": "sentence1", "label": "label"}
     classes = ["not_entailment", "entailment"]
-    path = write_text(tmp_path / "RTE.tsv", TABLE)
+    path = tmp_path / "RTE.tsv"
+    path.write_bytes(TABLE.encode() + b"9\t\xff\ttwo\tentailment\n")
     cola = write_text(tmp_path / "CoLA.tsv", COLA)
     golden(
         "import",

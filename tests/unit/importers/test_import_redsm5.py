@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.settings.errors import DataError
-from dryfit.study.import_files import ImportedRow, LeftOut, Rejected, csv_records
+from dryfit.study.import_files import ImportedRow, LeftOut, csv_records
 from dryfit.study.import_formats import ANNOTATION_COLUMNS, POST_COLUMNS, read_criteria, redsm5_rows
 from import_files import ANNOTATIONS, CRITERIA, POSTS, write_text
 
@@ -55,74 +55,12 @@ def test_explicit_negatives_are_kept_and_others_drawn(tmp_path: Path) -> None:
     assert sum(left_out) == 8 - len(found)
 
 
-def test_posts_may_be_given_sentence_by_sentence(tmp_path: Path) -> None:
-    posts = "post_id,sentence_id,sentence_text\np,1,One is here.\nq,1,Other.\np,2, Two is  tired. \np,3,Three.\n"
-    annotations = f"{HEADER}\np,3,Three.,FATIGUE,1,\np,2,Two is tired.,SLEEP_ISSUES,1,\nq,1,Another.,FATIGUE,1,\n"
-    items = items_of(tmp_path, posts=posts, annotations=annotations)
-    assert told(items) == {
-        "p:FATIGUE": (1, ["Three."]),
-        "p:SLEEP_ISSUES": (1, ["Two is  tired."]),
-        "q:SLEEP_ISSUES": (0, []),
-    }
-    (fault,) = [item for item in items if isinstance(item, Rejected)]
-    assert fault.reason == "sentence 1 of the post is another; so there is no row of post q and FATIGUE"
-    assert {item.text for item in items if isinstance(item, ImportedRow)} == {
-        "One is here. Two is  tired. Three.",
-        "Other.",
-    }
-
-
 def test_a_sentence_is_found_as_a_whole_before_it_is_found_inside_of_words(tmp_path: Path) -> None:
     posts = "post_id,text\np,Casino. No. No.\nq,我很累我睡不着\n"
     annotations = f"{HEADER}\np,1,no.,FATIGUE,0,\np,2,No.,FATIGUE,1,\nq,1,我睡不着,SLEEP_ISSUES,1,\n"
     rows = {row.id: row for row in items_of(tmp_path, posts=posts, annotations=annotations)}
     assert rows["p:FATIGUE"].evidence == ((8, 11),)
     assert rows["q:SLEEP_ISSUES"].evidence == ((3, 7),)
-
-
-@pytest.mark.parametrize(
-    ("line", "reason", "lost"),
-    [
-        ("s_1_1,s_1_1_9,I am awake.,FATIGUE,1,x", "sentence s_1_1_9 does not stand in the text", "s_1_1:FATIGUE"),
-        ("s_4_1,s_4_1_1,Nothing here.,FATIGUE,2,x", "status is '2', not 0 or 1", "s_4_1:FATIGUE"),
-        ("s_4_1,s_4_1_1, ,FATIGUE,1,x", "sentence_text is empty", "s_4_1:FATIGUE"),
-        (
-            "s_1_1,s_1_1_1,I am tired every day.,FATIGUE,0,x",
-            "with another status; so there is no row of post s_1_1",
-            "s_1_1:FATIGUE",
-        ),
-        ("s_1_1,s_1_1_1,I am tired every day.,FATIGUE,1,x", "are there already", None),
-        ("s_1_1,s_1_1_1,I am tired every day.,SPECIAL_CASE,1,x", "no symptom 'SPECIAL_CASE': FATIGUE, SLEEP", None),
-        ("s_9_1,s_9_1_1,I am tired every day.,FATIGUE,1,x", "there is no post 's_9_1'", None),
-        ("s_1_1,s_1_1_1,I am tired every day.,FATIGUE,1", "it has 5 columns, not 6", None),
-    ],
-)
-def test_an_annotation_that_does_not_fit_is_told_and_never_makes_a_label(tmp_path: Path, line, reason, lost) -> None:
-    items = items_of(tmp_path, annotations=f"{ANNOTATIONS}{line}\n")
-    (fault,) = [item for item in items if isinstance(item, Rejected)]
-    assert fault.place == f"{tmp_path}/notes.csv, line 6"
-    assert reason in fault.reason
-    assert "tired" not in fault.reason  # what people wrote is not repeated
-    expected = told(items_of(tmp_path))
-    if lost is not None:
-        del expected[lost]
-    assert told(items) == expected
-
-
-@pytest.mark.parametrize(
-    ("posts", "line", "reason"),
-    [
-        ("post_id,text\np,One.\np,Two.\n", 3, "post p is there already"),
-        ("post_id,text\n ,One.\n", 2, "post_id is empty"),
-        ("post_id,sentence_id,sentence_text\np,1,One.\np,1,Two.\n", 3, "sentence 1 of post p is there already"),
-        ("post_id,sentence_id,sentence_text\np,,One.\n", 2, "sentence_id or sentence_text is empty"),
-    ],
-)
-def test_a_post_that_does_not_fit(tmp_path: Path, posts, line, reason) -> None:
-    items = items_of(tmp_path, posts=posts, annotations=HEADER + "\n")
-    (fault,) = [item for item in items if isinstance(item, Rejected)]
-    assert fault.place == f"{tmp_path}/posts.csv, line {line}"
-    assert reason in fault.reason
 
 
 def test_posts_need_text_or_sentences(tmp_path: Path) -> None:

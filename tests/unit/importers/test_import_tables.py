@@ -1,14 +1,13 @@
-import json
 from pathlib import Path
 
 import pytest
 
 from dryfit.settings.errors import DataError
 from dryfit.study.import_files import ImportedRow, Rejected, csv_records, fault_of, tsv_records
-from dryfit.study.import_formats import hub_rows, mapped_row, table_rows
+from dryfit.study.import_formats import mapped_row, table_rows
 from dryfit.study.import_options import ColumnMap
 from golden import Golden, refusal
-from import_files import COLA, RTE, write_text
+from import_files import RTE, write_text
 
 RTE_MAP = ColumnMap(
     {"criterion": "sentence2", "text": "sentence1", "label": "label"}, labels=("not_entailment", "entailment")
@@ -20,42 +19,10 @@ def table(path: Path, columns: ColumnMap, *, header: bool = True):
     return list(table_rows(records, columns, path.stem))
 
 
-def test_a_task_of_glue_with_a_header_and_names_of_classes(tmp_path: Path) -> None:
-    rows = table(write_text(tmp_path / "RTE.tsv", RTE), RTE_MAP)
-    assert [row.label for row in rows] == [1, 0, 1, 0]
-    assert rows[0].text == 'He said "no.'  # a quote is a character
-    assert (rows[2].id, rows[2].criterion, rows[2].place) == ("RTE:4", "Apples are red.", f"{tmp_path}/RTE.tsv, line 4")
-    assert {(row.group, row.evidence) for row in rows} == {(None, None)}
-
-
-def test_a_task_of_glue_without_a_header(tmp_path: Path) -> None:
-    path = write_text(tmp_path / "CoLA.tsv", COLA)
-    rows = table(path, ColumnMap({"text": "4", "label": "2", "group": "1"}), header=False)
-    assert [(row.label, row.group) for row in rows] == [(1, "gj04"), (0, "gj04"), (1, "bc01")]
-    assert rows[1].text == "The more books I ask to whom he will give."
-    assert rows[0].id == "CoLA:1"
-
-
 def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:
     path = tmp_path / "RTE.tsv"
     expected = table(write_text(path, RTE), RTE_MAP)
     assert table(write_text(path, "\ufeff" + RTE.replace("\n", "\r\n")), RTE_MAP) == expected
-
-
-def test_lines_that_do_not_fit_are_told_and_the_rest_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "a.tsv"
-    lines = RTE.encode().splitlines(keepends=True)
-    lines[1:1] = [b"9\tone\ttwo\n", b"\n", b"9\tone\ttwo\tmaybe\n", b"9\t\xff\ttwo\tentailment\n", b"9\to\tt\te\tl\n"]
-    path.write_bytes(b"".join(lines))
-    items = table(path, RTE_MAP)
-    faults = {item.place: item.reason for item in items if isinstance(item, Rejected)}
-    assert faults == {
-        f"{path}, line 2": "it has 3 columns, not 4",
-        f"{path}, line 4": "label is 'maybe', none of not_entailment, entailment",
-        f"{path}, line 5": "byte 0xff at position 2 is not UTF-8",
-        f"{path}, line 6": "it has 5 columns, not 4",
-    }
-    assert len(items) - len(faults) == 4
 
 
 def test_a_table_of_another_form_is_refused(tmp_path: Path, golden: Golden) -> None:
@@ -157,10 +124,3 @@ def test_names_of_classes_may_stand_for_any_value() -> None:
     columns = ColumnMap({"text": "text", "label": "label"}, labels=("False", "True", "3"))
     found = [mapped_row({"text": "t", "label": value}, columns, place="", unnamed="x") for value in (True, "False", 3)]
     assert [row.label for row in found] == [1, 0, 2]
-
-
-def test_rows_of_a_job_that_cannot_be_read_are_told() -> None:
-    lines = [json.dumps({"row": 0, "values": GOOD}), json.dumps({"row": 1, "error": "no such column"})]
-    good, bad = hub_rows(lines, ColumnMap({"text": "text", "label": "label"}), "some/set:test", "set:test")
-    assert (good.id, good.place) == ("set:test:0", "some/set:test, row 0")
-    assert bad == Rejected("some/set:test, row 1", "no such column")

@@ -1,6 +1,5 @@
 import json
 import os
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,47 +18,6 @@ def row(number: int, **values) -> ImportedRow:
 
 
 ROWS = [row(number) for number in range(16)]
-
-
-def written(folder: Path) -> dict[str, list[str]]:
-    """Names of rows by file."""
-    files = {path.name: path.read_text("utf-8").splitlines() for path in sorted(folder.iterdir())}
-    return {name: [json.loads(line).get("id") for line in lines] for name, lines in files.items()}
-
-
-def test_rows_go_to_one_file_in_their_order(tmp_path: Path) -> None:
-    target = target_of(tmp_path / "new" / "rows.jsonl")
-    (one,), rejected, left_out = write_rows(ROWS, target, RULE, print)
-    assert written(tmp_path / "new") == {"rows.jsonl": [row.id for row in ROWS]}
-    assert (one.rows, one.groups, one.labels, rejected, left_out) == (16, 8, {0: 8, 1: 8}, 0, 0)
-    first = (tmp_path / "new" / "rows.jsonl").read_text("utf-8").splitlines()[0]
-    assert json.loads(first) == {
-        "id": "r0",
-        "group": "g0",
-        "criterion": "c",
-        "text": "a b",
-        "label": 0,
-        "evidence": [[0, 1]],
-    }
-
-
-def test_what_a_data_set_does_not_have_is_in_no_row(tmp_path: Path) -> None:
-    write_rows([row(0, group=None, criterion=None, evidence=None)], target_of(tmp_path / "a.jsonl"), RULE, print)
-    assert json.loads((tmp_path / "a.jsonl").read_text()) == {"id": "r0", "text": "a b", "label": 0}
-
-
-def test_a_folder_gets_a_file_for_each_split_and_no_group_is_cut(tmp_path: Path) -> None:
-    files, _, _ = write_rows(ROWS, target_of(tmp_path / "data"), RULE, print)
-    found = written(tmp_path / "data")
-    assert sorted(chain(*found.values())) == sorted(row.id for row in ROWS)
-    assert {name: len(ids) for name, ids in found.items()} == {"train.jsonl": 8, "validation.jsonl": 4, "test.jsonl": 4}
-    groups = [{f"g{int(name[1:]) // 2}" for name in ids} for ids in found.values()]
-    assert sum(map(len, groups)) == len(set.union(*groups)) == 8
-    assert [(Path(one.file).name, one.groups) for one in files] == [
-        ("train.jsonl", 4),
-        ("validation.jsonl", 2),
-        ("test.jsonl", 2),
-    ]
 
 
 def test_what_does_not_fit_is_told_counted_and_written_down(tmp_path: Path) -> None:

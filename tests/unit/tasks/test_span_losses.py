@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers.loss.loss_for_object_detection import sigmoid_focal_loss
 
 from dryfit.settings.tables import LossSettings
 from dryfit.tasks.base import Batch
@@ -70,32 +69,6 @@ def test_focal_loss_is_the_papers_on_what_may_be_an_end(gamma: float) -> None:
         p = scores.softmax(dim=1)[0, target]
         terms.append(-((1 - p) ** gamma) * p.log())
     assert_same(mean(LossSettings(name="focal", gamma=gamma), logits, batch), torch.cat(terms).mean(), logits)
-
-
-def test_focal_loss_of_two_tokens_is_retinanets() -> None:
-    """Softmax over two scores is the sigmoid of their difference."""
-    rng = torch.Generator().manual_seed(3)
-    logits = torch.randn(9, 2, 2, dtype=torch.float64, generator=rng, requires_grad=True)
-    labels = torch.randint(0, 2, (9, 2), generator=rng)
-    mask = torch.tensor([[False, True]]).expand(9, 2)
-    batch = {"labels": labels, "text_mask": mask, "nulls": torch.zeros(9, dtype=torch.int64)}
-    difference = (logits[:, 1] - logits[:, 0]).flatten().unsqueeze(1)
-    targets = labels.flatten().unsqueeze(1).double()
-    want = sigmoid_focal_loss(difference, targets, num_boxes=18, alpha=-1, gamma=2.0)
-    assert_same(mean(LossSettings(name="focal", gamma=2.0), logits, batch), want, logits)
-
-
-@pytest.mark.parametrize(
-    "settings", [LossSettings(), LossSettings(label_smoothing=0.2), LossSettings(name="focal", gamma=1.5)]
-)
-def test_micro_batches_are_the_whole_batch(settings: LossSettings) -> None:
-    logits, batch = drawn(17, 64, seed=5)
-    loss = SpanLoss(settings)
-    parts = [slice(0, 5), slice(5, 6), slice(6, 17)]
-    cut = [loss.loss_sum(logits[part], {name: values[part] for name, values in batch.items()}) for part in parts]
-    weight = loss.batch_weight(batch)
-    assert weight.dtype == torch.float64
-    assert_same(torch.stack(cut).sum() / weight, loss.loss_sum(logits, batch) / weight, logits)
 
 
 def test_what_may_not_be_an_end_gets_no_gradient_whatever_its_score() -> None:

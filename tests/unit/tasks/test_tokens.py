@@ -36,14 +36,6 @@ def test_tokens_are_the_tokenizers_own(tmp_path: Path) -> None:
     assert tokens.labels_R.tolist() == [row.label for row in splits["train"]]
 
 
-def test_only_the_text_is_cut(tmp_path: Path) -> None:
-    tokenizer = tiny.tokenizer(tmp_path)
-    tokens = tasks.criteria(max_length=8).tokenise(prepared(tmp_path), tokenizer).splits["train"]
-    for start in tokens.starts_R[:-1].tolist():
-        text = tokenizer.decode(tokens.ids_T[start : start + 4].tolist())
-        assert text in ("[CLS] feel sad [SEP]", "[CLS] sleep bad [SEP]")
-
-
 def test_text_alone(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer(tmp_path)
     splits = {name: tuple(replace(row, criterion=None) for row in rows) for name, rows in prepared(tmp_path).items()}
