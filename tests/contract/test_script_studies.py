@@ -79,8 +79,8 @@ def test_evaluations_of_its_trainer_are_reports(undisturbed: TrialState) -> None
 
 
 KILLS = [
-    [("step", 1)],
-    [("end", 12)],
+    pytest.param([("step", 1)], marks=pytest.mark.nightly),
+    pytest.param([("end", 12)], marks=pytest.mark.nightly),
     [("save", 8), ("half", 10), ("step", 11)],
     [("stop at step", 3), ("stop at evaluate", 6), ("stop at step", 7)],
 ]

@@ -26,7 +26,6 @@ from dryfit.documents.plots import (
     timeline_figure,
 )
 from dryfit.documents.report import refusal_cells, refusals
-from dryfit.documents.report_tables import failures_by_kind
 from dryfit.documents.worth import verdict_of
 from dryfit.ledger.events import ReportMade
 from dryfit.ledger.state import AttemptEnd, SessionState
@@ -57,17 +56,6 @@ def test_a_lost_attempt_ends_with_its_session_not_after_the_night() -> None:
     assert last.state().attempts[-1].end is AttemptEnd.LOST
 
 
-def test_failures_are_counted_by_kind_with_the_time_of_their_processes() -> None:
-    state = eventful().state()
-    rows = {row.kind: row for row in failures_by_kind(state)}
-    assert set(rows) == {FailureKind.LOST, FailureKind.NATIVE_CRASH, FailureKind.USER_CODE}
-    failures = [(attempt, attempt.failure) for attempt in state.attempts if attempt.failure is not None]
-    crashes = [attempt for attempt, failure in failures if failure.kind is FailureKind.NATIVE_CRASH]
-    assert rows[FailureKind.NATIVE_CRASH].attempts == len(crashes) == 4
-    assert rows[FailureKind.NATIVE_CRASH].trials == (7, 17, 27, 37)
-    assert rows[FailureKind.NATIVE_CRASH].time_s == pytest.approx(sum(attempt.time_s for attempt in crashes), abs=1e-3)
-
-
 def test_refusals_with_one_plan_are_one_row_with_what_decides_memory_alone() -> None:
     state = eventful().state()
     found = refusals(state)
@@ -78,22 +66,6 @@ def test_refusals_with_one_plan_are_one_row_with_what_decides_memory_alone() -> 
         params, count, needed, capacity, _ = refusal_cells(trials)
         assert "train.batch_size" in params and "train.max_length" in params and "optim.lr" not in params
         assert int(count) == len(trials) and float(needed.split()[0]) > float(capacity.split()[0])
-
-
-def dominated(one: tuple[float, float], by: tuple[float, float]) -> bool:
-    """By the definition: larger first values and smaller second ones are better."""
-    return by[0] >= one[0] and by[1] <= one[1] and by != one
-
-
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
-def test_the_front_is_what_the_definition_says(points: list[tuple[int, int]]) -> None:
-    script = begun(also=[Goal(name="loss", direction=Direction.MINIMIZE)])
-    for number, (first, second) in enumerate(points):
-        script.ask(number, {})
-        script.finish(number, Outcome.COMPLETE, float(first), also=(float(second),))
-    found = {trial.number for trial in script.state().front}
-    expected = {at for at, one in enumerate(points) if not any(dominated(one, other) for other in points)}
-    assert found == expected
 
 
 def test_the_front_leaves_out_trials_without_every_value(golden: Golden) -> None:

@@ -1,5 +1,7 @@
 """What is said of a study that is not all well."""
 
+import pytest
+
 from dryfit.documents.report_tables import trouble_lines, troubles_of
 from dryfit.ledger.events import AttemptEnded, DeviceSetAside, ParallelSet
 from dryfit.settings.errors import Action, FailureKind
@@ -27,7 +29,10 @@ def test_counts_of_a_study_in_which_everything_happens() -> None:
     assert troubles.success.vanished == 0
     kinds = {view.kind: view for view in troubles.failures}
     assert set(kinds) == {FailureKind.LOST, FailureKind.NATIVE_CRASH, FailureKind.USER_CODE}
-    assert kinds[FailureKind.NATIVE_CRASH].trials == (7, 17, 27, 37)
+    crashes = [one for one in ended if one.failure is not None and one.failure.kind is FailureKind.NATIVE_CRASH]
+    of_crashes = kinds[FailureKind.NATIVE_CRASH]
+    assert (of_crashes.trials, of_crashes.attempts, len(crashes)) == ((7, 17, 27, 37), 4, 4)
+    assert of_crashes.time_s == pytest.approx(sum(attempt.time_s for attempt in crashes), abs=1e-3)
     assert kinds[FailureKind.USER_CODE].actions == {"give_up": 4}
     costs = [view.lost_s for view in troubles.failures]
     assert costs == sorted(costs, reverse=True)

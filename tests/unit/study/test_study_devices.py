@@ -27,6 +27,8 @@ def test_where_trials_run() -> None:
         (DeviceKind.CPU, 16, {"tp": 2}, 2, "16 core(s), 4 for each of a trial's 2 processes"),
         (DeviceKind.CPU, 16, {"dp": 8}, 1, "16 core(s), 4 for each of a trial's 8 processes"),
         (DeviceKind.CPU, 16, {"tp": 2, "threads": 1, "loader_workers": 1}, 4, "16 core(s), 2 for each of a trial's 2"),
+        (DeviceKind.CPU, 3, {}, 1, "3 core(s)"),
+        (DeviceKind.CPU, 4096, {"threads": 1}, 256, ""),
         (DeviceKind.CUDA, 2, {}, 8, "2 core(s), 2 for each trial"),
         (DeviceKind.CUDA, 2, {"tp": 3}, 2, "2 core(s), 2 for each of a trial's 3 processes"),
         (DeviceKind.CUDA, 32, {"tp": 4}, 4, "32 core(s), 2 for each of a trial's 4 processes"),

@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 
-import instant
 import plan_jobs
 from dryfit.ledger.events import FailureFacts
 from dryfit.ledger.state import AttemptState, PlanState, TrialState
-from dryfit.processes.node import DeviceFacts
 from dryfit.processes.packing import Need
 from dryfit.settings.errors import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
 from dryfit.settings.memory_plan import ExecutionChoice
-from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
+from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
-from dryfit.study.context import parallelism
 from dryfit.study.next_step import Readiness
 from dryfit.study.placements import alone_first, fence, trial_need
 
@@ -104,23 +101,3 @@ def test_a_trial_that_ran_out_beside_others_gets_a_device_for_itself_once() -> N
 )
 def test_others_are_given_up(failure: Failure, one: TrialState, shared: bool) -> None:
     assert alone_first(GIVE_UP, failure, one, shared=shared) is GIVE_UP
-
-
-@pytest.mark.parametrize(
-    ("cores", "device", "count", "execution", "most"),
-    [
-        (16, DeviceKind.CPU, 1, {}, 4),
-        (3, DeviceKind.CPU, 1, {}, 1),
-        (6, DeviceKind.CPU, 1, {"threads": 1}, 6),
-        (16, DeviceKind.CPU, 1, {"threads": 1, "loader_workers": 3}, 4),
-        (16, DeviceKind.CUDA, 1, {}, 8),
-        (2, DeviceKind.CUDA, 4, {}, 4),
-        (4096, DeviceKind.CPU, 1, {"threads": 1}, 256),
-    ],
-)
-def test_auto_goes_by_cores(cores: int, device: DeviceKind, count: int, execution: dict[str, int], most: int) -> None:
-    here = instant.one_node(cores, *map(DeviceFacts, "0123"[:count])).values()
-    config = instant.config(runtime={"parallel": "auto"}, execution=execution)
-    assert parallelism(config, device, here).most == most
-    fixed = parallelism(instant.config(runtime={"parallel": 3}), device, here)
-    assert (fixed.most, fixed.reason) == (3, "runtime.parallel is 3")

@@ -143,7 +143,9 @@ def test_it_is_the_weighted_sum_of_both_means(weighting: Weighting, smoothing: f
 
 @pytest.mark.parametrize("micro_batch", [1, 4, 7, 22])
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("table", [{}, {"name": "focal", "class_balance": "weighted"}, {"class_balance": "effective"}])
+@pytest.mark.parametrize(
+    "table", [{"label_smoothing": 0.2}, {"name": "focal", "class_balance": "weighted"}, {"class_balance": "effective"}]
+)
 @pytest.mark.parametrize("weighting", list(Weighting))
 def test_micro_batches_add_up_to_the_whole_batch(
     weighting: Weighting, table: dict[str, Any], several: bool, micro_batch: int

@@ -1,11 +1,11 @@
-"""The study file of a user's own function: what it may hold, and what a mistake is told."""
+"""The study file of a user's own function, Trainer or script: what it may hold, and what a mistake is told."""
 
 from pathlib import Path
 
 import pytest
 
 from dryfit.search.space import Space
-from dryfit.settings.choices import FUNCTION_TASK
+from dryfit.settings.choices import FUNCTION_TASK, TRAINER_TASK, Direction
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.study_file_checks import Use
@@ -16,6 +16,11 @@ from golden import Golden, refusal
 
 HEAD = '[study]\ntask = "objective"\n'
 OWN = '[objective]\nfunction = "package.module:f"\n'
+TRAINER = '[study]\ntask = "trainer"\n'
+MAKE = '[trainer]\nmake = "package.module:f"\n'
+SCRIPT = '[study]\ntask = "script"\n'
+COMMAND = '[script]\ncommand = "train.py --rate {rate}"\n'
+RATE = "[space]\nrate = {low = 1e-4, high = 1, log = true}\n"
 SPACE = "[space]\nrate = {low = 1e-4, high = 1, log = true}\nlayers = {low = 1, high = 4}\n"
 
 
@@ -90,9 +95,10 @@ def test_every_key_is_read_or_refused() -> None:
     assert not any(key.startswith(("model.", "data.", "train.", "optim.", "sched.", "head.", "loss.")) for key in read)
 
 
-def test_its_memory_cannot_be_planned() -> None:
-    with pytest.raises(ConfigError, match="cannot be planned"):
-        load(HEAD + OWN + SPACE, use=Use.PLAN)
+@pytest.mark.parametrize("text", [HEAD + OWN + SPACE, TRAINER + MAKE + RATE, SCRIPT + COMMAND + RATE])
+def test_its_memory_cannot_be_planned(text: str) -> None:
+    with pytest.raises(ConfigError, match="what your own function takes of a device cannot be planned"):
+        load(text, use=Use.PLAN)
 
 
 def test_paths_start_at_the_file_and_where_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +125,80 @@ def test_a_frozen_study_can_be_moved_and_read_again(tmp_path: Path) -> None:
     assert again.objective is not None
     assert again.objective.paths == (str(moved), str(moved / "src"), "/opt/code")
     assert again.model_copy(update={"objective": config.objective}) == config
+
+
+def test_mistakes_of_a_trainer_are_told(golden: Golden) -> None:
+    cases = [
+        TRAINER + RATE,
+        TRAINER + RATE + '[objective]\nfunction = "m:f"\n',
+        '[study]\ntask = "objective"\n' + RATE + MAKE,
+        TRAINER + MAKE + RATE + '[objective]\nfunction = "m:f"\n',
+        TRAINER + MAKE,
+        TRAINER + "metric = 'eval_f1'\n" + MAKE + RATE,
+        TRAINER + "also = ['eval_f1']\n" + MAKE + RATE,
+        TRAINER + "also = ['eval_loss']\nalso_directions = ['maximize']\n" + MAKE + RATE,
+        TRAINER + MAKE + RATE + '[search]\npruner = "hyperband"\n',
+        TRAINER + MAKE + RATE + "[train]\nepochs = 3\n",
+        TRAINER + MAKE + RATE + '[execution]\nmemory_limit = "2GiB"\n',
+        '[data]\nfile = "a.jsonl"\n' + MAKE,
+        TRAINER + MAKE + 'goals = ["a"]\n' + RATE,
+    ]
+    golden("study", [refusal(load, case) for case in cases])
+
+
+def test_every_key_of_a_trainer_is_read_or_refused() -> None:
+    read = {key for table, names in TABLES.items() for name in names if reads(TRAINER_TASK, key := f"{table}.{name}")}
+    assert {"execution.allow", "execution.unknown", "runtime.max_refused_in_a_row"} <= read
+    assert {"study.metric", "study.also", "trainer.make", "runtime.keep", "runtime.checkpoint_every_s"} <= read
+    assert not any(key.startswith(("model.", "data.", "train.", "optim.", "objective.")) for key in read)
+
+
+def test_goals_are_metrics_of_a_trainers_evaluations(tmp_path: Path) -> None:
+    also = 'also = ["eval_f1"]\nalso_directions = ["maximize"]\n'
+    file = tmp_path / "own.toml"
+    file.write_text(TRAINER + also + MAKE + 'version = 3\nsecrets = ["HF_TOKEN"]\npreload = ["json"]\n' + RATE)
+    config = load_study_file(file).config
+    own = config.function
+    assert own is not None and config.function_table == "trainer"
+    assert (own.goals, own.directions) == (("eval_loss", "eval_f1"), ("minimize", "maximize"))
+    assert (own.function, own.version, own.secrets, own.preload) == ("package.module:f", 3, ("HF_TOKEN",), ("json",))
+    assert own.paths == (str(tmp_path), str(Path.cwd()))
+    text = dump_toml(config, tmp_path)
+    assert "[objective]" not in text and "[train]" not in text and str(tmp_path) not in text
+    (tmp_path / "again.toml").write_text(text)
+    assert load_study_file(tmp_path / "again.toml").config == config
+
+
+def test_mistakes_of_a_script_are_told(golden: Golden) -> None:
+    cases = [
+        SCRIPT + RATE,
+        SCRIPT + RATE,
+        '[study]\ntask = "trainer"\n' + RATE + COMMAND,
+        SCRIPT + COMMAND + RATE + '[trainer]\nmake = "m:f"\n',
+        SCRIPT + COMMAND,
+        SCRIPT + COMMAND + "[space]\nrata = [1, 2]\n",
+        SCRIPT + COMMAND + RATE + "other = [1, 2]\n",
+        SCRIPT + COMMAND + RATE + "seed = [1, 2]\n",
+        SCRIPT + '[script]\ncommand = "torchrun train.py {rate}"\n' + RATE,
+        SCRIPT + '[script]\ncommand = "train.py {rate}"\nresults = "/tmp/x"\n' + RATE,
+        SCRIPT + "metric = 'f1'\n" + COMMAND + RATE + "[search]\npruner = 'hyperband'\n",
+        SCRIPT + "metric = 'own_f1'\n" + COMMAND + RATE,
+        SCRIPT + COMMAND + RATE + "[train]\nepochs = 3\n",
+    ]
+    golden("study", [refusal(load, case) for case in cases])
+
+
+def test_a_scripts_folder_is_that_of_the_study_file_unless_it_says_otherwise(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(SCRIPT + "also = ['f1']\nalso_directions = ['maximize']\n" + COMMAND + RATE, encoding="utf-8")
+    config = load_study_file(file).config
+    own = config.function
+    assert own is not None and own.function == "train.py --rate {rate}" and own.paths == (str(tmp_path),)
+    assert (own.goals, own.directions) == (("eval_loss", "f1"), (Direction.MINIMIZE, Direction.MAXIMIZE))
+    frozen = dump_toml(config, tmp_path)
+    assert 'folder = "./."' in frozen or 'folder = "."' in frozen
+    (tmp_path / "again.toml").write_text(frozen, encoding="utf-8")
+    assert load_study_file(tmp_path / "again.toml").config == config
+    file.write_text(SCRIPT + COMMAND + 'folder = "work"\n' + RATE, encoding="utf-8")
+    script = load_study_file(file).config.script
+    assert script is not None and script.folder == str(tmp_path / "work")
