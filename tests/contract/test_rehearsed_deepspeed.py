@@ -4,10 +4,11 @@ Hand counts are in bytes for each parameter. The paper (arXiv:1910.02054, sectio
 weights, 2 of gradients, and 12 of master weights and two moments.
 """
 
+import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def trained(folder: Path, *options: str | int, ranks: int = 1) -> tuple[Rehearsa
     return answer, answer.memory
 
 
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RehearsalMemory]:
+    """What a rank holds with all of it on the device: rehearsed once, whichever tests ask."""
+
+    @functools.cache
+    def of(stage: int, ranks: int, precision: str = "bf16") -> RehearsalMemory:
+        need_package("deepspeed")
+        return trained(tmp_path_factory.mktemp("held"), "--stage", stage, "--precision", precision, ranks=ranks)[1]
+
+    return of
+
+
 def resting(memory: RehearsalMemory) -> float:
     """Bytes for each parameter that the last step leaves, cuBLAS's workspaces aside."""
     return (memory.steps[-1].end_bytes - memory.by_category[MemoryCategory.WORKSPACES]) / PARAMETERS
@@ -59,6 +72,7 @@ def rests(stage: int, ranks: int, precision: str) -> float:
     return whole + 12 / ranks if stage < 3 else (2 * whole + 12) / ranks
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("stage", "ranks", "precision"),
     [
@@ -66,39 +80,39 @@ def rests(stage: int, ranks: int, precision: str) -> float:
         *((stage, 2, precision) for stage in (2, 3) for precision in ("fp16", "fp32")),
     ],
 )
-def test_a_rank_holds_what_the_paper_counts(tmp_path: Path, stage: int, ranks: int, precision: str) -> None:
-    _, memory = trained(tmp_path, "--stage", stage, "--precision", precision, ranks=ranks)
+def test_a_rank_holds_what_the_paper_counts(
+    held: Callable[..., RehearsalMemory], stage: int, ranks: int, precision: str
+) -> None:
+    memory = held(stage, ranks, precision)
     assert resting(memory) == pytest.approx(rests(stage, ranks, precision), rel=0.012)  # buckets, and blocks not split
     if ranks <= 2:  # on more the optimizer's step is not the peak
-        held = memory.by_category
-        assert held[MemoryCategory.OPTIMIZER] / PARAMETERS == pytest.approx(8 / ranks, rel=0.01)
+        found = memory.by_category
+        assert found[MemoryCategory.OPTIMIZER] / PARAMETERS == pytest.approx(8 / ranks, rel=0.01)
         split = 1 if stage < 3 else ranks
         weights = BYTES[precision] / split + 4 / ranks
-        assert held[MemoryCategory.WEIGHTS] / PARAMETERS == pytest.approx(weights, rel=0.01)
+        assert found[MemoryCategory.WEIGHTS] / PARAMETERS == pytest.approx(weights, rel=0.01)
         gradients = (BYTES[precision] + 4) / ranks  # of the partition, and a copy for the optimizer
-        assert held[MemoryCategory.GRADIENTS] / PARAMETERS == pytest.approx(gradients, rel=0.01)
+        assert found[MemoryCategory.GRADIENTS] / PARAMETERS == pytest.approx(gradients, rel=0.01)
 
 
-def test_the_second_stage_takes_what_deepspeed_estimates(tmp_path: Path) -> None:
+def test_the_second_stage_takes_what_deepspeed_estimates(held: Callable[..., RehearsalMemory]) -> None:
     code = (
         "import json; from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs as two;"
         f"print(json.dumps([two({PARAMETERS}, ranks, 1, cpu_offload=False)[1] for ranks in (1, 2)]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for ranks, estimate in enumerate(json.loads(done.stdout.splitlines()[-1]), 1):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        held = trained(folder, "--stage", 2, ranks=ranks)[1].by_category
+        found = held(2, ranks).by_category
         states = (MemoryCategory.WEIGHTS, MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)
-        assert sum(held[kind] for kind in states) == pytest.approx(estimate, rel=0.01)
+        assert sum(found[kind] for kind in states) == pytest.approx(estimate, rel=0.01)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_offload_moves_the_optimizer_to_the_host(tmp_path: Path, stage: int) -> None:
-    (tmp_path / "device").mkdir()
-    on_device = trained(tmp_path / "device", "--stage", stage, ranks=2)[1]
-    (tmp_path / "host").mkdir()
-    answer, memory = trained(tmp_path / "host", "--stage", stage, "--offload-optimizer", ranks=2)
+def test_offload_moves_the_optimizer_to_the_host(
+    tmp_path: Path, held: Callable[..., RehearsalMemory], stage: int
+) -> None:
+    on_device = held(stage, 2)
+    answer, memory = trained(tmp_path, "--stage", stage, "--offload-optimizer", ranks=2)
     moved = (on_device.steps[-1].end_bytes - memory.steps[-1].end_bytes) / PARAMETERS
     # Stage 2 leaves the largest gradient, on its way to the host; of stage 3 the gradients' partition goes as well.
     wanted = 12 / 2 - 2 * LARGEST / PARAMETERS if stage < 3 else (12 + 2) / 2
@@ -156,7 +170,7 @@ def test_the_second_moments_of_adagrad_are_on_the_host(tmp_path: Path) -> None:
     assert MemoryCategory.OPTIMIZER not in memory.by_category
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_the_trainer_of_transformers_trains_evaluates_and_saves(tmp_path: Path, stage: int) -> None:
     answer = rehearse(tmp_path, "deepspeed_trainer.py", stage, ranks=8, surroundings=LAUNCHED)
     assert answer.end in (ScriptEnd.STOPPED, ScriptEnd.FINISHED) and not answer.unknown, answer.traceback

@@ -107,7 +107,9 @@ ACCUMULATED: dict[str, tuple[list[Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("how", ACCUMULATED)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=pytest.mark.nightly) if how == "the loss inside" else how for how in ACCUMULATED]
+)
 def test_passes_that_repeat_those_before_them_are_left_out_and_nothing_changes(tmp_path: Path, how: str) -> None:
     arguments, left_out = ACCUMULATED[how]
     (tmp_path / "long").mkdir()

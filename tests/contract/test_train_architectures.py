@@ -384,19 +384,6 @@ def test_a_folder_that_does_not_say_it_has_one_class_a_row(tmp_path: Path, encod
     assert dryfit.load(tmp_path / "best").spec.multi_label is False
 
 
-def test_micro_batches_learn_the_same(tmp_path: Path, encoder: Path) -> None:
-    """With weights that differ from row to row, up to fp32's rounding."""
-    found = []
-    for rows in (8, 3):
-        tables = {"loss": {"name": "focal", "alpha": 0.3, "class_balance": "effective"}, "head": {"dropout": 0.0}}
-        still = {"regularization": {"dropout": 0.0, "attention_dropout": 0.0}, "execution": {"micro_batch": rows}}
-        folder = tmp_path / str(rows)
-        data = tiny.multi_label_data(folder / "data")
-        found.append(trials.Trial(folder, encoder=encoder, data=data, **tables, **still).run()[1].points)
-    losses = [[point.metrics["loss"] for point in points] for points in found]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
 @pytest.mark.parametrize(
     "metric", sorted(set(Metric) - set(metrics_of_classes(DataSettings(num_labels=3, multi_label=True))))
 )

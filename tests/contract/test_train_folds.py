@@ -4,11 +4,8 @@ import copy
 import hashlib
 import json
 import math
-import os
-import signal
 import statistics
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -212,24 +209,6 @@ def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed) -> No
     assert (reported, found) == (points, result)
 
 
-def killed(trial: trials.Trial, when: Callable[[MetricPoint], bool], *, checkpoint_every_s: float) -> None:
-    """Run it in a process of its own that is killed with SIGKILL while a report waits for its verdict."""
-    trial.resolve()
-    torch.set_num_threads(1)
-
-    def answer(point: MetricPoint) -> bool:
-        if when(point):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return True
-
-    child = os.fork()
-    if child == 0:
-        trial.run(verdict=answer, checkpoint_every_s=checkpoint_every_s)
-        os._exit(3)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "every_s", "from_step", "heard"),
@@ -243,7 +222,7 @@ def test_killed_in_its_second_fold(
 ) -> None:
     result, points = undisturbed
     trial = in_folds(tmp_path, model)
-    killed(trial, lambda point: point.n == n, checkpoint_every_s=every_s)
+    trials.killed(trial, lambda point: point.n == n, checkpoint_every_s=every_s)
     found = newest_good(trial.layout.files_of(1).checkpoints, trial.fingerprint)
     assert found is not None
     assert (found.step, found.fold_step, found.folds) == (from_step, from_step - 10, result.folds[:1])

@@ -46,6 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MAKERS: dict[str, Callable[..., Trial]] = OF_EACH_KIND | {
     "tied embeddings": of_decoder("llama", 0),
+    "words, adapters": of_decoder("qwen2", 4, vocab_size=4608),
 }
 
 
@@ -162,6 +163,10 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
             pytest.param(*moved, marks=pytest.mark.nightly)
             for moved in (
                 ("criteria", {"dp": 2}, {"tp": 2}),
+                ("criteria", {"tp": 1}, {"tp": 2}),
+                ("criteria", {"tp": 2}, {"tp": 1}),
+                ("words, adapters", {"tp": 1}, {"tp": 2}),
+                ("words, adapters", {"tp": 2}, {"tp": 1}),
                 ("criteria", {"dp": 1}, {"dp": 2}),
                 ("criteria", {"dp": 2}, {"dp": 3}),
                 ("adapters", {"dp": 2}, {"dp": 1}),
@@ -284,18 +289,18 @@ def test_every_optimizer_that_is_allowed_steps_as_on_the_whole(
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("execution", "optim", "said"),
     [
-        ({"optim": {"name": "adafactor"}}, "adafactor computes with whole parameters"),
-        ({"optim": {"name": "sgd"}, "execution": {"optimizer_impl": "fused"}}, "no such implementation for sharded"),
-        ({"execution": {"offload_optimizer": True}}, "offload_optimizer"),
+        *((several, {"name": "adafactor"}, "adafactor computes with whole parameters") for several in (TWO, {"tp": 2})),
+        *(({**several, "offload_optimizer": True}, {}, "offload_optimizer") for several in (TWO, {"tp": 2})),
+        ({**TWO, "optimizer_impl": "fused"}, {"name": "sgd"}, "no such implementation for sharded"),
+        ({"tp": 3}, {}, "3"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused_before_anything_is_trained(
-    tmp_path: Path, model: Path, tables: dict[str, Any], said: str
+    tmp_path: Path, model: Path, execution: dict[str, Any], optim: dict[str, str], said: str
 ) -> None:
-    execution = {**TWO, **tables.pop("execution", {})}
-    error = ends_with(criteria(tmp_path, model, **tables, execution=execution))
+    error = ends_with(criteria(tmp_path, model, optim=optim, execution=execution))
     assert isinstance(error, ConfigError) and said in str(error)
 
 

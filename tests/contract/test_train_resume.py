@@ -195,20 +195,7 @@ def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed: Und
     """SIGKILL in the middle of the third validation; checkpoints were written at the first two."""
     whole, result, points = undisturbed
     trial = trials.small(tmp_path, encoder=model, **TABLES)
-    trial.resolve()
-
-    def die(point) -> bool:
-        if point.n == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return True
-
-    torch.set_num_threads(1)
-    child = os.fork()
-    if child == 0:
-        trial.run(verdict=die, checkpoint_every_s=1e-9)
-        os._exit(3)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    trials.killed(trial, lambda point: point.n == 2, checkpoint_every_s=1e-9)
     found = newest_good(trial.layout.files_of(1).checkpoints, trial.fingerprint)
     assert found is not None
     assert (found.step, len(found.points)) == (5, 2)

@@ -18,7 +18,7 @@ from dryfit.parallel import proved_plans as sharding
 from dryfit.parallel.proved_plans import ProvedPlan
 from dryfit.parallel.tensor_parallel import TensorParallelLayout
 from dryfit.settings.check_messages import LoadReport
-from dryfit.settings.errors import ConfigError, NonFiniteError
+from dryfit.settings.errors import NonFiniteError
 from dryfit.settings.files import read_model
 from dryfit.settings.training_messages import StopReason
 from dryfit.settings.wire import Checkpointed, Note, Started
@@ -130,26 +130,6 @@ def test_it_goes_on_as_if_it_had_not_been_stopped(
     trials.assert_goes_on(trials.small(tmp_path, encoder=model, **NOISY, execution=dict(SHARDED)), undisturbed, step)
 
 
-@pytest.mark.every(4)
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [1, 2])
-@pytest.mark.parametrize("task", ["criteria", "words, adapters"])
-def test_another_number_of_processes_goes_on_from_its_checkpoint(
-    tmp_path: Path, model: Path, alone: Callable[[str], Undisturbed], task: str, first: int
-) -> None:
-    whole = alone(task).trial
-    trial = MAKERS[task](tmp_path / "other", model, **SGD)
-    trial.plan = trial.plan.model_copy(update={"tp": first})
-    assert trial.run(stop_at=2)[0].stopped_by is StopReason.REQUEST
-    (checkpoint,) = (trial.folder / "checkpoints").iterdir()
-    moments = torch.load(checkpoint / "optimizer.pt", weights_only=True)["state"]
-    shapes = {tuple(one["momentum_buffer"].shape) for one in moments.values()}
-    trial.plan = trial.plan.model_copy(update={"tp": 3 - first})
-    assert trial.run()[0].stopped_by is None
-    assert_close(weights(trial), weights(whole))
-    assert shapes <= {tuple(one.shape) for one in weights(whole).values()}  # whole ones, whoever wrote them
-
-
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
     tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
@@ -225,24 +205,6 @@ def _slices_bytes(trial: Trial) -> int:
     held = {name: math.prod(shard.local_shape(plan.degree)) for name, shard in plan.parameters.items()}
     assert drawn and set(drawn) < set(held)
     return 4 * sum(size for name, size in held.items() if name not in drawn)
-
-
-@pytest.mark.slow
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("tables", "said"),
-    [
-        ({"optim": {"name": "adafactor"}}, "adafactor computes with whole parameters"),
-        ({"execution": {"offload_optimizer": True}}, "offload_optimizer"),
-        ({"execution": {"tp": 3}}, "3"),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused_before_anything_is_trained(
-    tmp_path: Path, model: Path, tables: dict[str, Any], said: str
-) -> None:
-    execution = {**SHARDED, **tables.pop("execution", {})}
-    error = ends_with(criteria(tmp_path, model, **tables, execution=execution))
-    assert isinstance(error, ConfigError) and said in str(error)
 
 
 @pytest.mark.slow

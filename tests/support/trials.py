@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -308,3 +309,21 @@ def predicted(
 def read_lines(path: Path | str | None) -> list[dict[str, Any]]:
     """The objects of a JSONL file."""
     return [json.loads(line) for line in Path(path or "").read_text(encoding="utf-8").splitlines()]
+
+
+def killed(trial: Trial, when: Callable[[MetricPoint], bool], *, checkpoint_every_s: float) -> None:
+    """Run it in a process of its own that is killed with SIGKILL while a report waits for its verdict."""
+    trial.resolve()
+    torch.set_num_threads(1)
+
+    def answer(point: MetricPoint) -> bool:
+        if when(point):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    child = os.fork()
+    if child == 0:
+        trial.run(verdict=answer, checkpoint_every_s=checkpoint_every_s)
+        os._exit(3)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
