@@ -122,7 +122,7 @@ def test_what_cannot_be_estimated_is_refused(folder):
     ("example", "package", "said"),
     [
         ("optuna_search", "optuna", "GiB"),
-        ("ray_search", "ray", "trained 100000 0.042 of a GPU"),
+        pytest.param("ray_search", "ray", "trained 100000 0.042 of a GPU", marks=pytest.mark.nightly),
         ("lightning_batch_size", "lightning", "batch size 32768"),
     ],
 )

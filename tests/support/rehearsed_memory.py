@@ -28,10 +28,10 @@ def check_sums(memory: RehearsalMemory, program: str) -> None:
     assert memory.peak_allocated_bytes <= memory.peak_reserved_bytes
     assert memory.peak_allocated_bytes <= memory.min_cap_bytes <= memory.required_bytes
     assert max(step.peak_bytes for step in memory.steps) <= memory.peak_allocated_bytes
-    assert memory.peak_line.startswith(f"{PROGRAMS / program}:")
-    number = int(memory.peak_line.rpartition(":")[2])
-    lines = (PROGRAMS / program).read_text(encoding="utf-8").splitlines()
-    assert memory.peak_code == lines[number - 1].strip()
+    file, _, number = memory.peak_line.rpartition(":")
+    assert Path(file) in (PROGRAMS / program, (PROGRAMS / program).with_name("one_layer.py"))
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    assert memory.peak_code == lines[int(number) - 1].strip()
 
 
 def held_bytes(*sizes: tuple[int, ...]) -> int:
