@@ -163,7 +163,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_rows_that_have_no_prediction(tm
     monkeypatch.setattr(published_run, "predict", predict)
     file = tmp_path / "predictions.jsonl"
     for _ in range(2):
-        published_run.run(rows, published_run.Field(tmp_path / "out", {}), file, 1)
+        published_run.run(rows, published_run.Field(tmp_path / "out", {}, own_versions=False), file, 1)
     assert ran == ["a", "b", "b"]  # what had not run is tried again, what is predicted is kept
     assert published_run.records(file)["a"]["counters"] == {"allocated": 1}
     with file.open("a") as stream:
@@ -171,7 +171,9 @@ def test_a_run_that_was_stopped_goes_on_with_the_rows_that_have_no_prediction(tm
     assert published_run.records(file)["a"]["counters"] == {"allocated": 2}
     assert published_run.first_records(file).keys() == {"a"}
     assert published_run.first_records(file)["a"]["counters"] == {"allocated": 1}
-    published_run.run(rows, published_run.Field(tmp_path / "out", {}), tmp_path / "other", 1, until=0)
+    published_run.run(
+        rows, published_run.Field(tmp_path / "out", {}, own_versions=False), tmp_path / "other", 1, until=0
+    )
     assert len(ran) == 3
 
 
@@ -191,7 +193,7 @@ def test_a_tiny_program_is_predicted(tmp_path, monkeypatch):
     (tmp_path / "program.py").write_text(PROGRAM)
     tiny = published_list.Family("tiny", "", "", f"{tmp_path}/program.py")
     monkeypatch.setitem(published_list.FAMILIES, "fms", tiny)
-    record = published_run.predict(row(), published_run.Field(tmp_path / "out", {}), 120)
+    record = published_run.predict(row(), published_run.Field(tmp_path / "out", {}, own_versions=False), 120)
     assert 16 * 2**20 < record["counters"]["allocated"] < 64 * 2**20, json.dumps(record)
 
 
