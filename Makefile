@@ -24,7 +24,7 @@ VERSION_TESTS := tests/unit/meta \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test proof nightly affected durations chaos lint soak bench bench-search gpu gpu-memory clean
-.PHONY: site pictures strangers regressions published published-compare attack times engines test-nodes wheel-test versions environments mutants cards licenses
+.PHONY: site pictures strangers viz regressions published published-compare attack times engines test-nodes wheel-test versions environments mutants cards licenses
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
@@ -115,6 +115,10 @@ licenses: $(STAMP) ## install every extra in a temporary environment, and write 
 strangers: $(STAMP) ## rehearse strangers' scripts that are checked out in DIR, all or ROWS=a,b, and write docs/strangers.md; hours, goes on
 	@test -n '$(DIR)' || { echo 'make strangers DIR=FOLDER: the folder of the checkouts' >&2; exit 2; }
 	$(TEST_ENV) $(BIN)/python benchmarks/strangers/strangers.py '$(DIR)' --rows '$(ROWS)'
+
+viz: $(STAMP) ## look at memory snapshots in PyTorch's own viewer, by a headless Chromium; VIZ: a folder of MemoryViz.js and d3
+	@test -f '$(VIZ)/MemoryViz.js' || { echo 'make viz VIZ=FOLDER: torch/utils/viz of PyTorch, with npm install d3@7' >&2; exit 2; }
+	VIZ='$(abspath $(VIZ))' $(PYTEST) -m 'not nightly' tests/contract/test_viewers.py
 
 regressions: $(STAMP) ## replay public changes that cost GPU memory through dryfit check, in OUT; PEFT=CHECKOUT: quiet commits too
 	@test -n '$(OUT)' || { echo 'make regressions OUT=FOLDER: where packages are installed' >&2; exit 2; }

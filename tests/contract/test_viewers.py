@@ -1,7 +1,10 @@
 """The files for viewers say what the answer says, and torch's own tools read them."""
 
+import base64
 import json
 import pickle
+import re
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,8 @@ from torch.cuda import _memory_viz as viz
 
 import dryfit
 from dryfit.settings.errors import ConfigError
+from memory_viz import HISTORY, IS_THERE, SEGMENTS, TIMELINE, views_of
+from study_runs import command
 
 pytestmark = pytest.mark.heavy
 
@@ -49,6 +54,26 @@ for _ in range(3):
 """
 
 
+DUMPED = """
+import base64, torch
+torch.cuda.memory._record_memory_history()
+
+def observe(device, asked, allocated, free):
+    torch.cuda.memory._dump_snapshot("oom.pickle")
+    with open("oom.pickle", "rb") as file:
+        print("DUMPED", device, asked, allocated, free, base64.b64encode(file.read()).decode(), flush=True)
+
+torch._C._cuda_attach_out_of_memory_observer(observe)
+kept = [torch.empty(1 << 20, device="cuda") for _ in range(3)]
+del kept[1]
+try:
+    torch.empty(1 << 30, device="cuda")
+except torch.OutOfMemoryError:
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+kept[0].requires_grad_().sum().backward()
+"""
+
+
 def rehearsed(folder: Path, script: str, device: str = "rtx4090", **options):
     (folder / "train.py").write_text(script)
     files = {"snapshot": folder / "s.pickle", "trace": folder / "t.json"}
@@ -57,6 +82,7 @@ def rehearsed(folder: Path, script: str, device: str = "rtx4090", **options):
     return SimpleNamespace(
         answer=answer,
         memory=answer.memory,
+        file=files["snapshot"].read_bytes(),
         snapshot=pickle.loads(files["snapshot"].read_bytes()),  # noqa: S301  # written by this test
         trace=json.loads(files["trace"].read_text())["traceEvents"],
     )
@@ -95,12 +121,76 @@ def test_the_snapshot_says_what_the_answer_says(plain):
 
 def test_torch_reads_the_snapshot(plain):
     for plot in (viz.segment_plot, viz.trace_plot):
-        assert "<script" in plot(plain.snapshot)
+        (data,) = re.findall(r'"base64": "([^"]*)"', plot(plain.snapshot))
+        assert pickle.loads(base64.b64decode(data)) == plain.snapshot  # noqa: S301
+    first, *others = plain.snapshot["segments"]
     lines = []
-    picture = viz.compare(plain.snapshot["segments"], [], format_flamegraph=lines.append)
-    assert picture is None and "only_before" in lines[0] and "train.py:" in lines[0]
+    viz.compare([first], [first, *others], format_flamegraph=lines.append)
+    assert "only_after" in lines[0] and "only_before" not in lines[0] and "train.py:" in lines[0]
     assert "segments: " in viz.segsum(plain.snapshot)
-    assert "segment_alloc" in (told := viz.trace(plain.snapshot)) or "alloc" in told
+    assert "alloc(" in viz.trace(plain.snapshot)
+
+
+def sizes(texts):
+    return sorted(int(size) for text in texts for size in re.findall(r"Size: [^(]*\((\d+) bytes", text))
+
+
+def looked_at(file, folder):
+    """What PyTorch's viewer says of a snapshot, held against it; and bytes allocated and reserved after each event."""
+    views = views_of(file, folder)
+    snapshot = pickle.loads(file)  # noqa: S301
+    (events,) = snapshot["device_traces"]
+    for view, action in ((TIMELINE, "alloc"), (SEGMENTS, "segment_alloc")):
+        *texts, others = views[view]["texts"]
+        assert sizes(texts) == sorted(event["size"] for event in events if event["action"] == action)
+        assert all(re.search(r"train\.py:\d+:\w", text) for text in texts if "workspace:0:" not in text)
+        assert others.startswith("Small tensors")  # the sum of what is too small to be drawn: here nothing
+    history = views[HISTORY]
+    assert len(history["texts"]) == sum(event["action"] != "free_completed" for event in events)
+    held = [block for one in snapshot["segments"] for block in one["blocks"] if block["state"] == "active_allocated"]
+    assert history["drawn"][-1] == [len(snapshot["segments"]), len(held), len(held)]
+    assert len(history["blocks"]) == len(held)
+    assert all("train.py:" in text for text in history["blocks"] if "workspace:0:" not in text)
+    told = [re.findall(r"\((\d+) bytes\) (?:allocated|reserved)", text) for text in history["texts"]]
+    states = [(int(allocated), int(reserved)) for allocated, reserved in told]
+    requested = sum(block["requested_size"] for block in held)
+    assert states[-1] == (requested, sum(one["total_size"] for one in snapshot["segments"]))
+    return views, states
+
+
+@IS_THERE
+def test_pytorchs_viewer_draws_a_snapshot(plain, tmp_path):
+    views, states = looked_at(plain.file, tmp_path)
+    (events,) = plain.snapshot["device_traces"]
+    assert max(allocated for allocated, _ in states) == running(events, {"alloc"}, {"free_completed"})[1]
+    assert max(reserved for _, reserved in states) == plain.memory.peak_reserved_bytes
+    if settings := views.get("Allocator Settings"):  # since torch 2.8
+        assert json.loads(settings["texts"][0]) == plain.snapshot["allocator_settings"]
+
+
+@IS_THERE
+def test_pytorchs_viewer_draws_an_out_of_memory_error(tmp_path):
+    seen = rehearsed(tmp_path, SCRIPT.replace("SIZE", "8192"), device="2GiB")
+    views, _ = looked_at(seen.file, tmp_path)
+    (error,) = seen.answer.out_of_memory
+    last = views[HISTORY]["texts"][-1]
+    assert f"OOM (requested 256.0MiB ({error.requested_bytes} bytes)" in last
+    assert f"train.py:{error.line.rpartition(':')[2]}:{error.code}" in last
+
+
+@IS_THERE
+def test_pytorchs_viewer_draws_what_a_script_dumps_at_an_error(tmp_path):
+    (tmp_path / "train.py").write_text(DUMPED)
+    done = subprocess.run(
+        command("rehearse", "--device", "2GiB", "train.py"), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    (line,) = [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line.startswith("DUMPED")]
+    device, asked, allocated, free, data = line.split()[1:]
+    assert (device, asked, allocated) == ("0", str(4 << 30), str(8 << 20))
+    views, states = looked_at(base64.b64decode(data), tmp_path)
+    assert states[-1] == (8 << 20, 20 << 20)
+    last = views[HISTORY]["texts"][-1]
+    assert f"({free} bytes) memory free" in last and 'train.py:14:torch.empty(1 << 30, device="cuda")' in last
 
 
 def test_the_trace_counts_what_the_answer_says(plain):

@@ -19,7 +19,7 @@ from torch.autograd import profiler
 from dryfit.gpu.kernels import processors_of
 from dryfit.gpu.private_apis.torch_virtual import replace_internals, stand_in
 from dryfit.gpu.script_recorder import LiveAllocations, Places
-from dryfit.gpu.viewers import memory_snapshot
+from dryfit.gpu.viewers import Failure, memory_snapshot
 from dryfit.settings.devices import driver_name
 from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.older_python import Self
@@ -279,6 +279,9 @@ class CudaApi:
         self._places = places
         self._history_since: int | None = None
         self._most_history: int | None = None
+        self.failures: Callable[[], list[Failure]] = list
+        self._observers: list[Callable[[int, int, int, int], Any]] = []
+        self.attach_observer = self._observers.append
         self._on_asked = on_asked
         self.shows_counters = False
         self._fraction = 1.0
@@ -343,7 +346,7 @@ class CudaApi:
             "oversize_allocations": _counter(),
             "oversize_segments": _counter(),
             "num_alloc_retries": allocator.retries,
-            "num_ooms": 0,
+            "num_ooms": len(self.failures()),
         }
 
     def record_history(self, enabled: Any, *how: Any, **_: Any) -> None:
@@ -354,7 +357,14 @@ class CudaApi:
     def memory_snapshot(self, *_: Any) -> dict[str, Any]:
         """The device's memory as it is, and what happened since this was recorded."""
         self.shows_counters = True
-        return memory_snapshot(self._allocations, self._places, since=self._history_since, most=self._most_history)
+        kept = {"since": self._history_since, "most": self._most_history}
+        return memory_snapshot(self._allocations, self._places, **kept, failures=self.failures())
+
+    def observe_failures(self) -> None:
+        """Tell the script's observers of the newest out-of-memory error, as torch does before it raises the error."""
+        _, left_bytes, error = self.failures()[-1]
+        for observer in self._observers:
+            observer(0, error.requested_bytes, self._allocations.allocator.allocated_bytes, left_bytes)
 
     def properties(self, _device: int) -> "Properties":
         """What the driver says of the device."""

@@ -20,6 +20,7 @@ from dryfit.gpu.private_apis.torch_virtual import VIRTUAL
 from dryfit.gpu.script_recorder import LiveAllocations, NoRoomError, Places
 from dryfit.gpu.stand_ins import STAND_INS
 from dryfit.gpu.triton_kernels import install_triton
+from dryfit.gpu.viewers import Failure
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import TraceError
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
@@ -109,6 +110,7 @@ class VirtualGpu:
             self.note_unknown,
             self._note_asked,
         )
+        self.api.failures = self.failures
 
     @contextmanager
     def active(self) -> Iterator["VirtualGpu"]:
@@ -236,12 +238,12 @@ class VirtualGpu:
         message = no_room_text(allocator, self.spec.capacity_bytes, overhead_bytes, error.requested_bytes)
         return self._refused(message, error.requested_bytes)
 
-    def failures(self) -> list[tuple[int, int, int]]:
-        """Return the number of events before each out-of-memory error, the bytes asked for, and those left."""
-        found: list[tuple[int, int, int]] = []
+    def failures(self) -> list[Failure]:
+        """Return the out-of-memory errors, each with the number of events before it and the bytes that were left."""
+        found: list[Failure] = []
         for at, error in zip(self.failed_at, self.out_of_memory, strict=True):
             reserved_bytes = self.allocations.reserved[at - 1] if at else 0
-            found.append((at, error.requested_bytes, max(0, (self.room_bytes or 0) - reserved_bytes)))
+            found.append((at, max(0, (self.room_bytes or 0) - reserved_bytes), error))
         return found
 
     def _demand_room(self, requested_bytes: int, what: str) -> None:
@@ -267,6 +269,7 @@ class VirtualGpu:
                 caught=True,
             )
         )
+        self.api.observe_failures()
         return torch.OutOfMemoryError(message)
 
 

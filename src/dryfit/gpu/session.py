@@ -309,8 +309,9 @@ class _Run:
             until = len(deltas) - next((freed for freed, delta in enumerate(reversed(deltas)) if delta > 0), 0)
             until = max(until, self.marks[-1].event if self.marks else 0)
         if SNAPSHOT in self.request.views:
-            told = memory_snapshot(gpu.allocations, gpu.places, until=until, out_of_memory=gpu.failures())
-            (own / SNAPSHOT).write_bytes(pickle.dumps(told))
+            told = memory_snapshot(gpu.allocations, gpu.places, until=until, failures=gpu.failures())
+            # The viewer's page reads the protocols 2 to 4; Python 3.14 writes 5.
+            (own / SNAPSHOT).write_bytes(pickle.dumps(told, protocol=4))
         if TRACE in self.request.views:
             kinds = settled(gpu.allocations, gpu.dispatch.categories(), gpu.failed_at)
             steps = {mark.number: mark.event for mark in self.marks}

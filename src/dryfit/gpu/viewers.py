@@ -14,6 +14,7 @@ from dryfit.gpu.caching_allocator import LARGE_RANGE
 from dryfit.gpu.events import Label
 from dryfit.gpu.script_recorder import LiveAllocations, Places
 from dryfit.settings.memory_terms import MemoryCategory
+from dryfit.settings.rehearsal_messages import OutOfMemory
 
 _FIRST_ADDRESS = 0x7F00_0000_0000
 _FIRST_LARGE_ADDRESS = 0x7E00_0000_0000
@@ -24,6 +25,8 @@ _STEPS, _PHASES, _MODULES = range(1, 4)
 
 Frames = list[dict[str, Any]]
 Event = dict[str, Any]
+Failure = tuple[int, int, OutOfMemory]
+"""Number of events before an out-of-memory error, the bytes that were left, and the error."""
 
 
 def memory_snapshot(
@@ -33,7 +36,7 @@ def memory_snapshot(
     since: int | None = 0,
     until: int | None = None,
     most: int | None = None,
-    out_of_memory: Sequence[tuple[int, int, int]] = (),
+    failures: Sequence[Failure] = (),
 ) -> dict[str, Any]:
     """Return a memory snapshot: the segments as they are, and what has happened.
 
@@ -43,11 +46,11 @@ def memory_snapshot(
         since: Number of events before those that are told; None: none is.
         until: Number of events after which the memory is told; None: all.
         most: Events that are told at most, the last ones.
-        out_of_memory: Number of events before each out-of-memory error, the bytes asked for, and those left.
+        failures: The out-of-memory errors.
     """
     frames = [_frames(label, places) for label in run.label_table]
     last = len(run.blocks) if until is None else until
-    told = [] if since is None else list(_history(run, frames, range(since, last), out_of_memory))
+    told = [] if since is None else list(_history(run, frames, range(since, last), failures, places))
     return {
         "segments": _segments(run, frames, last),
         "device_traces": [told if most is None else told[max(0, len(told) - most) :]],
@@ -58,11 +61,16 @@ def memory_snapshot(
 
 def _frames(label: Label, places: Places) -> Frames:
     """Return the operator, the deepest line outside of torch and the script's own line, innermost first."""
-    found: Frames = [{"filename": label.op, "line": 0, "name": label.module or str(label.phase)}]
-    for place in dict.fromkeys((label.source, label.line)):
+    operator = {"filename": label.op, "line": 0, "name": label.module or str(label.phase)}
+    return [operator, *_lines(label, places)]
+
+
+def _lines(where: Label | OutOfMemory, places: Places) -> Frames:
+    found: Frames = []
+    for place in dict.fromkeys((where.source, where.line)):
         path, _, number = place.rpartition(":")
         if path:
-            found.append({"filename": path, "line": int(number), "name": places.code_of(place) or str(label.phase)})
+            found.append({"filename": path, "line": int(number), "name": places.code_of(place) or str(where.phase)})
     return found
 
 
@@ -142,14 +150,14 @@ def _segment(start: int, size: int, blocks: list[dict[str, Any]], settings: Allo
 
 
 def _history(
-    run: LiveAllocations, frames: Sequence[Frames], told: range, out_of_memory: Sequence[tuple[int, int, int]]
+    run: LiveAllocations, frames: Sequence[Frames], told: range, failures: Sequence[Failure], places: Places
 ) -> Iterator[Event]:
     """Yield what has happened from an event on, as torch tells it: a segment comes before its first block."""
     table = run.label_table
     metadata = [f"{label.phase}, {label.category}" for label in table]
     of_driver = iter([event for event in run.segment_events if event[0] >= told.start])
-    failures = iter([failure for failure in out_of_memory if failure[0] >= told.start])
-    segment, failure = next(of_driver, None), next(failures, None)
+    of_errors = iter([failure for failure in failures if failure[0] >= told.start])
+    segment, failure = next(of_driver, None), next(of_errors, None)
     last = told.stop
     for at in range(told.start, last + 1):
         label = run.labels[min(at, last - 1)] if last else None
@@ -164,8 +172,11 @@ def _history(
             yield {"action": segment[1], "addr": _address(segment[2]), "size": segment[3], **common}
             segment = next(of_driver, None)
         while failure is not None and failure[0] == at:
-            yield {"action": "oom", "addr": 0, "size": failure[1], "device_free": failure[2], **common}
-            failure = next(failures, None)
+            _, left_bytes, error = failure
+            own = {"frames": _lines(error, places), "user_metadata": str(error.phase)}
+            refused = {"addr": 0, "size": error.requested_bytes, "device_free": left_bytes}
+            yield {**common, "action": "oom", **refused, **own}
+            failure = next(of_errors, None)
         if at == last:
             return
         address, delta = _address(run.addresses[at]), run.deltas[at]
@@ -178,7 +189,9 @@ def _settings(settings: AllocatorSettings) -> dict[str, Any]:
         "expandable_segments": settings.expandable_segments,
         "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
         "garbage_collection_threshold": settings.gc_threshold or 0.0,
-        "roundup_power2_divisions": {str(number): one for number, one in enumerate(settings.roundup_power2_divisions)},
+        "roundup_power2_divisions": {
+            str(1 << number): one for number, one in enumerate(settings.roundup_power2_divisions)
+        },
     }
 
 

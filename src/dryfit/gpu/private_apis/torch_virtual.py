@@ -40,6 +40,7 @@ _ASKED: Final[Mapping[str, str]] = {
     "_cuda_cudaCachingAllocator_raw_delete": "free",
     "_cuda_changeCurrentAllocator": "change_allocator",
     "_cuda_memorySnapshot": "memory_snapshot",
+    "_cuda_attach_out_of_memory_observer": "attach_observer",
     "_cuda_beginAllocateCurrentThreadToPool": "begin_pool",
     "_cuda_beginAllocateToPool": "begin_pool",
     "_cuda_endAllocateToPool": "end_pool",
