@@ -50,7 +50,7 @@ def main() -> None:
 def _replayed(name: str, row: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Check a script and its libraries before the change, then after it; return what is said of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_runs(folder, name)
+    _write_runs(folder, name, row.get("command", "train.py"))
     shutil.rmtree(folder / ".dryfit", ignore_errors=True)
     found: dict[str, Any] = {}
     for when in ("before", "after"):
@@ -61,9 +61,9 @@ def _replayed(name: str, row: dict[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-def _write_runs(folder: Path, name: str) -> None:
+def _write_runs(folder: Path, name: str, command: str = "train.py") -> None:
     (folder / "gpu-memory.toml").write_text(
-        f'[run.{name}]\ncommand = "train.py"\ndevice = "a100-80"\n', encoding="utf-8"
+        f'[run.{name}]\ncommand = "{command}"\ndevice = "a100-80"\n', encoding="utf-8"
     )
 
 
