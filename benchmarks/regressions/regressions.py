@@ -24,6 +24,8 @@ _END: Final = "<!-- end of tables -->\n"
 _DRYFIT: Final = Path(sys.executable).with_name("dryfit")
 _NAMED: Final = 3
 """The guilty line must be among so many."""
+_CONTROLS: Final = ("entropy", "upcast")
+_PEAK: Final = "allocated_bytes"
 _HEAD: Final = (
     "| change | what changed | reported, MiB | `dryfit check`, MiB | off by | guilty line | its place |\n"
     "|---|---|--:|--:|--:|---|--:|\n"
@@ -40,6 +42,7 @@ def main() -> None:
     rows = tomllib.loads((_HERE / "rows.toml").read_text(encoding="utf-8"))
     parts = [f"Run {date.today()} by dryfit {_commit()}, on a virtual A100 with 80 GB.\n\n", _HEAD]
     parts += [_told(row, _replayed(name, row, folder / name)) for name, row in rows.items()]
+    parts.append(_controls(rows, folder))
     if given.peft:
         parts += ["\n", _quiet(given.peft.absolute(), folder / "quiet")]
     page = _PAGE.read_text(encoding="utf-8")
@@ -90,6 +93,19 @@ def _checked(folder: Path, packages: Path, *, update: bool) -> dict[str, Any]:
     if run["fits"] is None:
         raise SystemExit(f"{folder.name}: {'; '.join(run['reasons'])}")
     return run
+
+
+def _controls(rows: dict[str, dict[str, Any]], folder: Path) -> str:
+    """Replay a row backwards, and one without a change: neither may alarm; return what was found."""
+    name, same = _CONTROLS
+    row = rows[name]
+    back = _replayed(name, {**row, "before": row["after"], "after": row["before"]}, folder / f"{name}_backwards")
+    again = _replayed(same, {**rows[same], "after": rows[same]["before"]}, folder / f"{same}_again")
+    said = [
+        f"{what}: {found['verdict']}, {(found['after'][_PEAK] - found['before'][_PEAK]) / 2**20:+,.1f} MiB"
+        for what, found in ((f"`{name}` backwards", back), (f"`{same}` with the same versions", again))
+    ]
+    return f"\nWithout a change for the worse: {'; '.join(said)}.\n"
 
 
 def _told(row: dict[str, Any], found: dict[str, Any]) -> str:

@@ -309,7 +309,7 @@ class LiveAllocations(OpenSegment):
 
 class _Owner(IntEnum):
     HIDDEN = 0
-    """torch, dryfit and what Python itself makes."""
+    """torch, dryfit, the standard library and what Python itself makes: who calls them is of interest."""
     LIBRARY = 1
     USER = 2
 
@@ -317,13 +317,11 @@ class _Owner(IntEnum):
 _TORCH = str(Path(torch.__file__).parent) + "/"
 BETWEEN = (_TORCH, f"{PACKAGE_FOLDER}/")
 """Folders whose code runs between a script or its libraries and the recorder."""
-_LIBRARIES = tuple(
-    str(Path(folder)) + "/"
-    for folder in {
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
+_PATHS = {name: f"{Path(folder)}/" for name, folder in sysconfig.get_paths().items()}
+_STANDARD = (_PATHS["stdlib"], _PATHS["platstdlib"])
+_LIBRARIES = (
+    *(f"{Path(folder)}/" for folder in (*site.getsitepackages(), site.getusersitepackages())),
+    *(_PATHS["purelib"], _PATHS["platlib"]),
 )
 _PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")
 
@@ -396,6 +394,8 @@ class Places:
             return _Owner.HIDDEN
         if filename.startswith(_LIBRARIES) or any(folder in filename for folder in _PACKAGE_FOLDERS):
             return _Owner.LIBRARY
+        if filename.startswith(_STANDARD):
+            return _Owner.HIDDEN
         if any(filename.startswith(f"{folder}/") and _holds_installed(folder) for folder in sys.path if folder):
             return _Owner.LIBRARY
         return _Owner.USER

@@ -1,5 +1,6 @@
 """Whose code a line is: the user's own, or a library's, wherever it was installed."""
 
+import copy
 import runpy
 from pathlib import Path
 
@@ -53,3 +54,14 @@ def test_a_line_keeps_its_file_where_the_script_goes_elsewhere(tmp_path: Path, m
     monkeypatch.chdir(elsewhere)
     line = place_of(tmp_path, places).line
     assert (line, places.code_of(line)) == ("module.py:2", "return places.now()")
+
+
+def test_the_standard_library_is_between() -> None:
+    class Asks:
+        def __reduce__(self) -> tuple[object, tuple[()]]:
+            return places.now, ()  # called by a line of copy.py
+
+    places = Places()
+    place = copy.copy(Asks())
+    assert isinstance(place, Place)
+    assert place.line == place.source and places.code_of(place.source) == "place = copy.copy(Asks())"
