@@ -19,8 +19,9 @@ from typing import Any, Final
 _HERE: Final = Path(__file__).parent
 _REPOSITORY: Final = _HERE.parent.parent
 _PAGE: Final = _REPOSITORY / "docs" / "check.md"
-_BEGIN: Final = "<!-- tables: written by benchmarks/regressions/regressions.py -->\n"
-_END: Final = "<!-- end of tables -->\n"
+_TABLE: Final = "<!-- table: written by benchmarks/regressions/regressions.py -->\n"
+_QUIET: Final = "<!-- quiet commits: written by benchmarks/regressions/regressions.py -->\n"
+_END: Final = "<!-- end -->\n"
 _DRYFIT: Final = Path(sys.executable).with_name("dryfit")
 _NAMED: Final = 3
 """The guilty line must be among so many."""
@@ -40,14 +41,19 @@ def main() -> None:
     given = asked.parse_args()
     folder = given.folder.absolute()
     rows = tomllib.loads((_HERE / "rows.toml").read_text(encoding="utf-8"))
-    parts = [f"Run {date.today()} by dryfit {_commit()}, on a virtual A100 with 80 GB.\n\n", _HEAD]
+    run = f"Run {date.today()} by dryfit {_commit()}"
+    parts = [f"{run}, on a virtual A100 with 80 GB.\n\n", _HEAD]
     parts += [_told(row, _replayed(name, row, folder / name)) for name, row in rows.items()]
     parts.append(_controls(rows, folder))
+    _put(_TABLE, "".join(parts))
     if given.peft:
-        parts += ["\n", _quiet(given.peft.absolute(), folder / "quiet")]
-    page = _PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(_BEGIN)
-    _PAGE.write_text(f"{before}{_BEGIN}{''.join(parts)}{_END}{rest.partition(_END)[2]}", encoding="utf-8")
+        _put(_QUIET, f"{run}. {_quiet(given.peft.absolute(), folder / 'quiet')}")
+
+
+def _put(begin: str, text: str) -> None:
+    """Replace what stands between a mark of the page and the next end."""
+    before, _, rest = _PAGE.read_text(encoding="utf-8").partition(begin)
+    _PAGE.write_text(f"{before}{begin}{text}{_END}{rest.partition(_END)[2]}", encoding="utf-8")
 
 
 def _replayed(name: str, row: dict[str, Any], folder: Path) -> dict[str, Any]:
