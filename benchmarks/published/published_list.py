@@ -99,7 +99,7 @@ FAMILIES: Final = {
         "{here}/published_trainer.py {experiment}",
         "--with flash_attn",
         ("model {model}",),
-        requires=("peft==0.14.0", "accelerate==1.3.0", "bitsandbytes==0.45.0", "numpy", "pillow", "datasets"),
+        requires=("bitsandbytes==0.49.2", "numpy", "pillow", "datasets"),
         weights=True,
     ),
     "nanochat": Family(

@@ -1,7 +1,7 @@
 """The Hugging Face Trainer with the settings of fms-acceleration's benchmarks, on packed rows of random tokens.
 
-Their trainer is that of fms-hf-tuning with trl 0.13; this program makes the same calls in the same order: where the
-model is loaded, quantised, prepared, and adapted. It runs with transformers 4.48 and 5.
+Their trainer is that of fms-hf-tuning with trl 0.11; this program makes the same calls in the same order: where the
+model is loaded, quantised, prepared, and adapted. It runs with transformers 4.45 and 5.
 """
 
 import argparse
@@ -29,7 +29,7 @@ class Packed(Dataset):
 
 
 def cast(model: torch.nn.Module) -> None:
-    """What trl 0.13 does with an adapted 4-bit model under bf16 (``peft_module_casting_to_bf16``)."""
+    """What trl 0.11 does with an adapted 4-bit model under bf16 (``peft_module_casting_to_bf16``)."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in model.named_modules():

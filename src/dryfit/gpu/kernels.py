@@ -517,7 +517,12 @@ _FEW_TOKENS = 4
 
 @cache
 def install() -> None:
-    """Let bitsandbytes' operators allocate on fakes what they do on a CUDA device; it must be imported."""
+    """Let bitsandbytes' operators allocate on fakes what they do on a CUDA device; it must be imported.
+
+    Before 0.46 it has functions that call its native library in their place, which allocate what they return.
+    """
+    if not hasattr(torch.ops.bitsandbytes, "int8_vectorwise_quant"):
+        return
     # The library's own ask for a number of columns that values decide.
     torch.library.register_fake("bitsandbytes::int8_vectorwise_quant", _by_row, allow_override=True)
     torch.library.register_fake("bitsandbytes::int8_double_quant", _by_row_and_column, allow_override=True)
