@@ -210,5 +210,9 @@ def test_orthogonal_parametrisations_of_a_layer_on_the_device(layers: dict[str, 
     assert any(what.startswith("aten.geqrf.default: scratch memory") for what in layers["unknown"])
 
 
+def test_a_librarys_weight_is_made_again_of_its_attributes(layers: dict[str, Any]) -> None:
+    assert layers["coded"] == ["Coded", True, "nf4", "cuda:0"]
+
+
 def test_a_real_tensor_whose_data_are_set_to_one_of_the_device_is_there_itself(layers: dict[str, Any]) -> None:
     assert layers["set"] == ["cuda:0", "cuda:0", True, "kept"]

@@ -60,6 +60,23 @@ def main() -> None:
         (same * 2).sum().backward()
         assert real.grad is not None
         facts["set"] = [str(same.device), str(real.grad.device), same.is_leaf, getattr(same, "name_of_mine", "")]
+
+        class Coded(nn.Parameter):
+            """As bitsandbytes before 0.50 has one: of its own attributes alone."""
+
+            def __new__(cls, data: torch.Tensor, requires_grad: bool = False, codes: str = "") -> Any:
+                self: Any = torch.Tensor._make_subclass(cls, data, requires_grad)
+                self.codes = codes
+                return self
+
+        coded = Coded(torch.ones(4, device="cuda"), codes="nf4")
+        again = Coded(coded.to("cuda"), **vars(coded))
+        facts["coded"] = [
+            type(again).__name__,
+            isinstance(again, Coded),
+            getattr(again, "codes", ""),
+            str(again.device),
+        ]
     facts["unknown"] = [one.what for one in gpu.unknown.values()]
     print(json.dumps(facts))
 

@@ -150,6 +150,8 @@ Make = Callable[[torch.Size, torch.dtype, torch.device, bool], torch.Tensor]
 """Makes a fake of a shape, type and device; whether it requires a gradient."""
 
 _DATA: Any = torch.Tensor.data
+_OF_FAKES: set[str] = set()
+"""Attributes that a fake has of itself."""
 
 
 def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], None]) -> None:
@@ -165,6 +167,7 @@ def install_tensor_classes(make: Make, on_data: Callable[[Any, torch.Tensor], No
         if cls is FakeTensor or not (is_fake or (_is_weight(cls) and not data.is_meta)):
             return original(cls, data, require_grad, **options)
         fake: Any = data.detach() if is_fake else make(data.shape, data.dtype, data.device, False)
+        _OF_FAKES.update(vars(fake))
         fake.__class__ = _both(cls)
         return fake.requires_grad_(require_grad)
 
@@ -208,5 +211,12 @@ def _both(cls: Any) -> Any:
     if issubclass(cls, FakeTensor):
         return cls
 
+    make = cls.__new__
+
+    def new(kind: Any, *args: Any, **state: Any) -> Any:
+        # ``Params4bit(data, **vars(parameter))``: bitsandbytes before 0.50 takes the names of its own attributes alone
+        return make(kind, *args, **{name: value for name, value in state.items() if name not in _OF_FAKES})
+
+    cls.__new__ = staticmethod(new)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     return type(cls)(cls.__name__, (cls, FakeTensor), names)
