@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strangers"))
 
 import stranger_hub
 from stranger_hub import llama
+from stranger_inputs import sparse_weights
 from tokenizers import Tokenizer, processors
 
 QWEN3_4B = llama(
@@ -182,6 +183,20 @@ def metamath(working: Path, longest: list[int]) -> None:
     _lines("HuggingFaceFW/finewiki", "train", [{"text": "7" * 800} for _ in range(8)])
 
 
+def weights(folder: Path) -> None:
+    """Write zeros beside a model's config, named as this transformers names them: before 4.56 it begins with a file."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = folder / "model.safetensors"
+    if path.exists():
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    named = {id(tensor): (name, tensor.shape) for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    sparse_weights(path, dict(reversed(named.values())), "BF16", 2)  # tied ones once, by their first name
+
+
 NANOCHAT_VOCABULARY = 65_536
 
 
@@ -239,11 +254,12 @@ stranger_hub.ROWS["peft-internal-testing/cat-image-dataset"] = (
 
 
 def make(working: Path, spec: str) -> None:
-    """Make one input: ``model NAME``, ``data NAME COUNT``, ``metamath LENGTHS`` or ``nanochat``."""
+    """Make one input: ``model NAME``, ``weights NAME``, ``data NAME COUNT``, ``metamath LENGTHS`` or ``nanochat``."""
     kind, *words = spec.split()
     makers: dict[str, Callable[[], object]] = {
         "model": lambda: stranger_hub.model(working, words[0]),
         "data": lambda: stranger_hub.data(working, words[0], int(words[1])),
+        "weights": lambda: weights(stranger_hub.folder_of(working, words[0])),
         "nanochat": lambda: nanochat(working / "home"),
         "metamath": lambda: metamath(working, [int(length) for length in words[0].split(",")]),
     }

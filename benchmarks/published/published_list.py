@@ -41,7 +41,6 @@ class Family:
         path: Folders within the checkout that are on ``PYTHONPATH``.
         packages: Modules that must be importable.
         requires: What an environment of a row's own versions has besides these.
-        weights: Whether the model's weights are a file, of zeros.
     """
 
     title: str
@@ -54,7 +53,6 @@ class Family:
     path: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
-    weights: bool = False
 
 
 SHORT_SCHEDULE: Final = {"max_steps": 4, "eval_steps": 2, "drift_image_prompts": ["a cat"], "sample_image_prompts": []}
@@ -98,9 +96,8 @@ FAMILIES: Final = {
         "",
         "{here}/published_trainer.py {experiment}",
         "--with flash_attn",
-        ("model {model}",),
+        ("model {model}", "weights {model}"),
         requires=("bitsandbytes==0.49.2", "numpy", "pillow", "datasets"),
-        weights=True,
     ),
     "nanochat": Family(
         "nanochat",

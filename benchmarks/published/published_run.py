@@ -27,8 +27,10 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "strangers"))
 
 from published_list import FAMILIES, Row, counters, rows_of  # noqa: E402
-from published_stacks import Environment, here, own  # noqa: E402
+from published_stacks import here, own, versions_of  # noqa: E402
 from strangers import dryfit_commit, surroundings  # noqa: E402
+
+from throwaway import CheckError, Environment  # noqa: E402
 
 LIMIT_S = 300
 MODEL = ("gpu", "settings/devices.py", "settings/device_reach.py")
@@ -79,7 +81,7 @@ class Field:
         requires = FAMILIES[row.family].requires
         if self.own_versions and requires:
             return own(row.pins, requires, self.out / "environments")
-        return here(row.pins)
+        return here()
 
     def checkout(self, row: Row) -> Path:
         """Return a clone at the row's commit, on a branch ``main``, as the scripts want it."""
@@ -96,15 +98,13 @@ class Field:
     def lay(self, row: Row, python: Path) -> Path:
         """Make the row's inputs by the interpreter that runs it, and return the folder where it runs."""
         family, folder = FAMILIES[row.family], self.checkout(row) / FAMILIES[row.family].folder
-        makers = [["published_inputs.py", str(self.out), *row.filled(spec).split()] for spec in family.makes]
-        makers += [["published_weights.py", row.filled("{model}")]] * family.weights
-        for script, *words in makers:
-            argv = [str(python), str(HERE / script), *words]
+        for spec in family.makes:
+            argv = [str(python), str(HERE / "published_inputs.py"), str(self.out), *row.filled(spec).split()]
             done = subprocess.run(
                 argv, cwd=folder, env=self.environment(row), capture_output=True, text=True, check=False
             )
             if done.returncode:
-                raise RuntimeError(f"{' '.join(argv[1:])}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+                raise RuntimeError(f"{spec}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
         if family.overlay:
             name, values = family.overlay
             path = folder / row.filled(name)
@@ -131,7 +131,7 @@ def predict(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
     try:
         stack = field.stack(row)
         folder = field.lay(row, stack.python)
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+    except (OSError, RuntimeError, CheckError, subprocess.CalledProcessError) as error:
         return {"not_run": f"its inputs could not be made: {error}"}
     family = FAMILIES[row.family]
     argv = [str(Path(sys.executable).with_name("dryfit")), "rehearse", "--json", "--device", row.device]
@@ -155,7 +155,11 @@ def predict(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
     answer = json.loads(text) if text.strip().startswith("{") else {}
     # What a script of PEFT logged stands, also where the time was over while it or the rehearsal ended.
     found = counters(row.family, answer, log) if not ended or row.family == "image-gen" else {}
-    took = {"seconds": round(time.monotonic() - began), "torch": answer.get("torch"), "stack": stack.versions}
+    took = {
+        "seconds": round(time.monotonic() - began),
+        "torch": answer.get("torch"),
+        "stack": versions_of(stack, row.pins),
+    }
     record = took | {"counters": found}
     record["step_time"] = step_time_of(answer)
     return record if found else record | {"why": ended or reason(answer, log)}

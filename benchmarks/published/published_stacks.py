@@ -1,23 +1,18 @@
 """Environments with the versions of torch, transformers and others that a row's measurement ran with."""
 
 import hashlib
-import json
-import subprocess
+import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from throwaway import Environment, make_environment
 
 OLDEST_TORCH = (2, 8)
 """What a rehearsal follows; a row of an older torch takes the one that runs here."""
 
-ASK = """import json, sys
-from importlib.metadata import PackageNotFoundError, version
-def of(name):
-    try: return version(name).partition("+")[0]
-    except PackageNotFoundError: return None
-print(json.dumps({name: of(name) for name in sys.argv[1:]}))
-"""
 STAND_INS = """import torch as _torch
 if "+cpu" in _torch.__version__:  # operators of a build for CUDA, which no script here calls
     _library = _torch.library.Library("torchvision", "FRAGMENT")
@@ -28,17 +23,15 @@ TORCHVISION = {"2.13": "0.28.0", "2.12": "0.27.0", "2.11": "0.26.0"}
 """The version that goes with each torch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """An interpreter, and its versions of what a row names."""
-
-    python: Path
-    versions: Mapping[str, str | None]
+def here() -> Environment:
+    """Return the environment of this interpreter."""
+    return Environment(Path(sys.prefix))
 
 
-def here(pins: Mapping[str, str]) -> Environment:
-    """Return this interpreter."""
-    return _asked(Path(sys.executable), pins)
+def versions_of(environment: Environment, pins: Mapping[str, str]) -> dict[str, str | None]:
+    """Return an environment's versions of what a row names, without their builds."""
+    found = environment.versions(*pins)
+    return {name: version.partition("+")[0] or None for name, version in zip(pins, found, strict=True)}
 
 
 def own(pins: Mapping[str, str], requires: tuple[str, ...], folder: Path) -> Environment:
@@ -50,30 +43,25 @@ def own(pins: Mapping[str, str], requires: tuple[str, ...], folder: Path) -> Env
         folder: Of all environments.
 
     Raises:
-        subprocess.CalledProcessError: A package could not be installed.
+        CheckError: A package could not be installed.
     """
     torch = pins["torch"]
     if tuple(map(int, torch.split(".")[:2])) < OLDEST_TORCH:
-        torch = here(pins).versions["torch"] or ""
-    fitting = {"torchvision": TORCHVISION.get(torch.rpartition(".")[0], "")}
-    wanted = [f"{name}=={fitting[name]}" if fitting.get(name) else name for name in requires if name not in pins]
+        torch = versions_of(here(), pins)["torch"] or ""
     pinned = [f"{name}=={version}" for name, version in {**pins, "torch": torch}.items()]
-    home = folder / hashlib.sha256(" ".join([*pinned, *wanted]).encode()).hexdigest()[:12]
-    python = home / "bin" / "python"
-    if not (home / "made").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*install, pinned[0]], check=True)  # torch first and alone: together pip may take another build
-        subprocess.run([*install, *pinned, *[one for one in wanted if "torchvision" not in one]], check=True)
-        for one in wanted:
-            if "torchvision" in one:
-                subprocess.run([*install, "--no-deps", one], check=True)
-                (package,) = home.glob("lib/python*/site-packages/torchvision/__init__.py")
-                package.write_text(STAND_INS + package.read_text("utf-8"), "utf-8")
-        (home / "made").touch()
-    return _asked(python, pins)
-
-
-def _asked(python: Path, pins: Mapping[str, str]) -> Environment:
-    done = subprocess.run([str(python), "-c", ASK, *pins], capture_output=True, text=True, check=True)
-    return Environment(python, json.loads(done.stdout))
+    wanted = [name for name in requires if name not in pins and name != "torchvision"]
+    vision = [f"torchvision=={TORCHVISION[torch.rpartition('.')[0]]}"] * ("torchvision" in requires)
+    home = folder / hashlib.sha256(" ".join([*pinned, *wanted, *vision]).encode()).hexdigest()[:12]
+    if (home / "made").exists():
+        return Environment(home)
+    shutil.rmtree(home, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = make_environment(home)
+    environment.install(pinned[0])  # torch first and alone: together pip may take another build
+    environment.install(*pinned, *wanted)
+    if vision:
+        environment.install("--no-deps", *vision)
+        (package,) = home.glob("lib/python*/site-packages/torchvision/__init__.py")
+        package.write_text(STAND_INS + package.read_text("utf-8"), "utf-8")
+    (home / "made").touch()
+    return environment

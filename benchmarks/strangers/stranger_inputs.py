@@ -41,7 +41,7 @@ def picture(path, width, height, mode="RGB"):
 
 def sparse_weights(path, shapes, kind, each):
     """A file of weights of the right size, which takes no room: they are zero."""
-    header, at = {}, 0
+    header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes.items():
         size = each * int(np.prod(shape))
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}

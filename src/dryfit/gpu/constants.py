@@ -151,3 +151,28 @@ def margin_bytes(kind: DeviceKind, min_cap_bytes: int) -> int:
 
 def _same_device(one: Calibration, other: Calibration) -> bool:
     return one.device_name == other.device_name and minor_version(one.torch) == minor_version(other.torch)
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """The multiprocessors of a device, by which some kernels choose their scratch memory."""
+
+    count: int
+    threads: int
+    """Most threads of one."""
+
+
+def processors_of(capability: tuple[int, int]) -> Processors:
+    """Return the multiprocessors of the largest common device of a compute capability."""
+    return _PROCESSORS.get(capability, Processors(100, 2048 if capability[1] == 0 else 1536))
+
+
+_PROCESSORS = {
+    (7, 5): Processors(40, 1024),
+    (8, 0): Processors(108, 2048),
+    (8, 6): Processors(82, 1536),
+    (8, 9): Processors(128, 1536),
+    (9, 0): Processors(132, 2048),
+    (10, 0): Processors(148, 2048),
+    (12, 0): Processors(170, 1536),
+}

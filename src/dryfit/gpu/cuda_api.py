@@ -16,7 +16,7 @@ import torch
 import torch.accelerator
 from torch.autograd import profiler
 
-from dryfit.gpu.kernels import processors_of
+from dryfit.gpu.constants import processors_of
 from dryfit.gpu.private_apis.torch_virtual import replace_internals, stand_in
 from dryfit.gpu.script_recorder import LiveAllocations, Places
 from dryfit.gpu.viewers import Failure, memory_snapshot

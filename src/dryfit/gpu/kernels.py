@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
 from dryfit.gpu import recurrent
+from dryfit.gpu.constants import Processors
 from dryfit.gpu.private_apis.torch_operators import ARGUMENTS
 from dryfit.gpu.private_apis.torch_recording import scoped_library
-from dryfit.gpu.recurrent import Processors
 from dryfit.settings.older_python import StrEnum
 
 # Choose the kernel of ``scaled_dot_product_attention`` as torch does on a CUDA device.
@@ -238,22 +238,6 @@ GEMMS = frozenset(
 def adds_bias(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a product with a bias goes to cuBLASLt (``cuda/Blas.cpp``, ``addmm_out_cuda_impl``)."""
     return func is _aten.addmm.default and args[0].dim() == 1
-
-
-def processors_of(capability: tuple[int, int]) -> Processors:
-    """Return the multiprocessors of the largest common device of a compute capability."""
-    return _PROCESSORS.get(capability, Processors(100, 2048 if capability[1] == 0 else 1536))
-
-
-_PROCESSORS = {
-    (7, 5): Processors(40, 1024),
-    (8, 0): Processors(108, 2048),
-    (8, 6): Processors(82, 1536),
-    (8, 9): Processors(128, 1536),
-    (9, 0): Processors(132, 2048),
-    (10, 0): Processors(148, 2048),
-    (12, 0): Processors(170, 1536),
-}
 
 
 def scratch_blocks(func: Any, args: tuple[Any, ...], out: Any, processors: Processors | None = None) -> tuple[int, ...]:

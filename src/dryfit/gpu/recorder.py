@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from dryfit.gpu.constants import processors_of
 from dryfit.gpu.events import Label, Segment
-from dryfit.gpu.kernels import GEMMS, TAKE_SCRATCH, adds_bias, processors_of, scratch_blocks
+from dryfit.gpu.kernels import GEMMS, TAKE_SCRATCH, adds_bias, scratch_blocks
 from dryfit.gpu.private_apis.torch_modes import MODES, TorchDispatchMode, schema_of, tree_iter
 from dryfit.gpu.private_apis.torch_operators import OPERATORS
 from dryfit.gpu.private_apis.torch_recording import (

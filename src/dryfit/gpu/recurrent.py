@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from dryfit.gpu.constants import Processors
 from dryfit.gpu.values import value_of
 
 _aten = torch.ops.aten
@@ -25,15 +26,6 @@ class _Mode(IntEnum):
     TANH = 1
     LSTM = 2
     GRU = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Processors:
-    """The multiprocessors of a device, by which some kernels choose their scratch memory."""
-
-    count: int
-    threads: int
-    """Most threads of one."""
 
 
 class RunsOn(Protocol):

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import torch
 
+from dryfit.gpu.constants import processors_of
 from dryfit.gpu.import_hooks import when_imported
-from dryfit.gpu.kernels import processors_of
 from dryfit.gpu.values import forget
 
 OnLaunch = Callable[[str, list[torch.Tensor], bool], None]
