@@ -50,7 +50,8 @@ def own(pins: Mapping[str, str], requires: tuple[str, ...], folder: Path) -> Env
         torch = versions_of(here(), pins)["torch"] or ""
     pinned = [f"{name}=={version}" for name, version in {**pins, "torch": torch}.items()]
     wanted = [name for name in requires if name not in pins and name != "torchvision"]
-    vision = [f"torchvision=={TORCHVISION[torch.rpartition('.')[0]]}"] * ("torchvision" in requires)
+    fitting = TORCHVISION.get(torch.rpartition(".")[0])
+    vision = [f"torchvision=={fitting}" if fitting else "torchvision"] * ("torchvision" in requires)
     home = folder / hashlib.sha256(" ".join([*pinned, *wanted, *vision]).encode()).hexdigest()[:12]
     if (home / "made").exists():
         return Environment(home)
