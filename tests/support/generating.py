@@ -1,7 +1,8 @@
 """Text that a model generates on a virtual GPU: ``python generating.py JSON``; prints JSON.
 
 Keys of the argument: ``architecture``; ``tokens``, how many are new; ``leave_out``, whether some of them are;
-``padded``, whether a row is; ``generate``, more arguments of that method; ``stops_after``, where the script ends it.
+``padded``, whether a row is; ``rows`` of the prompt; ``generate``, more arguments of that method;
+``stops_after``, where the script ends it.
 """
 
 import json
@@ -28,11 +29,12 @@ def main(asked: dict[str, Any]) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, StoppingCriteriaList
 
         from dryfit.gpu.left_out import LeftOutTokens
+        from dryfit.gpu.session import stock_of
         from dryfit.gpu.values import value_of
         from dryfit.gpu.work import WorkCounter
 
         work = WorkCounter()
-        tokens = LeftOutTokens(work)
+        tokens = LeftOutTokens(work, lambda: stock_of(gpu.allocations))
         gpu.dispatch.listeners.append(work.note)
         if asked["leave_out"]:
             tokens.install()
@@ -41,7 +43,7 @@ def main(asked: dict[str, Any]) -> None:
         model = (
             (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config).cuda()
         )
-        ids = torch.randint(5, 100, (4, 12)).cuda()
+        ids = torch.randint(5, 100, (asked.get("rows", 4), 12)).cuda()
         mask = torch.ones_like(ids)
         if asked.get("padded"):
             mask[0, :5] = 0

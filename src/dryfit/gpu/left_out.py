@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
 from dryfit.gpu.import_hooks import when_imported
+from dryfit.gpu.loaders import Stock
 from dryfit.gpu.private_apis.transformers_steps import SAMPLING, arguments_after, has_own_arguments, replace_sampling
 from dryfit.gpu.work import WorkCounter
 from dryfit.settings.errors import LibraryError
@@ -19,16 +20,26 @@ from dryfit.settings.private_names import require
 # Leave out tokens in the middle of a long sequence that transformers generates.
 #
 # Each token takes what the one before it took, and a cache that is one token longer. So the first and the last ones
-# are generated, and between them the cache becomes longer at once.
+# are generated, and between them only the allocations are made: a cache that grows leaves blocks behind that no later
+# one fits into. Where a cache that slides stops growing, some tokens are generated again.
 
 
 Until = Callable[[int, torch.Tensor], Any]
 
-_AT_ONCE = 8
-"""Tokens that are generated in a row: twice as many at the beginning, and so many at the end."""
+_IN_A_ROW = 4
+"""Tokens that are generated before some are left out, beside the one that fills the cache: the last two are alike."""
+_AT_END = 2
+"""Tokens that are generated after those that are left out."""
 _ARGUMENTS = frozenset({"attention_mask", "decoder_attention_mask", "position_ids"})
 """With other tensors, of images for example, a sequence cannot be continued as it was begun."""
 _KEPT_OF_TOKENS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+class _TokenEnd(NamedTuple):
+    """The number of allocations and frees, and the work, at the end of a token."""
+
+    event: int
+    work: Counter[Any]
 
 
 class LeftOutTokens:
@@ -36,13 +47,18 @@ class LeftOutTokens:
 
     Args:
         work: Counts what is left out too, as much as those on both sides of it.
+        stock: Says what is allocated on the device, and allocates what tokens that are left out would.
     """
 
-    def __init__(self, work: WorkCounter) -> None:
+    def __init__(self, work: WorkCounter, stock: Callable[[], Stock] = Stock) -> None:
         self.left_out = 0
         self.hindrance = ""
         """Why every token is generated; empty: nothing hinders."""
         self._work = work
+        self._stock = stock
+        self._ends: list[_TokenEnd] = []
+        self._uncounted: tuple[int, Counter[Any]] | None = None
+        """Tokens that were just left out, and what the one before them cost."""
 
     def install(self) -> None:
         """Change transformers' generation for good."""
@@ -67,6 +83,17 @@ class LeftOutTokens:
             return
         mixin = module.GenerationMixin
 
+        def token_ends() -> None:
+            self._ends.append(_TokenEnd(self._stock().event, self._work.so_far()))
+
+        class MarkingLength(module.MaxLengthCriteria):
+            """The longest length, which is asked for after each token."""
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                """Note the end of a token."""
+                token_ends()
+                return super().__call__(*args, **kwargs)
+
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(original)
             def sample(
@@ -79,7 +106,7 @@ class LeftOutTokens:
             ) -> Any:
                 def until(length: int, ids: torch.Tensor) -> Any:
                     others = [one for one in stopping_criteria if not isinstance(one, module.MaxLengthCriteria)]
-                    criteria = module.StoppingCriteriaList([*others, module.MaxLengthCriteria(length)])
+                    criteria = module.StoppingCriteriaList([*others, MarkingLength(length)])
                     new = ids.shape[1] - input_ids.shape[1]
                     config, given = generation_config, arguments
                     if new:
@@ -88,7 +115,8 @@ class LeftOutTokens:
 
                 end = stopping_criteria.max_length
                 layers = _layers_of(arguments)
-                if end is not None and layers is not None and _can_continue(model, mixin, generation_config, arguments):
+                can = _can_continue(model, mixin, generation_config, arguments)
+                if can and end is not None and layers is not None and not _ends_by_own_rule(stopping_criteria):
                     return self._both_ends(input_ids, end, layers, until)
                 return original(model, input_ids, logits_processor, stopping_criteria, generation_config, **arguments)
 
@@ -105,30 +133,48 @@ class LeftOutTokens:
             layers: Of its cache, filled as the first tokens are generated; empty: it is read whole for each token.
             until: Continues a sequence up to a length, and returns the same.
         """
-        prompt = prompt_ids.shape[1]
-        left_out = end - prompt - 3 * _AT_ONCE
-        if left_out <= 0:
-            return until(end, prompt_ids)
-        begun, first = until(prompt + _AT_ONCE, prompt_ids), Counter[Any]()
-        if _ids_of(begun).shape[1] == prompt + _AT_ONCE:
-            first, begun = self._counted(until, prompt + 2 * _AT_ONCE, _ids_of(begun))
-        ids = _ids_of(begun)
-        if ids.shape[1] < prompt + 2 * _AT_ONCE:  # it has ended by itself
-            return begun
-        for layer in layers:
-            _lengthen(layer, left_out)
-        longer = torch.cat([ids, ids[:, -1:].expand(-1, left_out)], dim=1)
-        last, done = self._counted(until, end, longer)
-        # What a token costs grows evenly: those left out cost as much as the mean of as many on either side.
-        mean = {cost: round(times * left_out / (2 * _AT_ONCE)) for cost, times in (first + last).items()}
-        self._work.add(Counter(mean))
-        self.left_out += left_out
-        return done
+        ids = prompt_ids
+        for stop in (*_ends_of_growth(layers, prompt_ids.shape[1], end), end):
+            if stop - ids.shape[1] > 1 + _IN_A_ROW + _AT_END:
+                wanted = ids.shape[1] + 1 + _IN_A_ROW
+                done = self._counted(until, wanted, _ids_of(self._counted(until, ids.shape[1] + 1, ids)))
+                ids = _ids_of(done)
+                if ids.shape[1] < wanted:  # it has ended by itself
+                    return done
+                left_out = stop - _AT_END - ids.shape[1]
+                self._lengthen(layers, left_out)
+                ids = torch.cat([ids, ids[:, -1:].expand(-1, left_out)], dim=1)
+            elif stop < end:
+                done = self._counted(until, stop, ids)
+                ids = _ids_of(done)
+                if ids.shape[1] < stop:
+                    return done
+            done = None
+        return self._counted(until, end, ids)
 
-    def _counted(self, until: Until, length: int, ids: torch.Tensor) -> tuple[Counter[Any], Any]:
-        before = self._work.so_far()
+    def _lengthen(self, layers: list[Any], tokens: int) -> None:
+        """Let a cache be so many tokens longer, and the device allocate what they would."""
+        before, last = self._ends[-2:]
+        if layers:
+            self._stock().repeat_growing([end.event for end in self._ends[-3:]], tokens)
+        for layer in layers:
+            _lengthen(layer, tokens)
+        self.left_out += tokens
+        self._uncounted = (tokens, last.work - before.work)
+
+    def _counted(self, until: Until, length: int, ids: torch.Tensor) -> Any:
+        """Generate up to a length, and count the work of the tokens that were left out just before.
+
+        What a token costs grows evenly: those left out cost as much as the mean of one on either side.
+        """
+        before, at = self._work.so_far(), len(self._ends)
         longer = until(length, ids)
-        return self._work.so_far() - before, longer
+        if self._uncounted is not None:
+            tokens, cost = self._uncounted
+            both = cost + (self._ends[at].work - before)
+            self._work.add(Counter({one: round(times * tokens / 2) for one, times in both.items()}))
+            self._uncounted = None
+        return longer
 
 
 def _ids_of(generated: Any) -> torch.Tensor:
@@ -156,6 +202,17 @@ def _can_continue(model: Any, mixin: Any, config: Any, arguments: dict[str, Any]
         and arguments.get("streamer") is None
         and not has_own_arguments(model, mixin)
     )
+
+
+def _ends_of_growth(layers: list[Any], begin: int, end: int) -> list[int]:
+    """Return the lengths between two at which layers that keep the last tokens alone stop growing."""
+    windows = {layer.sliding_window for layer in layers if hasattr(layer, "sliding_window")}
+    return sorted(length for length in windows if begin < length < end)
+
+
+def _ends_by_own_rule(criteria: Any) -> bool:
+    """Whether a rule of the script may end a sequence, which has to be asked after each token."""
+    return any(type(one).__module__.partition(".")[0] not in ("transformers", "dryfit") for one in criteria)
 
 
 def _lengthen(layer: Any, tokens: int) -> None:

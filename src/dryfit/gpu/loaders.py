@@ -355,11 +355,14 @@ class Stock(NamedTuple):
 
     Attributes:
         held_since: Gives the sizes of what was allocated since an event and is still there.
+        repeat_growing: Given the events at the beginning of two alike pieces of the run and at the end of the second,
+            allocates and frees as so many more pieces would.
     """
 
     allocated_bytes: int = 0
     event: int = 0
     held_since: Callable[[int], Sequence[int]] = lambda _: ()
+    repeat_growing: Callable[[Sequence[int], int], object] = lambda _marks, _times: None
 
 
 class KeptOfBatch(NamedTuple):

@@ -169,6 +169,16 @@ class LiveAllocations(OpenSegment):
         self.allocated.append(allocator.allocated_bytes)
         self.reserved.append(allocator.reserved_bytes)
 
+    def allocate(self, size_bytes: int, label: int | None) -> int:
+        """Place a block that no tensor has, and return its number.
+
+        Raises:
+            NoRoomError: As in :meth:`add`.
+        """
+        self._next_workspace -= 1
+        self.add(self._next_workspace + 1, size_bytes, label)
+        return self._next_workspace + 1
+
     def enter_pool(self, key: Hashable) -> None:
         """Allocate in a private pool from now on, as while a CUDA graph is captured: what it took it keeps."""
         if key not in self._pools:
@@ -193,8 +203,7 @@ class LiveAllocations(OpenSegment):
             fuses, self.may_fuse = self.may_fuse, False
             for size in taken:
                 self.pool_segments.add(self._next_workspace)
-                self._next_workspace -= 1
-                self.add(self._next_workspace + 1, size, label)
+                self.allocate(size, label)
             self.may_fuse = fuses
         finally:
             self._entered.append(pool)
@@ -246,8 +255,7 @@ class LiveAllocations(OpenSegment):
     def _take_workspace(self, whose: str, phase: StepPhase, op: str, size_bytes: int) -> None:
         if whose not in self._with_workspace:
             label = self.label(Label(phase, MemoryCategory.WORKSPACES, "", op))
-            self.add(self._next_workspace, size_bytes, label)
-            self._next_workspace -= 1
+            self.allocate(size_bytes, label)
             self._with_workspace.add(whose)
 
     def least(self) -> tuple[list[int], list[int]]:

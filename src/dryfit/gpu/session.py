@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep  # the script may replace the module's
@@ -28,6 +28,7 @@ from dryfit.gpu.custom_operators import register
 from dryfit.gpu.device import VirtualGpu
 from dryfit.gpu.dispatch import NoStandInError
 from dryfit.gpu.elsewhere import Recording, verdict_of
+from dryfit.gpu.growing import repeat_growing
 from dryfit.gpu.loaders import RehearsalDone, Stock
 from dryfit.gpu.missing_parts import lack
 from dryfit.gpu.offline_import import keep_offline
@@ -122,6 +123,11 @@ def rehearse(request: RehearsalRequest, finish: Finish, behind: Behind) -> None:
     run.finish(end, failure)
 
 
+def stock_of(held: LiveAllocations) -> Stock:
+    """Return what is allocated on the device now."""
+    return Stock(held.allocator.allocated_bytes, len(held.blocks), held.held_since, partial(repeat_growing, held))
+
+
 class _Run:
     """One script on one device."""
 
@@ -146,7 +152,7 @@ class _Run:
             worst_batch=request.worst_batch,
             on_step_end=self._step_ended,
             on_ignored=lambda: self.finish(ScriptEnd.STOPPED, ""),
-            stock=lambda: Stock(held.allocator.allocated_bytes, len(held.blocks), held.held_since),
+            stock=lambda: stock_of(held),
             work=self.work,
         )
         self.work.ranks = request.ranks

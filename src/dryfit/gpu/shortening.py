@@ -223,7 +223,7 @@ class Shortening:
         on_step_start: Called with a step's number, from 1, as its optimizer begins.
         on_step_end: Called with it as its optimizer has ended.
         on_ignored: Called where a script that was ended goes on.
-        stock: Says what is allocated on the device, to learn what an evaluation keeps of each batch.
+        stock: Says what is allocated on the device: what an evaluation keeps of each batch, what a token takes.
         work: Counts the work of micro-batches that are left out, too.
     """
 
@@ -242,7 +242,7 @@ class Shortening:
         self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, stock=stock)
         work = work or WorkCounter()
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
-        self._tokens = LeftOutTokens(work)
+        self._tokens = LeftOutTokens(work, stock)
         self._passes = RepeatedPasses(work, stock)
         self._planned: tuple[int, str] | None = None
         self._calls = RepeatedCalls(work, lambda: self._steps.ended, self._loaders.module_called, self._passes)
