@@ -117,6 +117,16 @@ def test_an_average_that_is_made_late_is_weights(tmp_path: Path) -> None:
     assert held[MemoryCategory.WEIGHTS] == 2 * weights and held[MemoryCategory.OPTIMIZER] == weights
 
 
+def test_the_history_of_lbfgs_is_full_although_a_rehearsal_makes_three_steps(tmp_path: Path) -> None:
+    """The script itself reaches 20 entries after many iterations; none of them is growth."""
+    answer = rehearse(tmp_path, "odd/second_order.py")
+    memory, vector = memory_of(answer), held_bytes((1024, 1024)) + held_bytes((1024, 8))
+    assert any("LBFGS" in note for note in answer.notes)
+    ends = [step.end_bytes for step in memory.steps]
+    assert 40 * vector < ends[0] < 50 * vector and max(ends) - min(ends) < vector
+    assert memory.growth is None
+
+
 @pytest.mark.parametrize("arguments", [(), ("--tensors",)])
 def test_weights_that_are_changed_by_hand_take_three_steps_too(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/steps_by_hand.py", *arguments))

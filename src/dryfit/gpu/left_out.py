@@ -1,4 +1,4 @@
-"""Work left out because an equal piece ran before: generated tokens, micro-batches of transformers' Trainer."""
+"""Work left out because an equal piece ran before: generated tokens, micro-batches of a Trainer, steps of LBFGS."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.optim import LBFGS
 
 from dryfit.gpu.import_hooks import when_imported
 from dryfit.gpu.loaders import Stock
+from dryfit.gpu.private_apis.torch_virtual import limit_line_search
 from dryfit.gpu.private_apis.transformers_steps import SAMPLING, arguments_after, has_own_arguments, replace_sampling
 from dryfit.gpu.work import WorkCounter
 from dryfit.settings.errors import LibraryError
@@ -334,3 +336,48 @@ def _elements(shapes: Shapes) -> int:
 
 def _within(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return len(small) == len(large) and all(one <= other for one, other in zip(small, large, strict=True))
+
+
+# Let the history of LBFGS be full after its first step, as after many: it keeps two vectors of all weights for each
+# of its last iterations, 100 of them by default, and a rehearsal makes a few.
+#
+# How often its line search evaluates the model depends on values. It brackets the step and narrows it once: more
+# evaluations take no more memory, and would use up those that a step may make before its history grows.
+
+
+_MOST_SEARCHED = 2
+
+
+class FullHistory:
+    """Fills the history of every LBFGS.
+
+    Attributes:
+        longest: Entries of the longest history that was filled; 0: none was.
+    """
+
+    longest = 0
+
+    def install(self) -> None:
+        """Change ``torch.optim.LBFGS`` for good."""
+        lbfgs: Any = LBFGS
+        original = lbfgs.step
+
+        @wraps(original)
+        def step(optimizer: Any, closure: Any) -> Any:
+            loss = original(optimizer, closure)
+            self._fill(optimizer)
+            return loss
+
+        lbfgs.step = step
+        limit_line_search(_MOST_SEARCHED)
+
+    def _fill(self, optimizer: Any) -> None:
+        group = optimizer.param_groups[0]
+        state, entries = optimizer.state[group["params"][0]], group["history_size"]
+        direction = state.get("d")
+        if direction is None or not direction.is_cuda or len(state["old_dirs"]) >= entries:
+            return
+        shapes = {"old_dirs": direction.shape, "old_stps": direction.shape, "ro": ()}
+        for name, shape in shapes.items():
+            state[name] += [direction.new_empty(shape) for _ in range(entries - len(state[name]))]
+        self.longest = max(self.longest, entries)

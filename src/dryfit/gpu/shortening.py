@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dryfit.gpu.import_hooks import is_of, when_imported
-from dryfit.gpu.left_out import LeftOutTokens, RepeatedMicroBatches
+from dryfit.gpu.left_out import FullHistory, LeftOutTokens, RepeatedMicroBatches
 from dryfit.gpu.loaders import KeptOfBatch, LoaderPace, LoaderWatch, OptimizerSteps, Stock
 from dryfit.gpu.private_apis.torch_modes import schema_of
 from dryfit.gpu.private_apis.torch_recording import running_node_number
@@ -243,6 +243,7 @@ class Shortening:
         work = work or WorkCounter()
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
         self._tokens = LeftOutTokens(work, stock)
+        self._history = FullHistory()
         self._passes = RepeatedPasses(work, stock)
         self._planned: tuple[int, str] | None = None
         self._calls = RepeatedCalls(work, lambda: self._steps.ended, self._loaders.module_called, self._passes)
@@ -258,6 +259,7 @@ class Shortening:
         end_trainers(lambda: self._steps.done, self._loaders.goes_past_evaluation, self._trainer_begins)
         self._micro_batches.install()
         self._tokens.install()
+        self._history.install()
         self._calls.install()
 
     def _trainer_begins(self, steps: float, source: str) -> None:
@@ -334,6 +336,11 @@ class Shortening:
             left_out.append(
                 f"{self._passes.left_out} forward and backward passes were left out: each has the shapes of some before"
                 " it in its step, and began with the same memory"
+            )
+        if self._history.longest:
+            left_out.append(
+                f"LBFGS keeps its last {self._history.longest} iterations, each twice the weights: its history was"
+                " taken as full after the first step"
             )
         if self._tokens.hindrance:
             left_out.append(f"every token of generated sequences is generated: {self._tokens.hindrance}")

@@ -231,13 +231,17 @@ def _growth(
     """Return what each step adds and keeps, with the line that keeps most; the first step makes lasting state.
 
     A line adds what both of the last two steps have made there and not freed, or the smaller of the two: batches of
-    other sizes, and what is made once, are no growth.
+    other sizes, and what is made once, are no growth. Nor is what takes the place of older memory of the same line.
     """
     if len(steps) < 3:
         return None
     begin, middle, end = (mark.event for mark in steps[-3:])
     kept_of_last, kept_of_both = (_kept_by_place(_held(run, labels, end - 1, since)) for since in (middle, begin))
-    grown = {place: min(size, kept_of_both[place] - size) for place, size in kept_of_last.items()}
+    before, now = (_kept_by_place(_held(run, labels, mark - 1, 0)) for mark in (middle, end))
+    grown = {
+        place: max(0, min(size, kept_of_both[place] - size, now[place] - before.get(place, 0)))
+        for place, size in kept_of_last.items()
+    }
     total_bytes = sum(grown.values())
     if total_bytes < _LEAST_GROWTH_BYTES:
         return None

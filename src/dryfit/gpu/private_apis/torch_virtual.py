@@ -133,6 +133,8 @@ PRESENT: Final = (
     "torch.optim.optimizer._foreach_supported_types",
     # clipping of gradients does
     "torch.utils._foreach_utils._foreach_supported_types",
+    # a line search that ends although no value is known; until: LBFGS takes the most evaluations of a search
+    "torch.optim.lbfgs._strong_wolfe",
 )
 EITHER: Final = (
     # stand-ins for collectives of such a group: by the first module, which torch imports by itself, or by the second
@@ -140,6 +142,18 @@ EITHER: Final = (
     "torch.distributed._tools.fake_collectives",
 )
 NAMES: Final = (*PRESENT, *ABSENT, *EITHER)
+
+
+def limit_line_search(most: int) -> None:
+    """Let a line search of LBFGS make so many evaluations after its first one, at most."""
+    module: Any = importlib.import_module("torch.optim.lbfgs")
+    original = module._strong_wolfe
+
+    @functools.wraps(original)
+    def search(*args: Any, max_ls: int = most, **kwargs: Any) -> Any:
+        return original(*args, max_ls=min(max_ls, most), **kwargs)
+
+    module._strong_wolfe = search
 
 
 def replace_internals(device: Any, classes: Sequence[type]) -> None:
