@@ -59,6 +59,12 @@ def test_padding_is_taken_out_and_put_back(attention: dict[str, Any]) -> None:
     assert attention["padded"] == [4, 1024, 8]
 
 
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3"])
+def test_transformers_passes_what_rows_with_padding_need(attention: dict[str, Any], name: str) -> None:
+    """It passes only parameters that it finds in a function's signature."""
+    assert attention[name] == [2, 32, 99]
+
+
 def test_state_space_models(others: dict[str, Any]) -> None:
     tokens, weights, bias = 4 * 512 * 1024 * 2, 512 * 4 * 2, 512 * 2
     assert others["convolution"] == [tokens, tokens, tokens + 3 * (weights + bias)]

@@ -77,6 +77,19 @@ def attention() -> None:
         facts["fp32"] = str(error)
 
 
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = AutoConfig.for_model("llama", vocab_size=99, dtype=torch.bfloat16, **sizes)
+    for name in ("flash_attention_2", "flash_attention_3"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=name).cuda()
+        ids, mask = torch.ones(2, 32, dtype=torch.long), torch.ones(2, 32, dtype=torch.long)
+        mask[0, 20:] = 0
+        out = model(ids.cuda(), attention_mask=mask.cuda(), labels=ids.cuda())
+        out.loss.backward()
+        facts[name] = list(out.logits.shape)
+
+
 def others() -> None:
     from apex.normalization import FusedLayerNorm, FusedRMSNorm
     from causal_conv1d import causal_conv1d_fn

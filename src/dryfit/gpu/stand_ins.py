@@ -6,6 +6,7 @@ kernels are: it keeps the same tensors, and its arithmetic is counted.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
 from typing import Any, Final
 
 import torch
@@ -135,10 +136,32 @@ def _pad(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Ten
     return padded.index_put((indices,), hidden_states).unflatten(0, (batch, seqlen))
 
 
+_DENSE = "q k v"
+_RAGGED = "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k"
+_OPTIONS = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs"
+_OPTIONS_3 = (
+    "softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits pack_gqa"
+    " deterministic sm_margin"
+)
+
+
+def _signed(function: Callable[..., Any], needed: str, options: str) -> Callable[..., Any]:
+    """Give a function the parameters of the package's own: transformers passes those alone that it finds there."""
+
+    def signed(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    made = [Parameter(name, kind) for name in needed.split()]
+    made += [Parameter(name, kind, default=None) for name in options.split()]
+    signed.__signature__ = Signature(made)  # pyright: ignore[reportFunctionMemberAccess]
+    return signed
+
+
 def _flash_modules() -> Mapping[str, Mapping[str, Any]]:
     functions = {
-        "flash_attn_func": _flash_func,
-        "flash_attn_varlen_func": _flash_varlen,
+        "flash_attn_func": _signed(_flash_func, _DENSE, _OPTIONS),
+        "flash_attn_varlen_func": _signed(_flash_varlen, _RAGGED, f"{_OPTIONS} block_table"),
         "flash_attn_qkvpacked_func": _flash_qkv,
         "flash_attn_kvpacked_func": _flash_kv,
         "flash_attn_varlen_qkvpacked_func": _flash_varlen_qkv,
@@ -150,7 +173,10 @@ def _flash_modules() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _flash3_modules() -> Mapping[str, Mapping[str, Any]]:
-    functions = {"flash_attn_func": _flash3, "flash_attn_varlen_func": _flash3_varlen}
+    functions = {
+        "flash_attn_func": _signed(_flash3, _DENSE, _OPTIONS_3),
+        "flash_attn_varlen_func": _signed(_flash3_varlen, _RAGGED, f"seqused_q seqused_k {_OPTIONS_3}"),
+    }
     return {"flash_attn_interface": {**functions, "flash_attn_with_kvcache": _flash_cached}}
 
 
