@@ -753,6 +753,11 @@ ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
         {"train": "0.1", "test": "1"},
         lambda c, n: {"Tweet text": sentence(c), "ID": n, "Label": n % 3},
     ),
+    "wikitext": (
+        "wikitext-2-v1",
+        {"train": "1", "validation": "0.1", "test": "0.1"},
+        lambda c, n: {"text": _context(c, 4, 8) + "\n" if n % 2 else ""},
+    ),
     "squad": ("plain_text", {"train": "1", "validation": "0.25"}, _question),
     "squad_v2": ("squad_v2", {"train": "1", "validation": "0.25"}, _question),
     "swag": ("regular", {"train": "1", "validation": "0.25"}, _choices),

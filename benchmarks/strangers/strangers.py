@@ -7,6 +7,7 @@ not run again.
 """
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import os
@@ -27,11 +28,12 @@ from packaging.requirements import Requirement
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "strangers.md"
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(ROOT / "scripts")]
 
 from strangers_cpu import Spent  # noqa: E402
 from strangers_list import LIMIT_CPU_S, Row, kind_of, raised, reason, rows_of  # noqa: E402
 from strangers_page import render, with_table  # noqa: E402
+from throwaway import CheckError, make_environment  # noqa: E402
 
 WALL_S = 5 * LIMIT_CPU_S
 """A row is judged by its CPU seconds, whatever else the machine does; after so many of the clock it is ended anyway."""
@@ -86,8 +88,8 @@ class Field:
 
     def __init__(self, checkouts: Path, out: Path) -> None:
         self.checkouts, self.working, self.results = checkouts, out / "W", out / "rows.jsonl"
-        self.logs = out / "logs"
-        for folder in (self.working / "checkouts", self.working / "home", self.logs):
+        self.logs, self.environments = out / "logs", out / "environments"
+        for folder in (self.working / "checkouts", self.working / "home", self.logs, self.environments):
             folder.mkdir(parents=True, exist_ok=True)
 
     def records(self) -> dict[str, dict[str, Any]]:
@@ -125,6 +127,24 @@ class Field:
                 raise RuntimeError(f"{spec}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
         return folder
 
+    def interpreter(self, row: Row) -> Path:
+        """Return the interpreter of a row: of an environment with its versions, and the rest from here.
+
+        Raises:
+            CheckError: A version could not be installed.
+        """
+        if not row.versions:
+            return Path(sys.executable)
+        home = self.environments / hashlib.sha256(" ".join(row.versions).encode()).hexdigest()[:12]
+        if not (home / "made").exists():
+            shutil.rmtree(home, ignore_errors=True)
+            made = make_environment(home)
+            made.install("--no-deps", *row.versions)
+            (packages,) = home.glob("lib/python*/site-packages")
+            (packages / "here.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+            (home / "made").touch()
+        return home / "bin" / "python"
+
     def environment(self, row: Row) -> dict[str, str]:
         """Return the environment of a row: caches in the working folder, no network."""
         copy = self.working / "checkouts" / row.checkout
@@ -158,10 +178,10 @@ def rehearse(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
     if why := field.why_not(row):
         return {"not_run": why}
     try:
-        folder = field.lay(row)
-    except (OSError, RuntimeError) as error:
+        folder, python = field.lay(row), field.interpreter(row)
+    except (OSError, RuntimeError, CheckError) as error:
         return {"not_run": f"its inputs could not be made: {error}"}
-    argv = [str(Path(sys.executable).with_name("dryfit")), "rehearse", "--json", "--device", row.device]
+    argv = [str(Path(sys.executable).with_name("dryfit")), "rehearse", "--json", "--device", row.device, "--python", str(python)]
     argv += ["--timeout", f"{limit_s:g}", *row.options.split(), *row.words(str(field.working))]
     out, err = field.logs / f"{row.name}.json", field.logs / f"{row.name}.log"
     began, spent = time.monotonic(), Spent()
@@ -248,8 +268,9 @@ def main() -> None:
         run([by_name[name] for name in names], field, given.limit)
     if given.no_page:
         return
-    table = render(rows, field.records(), working=str(field.working))
-    PAGE.write_text(with_table(PAGE.read_text("utf-8"), table), "utf-8")
+    page = PAGE.read_text("utf-8")
+    table = render(rows, field.records(), working=str(field.working), page=page)
+    PAGE.write_text(with_table(page, table), "utf-8")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ class Row:
         device: Of ``dryfit rehearse``.
         options: Other options of it.
         packages: Modules that must be importable, or requirements with versions.
+        versions: Requirements that the script needs in other versions than those here: in an environment of its own.
         path: Folders within the checkout that are on ``PYTHONPATH``, as after ``pip install -e``.
         makes: Makers of inputs with their arguments, one a text: functions of ``stranger_inputs``.
         by_hand: Arithmetic of :data:`PARTS`, in bytes; other names may stand before them.
@@ -70,6 +71,7 @@ class Row:
     folder: str = "."
     options: str = ""
     packages: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     by_hand: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class Row:
     @property
     def key(self) -> str:
         """What changes with whatever decides how the row runs: not with the estimate."""
-        words = {name: value for name, value in asdict(self).items() if name != "by_hand"}
+        words = {name: value for name, value in asdict(self).items() if name != "by_hand" and (value or name != "versions")}
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:12]
 
     def words(self, working: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from strangers_list import (
     ANSWERED,
+    STATES,
     Kind,
     Row,
     bounds,
@@ -32,17 +33,40 @@ _HEAD: Final = (
 )
 
 
-def render(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]], *, working: str) -> str:
+def render(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]], *, working: str, page: str = "") -> str:
     """Return what stands between the markers.
 
     Args:
         found: The newest record of each row that has one.
         working: The folder that paths are told without.
+        page: Of which rows that were not run now keep their lines.
     """
-    kinds = [kind_of(found.get(row.name)) for row in rows]
-    lines = [f"**{counts(kinds)}.** {_when(rows, found)}", "", *_differing(rows, found), *_HEAD]
-    lines += [_line(row, found.get(row.name), working) for row in rows]
-    return "\n".join(lines) + "\n"
+    lines = {row.name: _line(row, found.get(row.name), working) for row in rows}
+    older = {
+        name: line
+        for line in page.splitlines()
+        if (name := line.partition("` |")[0].removeprefix("| `")) in lines
+        and kind_of(found.get(name)) is Kind.NOT_RUN
+        and (name not in found or _kind(line) is not Kind.NOT_RUN)
+    }
+    lines |= older
+    results = sum(_kind(line) is not Kind.NOT_RUN for line in older.values())
+    told = f"{_when(rows, found)} {results} results are older." if results else _when(rows, found)
+    return "\n".join(
+        [
+            f"**{counts([_kind(line) for line in lines.values()])}.** {told}",
+            "",
+            *_differing(rows, found, older),
+            *_HEAD,
+            *lines.values(),
+            "",
+        ]
+    )
+
+
+def _kind(line: str) -> Kind:
+    """Return what came of a row, by its line."""
+    return Kind(line.split(" | ")[3])
 
 
 def _when(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -56,11 +80,12 @@ def _when(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
     return f"Run {' to '.join(dict.fromkeys((days[0], days[-1])))} by dryfit {versions}, torch {', '.join(torch)}."
 
 
-def _differing(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _differing(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]], older: Mapping[str, str]) -> list[str]:
     """Return what is counted otherwise than by hand, with the row's reason where it has one."""
     said: list[str] = []
     for row in rows:
-        for part in differing(row, found.get(row.name)):
+        marked = [part for part in STATES if f"**{part} " in older.get(row.name, "")]
+        for part in marked or differing(row, found.get(row.name)):
             said.append(f"`{row.name}` ({part}: {row.apart.get(part, '**no reason is known**')})")
     return [f"Counted otherwise than by hand: {'; '.join(said)}.", ""] if said else []
 
