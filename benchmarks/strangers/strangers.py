@@ -181,7 +181,15 @@ def rehearse(row: Row, field: Field, limit_s: float) -> dict[str, Any]:
         folder, python = field.lay(row), field.interpreter(row)
     except (OSError, RuntimeError, CheckError) as error:
         return {"not_run": f"its inputs could not be made: {error}"}
-    argv = [str(Path(sys.executable).with_name("dryfit")), "rehearse", "--json", "--device", row.device, "--python", str(python)]
+    argv = [
+        str(Path(sys.executable).with_name("dryfit")),
+        "rehearse",
+        "--json",
+        "--device",
+        row.device,
+        "--python",
+        str(python),
+    ]
     argv += ["--timeout", f"{limit_s:g}", *row.options.split(), *row.words(str(field.working))]
     out, err = field.logs / f"{row.name}.json", field.logs / f"{row.name}.log"
     began, spent = time.monotonic(), Spent()

@@ -86,7 +86,11 @@ class Row:
     @property
     def key(self) -> str:
         """What changes with whatever decides how the row runs: not with the estimate."""
-        words = {name: value for name, value in asdict(self).items() if name != "by_hand" and (value or name != "versions")}
+        words = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in _OF_ESTIMATE and (value or name != "versions")
+        }
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:12]
 
     def words(self, working: str) -> list[str]:
