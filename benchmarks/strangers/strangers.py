@@ -33,6 +33,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "scripts")]
 from strangers_cpu import Spent  # noqa: E402
 from strangers_list import LIMIT_CPU_S, Row, kind_of, raised, reason, rows_of  # noqa: E402
 from strangers_page import render, with_table  # noqa: E402
+
 from throwaway import CheckError, make_environment  # noqa: E402
 
 WALL_S = 5 * LIMIT_CPU_S
