@@ -3,7 +3,7 @@
 ``make strangers DIR=FOLDER`` runs the rows of ``rows.toml`` whose repository is checked out in FOLDER, each a folder
 of the repository's name at the commit that the list names (a checkout without ``.git`` says it in a file ``.commit``).
 Copies of the checkouts, inputs and results lie in OUT (FOLDER/strangers). A row that has a result by the same dryfit is
-not run again.
+not run again; one without a result in OUT keeps its line of the page.
 """
 
 import argparse
