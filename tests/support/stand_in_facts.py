@@ -76,7 +76,6 @@ def attention() -> None:
     except RuntimeError as error:
         facts["fp32"] = str(error)
 
-
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
