@@ -420,14 +420,14 @@ def _filled(make: Make, original: Callable[..., Any]) -> Callable[..., Any]:
         state_dict: dict[str, torch.Tensor] | None,
         checkpoint_files: list[str] | None,
         load_config: Any,
-        expected_keys: list[str] | None = None,
+        *expected_keys: list[str] | None,
     ) -> Any:
         if state_dict is not None:
-            return original(model, state_dict, checkpoint_files, load_config, expected_keys)
+            return original(model, state_dict, checkpoint_files, load_config, *expected_keys)
         _refuse_disk(load_config.device_map)
-        weights = dict(_weights(model, expected_keys, make))
+        weights = dict(_weights(model, next(iter(expected_keys), None), make))  # transformers 5.3 gave them
         # These keys are the model's own: nothing is to be renamed, merged or split.
-        loaded = original(model, weights, None, replace(load_config, weight_mapping=[]), expected_keys)
+        loaded = original(model, weights, None, replace(load_config, weight_mapping=[]), *expected_keys)
         for _, buffer in model.named_buffers():
             initialise_again(buffer)
         return loaded

@@ -171,7 +171,7 @@ LOADING: Final = PrivateNames("transformers", NAMES[:1], _misbehaves)
 
 def _steps_misbehave() -> str:
     models: Any = sys.modules[_MODULE]
-    loads = ("load_config", "expected_keys") if knows_load_config(models) else ("device_map", "key_mapping")
+    loads = ("load_config",) if knows_load_config(models) else ("device_map", "key_mapping")
     for function, wanted in (
         (models._get_dtype, ("dtype", "config", "state_dict")),
         (models._get_device_map, ("model", "device_map", "max_memory", "hf_quantizer")),
