@@ -44,10 +44,9 @@ from dryfit.settings.training_messages import StopReason, TrainRequest, TrainRes
 from dryfit.settings.trial import MetricPoint
 from dryfit.settings.wire import Checkpointed, FirstStep, Progress, Report, Started, Verdict
 from dryfit.study.context import StudyContext
-from dryfit.study.loop import TrialDecider
+from dryfit.study.driver import StopRequests
+from dryfit.study.loop import AttemptFinalizer, TrialDecider
 from dryfit.study.messages import MessageHandler
-from dryfit.study.stops import StopRequests
-from dryfit.study.trial_ends import AttemptFinalizer
 from quiet_children import QuietChildren
 
 PARTS: dict[str, tuple[type, str]] = {

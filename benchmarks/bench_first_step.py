@@ -26,9 +26,8 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.ledger import each_event
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.files import read_model
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import ChildRequest
-from dryfit.settings.wire import REQUEST_FILE, RESULT_FILE
+from dryfit.settings.wire import REQUEST_FILE, RESULT_FILE, Job
 
 DRYFIT = [sys.executable, "-m", "dryfit.documents.command_line"]
 MARKS = ("opened", "data read", "baselines", "measured", "first trial placed", "first step")

@@ -23,7 +23,7 @@ from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.sharding import ShardPlan
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.training.step_tracer import StepTracer, whole_model
-from dryfit.training.validation import evaluation_rows
+from dryfit.training.trainer import evaluation_rows
 
 MODELS = (
     # name, rank of adapters

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, PlanSubject
 from dryfit.settings.memory_terms import Allocator, OptimizerImpl
 from dryfit.settings.plan_messages import MemoryCase
 from dryfit.settings.tables import LoraSettings, TrialSettings

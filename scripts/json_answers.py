@@ -21,9 +21,9 @@ from dryfit.documents.story import TrialStory
 from dryfit.documents.summary import NodeLogs, NodesView, SeveralStatuses, SeveralSummary, StudySummary
 from dryfit.settings.check_messages import Health
 from dryfit.settings.device_answers import DeviceAnswer
+from dryfit.settings.execution import MemoryPlan
 from dryfit.settings.largest_value import LargestValue
 from dryfit.settings.memory_check import Kept, LineChange, MemoryCheck, RunCheck
-from dryfit.settings.memory_plan import MemoryPlan
 from dryfit.settings.plan_messages import CalibrateResult, PlanAnswer
 from dryfit.settings.reach_calibrations import ReachCalibration
 from dryfit.settings.rehearsal_messages import Interval, RehearsalAnswer, RehearsalMemory, StepWork
@@ -31,7 +31,7 @@ from dryfit.settings.training_messages import PredictResult
 from dryfit.study.importing import ImportSummary
 from dryfit.study.machine_checks import Finding
 from dryfit.study.models import Pushed
-from dryfit.study.plan_requests import PlannedCell, SpacePlan
+from dryfit.study.planning import PlannedCell, SpacePlan
 from dryfit.study.step_calibrations import StepCalibrated
 
 _WORDS: Final = {

@@ -16,16 +16,15 @@ from dryfit.gpu.constants import device_constants, read_calibrations
 from dryfit.processes.node import named_gpu
 from dryfit.settings.choices import BuiltInTask
 from dryfit.settings.errors import ChildError, ConfigError, MachineError
-from dryfit.settings.execution import PlanSubject
-from dryfit.settings.job import Job
+from dryfit.settings.execution import ExecutionChoice, PlanSubject
 from dryfit.settings.jobs import JOBS
-from dryfit.settings.memory_plan import ExecutionChoice
 from dryfit.settings.memory_terms import Confidence
 from dryfit.settings.plan_messages import CalibrateRequest, MemoryCase
 from dryfit.settings.tables import TrialSettings
-from dryfit.study import plan_requests as calibrating
+from dryfit.settings.wire import Job
+from dryfit.study import planning as calibrating
 from dryfit.study.child_jobs import run_alone
-from dryfit.study.plan_requests import measure_and_compare
+from dryfit.study.planning import measure_and_compare
 from study_runs import run_here
 
 SUPPORT = Path(calibrate_stand_in.__file__).parent

@@ -10,8 +10,8 @@ import plan_jobs
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.check_messages import CheckRequest
 from dryfit.settings.errors import InternalError
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS
+from dryfit.settings.wire import Job
 from dryfit.study.child_jobs import run_alone
 
 

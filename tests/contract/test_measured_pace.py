@@ -11,9 +11,9 @@ from dryfit.ledger.events import GenerationBegan
 from dryfit.ledger.folder import StudyLayout
 from dryfit.processes.node import available_cores
 from dryfit.settings.choices import Precision
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS
 from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import Job
 from dryfit.study import pace
 from dryfit.study.pace import (
     MeasuredWay,

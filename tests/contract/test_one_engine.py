@@ -14,11 +14,10 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.plans.timeline import BLOCK_BYTES
 from dryfit.search.space import apply_params
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import PlanSubject
-from dryfit.settings.job import Job
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, PlanSubject
 from dryfit.settings.plan_messages import MemoryCase, PartPeak, PlanAnswer, PlanRequest, StudyTokens
 from dryfit.settings.tables import TrialSettings
+from dryfit.settings.wire import Job
 from dryfit.study import doctor
 from dryfit.study.child_jobs import run_alone
 from dryfit.study.planning import plan_input

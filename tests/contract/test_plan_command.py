@@ -16,9 +16,9 @@ import dryfit
 import plan_stand_in
 import tiny
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS
 from dryfit.settings.memory_terms import VerdictKind
+from dryfit.settings.wire import Job
 from golden import Golden
 from study_runs import command, run_here, write_study
 

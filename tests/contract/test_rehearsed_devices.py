@@ -11,8 +11,7 @@ from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.devices import parse_devices
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, ScriptEnd
 from dryfit.study.largest import largest_value
-from dryfit.study.rehearsals import RehearsalOptions, read_command, rehearse_command
-from dryfit.study.rehearsed_devices import rehearse_devices
+from dryfit.study.rehearsals import RehearsalOptions, read_command, rehearse_command, rehearse_devices
 from rehearsed import PROGRAMS
 
 pytestmark = pytest.mark.slow

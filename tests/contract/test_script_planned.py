@@ -11,12 +11,12 @@ import plan_jobs
 import trainers
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import Action, FailureKind
-from dryfit.settings.job import Job
 from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.plan_messages import NO_TORCH, PlanAnswer, RehearsedPlanRequest
 from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF
 from dryfit.settings.tables import CalledCode
 from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import Job
 from dryfit.study.requests import calling_request
 from dryfit.training.rehearsed_plan import plan
 from study_runs import fold, run_here

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from dryfit.search.enqueued import enqueued_points
 from dryfit.search.pruning import Rules, judge
 from dryfit.search.samplers import Suggestion, suggest
-from dryfit.search.space import Space
+from dryfit.search.space import Space, enqueued_points
 from dryfit.settings.choices import Direction
 from dryfit.settings.study_file import SearchSettings, StudyConfig
 from dryfit.settings.trial import MetricPoint, Outcome, Scalar, TrialRecord

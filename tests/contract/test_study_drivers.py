@@ -15,9 +15,9 @@ import plan_jobs
 from dryfit.ledger.events import AttemptPlaced, Event, ParallelSet
 from dryfit.processes.gpus import NvmlLink
 from dryfit.settings.errors import PERMITTED, Action, FailureKind
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS
 from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import Job
 from dryfit.study.next_step import End
 from nvml import Driver
 

@@ -21,10 +21,10 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.errors import Action, ExitStatus, FailureKind
 from dryfit.settings.execution import PlanSubject
-from dryfit.settings.job import Job
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import Job
 from dryfit.study.context import StudyContext
 from dryfit.study.next_step import End
 from dryfit.study.trial_plans import nothing_fits_text

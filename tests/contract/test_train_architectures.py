@@ -25,16 +25,16 @@ from dryfit.settings.plan_messages import PlanRequest
 from dryfit.settings.tables import DataSettings, HeadSettings, ModelSettings, OptimSettings, TrialSettings
 from dryfit.settings.task_facts import metrics_of_classes
 from dryfit.study.child_jobs import run_alone
+from dryfit.tasks.answers import multi_label_metrics
 from dryfit.tasks.base import pad_rows
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec, encoder_parts, freeze
-from dryfit.tasks.metrics import multi_label_metrics
 from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.rows import load_splits
 from dryfit.tasks.saved_models import load
 from dryfit.tasks.tokens import Tokens, TokenSet
 from dryfit.training.optimizer import parameter_groups
-from dryfit.training.validation import evaluate
+from dryfit.training.trainer import evaluate
 from parts import need_package
 
 # Without warm-up: its first step has a learning rate of zero.

@@ -32,8 +32,8 @@ from dryfit.training import trainer as steward
 from dryfit.training.checkpoint import newest_good
 from dryfit.training.model import build_model
 from dryfit.training.run import fold_seed
+from dryfit.training.trainer import Evaluated
 from dryfit.training.trial_jobs import train
-from dryfit.training.validation import Evaluated
 
 TABLES = {
     "train": {"evals_per_epoch": 2, "group_by_length": True},

@@ -15,12 +15,12 @@ from dryfit.ledger.state import TrialState
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.argument_ladder import arguments_of
 from dryfit.settings.errors import Action, ConfigError, FailureKind, ObjectiveError
-from dryfit.settings.job import Job
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice
 from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.plan_messages import RehearsedPlanRequest
 from dryfit.settings.tables import ObjectiveSettings
 from dryfit.settings.trial import Outcome
+from dryfit.settings.wire import Job
 from dryfit.study.machine_checks import Status
 from dryfit.study.requests import calling_request
 from dryfit.training.current_trial import Trial

@@ -19,14 +19,13 @@ from dryfit.gpu.constants import DeviceConstants
 from dryfit.plans.estimate import Device, Lengths, SegmentSource
 from dryfit.plans.ladder import PlannedTrial, plan_by_ladder
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import ExecutionSettings, PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, PlanSubject
 from dryfit.settings.memory_terms import Confidence, DeviceKind, DeviceSpec, OptimizerImpl, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import MemoryCase, PlanAnswer
 from dryfit.settings.tables import LoraSettings, TrialSettings
 from dryfit.tasks import causal_lm
 from dryfit.tasks.base import Outputs
-from dryfit.training import validation
+from dryfit.training import trainer
 from dryfit.training.batches import evaluation_batches, read_tokens, trial_task
 from dryfit.training.calibrate import planned
 from dryfit.training.measured_step import run_case
@@ -72,7 +71,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
         seen["answered"].add(batch_rows)
         return answering(*args, batch_rows=batch_rows, **known)
 
-    monkeypatch.setattr(validation, "evaluation_batches", noted)
+    monkeypatch.setattr(trainer, "evaluation_batches", noted)
     monkeypatch.setattr(causal_lm, "answer", answered)
     return seen
 
@@ -131,7 +130,7 @@ def test_what_is_kept_of_a_row_depends_on_no_other_row(tmp_path: Path, folders: 
 
     def kept(rows: int) -> Outputs:
         collate = partial(task.collate, split)
-        return validation.kept_in_order(model, split, task, collate, batch_rows=rows, after=lambda *_: None)
+        return trainer.kept_in_order(model, split, task, collate, batch_rows=rows, after=lambda *_: None)
 
     whole = kept(64)
     for rows in (1, 2, 3, 7):

@@ -17,7 +17,7 @@ from dryfit.settings.plan_messages import CalibrateRequest, CalibrateResult, Cas
 from dryfit.settings.tables import TrialSettings
 from dryfit.settings.trial import Outcome
 from dryfit.study.child_jobs import run_alone
-from dryfit.study.plan_requests import calibration_cases
+from dryfit.study.planning import calibration_cases
 from study_runs import fold, run, write_study
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

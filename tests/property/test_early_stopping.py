@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dryfit.settings.choices import Direction
 from dryfit.settings.tables import TrainSettings
 from dryfit.settings.trial import MetricPoint
-from dryfit.training.validation import stopped_early
+from dryfit.training.trainer import stopped_early
 from thinning import examples
 
 pytestmark = pytest.mark.heavy

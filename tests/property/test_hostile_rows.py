@@ -15,7 +15,7 @@ from dryfit.settings.errors import DataError
 from dryfit.settings.tables import DataSettings
 from dryfit.settings.text import MOST_CELL_CHARS
 from dryfit.settings.wire import MOST_DEPTH, parse_json
-from dryfit.study.import_files import Record, csv_records, read_json
+from dryfit.study.import_formats import Record, csv_records, read_json
 from dryfit.tasks.rows import BadRow, RawRow, load_splits, read_rows, stream_rows
 
 _HALF = pyarrow.array([b"good", b"\xed\xa0\x80"]).cast(pyarrow.string(), safe=False)

@@ -9,8 +9,21 @@ from hypothesis import strategies as st
 
 from dryfit.settings.splits import SplitRule
 from dryfit.settings.tables import DataSettings
-from dryfit.study.import_files import ImportedRow, LeftOut, Record, Rejected, drawn, fault_of, joined, trimmed
-from dryfit.study.import_formats import PassageSettings, contractnli_rows, passages_of, redsm5_rows, squad_rows
+from dryfit.study.import_formats import (
+    ImportedRow,
+    LeftOut,
+    PassageSettings,
+    Record,
+    Rejected,
+    contractnli_rows,
+    drawn,
+    fault_of,
+    joined,
+    passages_of,
+    redsm5_rows,
+    squad_rows,
+    trimmed,
+)
 from dryfit.study.importing import target_of, write_rows
 from dryfit.tasks.rows import load_splits
 

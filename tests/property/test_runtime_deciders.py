@@ -15,9 +15,9 @@ from dryfit.settings.errors import (
     FailureKind,
     PastFailure,
 )
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import ChildResult
 from dryfit.settings.training_messages import StopReason, TrainResult
+from dryfit.settings.wire import Job
 
 
 def all_codes(cls: type[DryfitError]) -> set[str]:

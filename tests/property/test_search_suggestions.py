@@ -5,9 +5,8 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dryfit.search.enqueued import enqueued_points
 from dryfit.search.samplers import suggest
-from dryfit.search.space import Space, apply_params
+from dryfit.search.space import Space, apply_params, enqueued_points
 from dryfit.settings.choices import Direction
 from dryfit.settings.study_file import SearchSettings, StudyConfig
 from dryfit.settings.trial import MetricPoint, Outcome, TrialRecord

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.training.batches import EpochBatchSampler, epoch_batches, evaluation_batches
-from dryfit.training.validation import evaluation_steps
+from dryfit.training.trainer import evaluation_steps
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=300)
 

@@ -26,9 +26,9 @@ from dryfit.settings.training_messages import FinalRequest, FinalResult, TrainRe
 from dryfit.settings.trial import MetricPoint
 from dryfit.settings.wire import Checkpointed, Report, Started
 from dryfit.study.context import StudyContext
+from dryfit.study.driver import StopRequests
 from dryfit.study.loop import TrialDecider
 from dryfit.study.next_step import End
-from dryfit.study.stops import StopRequests
 from quiet_children import QuietChildren
 
 

@@ -50,8 +50,8 @@ from dryfit.settings.wire import (
     Verdict,
 )
 from dryfit.study import session
+from dryfit.study.driver import StopSignals
 from dryfit.study.session import SessionResult, read_study, run_session
-from dryfit.study.stops import StopSignals
 from dryfit.tasks.scored_rows import FACTS_FILE, write_facts
 from quiet_children import QuietChildren
 

@@ -15,14 +15,13 @@ from typing import Any
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.check_messages import ProbeRequest, ProbeResult
 from dryfit.settings.errors import ChildFault
-from dryfit.settings.execution import PlanSubject
-from dryfit.settings.job import Job
+from dryfit.settings.execution import ExecutionChoice, Fallback, MemoryPlan, PlanSubject, WorstBatch
 from dryfit.settings.jobs import JOBS
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, PeakAt, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest
 from dryfit.settings.training_messages import ResolveRequest, ResolveResult, StopReason, TrainRequest, TrainResult
 from dryfit.settings.trial import MetricPoint
+from dryfit.settings.wire import Job
 from nvml import Driver
 
 MIB = 2**20

@@ -5,8 +5,7 @@ import signal
 
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import ExecutionSettings, PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, Fallback, MemoryPlan, PlanSubject, WorstBatch
 from dryfit.settings.memory_terms import Effect, MemoryCategory, PeakAt, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult
 

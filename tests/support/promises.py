@@ -17,15 +17,13 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 from pydantic import BaseModel
 
 from dryfit.documents.comparison import Comparison
-from dryfit.documents.device_answers import device_answers_json
+from dryfit.documents.device_answers import device_answers_json, largest_values_json, step_calibrated_json
 from dryfit.documents.document import json_text
 from dryfit.documents.finals import TopTable, TrainedModel
 from dryfit.documents.findings import BugReport, Diagnosis
-from dryfit.documents.largest_values import largest_values_json
 from dryfit.documents.memory_checks import MemoryCheck
 from dryfit.documents.plans import CalibrateResult, PlanAnswer, SpacePlan
 from dryfit.documents.rehearsals import rehearsal_json
-from dryfit.documents.step_calibrations import step_calibrated_json
 from dryfit.documents.story import TrialStory
 from dryfit.documents.summary import NodeLogs, NodesView, SeveralStatuses, SeveralSummary, StudySummary
 from dryfit.ledger import events
@@ -38,7 +36,7 @@ from dryfit.settings.study_file_text import study_json_schema
 from dryfit.settings.training_messages import PredictResult
 from dryfit.study.importing import ImportSummary
 from dryfit.study.models import Pushed
-from dryfit.study.rehearsed_devices import DeviceAnswers
+from dryfit.study.rehearsals import DeviceAnswers
 from dryfit.study.step_calibrations import StepCalibrated
 
 FORMAT_NAMES: Final = ("schema", "v", "format")

@@ -28,14 +28,13 @@ from dryfit.processes.supervisor import Supervisor
 from dryfit.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.settings.errors import DataError
 from dryfit.settings.execution import ExecutionPlan
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS as ALL_JOBS
 from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.study_file import Isolation
 from dryfit.settings.tables import DataSettings, TrialSettings
 from dryfit.settings.training_messages import StopReason, TrainRequest, TrainResult
 from dryfit.settings.trial import MetricPoint, Scalar, TrialConfig
-from dryfit.settings.wire import Note, Phase
+from dryfit.settings.wire import Job, Note, Phase
 
 PATIENCE_S = 120.0
 GENEROUS = ChildLimits(start_s=60.0, hang_s=60.0, total_s=None, stop_grace_s=60.0)

@@ -4,8 +4,8 @@ python stand_in_command.py WORDS
 """
 
 from dryfit.documents.command_line import main
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import JOBS
+from dryfit.settings.wire import Job
 
 if __name__ == "__main__":
     for job in (Job.PLAN, Job.TRAIN, Job.RESOLVE):

@@ -8,8 +8,7 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from dryfit.settings.choices import BaseFormat, BuiltInTask
-from dryfit.settings.execution import PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice, MemoryPlan
+from dryfit.settings.execution import ExecutionChoice, MemoryPlan, PlanSubject
 from dryfit.settings.memory_terms import Allocator, OptimizerImpl
 from dryfit.settings.plan_messages import MemoryCase
 from dryfit.settings.tables import LoraSettings, TrialSettings

@@ -16,7 +16,6 @@ from dryfit.ledger.folder import FinalLayout
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.settings.execution import ExecutionPlan
-from dryfit.settings.job import Job
 from dryfit.settings.memory_terms import DeviceKind, OptimizerImpl
 from dryfit.settings.tables import DataSettings, TrialSettings
 from dryfit.settings.task_facts import metric_of
@@ -31,7 +30,7 @@ from dryfit.settings.training_messages import (
     TrainResult,
 )
 from dryfit.settings.trial import MetricPoint, TrialConfig
-from dryfit.settings.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Message
+from dryfit.settings.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Job, Message
 from dryfit.study.files import take_over
 from dryfit.training.prediction import predict
 from dryfit.training.resolve import resolve

@@ -493,7 +493,7 @@ def calibrate(
 
         answer(api.calibrate(device or "cuda:0", quick=quick, on_note=notes(quiet=quiet)), as_json=as_json)
         return
-    from dryfit.documents.step_calibrations import step_calibrated_document, step_calibrated_json
+    from dryfit.documents.device_answers import step_calibrated_document, step_calibrated_json
     from dryfit.study.rehearsals import RehearsalOptions
     from dryfit.study.step_calibrations import calibrate_steps
 
@@ -651,7 +651,7 @@ def _rehearse_one(
 def _largest(
     command: list[str], name: str, options: "RehearsalOptions", devices: "Sequence[DeviceSpec]", *, as_json: bool
 ) -> ExitStatus:
-    from dryfit.documents.largest_values import largest_values_document, largest_values_json
+    from dryfit.documents.device_answers import largest_values_document, largest_values_json
     from dryfit.study.largest import largest_value
 
     values = largest_value(command, name, options, devices)
@@ -664,7 +664,7 @@ def _rehearse_several(
 ) -> ExitStatus:
     import dryfit.study.rehearsals as api
     from dryfit.documents.device_answers import device_answers_document, device_answers_json, emitted
-    from dryfit.study.rehearsed_devices import rehearse_devices, request_table
+    from dryfit.study.rehearsals import rehearse_devices, request_table
 
     if form.emit is not None and form.as_json:
         raise ConfigError("rehearsing", "--emit with --json", "one of them")

@@ -1,6 +1,7 @@
 """A command on several devices: a table, JSON, and requests for a device that others read (SkyPilot, Slurm)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Final, cast
 
 from dryfit.documents.document import Block, Document, Line, counted, document_of, duration_text, json_of
@@ -8,7 +9,9 @@ from dryfit.documents.rehearsals import cost_text, hours_text, place_text, rehea
 from dryfit.settings.choices import Emitted
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.errors import ConfigError
+from dryfit.settings.largest_value import LargestValue, TriedValue, ValueEnd
 from dryfit.settings.text import Table, gib
+from dryfit.study.step_calibrations import StepCalibrated
 
 _SAID: Final = {True: "yes", False: "no", None: "unknown"}
 SKYPILOT: Final = {
@@ -184,3 +187,69 @@ def _sbatch(named: Mapping[str, Mapping[str, str]], count: int) -> str:
     if all(features.values()):
         lines.append(f'#SBATCH --constraint="{"|".join(dict.fromkeys(features.values()))}"')
     return "".join(f"{line}\n" for line in lines)
+
+
+# The largest value of an argument with which a command fits, as lines and a table, and as JSON.
+
+
+def largest_values_json(values: Sequence[LargestValue]) -> dict[str, object]:
+    """Return what ``rehearse --largest --json`` prints."""
+    devices = [{**asdict(one), "is_known": one.is_known} for one in values]
+    return {"schema": 1, "name": values[0].name, "devices": devices}
+
+
+def largest_values_document(values: Sequence[LargestValue]) -> Document:
+    """Return a line for each device, and what was rehearsed."""
+    blocks: list[Block] = [Line(_headline(one), "green" if one.is_known else "yellow") for one in values]
+    rows = tuple((one.device.name, *_cells(tried)) for one in values for tried in one.tried)
+    return Document((*blocks, "", Table(("device", values[0].name, "verdict", "required"), rows)))
+
+
+def _cells(tried: TriedValue) -> tuple[str, str, str]:
+    needed = "unknown" if tried.required_bytes is None else gib(tried.required_bytes)
+    return str(tried.value), tried.end, needed
+
+
+def _headline(one: LargestValue) -> str:
+    unit = "" if not one.bytes_per_unit else f"; each more takes {one.bytes_per_unit / 2**20:,.1f} MiB"
+    following, device = one.following, f"{one.device.name} ({gib(one.device.capacity_bytes)})"
+    if one.largest is None:
+        why = f": {following.reason}" if following is not None and following.reason else ""
+        return f"no {one.name} is known to fit {device}: {following.value if following else 1} does not{why}{unit}"
+    text = f"the largest {one.name} that fits {device} is {one.largest.value}"
+    if following is None:
+        return f"no {one.name} is too large for {device}: from {one.largest.value} on memory grows no more"
+    if following.end is ValueEnd.UNKNOWN:
+        known = f"the largest {one.name} known to fit {device} is {one.largest.value}"
+        return f"{known}; with {following.value} that is unknown: {following.reason}{unit}"
+    return f"{text}; {following.value} does not{unit}"
+
+
+# What a measured step says of a device, for the terminal and as JSON.
+
+
+_QUANTITIES: Final = {
+    "tensor": "of its peak on tensor cores",
+    "simt": "of its peak in fp32",
+    "bandwidth": "of its memory bandwidth",
+}
+
+
+def step_calibrated_json(found: StepCalibrated) -> dict[str, object]:
+    """Return it as ``calibrate --time --json`` prints it."""
+    return {"schema": 2, **asdict(found.kept), "before": found.before, "estimated_s": found.estimated_s}
+
+
+def step_calibrated_document(found: StepCalibrated) -> Document:
+    """Return what is used from now on, and what was until now."""
+    kept = found.kept
+    reached = f"{kept.device} reaches {kept.value:.0%} {_QUANTITIES[kept.quantity]}"
+    was = "nothing was known before" if found.before is None else f"{found.before:.0%} before"
+    lines = [Line(f"{reached} ({was})", "green")]
+    if found.estimated_s is not None:
+        error = found.estimated_s / kept.measured_s - 1
+        lines.append(
+            Line(f"a step took {kept.measured_s:.3g} s; the estimate was {found.estimated_s:.3g} s, {error:+.0%}")
+        )
+    lines.append(Line("rehearsals on this device use it from now on"))
+    return Document(tuple(lines))

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dryfit.settings.memory_plan import MemoryPlan
+from dryfit.settings.execution import MemoryPlan
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalMemory
 from dryfit.settings.text import Table, gib

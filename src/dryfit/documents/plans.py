@@ -10,15 +10,14 @@ from dryfit.ledger.events import FailureFacts, Observed
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import PlanState, TrialState
 from dryfit.settings.errors import FailureKind
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
+from dryfit.settings.execution import ExecutionChoice, Fallback, MemoryPlan
 from dryfit.settings.memory_terms import Effect, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import CalibrateResult, CaseComparison, PlanAnswer
-from dryfit.settings.rehearsal_messages import Interval, RunCost
-from dryfit.settings.run_hours import times
+from dryfit.settings.rehearsal_messages import Interval, RunCost, times
 from dryfit.settings.sharding import Sent, ShardRow, ShardSummary
 from dryfit.settings.text import Table, few, gib
 from dryfit.settings.trial import Scalar
-from dryfit.study.plan_requests import PlannedCell, SpacePlan
+from dryfit.study.planning import PlannedCell, SpacePlan
 from dryfit.study.trial_plans import least_bytes
 
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar, cast, overload
 from dryfit.ledger.events import ComparabilityKey, FailureFacts, NodeJoined, NodeLost, Observed, ParallelSet
 from dryfit.settings.devices import HERE, cpu_of, on_cpu
 from dryfit.settings.errors import PERMITTED, Action, FailureKind, InternalError, PastFailure
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.trial import FoldScore, MetricPoint, Outcome, Scalar, TrialRecord, fold_spreads

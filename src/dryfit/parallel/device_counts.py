@@ -6,8 +6,7 @@ from typing import Final
 from dryfit.plans.estimate import Device, SegmentSource
 from dryfit.plans.ladder import PlannedTrial, capacity_bytes, describe, execution_asked, memory_of, time_factor, work_of
 from dryfit.settings.errors import ConfigError, ShardError, TraceError
-from dryfit.settings.execution import ExecutionSettings
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, Fallback
 from dryfit.settings.memory_terms import Effect, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.sharding import RankOutcome

@@ -14,7 +14,7 @@ from dryfit.gpu.events import Label, Segment, SegmentKind, Shape
 from dryfit.plans.timeline import Timeline, compose, end_bytes
 from dryfit.plans.trace_store import FitPlan, SegmentFit, TraceStore, fit, plan_fits, regime
 from dryfit.plans.tracer import Tracer, Variant
-from dryfit.settings.memory_plan import MemoryPlan, WorstBatch
+from dryfit.settings.execution import MemoryPlan, WorstBatch
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, MemoryCategory, OptimizerImpl, PeakAt, StepPhase
 
 # Segments for the memory estimate: from a recorded trace, else from a checked fit, else from a new trace.

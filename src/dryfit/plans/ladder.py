@@ -12,8 +12,7 @@ from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, estimate, with_fragmentation
 from dryfit.plans.tracer import Variant
 from dryfit.settings.errors import ConfigError, TraceError
-from dryfit.settings.execution import ExecutionSettings
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, Fallback, MemoryPlan
 from dryfit.settings.memory_terms import Effect, OptimizerImpl, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.text import gib, parse_bytes

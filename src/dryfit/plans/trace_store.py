@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dryfit.gpu.events import Label, Segment, SegmentKind, Shape
 from dryfit.plans.timeline import peak_bytes
 from dryfit.plans.tracer import Variant
-from dryfit.settings.memory_plan import MemoryPlan
+from dryfit.settings.execution import MemoryPlan
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.sharding import Sent
 from dryfit.settings.tables import Settings

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dryfit.gpu.events import Segment, SegmentKind, Shape
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice
 from dryfit.settings.memory_terms import OptimizerImpl
 
 

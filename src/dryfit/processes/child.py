@@ -26,11 +26,10 @@ from dryfit.processes.child_spec import hide_devices, launch_one_by_one, leave_s
 from dryfit.processes.process import CopiesEndHere, die_with_parent, let_signals_through
 from dryfit.settings.errors import ChildFault, DryfitError, InternalError, NonFiniteError, PoisonedError
 from dryfit.settings.files import NO_ROOM, open_regular, read_model
-from dryfit.settings.job import JobRequest, ProcessNeeds
 from dryfit.settings.jobs import ChildRequest, ChildResult, answer_to
 from dryfit.settings.secrets import redacted
 from dryfit.settings.text import sendable
-from dryfit.settings.wire import LOG_FILE, STACKS_FILE, ErrorParts, Started
+from dryfit.settings.wire import LOG_FILE, STACKS_FILE, ErrorParts, JobRequest, ProcessNeeds, Started
 
 _CHAIN_MAX = 16
 _MESSAGE_MAX_CHARS = 4_000

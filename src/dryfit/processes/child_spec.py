@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dryfit.settings.devices import HERE, cpu_of
 from dryfit.settings.errors import Evidence, MachineError
-from dryfit.settings.job import Job, JobRequest
 from dryfit.settings.jobs import JOBS, ChildResult, JobRow
 from dryfit.settings.plan_messages import RehearsedPlanRequest
 from dryfit.settings.secrets import HUB_TOKENS, forget_secrets, public_environment
@@ -32,7 +31,7 @@ from dryfit.settings.training_messages import (
     TrainerRequest,
 )
 from dryfit.settings.user_code import script_imports
-from dryfit.settings.wire import MARKER_VARIABLE, Message, Wire
+from dryfit.settings.wire import MARKER_VARIABLE, Job, JobRequest, Message, Wire
 
 # The environment variables of child processes, and the table of which child has which secrets.
 #

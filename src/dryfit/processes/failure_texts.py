@@ -8,10 +8,9 @@ from dryfit.processes.child import ChildStatus
 from dryfit.processes.evidence import held_by_neighbours, known_device_memory
 from dryfit.settings.devices import devices_of, visible_devices
 from dryfit.settings.errors import ChildFault, Evidence
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import ChildResult, training_of
 from dryfit.settings.training_messages import StopReason
-from dryfit.settings.wire import VALIDATING
+from dryfit.settings.wire import VALIDATING, Job
 
 # Error texts and numbers of libraries, drivers and the kernel, each with its source.
 #

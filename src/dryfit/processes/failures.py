@@ -49,9 +49,9 @@ from dryfit.settings.errors import (
     Permission,
     RecoveryAction,
 )
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import ChildResult
 from dryfit.settings.training_messages import StopReason
+from dryfit.settings.wire import Job
 
 # Classifies the end of an attempt as exactly one kind of failure, by a table whose first matching row wins.
 

@@ -45,10 +45,9 @@ from dryfit.processes.node_messages import (
 )
 from dryfit.settings.devices import node_of
 from dryfit.settings.errors import Evidence
-from dryfit.settings.job import JobRequest
 from dryfit.settings.jobs import ChildResult, training_of
 from dryfit.settings.training_messages import ScriptRequest, StopReason, TrainerRequest
-from dryfit.settings.wire import FirstStep, Report, Verdict
+from dryfit.settings.wire import FirstStep, JobRequest, Report, Verdict
 
 # Accept agents and read their messages without blocking; the descriptor is readable when there are any.
 

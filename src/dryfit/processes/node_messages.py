@@ -13,10 +13,9 @@ from dryfit.processes.child_spec import ChildLimits
 from dryfit.processes.gpus import GpuState
 from dryfit.processes.node import HostMemory, NodeFacts
 from dryfit.settings.errors import Evidence
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import RequestBody
 from dryfit.settings.study_file import Isolation
-from dryfit.settings.wire import Message, Verdict, Wire
+from dryfit.settings.wire import Job, Message, Verdict, Wire
 
 # Lines that only the other side of one connection can have written: a proof of the token, then a MAC on each. Pure.
 #

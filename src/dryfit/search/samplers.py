@@ -19,11 +19,10 @@ from pydantic import Field
 
 from dryfit.ledger.state import History, as_history
 from dryfit.processes.helpers import Answering, python_command
-from dryfit.search.enqueued import Point, next_enqueued
 from dryfit.search.history_view import Generations, Window, is_visible
 from dryfit.search.private_apis import CMA_GENERATION, CMA_OPTIMIZER, CMAES, GENERATION, NSGA2, TPE, NumberedTpe
 from dryfit.search.scratch_study import ScratchStudy, ScratchTrial, scratch_trial
-from dryfit.search.space import Distribution, Param, Space, into_range, only_value, to_text
+from dryfit.search.space import Distribution, Param, Point, Space, into_range, next_enqueued, only_value, to_text
 from dryfit.settings.choices import Direction
 from dryfit.settings.errors import MachineError
 from dryfit.settings.private_names import require
@@ -624,7 +623,7 @@ def suggest(
             :class:`~dryfit.ledger.state.History` makes the cost independent of its length.
         search: Which sampler, and its settings.
         directions: Whether each goal is maximised or minimised.
-        points: Enqueued points, see :func:`~dryfit.search.enqueued.enqueued_points`. The first that no trial was
+        points: Enqueued points, see :func:`~dryfit.search.space.enqueued_points`. The first that no trial was
             made from gives its values, as far as the space allows them; the rest is drawn.
         seed: The study's seed.
         number: The number of the next trial.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice
 from dryfit.settings.memory_terms import Effect, StepPhase
 from dryfit.settings.rehearsal_messages import (
     ACCUMULATION,

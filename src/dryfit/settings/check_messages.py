@@ -5,11 +5,10 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dryfit.settings.job import Job, JobRequest, ProcessNeeds
 from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.training_messages import TrainRequest
 from dryfit.settings.trial import Scalar, TrialConfig
-from dryfit.settings.wire import ErrorParts, Wire
+from dryfit.settings.wire import ErrorParts, Job, JobRequest, ProcessNeeds, Wire
 
 # Report of loading a model: the origin of every tensor.
 

@@ -20,7 +20,6 @@ from dryfit.settings.check_messages import (
     ScriptArgumentsResult,
 )
 from dryfit.settings.errors import ChildFault, InternalError
-from dryfit.settings.job import Job, JobRequest, R
 from dryfit.settings.plan_messages import (
     CalibrateRequest,
     CalibrateResult,
@@ -53,7 +52,7 @@ from dryfit.settings.training_messages import (
     TrainRequest,
     TrainResult,
 )
-from dryfit.settings.wire import ErrorParts, Wire
+from dryfit.settings.wire import ErrorParts, Job, JobRequest, R, Wire
 
 
 class JobRow(NamedTuple):

@@ -4,16 +4,14 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from dryfit.settings.execution import ExecutionSettings, PlanSubject
-from dryfit.settings.job import Job, JobRequest, ProcessNeeds
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, Fallback, MemoryPlan, PlanSubject
 from dryfit.settings.memory_terms import Allocator, Calibration, Confidence, DeviceSpec, VerdictKind
 from dryfit.settings.rehearsal_messages import Interval, RunCost
 from dryfit.settings.sharding import ShardSummary
 from dryfit.settings.tables import DataSettings, Settings
 from dryfit.settings.text import Shown
 from dryfit.settings.training_messages import ObjectiveRequest
-from dryfit.settings.wire import Wire
+from dryfit.settings.wire import Job, JobRequest, ProcessNeeds, Wire
 
 # Calibration of memory plans: cases, measurements on a device, comparisons and the resulting constants.
 #

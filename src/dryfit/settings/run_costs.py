@@ -10,8 +10,7 @@ from typing import Any, Final, cast
 from dryfit.settings.devices import device_names, known_name
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.memory_terms import DeviceSpec
-from dryfit.settings.rehearsal_messages import Interval, RehearsalAnswer, RunCost
-from dryfit.settings.run_hours import run_hours
+from dryfit.settings.rehearsal_messages import Interval, RehearsalAnswer, RunCost, run_hours
 from dryfit.settings.study_file_reading import read_toml
 
 _DOING: Final = "reading prices"

@@ -9,15 +9,13 @@ from pydantic import Field
 
 from dryfit.settings.choices import Direction
 from dryfit.settings.errors import LoadError
-from dryfit.settings.execution import ExecutionPlan
-from dryfit.settings.job import Job, JobRequest, ProcessNeeds
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, ExecutionPlan
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.tables import CalledCode, DataSettings, ModelSettings, TrialSettings
 from dryfit.settings.task_facts import MetricName, TaskName
 from dryfit.settings.text import few
 from dryfit.settings.trial import FoldScore, Goal, Scalar, TrialConfig, better
-from dryfit.settings.wire import Wire
+from dryfit.settings.wire import Job, JobRequest, ProcessNeeds, Wire
 
 # Analysis of a model's answers in numbers: returned by FINAL, stored in model folders, shown in reports.
 #

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from dryfit.ledger.folder import StudyLayout
-from dryfit.search.enqueued import enqueued_points
-from dryfit.search.space import Space
+from dryfit.search.space import Space, enqueued_points
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.study_file_reading import LoadedStudy
 

@@ -17,13 +17,11 @@ from dryfit.processes.supervisor import Supervisor
 from dryfit.settings.devices import cpu_of
 from dryfit.settings.errors import ChildError, PastFailure, PoisonedError
 from dryfit.settings.installed import how_to_install
-from dryfit.settings.job import JobRequest, R
 from dryfit.settings.jobs import answer_to
 from dryfit.settings.study_file import Isolation
-from dryfit.settings.wire import LOG_FILE, Message
-from dryfit.study.driver import drive
+from dryfit.settings.wire import LOG_FILE, JobRequest, Message, R
+from dryfit.study.driver import StopRequests, drive
 from dryfit.study.next_step import End
-from dryfit.study.stops import StopRequests
 
 STANDALONE_LIMITS = ChildLimits(start_s=120.0, hang_s=600.0, total_s=None, stop_grace_s=1.0)
 """Limits of jobs that belong to no study."""

@@ -13,14 +13,13 @@ from dryfit.search.space import Space, apply_params, enumerated, setting
 from dryfit.settings.devices import check_enough, cpu_of, most_on_a_node, overlap, place_on, places_of
 from dryfit.settings.errors import MachineError
 from dryfit.settings.execution import ExecutionSettings
-from dryfit.settings.job import Job
 from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.sharding import AUTO, degrees_within
 from dryfit.settings.study_file import StudyConfig
 from dryfit.settings.tables import TrialSettings
 from dryfit.settings.training_messages import ResolveResult
 from dryfit.settings.trial import Scalar, TrialConfig
-from dryfit.settings.wire import digest
+from dryfit.settings.wire import Job, digest
 
 # Which devices and cores of the nodes trials may use, and how many trials that makes side by side.
 

@@ -22,9 +22,8 @@ from dryfit.settings.devices import visible_devices
 from dryfit.settings.errors import ChildError, DryfitError
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind, smallest_device
 from dryfit.settings.plan_messages import NO_TORCH, NOTHING_TAKEN, PlanAnswer, RehearsedPlanRequest
-from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF, NO_STEP_TAKEN, Interval
+from dryfit.settings.rehearsal_messages import FAILED_BY_ITSELF, NO_STEP_TAKEN, Interval, times
 from dryfit.settings.run_costs import Prices, cost_of
-from dryfit.settings.run_hours import times
 from dryfit.settings.study_file import Isolation, StudyConfig
 from dryfit.settings.tables import CalledCode
 from dryfit.settings.task_facts import facts_of
@@ -53,7 +52,7 @@ from dryfit.study.machine_checks import (
     warned,
 )
 from dryfit.study.pace import recorded_precision, with_precision
-from dryfit.study.plan_requests import PlanInput, plan_trial
+from dryfit.study.planning import PlanInput, plan_trial
 from dryfit.study.requests import calling_request, resolve_request, with_names
 from dryfit.study.study_checks import (
     DATA,

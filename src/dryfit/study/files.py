@@ -11,10 +11,9 @@ from dryfit.ledger.state import Ranking
 from dryfit.settings.choices import Direction
 from dryfit.settings.errors import MachineError
 from dryfit.settings.files import sync_path
-from dryfit.settings.job import Job
 from dryfit.settings.text import gib
 from dryfit.settings.trial import best_first
-from dryfit.settings.wire import STEP_PREFIX, UNREADABLE_PREFIX
+from dryfit.settings.wire import STEP_PREFIX, UNREADABLE_PREFIX, Job
 from dryfit.study.context import StudyContext, possible_values
 from dryfit.tasks.scored_rows import row_files
 

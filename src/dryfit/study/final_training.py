@@ -18,7 +18,6 @@ from dryfit.processes.node import Nodes
 from dryfit.settings.devices import node_of, on_cpu
 from dryfit.settings.errors import Action, ChildError, ConfigError, DryfitError, PastFailure, StudyBusyError
 from dryfit.settings.files import sync_path, write_model
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import ChildResult
 from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.study_file_reading import load_study_file
@@ -33,14 +32,24 @@ from dryfit.settings.training_messages import (
 )
 from dryfit.settings.trial import MetricPoint, Outcome, TrialConfig, mean
 from dryfit.settings.user_code import FOLDER, CommandTemplate, source_hash
-from dryfit.settings.wire import LOG_FILE, REQUEST_FILE, Checkpointed, Message, Note, Progress, Report, Verdict, digest
+from dryfit.settings.wire import (
+    LOG_FILE,
+    REQUEST_FILE,
+    Checkpointed,
+    Job,
+    Message,
+    Note,
+    Progress,
+    Report,
+    Verdict,
+    digest,
+)
 from dryfit.study.context import AnyStudy, StudySnapshot, choose_place, trial_config
-from dryfit.study.driver import drive
+from dryfit.study.driver import StopRequests, drive
 from dryfit.study.files import drop_superseded, take_over
 from dryfit.study.next_step import End
 from dryfit.study.placements import process_count
 from dryfit.study.requests import Placement, own_code_request, train_request, training_limits
-from dryfit.study.stops import StopRequests
 from dryfit.tasks.scored_rows import FACTS_FILE
 
 # Final training of a user's own Trainer or script: its request and its result.

@@ -9,8 +9,7 @@ from dryfit.study.models import Pushed, check, merge, predict, push
 from dryfit.study.next_step import End
 from dryfit.study.observers import Observer
 from dryfit.study.own_functions import init_rows, init_script
-from dryfit.study.plan_requests import SpacePlan
-from dryfit.study.planning import calibrate, plan, plan_combinations, plan_input, plan_space, plan_trial
+from dryfit.study.planning import SpacePlan, calibrate, plan, plan_combinations, plan_input, plan_space, plan_trial
 from dryfit.study.studies import (
     StudyRun,
     TuneAllResult,

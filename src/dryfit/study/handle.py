@@ -33,7 +33,7 @@ from dryfit.settings.text import Shown, Table, shown_by
 from dryfit.settings.training_messages import is_model, is_study
 from dryfit.study.arguments import layout_of
 from dryfit.study.models import export_model
-from dryfit.study.plan_requests import SpacePlan
+from dryfit.study.planning import SpacePlan
 from dryfit.study.session import folded, read_study
 
 

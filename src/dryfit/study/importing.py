@@ -20,28 +20,26 @@ from dryfit.settings.text import sendable
 from dryfit.settings.training_messages import RowsRequest
 from dryfit.settings.wire import Message, Progress, Wire
 from dryfit.study.child_jobs import run_alone
-from dryfit.study.import_files import (
-    ImportedRow,
-    Item,
-    LeftOut,
-    Rejected,
-    base_name,
-    csv_records,
-    fault_of,
-    read_json,
-    text_file_lines,
-    tsv_records,
-)
 from dryfit.study.import_formats import (
     ANNOTATION_COLUMNS,
     POST_COLUMNS,
+    ImportedRow,
+    Item,
+    LeftOut,
     PassageSettings,
+    Rejected,
+    base_name,
     contractnli_rows,
+    csv_records,
+    fault_of,
     hub_rows,
     read_criteria,
+    read_json,
     redsm5_rows,
     squad_rows,
     table_rows,
+    text_file_lines,
+    tsv_records,
 )
 from dryfit.study.import_options import Format, ImportOptions, check_options, column_map, negatives_of, split_rule
 
@@ -335,7 +333,7 @@ def import_rows(
             as a study splits ``data.file``.
         force: Write over files that are there.
         on_note: Called with a line for each of the first twenty things that do not fit.
-        options: See :class:`dryfit.study.import_files.ImportOptions`.
+        options: See :class:`dryfit.study.import_formats.ImportOptions`.
 
     Raises:
         ConfigError: There is no such format, an option does not belong to this format, or a file is there already.

@@ -13,8 +13,7 @@ from dryfit.settings.errors import ConfigError
 from dryfit.settings.largest_value import LargestValue, TriedValue, ValueEnd, found, next_value
 from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.text import did_you_mean
-from dryfit.study.rehearsals import RehearsalOptions, drop, read_command
-from dryfit.study.rehearsed_devices import rehearse_devices
+from dryfit.study.rehearsals import RehearsalOptions, drop, read_command, rehearse_devices
 
 _STARTS = ("-m", "torchrun", "accelerate")
 

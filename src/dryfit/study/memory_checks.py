@@ -37,8 +37,8 @@ from dryfit.study.rehearsals import (
     RehearsalOptions,
     RehearsalSurroundings,
     read_command,
+    rehearse_devices,
 )
-from dryfit.study.rehearsed_devices import rehearse_devices
 
 FILE: Final = "gpu-memory.toml"
 FOLDER: Final = ".dryfit"

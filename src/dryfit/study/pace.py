@@ -31,8 +31,8 @@ from dryfit.settings.training_messages import ResolveResult, TrainRequest
 from dryfit.settings.wire import Wire, digest
 from dryfit.study.child_jobs import ChildJob, run_side_by_side
 from dryfit.study.context import CUDA_THREADS, config_of, most_on_node
+from dryfit.study.driver import StopRequests
 from dryfit.study.requests import plan_subject, preparing_limits
-from dryfit.study.stops import StopRequests
 
 # Choice of threads, trials side by side and number format from steps that were measured. Pure.
 

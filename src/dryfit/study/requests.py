@@ -12,8 +12,7 @@ from dryfit.processes.child_spec import ChildLimits, ChildSpec
 from dryfit.search.space import Space
 from dryfit.settings.devices import node_of, visible_devices
 from dryfit.settings.errors import AttemptTerms, FailureKind, PastFailure
-from dryfit.settings.execution import PlanSubject, adapters, plan_execution
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, PlanSubject, adapters, plan_execution
 from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.plan_messages import RehearsedPlanRequest
 from dryfit.settings.study_file import RuntimeSettings, StudyConfig

@@ -1,4 +1,4 @@
-"""One session of work on a study: preparation, the loop, and giving everything back."""
+"""One session of work on a study: its machines, preparation, the loop, and giving everything back."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import platform
 import shutil
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from dryfit.processes.child_spec import SupervisorSettings, demand_secrets, prel
 from dryfit.processes.evidence import EvidenceCollector
 from dryfit.processes.gpus import NvmlLink
 from dryfit.processes.helpers import marker_of, sweep
-from dryfit.processes.node import LocalNode, Nodes, first_node
+from dryfit.processes.node import LocalNode, NodeFacts, Nodes, first_node
 from dryfit.processes.supervisor import Supervisor
 from dryfit.search.changes import TakenPoints, comparability_key, not_taken, take_points
 from dryfit.search.followers import demand_trackers, followed, followers_of, storage_url
@@ -40,9 +40,10 @@ from dryfit.settings.text import sendable
 from dryfit.settings.training_messages import BaselinesRequest, ImportRequest, ResolveResult
 from dryfit.settings.user_code import FunctionName
 from dryfit.settings.version import VERSION
-from dryfit.settings.wire import STACKS_FILE, digest, steady_clock
+from dryfit.settings.wire import STACKS_FILE, digest, since_boot_s, steady_clock
 from dryfit.study.child_jobs import ChildJob, run_job
-from dryfit.study.context import StudyContext, devices_without_torch, possible_values
+from dryfit.study.context import StudyContext, devices_without_torch, job_of_trials, possible_values
+from dryfit.study.driver import StopRequests, StopSignals, stacks_on_request
 from dryfit.study.files import check_disk, study_need, taken_bytes
 from dryfit.study.generations import basis_now, next_generation, recorded
 from dryfit.study.loop import TrialDecider
@@ -50,9 +51,117 @@ from dryfit.study.next_step import End, has_all_trials
 from dryfit.study.observers import Observer, in_threads, listeners
 from dryfit.study.pace import decide, recorded_precision, with_precision
 from dryfit.study.requests import preparing_limits, resolve_request, with_names
-from dryfit.study.stops import StopRequests, StopSignals, stacks_on_request
-from dryfit.study.study_nodes import JoinTerms, StudyNodes, study_nodes
 from dryfit.tasks.scored_rows import FACTS_FILE
+
+# The machines of a session: this one, and where the study file has ``[nodes]`` those that agents join with.
+
+
+_WAIT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StudyNodes:
+    """The machines of a session.
+
+    Attributes:
+        local: This machine.
+        nodes: All of them.
+        joining: What each has that trials may run on, by name, which changes as agents come and go; None: none do.
+    """
+
+    local: LocalNode
+    nodes: Nodes
+    joining: Mapping[str, NodeFacts] | None = None
+
+    def facts(self) -> Mapping[str, NodeFacts]:
+        """Return what each machine has that trials may run on, by name."""
+        return self.joining if self.joining is not None else {name: one.facts for name, one in self.nodes.all().items()}
+
+    def has_one(self, is_stopping: Callable[[], bool]) -> bool:
+        """Wait until there is a machine for trials; False: a stop was asked for meanwhile."""
+        while not self.facts():
+            if is_stopping():
+                return False
+            self.nodes.wait(_WAIT_S)
+        return True
+
+
+@contextmanager
+def study_nodes(
+    work: "StudyWork",
+    settings: SupervisorSettings,
+    supervisor: Supervisor,
+    local: LocalNode,
+    observers: Sequence[Observer],
+) -> Generator[StudyNodes, None, None]:
+    """Open the machines of a session; agents are told when it is over.
+
+    Args:
+        work: The study.
+        settings: How children are made here, and on other machines.
+        supervisor: Keeps the children of this machine, and waits for agents too.
+    """
+    config, layout, wish = work.config, work.layout, work.config.nodes
+    if wish is None:
+        yield StudyNodes(local, local)
+        return
+    note = partial(_note, observers)
+    from dryfit.processes.agent_link import listening, publish, token_of
+    from dryfit.processes.connection import control_context
+    from dryfit.processes.joined_nodes import JoinedNodes, Listener, Terms, left_running
+    from dryfit.processes.launch import launched, listen_host
+    from dryfit.processes.node_messages import Welcome
+
+    tls, fingerprint = control_context(layout) if wish.tls else (None, "")
+    listener = Listener(listening(listen_host(wish), wish.port), token_of(layout), since_boot_s, tls)
+    welcome = Welcome(
+        node="",
+        session=uuid.uuid4().hex,
+        heard=0,
+        lease_s=wish.lease_s,
+        marker=settings.marker,
+        folder=str(layout.folder),
+        needs=_needs(config),
+        isolation=settings.isolation,
+        preload=settings.preload,
+        jobs=(job_of_trials(config),),
+    )
+    names = {node.joined.agent: known for earlier in work.state.sessions for known, node in earlier.nodes.items()}
+    left = left_running(work.state, layout)
+    terms = Terms(welcome, work.created.id, config.runtime.stop_grace_s, wish.local, names, left)
+    joined = JoinedNodes(
+        local, listener, terms, partial(_write, work, observers), note, since_boot_s, heard=partial(_mark_heard, layout)
+    )
+    supervisor.watch(listener.fileno())
+    try:
+        with launched(wish, layout, note), ExitStack() as over:
+            over.callback(joined.close, "the session of the study is over")
+            over.callback(layout.node_address.unlink, missing_ok=True)  # who comes later finds no address
+            address = publish(layout, listener.address, work.created.id, welcome.session, fingerprint)
+            note(f"listening for nodes on {address.host}, port {address.port}: dryfit agent {layout.folder}")
+            if fingerprint:
+                note(f"they speak TLS; elsewhere an agent needs --fingerprint {fingerprint}")
+            yield StudyNodes(local, joined, joined.placeable)
+    finally:
+        supervisor.forget(listener.fileno())
+        listener.close()
+
+
+def _mark_heard(layout: StudyLayout, node: str) -> None:
+    """Give a node's file the time of now, for whoever looks; a folder that cannot be written to is told of elsewhere."""
+    file = layout.node_heard(node)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+def _needs(config: StudyConfig) -> tuple[str, ...]:
+    """Return the files and folders that trials read, as far as the study file names them."""
+    data, own = config.data, config.function
+    named = [data.train, data.validation, data.test, data.file, config.model.name, config.joint.criteria_model]
+    paths = [*named, *(own.paths if own is not None else ())]
+    return tuple(dict.fromkeys(path for path in paths if path and Path(path).is_absolute() and Path(path).exists()))
+
 
 # What comes before the first trial: a RESOLVE child reads and tokenises the data and looks at the machine.
 #
@@ -403,66 +512,63 @@ def _open(
 
 def _machines(work: StudyWork, devices: NvmlLink, observers: Sequence[Observer], stack: ExitStack) -> StudyNodes:
     """Open what children run on: this machine, and where the study file says so those that join."""
-
-    def write(event: Event) -> None:
-        _tell(observers, work.ledger.append(event), work.state)
-
     around = EvidenceCollector(devices, work.layout.folder)
-    settings = _supervisor_settings(work, around)
+    work.layout.logs.mkdir(exist_ok=True)
+    settings = SupervisorSettings(
+        marker=work.marker,
+        wakeup_fifo=work.layout.wakeup_fifo,
+        isolation=work.config.runtime.isolation,
+        server_log=work.layout.logs / "forkserver.txt",
+        preload=preload_of(work.config),
+        probe=around.probe,
+    )
     supervisor = stack.enter_context(Supervisor(settings))
     local = LocalNode(supervisor, devices, placed=around.placed)
-    terms = JoinTerms(work.config, work.layout, work.state, settings, write, lambda text: _note(observers, text))
-    return stack.enter_context(study_nodes(terms, supervisor, local))
+    return stack.enter_context(study_nodes(work, settings, supervisor, local, observers))
 
 
 def _work(work: StudyWork, machines: StudyNodes, stops: StopRequests, observers: Sequence[Observer]) -> End:
-    own, node = work.config.function, machines.nodes
-    _note(observers, "checking data and models" if own is None else f"importing {own.function}")
-    resolved = prepare(work.config, work.layout, work.space, node, stops)
+    own, node, layout, tell = work.config.function, machines.nodes, work.layout, partial(_note, observers)
+    tell("checking data and models" if own is None else f"importing {own.function}")
+    resolved = prepare(work.config, layout, work.space, node, stops)
     if resolved is None:
         return stops.why or End.STOPPED
     config = with_precision(with_names(work.config, resolved), recorded_precision(work.state) or Precision.FP32)
-    tell = partial(_note, observers)  # while the fork server still imports the rest:
+    # While the fork server still imports the rest:
     fitted = with_fitted_thresholds(config, work.space)
-    baselines = find_baselines(fitted, work.layout, work.state, resolved, node, stops, tell)
-    decided = decide(work.config, work.space, work.layout, resolved, node, stops, recorded_precision(work.state))
+    baselines = find_baselines(fitted, layout, work.state, resolved, node, stops, tell)
+    decided = decide(work.config, work.space, layout, resolved, node, stops, recorded_precision(work.state))
     if stops.why is not None:
         return stops.why
     if decided.note:
-        _note(observers, decided.note)
-    _freeze_precision(work, decided.config)
+        tell(decided.note)
+    if decided.config.train.precision is not work.config.train.precision:
+        frozen = with_precision(work.config, decided.config.train.precision)
+        write_text_atomic(layout.frozen_file, dump_toml(frozen, layout.folder))
     work = replace(work, config=with_names(decided.config, resolved))
     for text in _revisions_changed(work, resolved):
-        _note(observers, text)
-    following = next_generation(work.state, basis_now(work.config, work.space, work.layout, resolved))
-    if following is not None:
-        _tell(observers, work.ledger.append(following), work.state)
-    if resolved != work.state.resolved:
-        _tell(observers, work.ledger.append(Resolved(result=resolved)), work.state)
-    if baselines is not None:
-        _tell(observers, work.ledger.append(baselines), work.state)
+        tell(text)
+    following = next_generation(work.state, basis_now(work.config, work.space, layout, resolved))
+    new = None if resolved == work.state.resolved else Resolved(result=resolved)
+    for event in (following, new, baselines):
+        if event is not None:
+            _write(work, observers, event)
     machines.local.learn(resolved)
     done = has_all_trials(work.state, config.study.trials)
     if not done and not machines.has_one(stops.asked):
         return stops.why or End.STOPPED
     context = StudyContext(
         config=work.config,
-        layout=work.layout,
+        layout=layout,
         space=work.space,
         ledger=work.ledger,
         state=work.state,
         resolved=resolved,
         nodes=machines.facts(),
     )
-    _check_room(context)
+    free_bytes = shutil.disk_usage(layout.folder).free
+    check_disk(study_need(context), free_bytes=free_bytes, taken_bytes=taken_bytes(layout), place=layout.folder)
     return TrialDecider(context, node, stops, observers, work.clock).run()
-
-
-def _freeze_precision(work: StudyWork, decided: StudyConfig) -> None:
-    """Write the number format that was decided into the frozen configuration."""
-    if decided.train.precision is not work.config.train.precision:
-        frozen = with_precision(work.config, decided.train.precision)
-        write_text_atomic(work.layout.frozen_file, dump_toml(frozen, work.layout.folder))
 
 
 def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
@@ -482,15 +588,13 @@ def _revisions_changed(work: StudyWork, resolved: ResolveResult) -> list[str]:
     ]
 
 
-def _check_room(study: StudyContext) -> None:
-    folder = study.layout.folder
-    free_bytes = shutil.disk_usage(folder).free
-    check_disk(study_need(study), free_bytes=free_bytes, taken_bytes=taken_bytes(study.layout), place=folder)
-
-
 def _tell(observers: Sequence[Observer], event: Event, state: StudyState) -> None:
     for observer in observers:
         observer.on_event(event, state)
+
+
+def _write(work: StudyWork, observers: Sequence[Observer], event: Event) -> None:
+    _tell(observers, work.ledger.append(event), work.state)
 
 
 def _note(observers: Sequence[Observer], text: str) -> None:
@@ -524,18 +628,6 @@ def _created(config: StudyConfig, space: Space, layout: StudyLayout, taken: Take
         folder=basis.folder,
         points_from=config.search.enqueue_from or "",
         points=taken.points,
-    )
-
-
-def _supervisor_settings(work: StudyWork, around: EvidenceCollector) -> SupervisorSettings:
-    work.layout.logs.mkdir(exist_ok=True)
-    return SupervisorSettings(
-        marker=work.marker,
-        wakeup_fifo=work.layout.wakeup_fifo,
-        isolation=work.config.runtime.isolation,
-        server_log=work.layout.logs / "forkserver.txt",
-        preload=preload_of(work.config),
-        probe=around.probe,
     )
 
 

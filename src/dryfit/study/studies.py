@@ -47,12 +47,12 @@ from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import LOG_FILE
 from dryfit.study.arguments import layout_of, space_of, study_file_of
 from dryfit.study.child_jobs import run_alone
+from dryfit.study.driver import GRACEFUL, NOW, StopSignals
 from dryfit.study.handle import Study, trial_of
 from dryfit.study.next_step import End
 from dryfit.study.observers import Observer, threaded
 from dryfit.study.own_functions import MakeTrainer, Objective, objective_study, trainer_study
 from dryfit.study.session import SessionResult, finished, folded, read_study, run_session
-from dryfit.study.stops import GRACEFUL, NOW, StopSignals
 from dryfit.study.template import DATA_FOLDER, MODEL_FOLDER, TASKS, init_folder, starter_study
 from dryfit.study.trial_plans import nothing_fits_text
 

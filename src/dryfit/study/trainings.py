@@ -23,13 +23,14 @@ from dryfit.settings.choices import SCRIPT_TASK
 from dryfit.settings.devices import HERE
 from dryfit.settings.errors import ConfigError, DryfitError, ExitStatus, FileError, LedgerError
 from dryfit.settings.files import write_text_atomic
-from dryfit.settings.job import Job
 from dryfit.settings.study_file_reading import load_study_file
 from dryfit.settings.task_facts import facts_of, task_word
 from dryfit.settings.training_messages import FinalResult
 from dryfit.settings.trial import Outcome, best_first
+from dryfit.settings.wire import Job
 from dryfit.study.arguments import layout_of
 from dryfit.study.context import StudySnapshot, job_of_trials, trial_settings
+from dryfit.study.driver import StopRequests
 from dryfit.study.final_training import (
     FinalRun,
     FinalTraining,
@@ -49,7 +50,6 @@ from dryfit.study.next_step import End
 from dryfit.study.pace import recorded_precision, with_precision
 from dryfit.study.requests import with_names
 from dryfit.study.session import read_study
-from dryfit.study.stops import StopRequests
 from dryfit.study.studies import trial_of
 from dryfit.study.trial_plans import plan_here, planned_devices
 from dryfit.tasks.row_metrics import FEWEST_SEEDS

@@ -13,15 +13,12 @@ from dryfit.ledger.state import PlanState, TrialState
 from dryfit.processes.child_spec import ChildExited, ChildSpec
 from dryfit.processes.failures import ANOTHER_ATTEMPT, classify, decide_recovery
 from dryfit.processes.node import DeviceFacts, NodeFacts, Nodes, first_node, plannable_bytes
-from dryfit.search.enqueued import SmallestPoints
-from dryfit.search.space import Space
+from dryfit.search.space import SmallestPoints, Space
 from dryfit.settings.choices import Precision
 from dryfit.settings.devices import cpu_of, parse_device
 from dryfit.settings.errors import Action, Failure, FailureKind, PastFailure
-from dryfit.settings.execution import ExecutionSettings, UnknownPolicy
-from dryfit.settings.job import Job
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, Fallback, UnknownPolicy
 from dryfit.settings.memory_key import memory_key
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, RehearsedPlanRequest, StudyTokens
 from dryfit.settings.sharding import AUTO
@@ -31,7 +28,7 @@ from dryfit.settings.text import gib, parse_bytes
 from dryfit.settings.training_messages import ResolveResult
 from dryfit.settings.trial import Outcome
 from dryfit.settings.version import VERSION
-from dryfit.settings.wire import digest
+from dryfit.settings.wire import Job, digest
 from dryfit.study.context import AnyStudy, StudyContext, degrees_at_hand, trial_settings
 from dryfit.study.next_step import Readiness
 from dryfit.study.pace import has_bf16

@@ -12,12 +12,19 @@ import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 
 from dryfit.settings.choices import Metric
 from dryfit.settings.task_facts import MetricName, metrics_of_classes
-from dryfit.tasks.answers import NumberAnswers, check_two, decided, fit_thresholds, scale_remark
+from dryfit.tasks.answers import (
+    NumberAnswers,
+    check_two,
+    decided,
+    fit_thresholds,
+    multi_label_metrics,
+    one_class_metrics,
+    scale_remark,
+)
 from dryfit.tasks.base import Batch, Outputs, TaskContext
 from dryfit.tasks.baselines import Baseline, class_baselines, number_baselines
 from dryfit.tasks.encoder import EncoderTask
 from dryfit.tasks.losses import ScoreLoss, SquaredLoss, make_loss
-from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
 from dryfit.tasks.rows import Readable, Row, Splits, check_classes, check_numbers
 from dryfit.tasks.scored_rows import CLASS, ScoredRow
 from dryfit.tasks.tokens import Tokens, TokenSet, class_labels

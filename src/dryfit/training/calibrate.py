@@ -19,8 +19,8 @@ from dryfit.plans.timeline import Timeline
 from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.errors import ConfigError, MachineError
+from dryfit.settings.execution import MemoryPlan
 from dryfit.settings.files import read_model, write_model
-from dryfit.settings.memory_plan import MemoryPlan
 from dryfit.settings.memory_terms import Calibration, Confidence
 from dryfit.settings.plan_messages import CalibrateRequest, CalibrateResult, CaseComparison, MemoryCase, Observation
 from dryfit.settings.wire import Phase

@@ -26,14 +26,12 @@ from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.device_reach import DeviceReach
 from dryfit.settings.errors import ConfigError, DryfitError, ShardError, TraceError
-from dryfit.settings.execution import ExecutionSettings, PlanSubject, eval_rows
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, PlanSubject, eval_rows
 from dryfit.settings.memory_key import StepKey, step_key
-from dryfit.settings.memory_plan import ExecutionChoice
 from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.settings.reach_calibrations import calibrated_reach, read_reach_calibrations
-from dryfit.settings.rehearsal_messages import Interval, StepTime
-from dryfit.settings.run_hours import run_hours, times
+from dryfit.settings.rehearsal_messages import Interval, StepTime, run_hours, times
 from dryfit.settings.sharding import AUTO, RankOutcome, Sent, next_ranks, ranks_taken
 from dryfit.settings.tables import DataSettings, TrainSettings
 from dryfit.settings.task_facts import facts_of

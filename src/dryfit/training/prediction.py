@@ -29,7 +29,7 @@ from dryfit.tasks.own import make_task
 from dryfit.tasks.rows import BadRow, RawRow, UnlabelledRow, stream_rows, unlabelled_row
 from dryfit.tasks.saved_models import ModelInput, load, read_model_input
 from dryfit.training.device import find_device
-from dryfit.training.validation import kept_in_order
+from dryfit.training.trainer import kept_in_order
 
 # Predict rows with a saved model: what PREDICT and :class:`dryfit.Predictor` have in common.
 #

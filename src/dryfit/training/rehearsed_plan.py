@@ -17,9 +17,9 @@ from dryfit.processes.channel import ChildChannel
 from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehearsal
 from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
 from dryfit.settings.errors import ChildError, InternalError
+from dryfit.settings.execution import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
 from dryfit.settings.files import read_model, write_model
 from dryfit.settings.installed import installed_version
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
 from dryfit.settings.memory_terms import DeviceSpec, Effect, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import NO_TORCH, NOTHING_TAKEN, PlanAnswer, PlanResult, RehearsedPlanRequest
 from dryfit.settings.rehearsal_messages import (
@@ -34,8 +34,8 @@ from dryfit.settings.rehearsal_messages import (
     RehearsalRequest,
     ScriptEnd,
     SeenArguments,
+    run_hours,
 )
-from dryfit.settings.run_hours import run_hours
 from dryfit.settings.text import gib
 from dryfit.settings.training_messages import ObjectiveRequest
 from dryfit.settings.wire import Phase, Wire

@@ -24,9 +24,9 @@ from dryfit.settings.text import few
 from dryfit.settings.training_messages import ResolveRequest, ResolveResult, RowsRequest, RowsResult, SplitFacts
 from dryfit.settings.user_code import FunctionName
 from dryfit.settings.wire import Phase, Progress
+from dryfit.tasks.answers import check_metrics
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.generation import answer_metric
-from dryfit.tasks.metrics import check_metrics
 from dryfit.tasks.own import check_settings, make_task, own_file_of, own_source
 from dryfit.tasks.prepare import cache_tokens, checked_fold, checked_splits, study_folds
 from dryfit.tasks.rows import VALIDATION, BadRow, RawRow, Row, fingerprint, label_counts, stream_rows, with_names

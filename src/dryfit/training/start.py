@@ -17,8 +17,8 @@ from dryfit.settings.training_messages import StopReason, TrainRequest, TrainRes
 from dryfit.settings.trial import FoldScore, TrialConfig, best_point, fold_means
 from dryfit.settings.user_code import demand_unchanged
 from dryfit.settings.wire import Note, Phase
+from dryfit.tasks.answers import check_metrics
 from dryfit.tasks.base import Task
-from dryfit.tasks.metrics import check_metrics
 from dryfit.training.batches import trial_task
 from dryfit.training.device import check_precisions, observed_memory, prepare_device
 from dryfit.training.optimizer import check_optimizer, check_sharded, optimizer_plan

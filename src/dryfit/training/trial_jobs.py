@@ -41,8 +41,7 @@ from dryfit.training.model_card import Trained, analysed
 from dryfit.training.run import FixedLength, FoldPosition, TrialParts
 from dryfit.training.start import fold_score, folds_result, start_training, train_result
 from dryfit.training.step import ErrorContext
-from dryfit.training.trainer import run_training
-from dryfit.training.validation import Evaluated, evaluate
+from dryfit.training.trainer import Evaluated, evaluate, run_training
 
 # Child job TRAIN: train one trial, from its request to its result.
 

@@ -10,13 +10,11 @@ import dryfit
 import json_answers
 from documents import PAGES
 from dryfit.documents.command_line import app
-from dryfit.documents.device_answers import device_answers_json
+from dryfit.documents.device_answers import device_answers_json, largest_values_json, step_calibrated_json
 from dryfit.documents.document import Answer, json_of
-from dryfit.documents.largest_values import largest_values_json
 from dryfit.documents.memory_checks import check_json
 from dryfit.documents.plans import plan_json
 from dryfit.documents.rehearsals import rehearsal_json
-from dryfit.documents.step_calibrations import step_calibrated_json
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.largest_value import LargestValue
 from dryfit.settings.memory_check import CheckVerdict, Kept, LineChange, MemoryCheck, RunCheck
@@ -26,7 +24,7 @@ from dryfit.settings.reach_calibrations import ReachCalibration
 from dryfit.settings.study_file_text import CASE_KEYS, TABLES
 from dryfit.settings.task_facts import OWN_TABLE
 from dryfit.study.machine_checks import Diagnosis
-from dryfit.study.plan_requests import PlannedCell, SpacePlan
+from dryfit.study.planning import PlannedCell, SpacePlan
 from dryfit.study.step_calibrations import StepCalibrated
 from json_answers import ANSWERS, keys_of
 from reference_pages import PAGES as MADE

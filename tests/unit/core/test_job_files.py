@@ -8,7 +8,6 @@ from pydantic import ValidationError
 import runtime_jobs
 from dryfit.settings.check_messages import BatchCheckRequest, ProbeRequest
 from dryfit.settings.errors import ChildFault
-from dryfit.settings.job import Job, ProcessNeeds
 from dryfit.settings.jobs import JOBS, ChildRequest, ChildResult, training_of
 from dryfit.settings.plan_messages import CalibrateRequest
 from dryfit.settings.tables import ObjectiveSettings
@@ -23,7 +22,7 @@ from dryfit.settings.training_messages import (
     StopReason,
     TrainResult,
 )
-from dryfit.settings.wire import ErrorParts, Wire
+from dryfit.settings.wire import ErrorParts, Job, ProcessNeeds, Wire
 
 NAMES = (
     "resolve baselines train check plan calibrate probe pace batch_check imported script_arguments final "

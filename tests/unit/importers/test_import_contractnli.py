@@ -1,5 +1,4 @@
-from dryfit.study.import_files import ImportedRow, LeftOut, fault_of
-from dryfit.study.import_formats import PassageSettings, contractnli_rows, passages_of
+from dryfit.study.import_formats import ImportedRow, LeftOut, PassageSettings, contractnli_rows, fault_of, passages_of
 from import_files import HYPOTHESES, contract, contractnli
 
 ALL = PassageSettings(passage_chars=60, negatives=None)

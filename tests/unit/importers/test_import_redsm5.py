@@ -3,8 +3,15 @@ from pathlib import Path
 import pytest
 
 from dryfit.settings.errors import DataError
-from dryfit.study.import_files import ImportedRow, LeftOut, csv_records
-from dryfit.study.import_formats import ANNOTATION_COLUMNS, POST_COLUMNS, read_criteria, redsm5_rows
+from dryfit.study.import_formats import (
+    ANNOTATION_COLUMNS,
+    POST_COLUMNS,
+    ImportedRow,
+    LeftOut,
+    csv_records,
+    read_criteria,
+    redsm5_rows,
+)
 from import_files import ANNOTATIONS, CRITERIA, POSTS, write_text
 
 HEADER = ANNOTATIONS.splitlines()[0]

@@ -3,8 +3,15 @@ from pathlib import Path
 import pytest
 
 from dryfit.settings.errors import DataError
-from dryfit.study.import_files import ImportedRow, Rejected, csv_records, fault_of, tsv_records
-from dryfit.study.import_formats import mapped_row, table_rows
+from dryfit.study.import_formats import (
+    ImportedRow,
+    Rejected,
+    csv_records,
+    fault_of,
+    mapped_row,
+    table_rows,
+    tsv_records,
+)
 from dryfit.study.import_options import ColumnMap
 from golden import Golden, refusal
 from import_files import RTE, write_text

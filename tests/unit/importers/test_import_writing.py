@@ -6,7 +6,7 @@ import pytest
 
 from dryfit.settings.errors import ConfigError, DataError
 from dryfit.settings.splits import SplitRule
-from dryfit.study.import_files import ImportedRow, LeftOut, Rejected
+from dryfit.study.import_formats import ImportedRow, LeftOut, Rejected
 from dryfit.study.importing import refuse_taken, target_of, write_rows
 
 RULE = SplitRule(validation=0.25, test=0.25, seed=0)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice, MemoryPlan, WorstBatch
+from dryfit.settings.execution import ExecutionChoice, MemoryPlan, PlanSubject, WorstBatch
 from dryfit.settings.memory_terms import DeviceSpec, PeakAt, StepPhase
 from dryfit.settings.plan_messages import CaseComparison, MemoryCase, Observation, PartPeak
 from dryfit.settings.tables import TrialSettings

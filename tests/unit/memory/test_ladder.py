@@ -17,8 +17,7 @@ from dryfit.plans.ladder import (
     time_factor,
 )
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.execution import ExecutionSettings
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings
 from dryfit.settings.memory_terms import Confidence, DeviceSpec, Effect, OptimizerImpl, StepPhase, VerdictKind
 from planning import MIB, ToyTracer
 

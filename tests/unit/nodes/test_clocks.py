@@ -9,7 +9,7 @@ import pytest
 import dryfit.processes
 from dryfit.processes import agent
 from dryfit.settings.wire import since_boot_s
-from dryfit.study import study_nodes
+from dryfit.study import session
 
 PACKAGE = Path(dryfit.processes.__file__).parent
 OF_THE_DAY = {"time", "time_ns", "ctime", "localtime", "gmtime", "strftime", "CLOCK_REALTIME", "now", "utcnow", "today"}
@@ -48,7 +48,7 @@ def test_a_module_that_did_would_be_found(source: str) -> None:
 def test_agents_and_control_process_count_on_the_clock_since_the_start_of_their_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert agent.since_boot_s is since_boot_s and study_nodes.since_boot_s is since_boot_s
+    assert agent.since_boot_s is since_boot_s and session.since_boot_s is since_boot_s
     asked: list[int] = []
 
     def told(which: int) -> float:

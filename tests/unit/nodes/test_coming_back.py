@@ -35,11 +35,10 @@ from dryfit.processes.node_messages import (
     new_token,
 )
 from dryfit.settings.errors import Evidence
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import ChildResult, training_of
 from dryfit.settings.study_file import Isolation
 from dryfit.settings.training_messages import StopReason, TrainResult
-from dryfit.settings.wire import Started, Verdict
+from dryfit.settings.wire import Job, Started, Verdict
 from ledgers import Script
 
 TOKEN = new_token()

@@ -50,11 +50,10 @@ from dryfit.processes.node_messages import (
     new_token,
 )
 from dryfit.settings.errors import ChildFault, ConfigError, Evidence, FileError, MachineError
-from dryfit.settings.job import Job
 from dryfit.settings.study_file import Isolation
 from dryfit.settings.tables import ObjectiveSettings
 from dryfit.settings.training_messages import ObjectiveRequest, ScriptRequest
-from dryfit.settings.wire import FirstStep, Started, Verdict
+from dryfit.settings.wire import FirstStep, Job, Started, Verdict
 
 TOKEN = new_token()
 FACTS = NodeFacts(cores=4, host_bytes=1 << 30)

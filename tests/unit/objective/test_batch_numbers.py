@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trainers
-from dryfit.training.batch_numbers import BatchNumbers
+from dryfit.training.own_trainer import BatchNumbers
 
 
 def trained(folder: Path, *, rows: int, accumulation: int, checkpoint: Path | None = None, connected: bool = True):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice
 from dryfit.settings.memory_terms import DeviceSpec, Effect, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import NOTHING_TAKEN, PlanAnswer
 from dryfit.settings.rehearsal_messages import (

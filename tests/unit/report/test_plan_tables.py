@@ -20,7 +20,7 @@ from dryfit.documents.plans import (
     space_table,
     trust_text,
 )
-from dryfit.settings.memory_plan import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
+from dryfit.settings.execution import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
 from dryfit.settings.memory_terms import (
     DeviceSpec,
     Effect,
@@ -35,7 +35,7 @@ from dryfit.settings.rehearsal_messages import Interval
 from dryfit.settings.run_costs import given_price
 from dryfit.settings.sharding import KeptWhole, Sent, ShardRow, ShardSummary
 from dryfit.settings.trial import Scalar
-from dryfit.study.plan_requests import PlannedCell, SpacePlan
+from dryfit.study.planning import PlannedCell, SpacePlan
 from dryfit.study.trial_plans import refusal_text
 from golden import Golden
 

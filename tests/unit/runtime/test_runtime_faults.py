@@ -9,10 +9,10 @@ from dryfit.processes.child import ChildStatus, describe_fault
 from dryfit.processes.failure_texts import FaultCase
 from dryfit.processes.failures import ROWS, classify
 from dryfit.settings.errors import ChildFault, Evidence, FailureKind
-from dryfit.settings.job import Job
 from dryfit.settings.jobs import ChildResult
 from dryfit.settings.plan_messages import PlanResult
 from dryfit.settings.training_messages import StopReason, TrainResult
+from dryfit.settings.wire import Job
 
 OOM_HOST = FailureKind.OOM_HOST
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dryfit.settings.choices import Metric
+from dryfit.tasks.answers import multi_label_metrics, one_class_metrics
 from dryfit.tasks.classification import ClassAnswers
-from dryfit.tasks.metrics import multi_label_metrics, one_class_metrics
 from dryfit.tasks.row_metrics import row_metric
 from dryfit.tasks.scored_rows import ScoredRow
 from dryfit.tasks.spans import scored_spans, span_metrics

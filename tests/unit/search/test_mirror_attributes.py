@@ -8,7 +8,7 @@ from dryfit.ledger.events import FailureFacts, Observed
 from dryfit.ledger.state import AttemptState, PlanState, TrialState
 from dryfit.search.follower_runs import end_attributes, failure_attributes, plan_attributes, user_attributes
 from dryfit.settings.errors import Action, FailureKind
-from dryfit.settings.memory_plan import ExecutionChoice, MemoryPlan, WorstBatch
+from dryfit.settings.execution import ExecutionChoice, MemoryPlan, WorstBatch
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, PeakAt, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.trial import FoldScore, Outcome

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.search.enqueued import enqueued_points, next_enqueued
+from dryfit.search.space import enqueued_points, next_enqueued
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.study_file_reading import LoadedStudy, load_study_text
 from dryfit.settings.study_file_text import dump_toml

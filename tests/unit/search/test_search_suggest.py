@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dryfit.ledger.state import History
-from dryfit.search.enqueued import SmallestPoints, enqueued_points
 from dryfit.search.history_view import best_spread
 from dryfit.search.samplers import SamplerInput, Suggestion, TpeMemory, suggest, suggest_at
-from dryfit.search.space import Space
+from dryfit.search.space import SmallestPoints, Space, enqueued_points
 from dryfit.settings.choices import Direction
 from dryfit.settings.memory_key import FEWER_IS_LESS, IRRELEVANT, MORE_IS_LESS, NEUTRAL, SET_OR_UNSET
 from dryfit.settings.study_file import SamplerName, SearchSettings, StudyConfig

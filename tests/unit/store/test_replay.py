@@ -24,7 +24,7 @@ from dryfit.ledger.events import (
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.settings.errors import Action, FailureKind, LedgerError
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice
 from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.settings.trial import FoldScore, Goal, MetricPoint, Outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.ledger.folder import FinalLayout, TrialLayout
-from dryfit.settings.job import Job
+from dryfit.settings.wire import Job
 from dryfit.study.files import discard, drop_superseded, take_over
 
 

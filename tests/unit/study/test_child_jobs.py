@@ -14,8 +14,8 @@ from dryfit.settings.jobs import ChildResult
 from dryfit.settings.training_messages import MergeResult
 from dryfit.settings.wire import ErrorParts
 from dryfit.study.child_jobs import ChildJob, run_job, run_side_by_side
+from dryfit.study.driver import StopRequests
 from dryfit.study.next_step import End
-from dryfit.study.stops import StopRequests
 from quiet_children import QuietChildren
 
 HEALTH = CheckResult(health=Health(folder="f", subject=Subject.MODEL, healthy=True))

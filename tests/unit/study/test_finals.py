@@ -19,9 +19,9 @@ from dryfit.settings.plan_messages import PlanRequest
 from dryfit.settings.training_messages import FinalRequest, FinalResult
 from dryfit.settings.trial import FoldScore
 from dryfit.study.context import StudySnapshot
+from dryfit.study.driver import StopRequests
 from dryfit.study.final_training import FinalTraining, final_request, final_run, runs_at_once
 from dryfit.study.requests import Placement
-from dryfit.study.stops import StopRequests
 
 DEVICE = DeviceSpec(name="CPU", kind=DeviceKind.CPU, capacity_bytes=512 * plan_jobs.MIB)
 

@@ -21,6 +21,7 @@ from dryfit.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.settings.errors import Action, FailureKind
 from dryfit.settings.training_messages import StopReason, TrainResult
 from dryfit.settings.trial import FoldScore, Outcome
+from dryfit.study.loop import finish_trial
 from dryfit.study.next_step import (
     AskTrial,
     End,
@@ -36,7 +37,6 @@ from dryfit.study.next_step import (
     next_step,
     tripped,
 )
-from dryfit.study.trial_ends import finish_trial
 
 LIMITS = Limits(total=4, parallel=2, max_wall_s=None, patience=None, max_failed_in_a_row=3, max_refused_in_a_row=5)
 

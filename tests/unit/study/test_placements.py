@@ -184,7 +184,7 @@ def test_a_small_neighbour_only_takes_the_place_of_some(bench) -> None:
 
 def test_a_lost_device_is_set_aside_and_its_trial_goes_on_elsewhere(bench, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Failure(FailureKind.DEVICE_LOST, "Xid 79: fell off the bus")
-    monkeypatch.setattr("dryfit.study.trial_ends.classify", lambda *_args, **_known: lost)
+    monkeypatch.setattr("dryfit.study.loop.classify", lambda *_args, **_known: lost)
     script = iter([instant.Ends(None, instant.Evidence(exit_code=1))])
     done = bench(2 * NEED, 2).run(script=lambda _: next(script, None), runtime={"parallel": 1})
     assert done.end is End.DONE and done.state.counts[Outcome.COMPLETE] == 4
@@ -294,7 +294,7 @@ def test_a_lost_device_is_known_by_its_error_else_all_of_the_group_are_set_aside
     bench, monkeypatch: pytest.MonkeyPatch, evidence: Evidence, aside: list[str], then: str
 ) -> None:
     lost = Failure(FailureKind.DEVICE_LOST, "it fell off the bus")
-    monkeypatch.setattr("dryfit.study.trial_ends.classify", lambda *_args, **_known: lost)
+    monkeypatch.setattr("dryfit.study.loop.classify", lambda *_args, **_known: lost)
     script = iter([instant.Ends(None, evidence)])
     found = bench(2 * NEED, 4)
     done = found.run(**TWO, script=lambda _: next(script, None), runtime={"parallel": 1}, study={"trials": 2})

@@ -15,8 +15,7 @@ from dryfit.ledger.events import AttemptPlaced
 from dryfit.ledger.folder import StudyLayout
 from dryfit.processes.node import DeviceFacts, HostMemory
 from dryfit.search.follower_runs import user_attributes
-from dryfit.settings.execution import PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, PlanSubject
 from dryfit.settings.memory_terms import DeviceKind, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.trial import Outcome

@@ -7,8 +7,7 @@ import pytest
 import plan_jobs
 from dryfit.ledger.state import AttemptState, PlanState, TrialState
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import ExecutionSettings, PlanSubject, UnknownPolicy, plan_execution
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, PlanSubject, UnknownPolicy, plan_execution
 from dryfit.settings.memory_terms import Allocator, DeviceKind, DeviceSpec, OptimizerImpl, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.tables import OptimSettings, TrainSettings, TrialSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dryfit.processes.process import end_of_command
+from dryfit.study.driver import StopRequests, StopSignals, stacks_on_request
 from dryfit.study.next_step import End
-from dryfit.study.stops import StopRequests, StopSignals, stacks_on_request
 
 
 @pytest.fixture(autouse=True)

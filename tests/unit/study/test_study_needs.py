@@ -10,7 +10,7 @@ from dryfit.ledger.events import FailureFacts
 from dryfit.ledger.state import AttemptState, PlanState, TrialState
 from dryfit.processes.packing import Need
 from dryfit.settings.errors import Action, AttemptTerms, Failure, FailureKind, RecoveryAction
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice
 from dryfit.settings.memory_terms import DeviceSpec, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
 from dryfit.study.next_step import Readiness

@@ -9,7 +9,7 @@ import tasks
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.tables import DataSettings
 from dryfit.settings.task_facts import metrics_of_classes
-from dryfit.tasks.metrics import check_metrics, multi_label_metrics, one_class_metrics
+from dryfit.tasks.answers import check_metrics, multi_label_metrics, one_class_metrics
 from dryfit.tasks.row_metrics import class_metric
 from dryfit.tasks.tokens import TokenSet
 

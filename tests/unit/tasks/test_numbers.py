@@ -9,11 +9,10 @@ from scipy import stats
 from sklearn.metrics import mean_absolute_error, mean_squared_error
 
 from dryfit.settings.tables import DataSettings, TrialSettings
-from dryfit.tasks.answers import NumberAnswers
+from dryfit.tasks.answers import NumberAnswers, number_metrics
 from dryfit.tasks.base import TaskContext
 from dryfit.tasks.baselines import number_baselines
 from dryfit.tasks.classification import CriteriaTask
-from dryfit.tasks.metrics import number_metrics
 from dryfit.tasks.row_metrics import collapsed, row_metric
 from dryfit.tasks.rows import Row
 from dryfit.tasks.scored_rows import ScoredRow

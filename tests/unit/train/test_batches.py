@@ -11,7 +11,7 @@ import tasks
 from dryfit.settings.errors import ConfigError
 from dryfit.tasks.tokens import TokenSet
 from dryfit.training.batches import EpochBatchSampler, RowDataset, epoch_batches, train_loader
-from dryfit.training.validation import evaluation_steps
+from dryfit.training.trainer import evaluation_steps
 
 
 def padding(batches: list[list[int]], lengths: torch.Tensor) -> int:

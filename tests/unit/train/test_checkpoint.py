@@ -12,8 +12,8 @@ import xxhash
 
 from dryfit.ledger.folder import TrialLayout
 from dryfit.settings.errors import CheckpointError, CorruptCheckpointError
-from dryfit.settings.job import Job
 from dryfit.settings.trial import FoldScore, MetricPoint
+from dryfit.settings.wire import Job
 from dryfit.study.files import take_over
 from dryfit.training.checkpoint import Reading, newest_good, save_checkpoint
 

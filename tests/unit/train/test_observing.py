@@ -12,12 +12,11 @@ import torch
 import tiny
 import tiny_lms
 from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.execution import PlanSubject
-from dryfit.settings.memory_plan import ExecutionChoice
+from dryfit.settings.execution import ExecutionChoice, PlanSubject
 from dryfit.settings.memory_terms import OptimizerImpl, StepPhase
 from dryfit.settings.plan_messages import MemoryCase
 from dryfit.settings.tables import LoraSettings, TrialSettings
-from dryfit.study.plan_requests import calibration_cases
+from dryfit.study.planning import calibration_cases
 from dryfit.training.measured_step import CudaMeter, fill, run_case, used_before
 from dryfit.training.step_tracer import step_parts
 

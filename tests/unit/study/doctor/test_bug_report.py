@@ -13,7 +13,7 @@ import pytest
 import dryfit.study.functions  # noqa: F401  # the module `doctor` there has the name of its function
 from dryfit.settings.errors import ExitStatus
 from dryfit.settings.secrets import shareable
-from dryfit.study.bug_report import MOST_EVENTS, MOST_LOG_BYTES, MOST_LOGS
+from dryfit.study.diagnosis import MOST_EVENTS, MOST_LOG_BYTES, MOST_LOGS
 from dryfit.study.machine_checks import Finding, passed
 from study_runs import run_here
 
