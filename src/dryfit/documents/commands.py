@@ -26,7 +26,6 @@ from dryfit.settings.errors import ConfigError, ExitStatus
 from dryfit.study.import_options import Format, ImportOptions
 
 if TYPE_CHECKING:
-    from dryfit.documents.finals import TrainedModel
     from dryfit.settings.memory_terms import DeviceSpec
     from dryfit.study.importing import ImportSummary
     from dryfit.study.rehearsals import RehearsalOptions
@@ -260,7 +259,10 @@ def train(
     done = api.train(
         study, trial=chosen, with_validation=with_validation, seed=seed, out=out, merged=merge, on_note=on_note
     )
-    _print_model(done.model, as_json=as_json)
+    if done.model is None:
+        typer.echo("stopped; the same command goes on", err=True)
+    else:
+        answer(done.model, as_json=as_json)
     raise typer.Exit(done.status)
 
 
@@ -280,14 +282,6 @@ def compare(
     else:
         answer(done.comparison, as_json=as_json)
     raise typer.Exit(done.status)
-
-
-def _print_model(model: "TrainedModel | None", *, as_json: bool) -> None:
-
-    if model is None:
-        typer.echo("stopped; the same command goes on", err=True)
-    else:
-        answer(model, as_json=as_json)
 
 
 def predict(

@@ -118,18 +118,14 @@ def _init_asking(
     import dryfit.study.functions as api
     from dryfit.study.own_data import AmbiguousError
 
-    given = dict(columns)
+    given, on_note = dict(columns), notes(quiet=False)
     while True:
         try:
-            return api.init_rows(folder, data, columns=given, task=task, force=force, preset=preset, on_note=_note)
+            return api.init_rows(folder, data, columns=given, task=task, force=force, preset=preset, on_note=on_note)
         except AmbiguousError as error:
             if not (error.candidates and is_asked()):
                 raise
             given[error.role] = _asked(error.role, error.candidates)
-
-
-def _note(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 def is_asked() -> bool:
@@ -179,7 +175,8 @@ def tune(
 
     changed = api.with_nodes(overrides or (), launch, sbatch)
     if len(studies) > 1:
-        _refuse_for_several({"--dir": folder is not None, "--dry-run": dry_run})
+        if given := ", ".join(name for name, is_given in (("--dir", folder), ("--dry-run", dry_run)) if is_given):
+            raise ConfigError("starting several studies", f"{given} beside them", f"{given} with one study")
         _tune_all(studies, changed, trials, as_json=as_json, quiet=quiet)
     (study,) = studies
     if dry_run:
@@ -298,14 +295,6 @@ def _tune_all(
         result = api.tune_all(studies, overrides=overrides, trials=trials, **hooks)
     answer(result.summary, as_json=as_json)
     raise typer.Exit(result.status)
-
-
-def _refuse_for_several(options: dict[str, bool]) -> None:
-    given = [name for name, is_given in options.items() if is_given]
-    if given:
-        raise ConfigError(
-            "starting several studies", f"{', '.join(given)} beside them", f"{', '.join(given)} with one study"
-        )
 
 
 def _finish(result: "TuneResult", *, as_json: bool) -> None:

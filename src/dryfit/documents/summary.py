@@ -155,11 +155,6 @@ def _views(state: StudyState, sessions: Sequence[SessionState]) -> tuple[NodeVie
     return tuple(views)
 
 
-def nodes_table(view: NodesView) -> Table:
-    """Return the machines as a table."""
-    return _table(view.nodes)
-
-
 def _table(nodes: Sequence[NodeView]) -> Table:
     heading = ("node", "host", "cores", "memory", "devices", "trials now", "attempts", "time", "losses", "state")
     rows = [

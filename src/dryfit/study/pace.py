@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -341,7 +342,9 @@ def _measured(subject: _Subject, nodes: Nodes, stops: StopRequests, ways: Sequen
         if (found := _measure(subject, nodes, stops, way)) is not None:
             known[way] = found
     if len(known) > len(kept):
-        _keep(file, _Kept(measured=tuple(known.values())))
+        with suppress(OSError):  # a cache that cannot be written to: the next study measures again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_model(file, _Kept(measured=tuple(known.values())), durable=False)
     return [known[way] for way in ways if way in known]
 
 
@@ -351,14 +354,6 @@ def _kept(file: Path) -> tuple[MeasuredWay, ...]:
     except (ValidationError, DryfitError, OSError):
         return ()  # of another version, or damaged: it is measured again
     return () if kept is None else kept.measured
-
-
-def _keep(file: Path, kept: _Kept) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_model(file, kept, durable=False)
-    except OSError:
-        return  # a cache that cannot be written to: the next study measures again
 
 
 def _measure(subject: _Subject, nodes: Nodes, stops: StopRequests, way: Way) -> MeasuredWay | None:
@@ -373,11 +368,9 @@ def _measure(subject: _Subject, nodes: Nodes, stops: StopRequests, way: Way) -> 
         answers = run_side_by_side(jobs, nodes, most=len(jobs), on_done=lambda _: None, stops=stops)
     if stops.why is not None:
         return None
-    found: list[PaceResult] = []
-    for answer in answers:
-        if isinstance(answer, ChildError):
-            raise answer
-        found.append(answer)
+    if died := next((answer for answer in answers if isinstance(answer, ChildError)), None):
+        raise died
+    found = [answer for answer in answers if isinstance(answer, PaceResult)]
     if not all(answer.together for answer in found):
         return None
     return MeasuredWay(way=way, step_s=max(answer.step_s for answer in found))

@@ -148,7 +148,7 @@ def study_nodes(
 
 
 def _mark_heard(layout: StudyLayout, node: str) -> None:
-    """Give a node's file the time of now, for whoever looks; a folder that cannot be written to is told of elsewhere."""
+    """Give a node's file the time of now, for whoever looks; trouble with its folder is told of elsewhere."""
     file = layout.node_heard(node)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

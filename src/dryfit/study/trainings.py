@@ -147,7 +147,7 @@ def train(
     study = as_it_was(view, chosen)
     if own is not None:
         _check_own(view, chosen, on_note)
-    elif _other_data(study, chosen):
+    elif study.state.generations[chosen.generation - 1].comparability.data != study.resolved.data_fingerprint:
         on_note(f"trial {chosen.number} is of generation {chosen.generation}, which had other rows: today's are used")
     run = final_run(chosen, seed=seed, with_validation=with_validation, own=own)
     end, results = do_runs(study, [run], on_note)
@@ -326,11 +326,6 @@ def none_completed(study: StudySnapshot) -> ConfigError:
     """Return the error for a study without a completed trial."""
     ended = study.state.counts[Outcome.PRUNED] + study.state.counts[Outcome.FAILED]
     return ConfigError("choosing the best trials", f"no trial has completed ({ended} ended otherwise)")
-
-
-def _other_data(study: StudySnapshot, trial: TrialState) -> bool:
-    """Whether the rows have changed since a trial."""
-    return study.state.generations[trial.generation - 1].comparability.data != study.resolved.data_fingerprint
 
 
 def do_runs(

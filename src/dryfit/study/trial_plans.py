@@ -212,20 +212,12 @@ def _named(answers: Sequence[PlanAnswer]) -> list[Fallback]:
 
     Of one refusal that is the first fallback of each kind; of several the one that needs least.
     """
-    fitting = [[fallback for fallback in answer.ladder if fallback.fits] for answer in answers]
-    own = [next((fallback for fallback in fallbacks if fallback.devices == 1), None) for fallbacks in fitting]
-    more = [next((fallback for fallback in fallbacks if fallback.devices > 1), None) for fallbacks in fitting]
-    least = min(
-        (fallback for fallback in own if fallback is not None),
-        key=lambda fallback: fallback.required_bytes,
-        default=None,
-    )
-    fewest = min(
-        (fallback for fallback in more if fallback is not None),
-        key=lambda fallback: (fallback.devices, fallback.required_bytes),
-        default=None,
-    )
-    return [fallback for fallback in (least, fewest) if fallback is not None]
+    named: list[Fallback] = []
+    for several in (False, True):
+        fitting = ([one for one in answer.ladder if one.fits and (one.devices > 1) == several] for answer in answers)
+        first = [fallbacks[0] for fallbacks in fitting if fallbacks]
+        named += sorted(first, key=lambda fallback: (fallback.devices, fallback.required_bytes))[:1]
+    return named
 
 
 def _suggestion(fallback: Fallback) -> str:

@@ -19,7 +19,6 @@ from dryfit.tasks.rows import Readable
 from dryfit.tasks.scored_rows import NUMBER, ScoredRow
 from dryfit.tasks.tokens import Tokens, TokenSet
 
-
 # Metrics of classes and numbers over a split. docs/settings.md defines each.
 #
 # Dimension suffixes: ``R`` rows of a split, ``C`` classes.
