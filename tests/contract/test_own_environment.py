@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehearsal
-from dryfit.processes.user_python import BESIDE
+from dryfit.processes.rehearsal_process import BESIDE, RehearsalSurroundings, run_rehearsal
 from dryfit.settings.devices import parse_device
 from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.rehearsal_messages import RehearsalAnswer, RehearsalRequest, ScriptEnd

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import dryfit
 from dryfit.documents.command_line import app
-from dryfit.ledger.lock import StudyLock
+from dryfit.ledger.ledger import StudyLock
 from dryfit.settings.choices import Direction
 from dryfit.settings.errors import Action, ConfigError, FailureKind, LedgerError
 from dryfit.settings.study_file_reading import load_study_file, load_study_text

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from dryfit.ledger.lock import StudyLock
+from dryfit.ledger.ledger import StudyLock
 from dryfit.settings.errors import ConfigError, MachineError
 from dryfit.study.functions import train, train_top
 from dryfit.study.next_step import End

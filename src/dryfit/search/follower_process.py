@@ -25,7 +25,7 @@ from typing import Any
 import optuna
 
 from dryfit.ledger.folder import StudyLayout
-from dryfit.ledger.lock import StudyLock
+from dryfit.ledger.ledger import StudyLock
 from dryfit.processes.process import die_with_parent
 from dryfit.search.follower_runs import Runs, RunWriter, parse_event
 from dryfit.search.followers import LONGEST_PAUSE_S, Mirror, pause_after, resolved, said_in, storage_url, target_of

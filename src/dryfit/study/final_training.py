@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dryfit.ledger.folder import FinalLayout, StudyLayout
-from dryfit.ledger.lock import StudyLock, lock_owner
+from dryfit.ledger.ledger import StudyLock, lock_owner
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import PlanState, TrialState
 from dryfit.processes.attempt import read_messages, read_result

@@ -18,8 +18,7 @@ from dryfit.documents.report_tables import csv_text, trial_rows, trials_table
 from dryfit.documents.story import TrialStory, trial_story
 from dryfit.documents.summary import StudySummary, owner_text, status_document, summarise
 from dryfit.ledger.folder import StudyLayout
-from dryfit.ledger.ledger import read_ledger
-from dryfit.ledger.lock import lock_owner
+from dryfit.ledger.ledger import lock_owner, read_ledger
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import TrialState
 from dryfit.search.optuna_follower import export_ledger, is_sqlite, storage_file

@@ -159,7 +159,7 @@ def _os_error(error: OSError) -> str:
 
 
 def _not_locked(folder: Path) -> str:
-    """Return why :class:`dryfit.ledger.lock.StudyLock` would not keep a second process out here; empty if it does."""
+    """Return why :class:`dryfit.ledger.ledger.StudyLock` would not keep a second process out here; empty if it does."""
     path = folder / "lock"
     first, second = (os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644) for _ in range(2))
     try:

@@ -26,10 +26,10 @@ from dryfit.processes.rehearsal_process import (
     RehearsalSurroundings,
     broke,
     run_rehearsal,
+    user_python,
 )
 from dryfit.processes.rehearsal_stem import shared_imports
 from dryfit.processes.rehearsed_command import ScriptCommand, parse_command
-from dryfit.processes.user_python import user_python
 from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
 from dryfit.settings.choices import Emitted
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers

@@ -14,8 +14,7 @@ from typing import Final, cast
 
 from dryfit.ledger.events import BaselinesComputed, Event, Resolved, SessionClosed, SessionOpened, StudyCreated
 from dryfit.ledger.folder import StudyLayout, demand_known_attempts
-from dryfit.ledger.ledger import Ledger, each_event
-from dryfit.ledger.lock import StudyLock
+from dryfit.ledger.ledger import Ledger, StudyLock, each_event
 from dryfit.ledger.replay import StudyState
 from dryfit.processes.child_spec import SupervisorSettings, demand_secrets, preload_of
 from dryfit.processes.evidence import EvidenceCollector

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from dryfit.processes.node import device_of, power_limit_watts
-from dryfit.processes.user_python import user_python
+from dryfit.processes.rehearsal_process import user_python
 from dryfit.processes.wall import claimed_folder
 from dryfit.settings.device_reach import device_reach
 from dryfit.settings.devices import known_name, parse_device

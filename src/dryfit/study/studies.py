@@ -27,8 +27,7 @@ from dryfit.documents.summary import (
     summarise,
 )
 from dryfit.ledger.folder import StudyLayout
-from dryfit.ledger.ledger import read_ledger
-from dryfit.ledger.lock import lock_owner
+from dryfit.ledger.ledger import lock_owner, read_ledger
 from dryfit.ledger.replay import StudyState
 from dryfit.processes.attempt import log_tail
 from dryfit.processes.child_spec import demand_secrets

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from dryfit.ledger.events import Compatibility, GenerationBegan, StudyRevised
 from dryfit.ledger.folder import StudyLayout
-from dryfit.ledger.ledger import each_event
-from dryfit.ledger.lock import lock_owner
+from dryfit.ledger.ledger import each_event, lock_owner
 from dryfit.ledger.replay import StudyState
 from dryfit.search.changes import comparability_key
 from dryfit.search.followers import demand_tracker, server_trouble, storage_url

@@ -25,7 +25,6 @@ CALIBRATION_BINS: Final = 15
 """Bins of the calibration error, as in Guo et al. 2017, arXiv:1706.04599, section 5."""
 
 _CORRELATIONS: Final = frozenset({Metric.PEARSON, Metric.SPEARMAN})
-_MEANS: Final = frozenset({Metric.TOKEN_F1, Metric.EXACT_MATCH, Metric.SPAN_IOU})
 
 
 @dataclass(frozen=True, slots=True)

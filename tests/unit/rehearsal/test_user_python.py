@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dryfit.processes import user_python as module
-from dryfit.processes.user_python import BESIDE, UserPython, code_folder, command, user_python
+from dryfit.processes import rehearsal_process as module
+from dryfit.processes.rehearsal_process import BESIDE, UserPython, code_folder, command, user_python
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.version import PACKAGE_FOLDER
 

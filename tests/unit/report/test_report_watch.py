@@ -12,7 +12,7 @@ import pytest
 from dryfit.documents.live_study import StudyFollower, WatchedMemory, watched_lines
 from dryfit.ledger.events import AttemptEnded, AttemptPlaced, AttemptStarted, SessionClosed, SessionOpened
 from dryfit.ledger.folder import StudyLayout
-from dryfit.ledger.lock import StudyLock
+from dryfit.ledger.ledger import StudyLock
 from dryfit.settings.errors import Action, FailureKind
 from dryfit.settings.wire import BEAT_FILE, MESSAGES_FILE, Message, Phase, Progress
 from ledgers import BEGAN_S, Script

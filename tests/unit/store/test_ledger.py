@@ -21,8 +21,7 @@ from dryfit.ledger.events import (
     TrialAsked,
     TrialFinished,
 )
-from dryfit.ledger.ledger import Ledger, LedgerTail, read_ledger
-from dryfit.ledger.lock import StudyLock, lock_owner
+from dryfit.ledger.ledger import Ledger, LedgerTail, StudyLock, lock_owner, read_ledger
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.choices import BuiltInTask, Direction, Metric
 from dryfit.settings.errors import FileError, InternalError, LedgerError, StudyBusyError
@@ -184,7 +183,7 @@ def test_one_writer_at_a_time_and_the_lock_dies_with_its_process(tmp_path: Path)
     path = tmp_path / "lock"
     assert lock_owner(path) is None
     code = (
-        "import sys, time; from pathlib import Path; from dryfit.ledger.lock import StudyLock\n"
+        "import sys, time; from pathlib import Path; from dryfit.ledger.ledger import StudyLock\n"
         "with StudyLock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dryfit.ledger.folder import StudyLayout
-from dryfit.ledger.lock import StudyLock, lock_owner
+from dryfit.ledger.ledger import StudyLock, lock_owner
 from dryfit.search.space import Space
 from dryfit.settings.errors import ExitStatus, MachineError
 from dryfit.study.session import run_session

@@ -11,8 +11,7 @@ import instant
 import ledgers
 from dryfit.ledger.events import Resolved, SessionOpened, StudyCreated, TrialAsked, TrialFinished
 from dryfit.ledger.folder import StudyLayout
-from dryfit.ledger.ledger import Ledger
-from dryfit.ledger.lock import StudyLock
+from dryfit.ledger.ledger import Ledger, StudyLock
 from dryfit.ledger.replay import StudyState
 from dryfit.search.space import Space
 from dryfit.settings.study_file import StudyConfig
