@@ -25,10 +25,9 @@ from dryfit.settings.training_messages import (
     ImportRequest,
     MergeRequest,
     ObjectiveRequest,
+    OwnTrainingRequest,
     PredictRequest,
     RowsRequest,
-    ScriptRequest,
-    TrainerRequest,
 )
 from dryfit.settings.user_code import script_imports
 from dryfit.settings.wire import MARKER_VARIABLE, Job, JobRequest, Message, Wire
@@ -80,7 +79,7 @@ def kept_secrets(body: JobRequest[Any]) -> frozenset[str]:
     match body:
         case ImportRequest() | ObjectiveRequest():
             return frozenset(body.objective.secrets)
-        case TrainerRequest() | ScriptRequest() | RehearsedPlanRequest():
+        case OwnTrainingRequest() | RehearsedPlanRequest():
             return frozenset(body.calling.objective.secrets)
         case PredictRequest() | MergeRequest() | ExportRequest():
             return HUB_TOKENS  # the base of adapters may be on the hub, which only their folder says

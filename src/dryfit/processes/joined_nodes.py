@@ -46,7 +46,7 @@ from dryfit.processes.node_messages import (
 from dryfit.settings.devices import node_of
 from dryfit.settings.errors import Evidence
 from dryfit.settings.jobs import ChildResult, training_of
-from dryfit.settings.training_messages import ScriptRequest, StopReason, TrainerRequest
+from dryfit.settings.training_messages import OwnTrainingRequest, StopReason
 from dryfit.settings.wire import FirstStep, JobRequest, Report, Verdict
 
 # Accept agents and read their messages without blocking; the descriptor is readable when there are any.
@@ -294,7 +294,7 @@ class RemoteNode:
 
 def _patient(body: JobRequest[Any], timeout_s: float) -> JobRequest[Any]:
     """Return a request whose child waits for its verdict at least so long."""
-    if isinstance(body, TrainerRequest | ScriptRequest):
+    if isinstance(body, OwnTrainingRequest):
         return body.model_copy(update={"calling": _patient(body.calling, timeout_s)})
     waits_s = getattr(body, "verdict_timeout_s", timeout_s)
     return body.model_copy(update={"verdict_timeout_s": max(waits_s, timeout_s)}) if waits_s < timeout_s else body

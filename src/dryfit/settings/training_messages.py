@@ -783,35 +783,11 @@ class ObjectiveRequest(JobRequest[TrainResult]):
     diagnostic: bool = Field(default=False, description="as in `TrainRequest`")
 
 
-class TrainerRequest(JobRequest[TrainResult]):
-    """Train what a user's own function makes for one trial; the result is a ``TrainResult``.
+class OwnTrainingRequest(JobRequest[TrainResult]):
+    """Train by the user's own code for one trial; the result is a ``TrainResult``.
 
     Attributes:
-        calling: The call of the function, as for OBJECTIVE; its goals are metrics of the Trainer's evaluations.
-        best_dir: Folder of the weights of this attempt's best evaluation; None: nobody keeps them.
-        checkpoint_every_s: Seconds between checkpoints that the Trainer does not ask for itself, at evaluations.
-        choice: What its plan changes of its arguments; None: nothing.
-        memory_fraction: The most of its device that its allocator may take, of trials that share one; None: all.
-    """
-
-    job: Literal[Job.TRAINER] = Job.TRAINER
-    calling: ObjectiveRequest
-    best_dir: str | None
-    checkpoint_every_s: float = Field(gt=0)
-    choice: ExecutionChoice | None = None
-    memory_fraction: float | None = Field(default=None, gt=0, le=1)
-
-    def process_needs(self) -> ProcessNeeds:
-        """Return what the job needs of its process."""
-        return self.calling.process_needs()
-
-
-class ScriptRequest(JobRequest[TrainResult]):
-    """Run a user's own script for one trial; the result is a ``TrainResult``.
-
-    Attributes:
-        calling: As for a function: its ``function`` is the script's command, its goals are metrics.
-        results: A file below the trial's folder that the script writes reports to; None: there is none.
+        calling: The call of the code, as for OBJECTIVE; its goals are metrics.
         best_dir: Folder of what stays of this attempt: a Trainer's best weights, or all that another script has
             written; None: nobody keeps it.
         checkpoint_every_s: Seconds between checkpoints that a Trainer does not ask for itself, at evaluations.
@@ -819,9 +795,7 @@ class ScriptRequest(JobRequest[TrainResult]):
         memory_fraction: The most of its device that its allocator may take, of trials that share one; None: all.
     """
 
-    job: Literal[Job.SCRIPT] = Job.SCRIPT
     calling: ObjectiveRequest
-    results: str | None
     best_dir: str | None
     checkpoint_every_s: float = Field(gt=0)
     choice: ExecutionChoice | None = None
@@ -830,3 +804,20 @@ class ScriptRequest(JobRequest[TrainResult]):
     def process_needs(self) -> ProcessNeeds:
         """Return what the job needs of its process."""
         return self.calling.process_needs()
+
+
+class TrainerRequest(OwnTrainingRequest):
+    """Train what a user's own function makes; its goals are metrics of the Trainer's evaluations."""
+
+    job: Literal[Job.TRAINER] = Job.TRAINER
+
+
+class ScriptRequest(OwnTrainingRequest):
+    """Run a user's own script: the ``function`` of the call is its command.
+
+    Attributes:
+        results: A file below the trial's folder that the script writes reports to; None: there is none.
+    """
+
+    job: Literal[Job.SCRIPT] = Job.SCRIPT
+    results: str | None

@@ -25,8 +25,7 @@ from dryfit.settings.task_facts import facts_of, task_word
 from dryfit.settings.training_messages import (
     FinalRequest,
     FinalResult,
-    ScriptRequest,
-    TrainerRequest,
+    OwnTrainingRequest,
     TrainRequest,
     TrainResult,
 )
@@ -60,7 +59,7 @@ _PREFIX = "eval_"
 
 def own_final_request(
     study: AnyStudy, trial: TrialState, placement: Placement, paths: FinalLayout, *, seed: int, save: bool
-) -> TrainerRequest | ScriptRequest:
+) -> OwnTrainingRequest:
     """Return the request to train a trial's configuration to its end by the user's own code, as that is today.
 
     Args:
@@ -74,7 +73,7 @@ def own_final_request(
     own = study.config.function
     assert own is not None  # the caller has looked
     body = own_code_request(study, own, trial, paths, placement)
-    assert isinstance(body, TrainerRequest | ScriptRequest)
+    assert isinstance(body, OwnTrainingRequest)
     steps = [each.step for each in _messages(paths) if isinstance(each, Checkpointed)]
     identity = {"trial": trial.fingerprint, "number": trial.number, "seed": seed}
     calling = body.calling.model_copy(

@@ -20,6 +20,7 @@ from dryfit.settings.tables import CalledCode, ModelSettings, TrialSettings
 from dryfit.settings.task_facts import facts_of, task_word
 from dryfit.settings.training_messages import (
     ObjectiveRequest,
+    OwnTrainingRequest,
     ResolveRequest,
     ResolveResult,
     ScriptRequest,
@@ -191,7 +192,7 @@ def child_spec(study: StudyContext, trial: TrialState, placement: Placement) -> 
 
 def own_code_request(
     study: AnyStudy, own: CalledCode, trial: TrialState, paths: TrialLayout, placement: Placement
-) -> ObjectiveRequest | TrainerRequest | ScriptRequest:
+) -> ObjectiveRequest | OwnTrainingRequest:
     """Return the request to run a user's own code for an attempt of a trial.
 
     Args:
@@ -257,7 +258,7 @@ def calling_request(own: CalledCode, *, params: dict[str, Scalar], seed: int, nu
 
 def _trainer_request(
     study: AnyStudy, calling: ObjectiveRequest, paths: TrialLayout, placement: Placement
-) -> TrainerRequest | ScriptRequest:
+) -> OwnTrainingRequest:
     runtime, script = study.config.runtime, study.config.script
     best_dir = str(paths.files_of(placement.attempt).best) if most_kept(runtime.keep) != 0 else None
     request = TrainerRequest(
