@@ -81,11 +81,8 @@ def show(document: Document) -> None:
         if isinstance(block, Table):
             _show_table(block)
         else:
-            _show_line(block if isinstance(block, Line) else Line(block))
-
-
-def _show_line(line: Line) -> None:
-    console(stderr=line.aside).print(Text(line.text, style=line.style))
+            line = block if isinstance(block, Line) else Line(block)
+            console(stderr=line.aside).print(Text(line.text, style=line.style))
 
 
 def _show_table(table: Table) -> None:

@@ -330,7 +330,7 @@ def failures_by_kind(state: StudyState) -> tuple[FailuresView, ...]:
 def success_view(state: StudyState) -> SuccessView:
     """Count the trials and attempts without a failure."""
     ended = [attempt for attempt in state.attempts if attempt.end in (AttemptEnd.RESULT, AttemptEnd.FAILED)]
-    failed = [attempt for attempt in ended if _is_fault(attempt)]
+    failed = [one for one in ended if one.failure is not None and one.failure.kind not in NO_FAULTS]
     hit = {attempt.trial for attempt in failed}
     tried = [trial for trial in state.present if trial.outcome is not None and trial.attempts]
     return SuccessView(
@@ -340,10 +340,6 @@ def success_view(state: StudyState) -> SuccessView:
         clean_attempts=len(ended) - len(failed),
         vanished=sum(attempt.end is AttemptEnd.LOST for attempt in state.attempts),
     )
-
-
-def _is_fault(attempt: AttemptState) -> bool:
-    return attempt.failure is not None and attempt.failure.kind not in NO_FAULTS
 
 
 def reason_views(state: StudyState) -> tuple[ReasonView, ...]:

@@ -210,6 +210,7 @@ def _file_system(folder: Path) -> str:
 
 _SHARED_MEMORY = Path("/dev/shm")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+_ON = ("1", "ON", "YES", "TRUE")
 _DEVELOPMENT = "dev"
 
 
@@ -318,7 +319,7 @@ def machine_facts(environment: Mapping[str, str], home: Path) -> MachineFacts:
         cache=look_at_folder(shared_traces(environment, home)),
         hub_cache=look_at_folder(hub_cache(environment, home)),
         wall=wall_here(),
-        offline=tuple(name for name in _OFFLINE_VARIABLES if _is_on(environment.get(name, ""))),
+        offline=tuple(name for name in _OFFLINE_VARIABLES if environment.get(name, "").upper() in _ON),
         driver=driver(),
         visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
     )
@@ -353,10 +354,6 @@ def hub_cache(environment: Mapping[str, str], home: Path) -> Path:
         return Path(environment["HF_HOME"]).expanduser() / "hub"
     base = Path(environment["XDG_CACHE_HOME"]) if environment.get("XDG_CACHE_HOME") else home / ".cache"
     return base / "huggingface" / "hub"
-
-
-def _is_on(value: str) -> bool:
-    return value.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def driver() -> Driver:

@@ -568,7 +568,8 @@ def own_rows(
     may_be_numbers = "number" in needs
     roles = find_roles(whole, given, source, needs=needs)
     column = columns[roles.label] if roles.label is not None else None
-    group = roles.group or _of_repeated_texts(whole[roles.text])
+    # Rows of one text are a group: in two splits they would be learned by heart.
+    group = roles.group or (None if whole[roles.text].is_unique else roles.text)
     numeric = column is not None and column.is_numeric and may_be_numbers
     seen = _seen(_rows(copied, source), source, roles, group, of_csv=of_csv, numeric=numeric)
     data: Keys = {"file": place, **_columns(roles, group, columns)}
@@ -643,11 +644,6 @@ def _seen(
 def _tokens(text: str) -> int:
     dense = 0 if text.isascii() else sum(ord(char) >= _ALPHABETS_END for char in text)
     return math.ceil((len(text) - dense) / _CHARS_A_TOKEN) + dense
-
-
-def _of_repeated_texts(text: Column) -> str | None:
-    """Return the column of texts where some are there twice: in two splits they would be learned by heart."""
-    return None if text.is_unique else text.name
 
 
 def _columns(roles: Roles, group: str | None, columns: Mapping[str, Column]) -> Keys:

@@ -166,15 +166,14 @@ def check_precisions(precisions: Collection[str], device: DeviceKind) -> None:
         if wanted in precisions and not on_cuda:
             allowed = '"fp32" or "bf16" on the CPU'
             raise ConfigError(f'checking train.precision = "{wanted}"', "it needs a CUDA device", allowed)
-    for wanted, there in ((Precision.BF16, torch.cuda.is_bf16_supported), (Precision.TF32, _has_tf32)):
+    for wanted, there in (
+        (Precision.BF16, torch.cuda.is_bf16_supported),
+        (Precision.TF32, lambda: torch.cuda.get_device_capability(_DEVICE) >= TF32_CAPABILITY),
+    ):
         if wanted in precisions and on_cuda and not there():
             name = torch.cuda.get_device_name(_DEVICE)
             found = f"{name} has no {wanted}"
             raise ConfigError(f'checking train.precision = "{wanted}"', found, allowed='"fp32" or "fp16"')
-
-
-def _has_tf32() -> bool:
-    return torch.cuda.get_device_capability(_DEVICE) >= TF32_CAPABILITY
 
 
 def observed_memory(device: DeviceKind) -> ObservedMemory:
