@@ -119,6 +119,18 @@ def test_what_is_gathered_is_freed_and_checkpoints_of_both_kinds_pass(
     assert ends == pytest.approx(4 * shards, rel=0.01)  # gradients too, and nothing that was gathered
 
 
+@pytest.mark.parametrize("kind", ["whole", "shards"])
+def test_states_of_parameters_that_lie_on_other_ranks_are_gathered(tmp_path: Path, kind: str) -> None:
+    """All layers are one flat parameter, of which rank 0 of 4 has the first one and a half."""
+    answer = rehearse(tmp_path, "sharded_checkpoints.py", "fsdp1", kind, "original", "together", ranks=4)
+    assert answer.end in (ScriptEnd.STOPPED, ScriptEnd.FINISHED), answer.traceback
+    memory = answer.memory
+    assert memory is not None and len(memory.steps) == 3
+    assert memory.by_category[MemoryCategory.OPTIMIZER] == pytest.approx(2 * 6 * 4 * MIB // 4, rel=0.01)
+    ends = [step.end_bytes for step in memory.steps]
+    assert ends[-1] == ends[-2]
+
+
 @pytest.mark.parametrize("way", ["both", "stages"])
 def test_layers_are_split_over_ranks(tmp_path: Path, way: str) -> None:
     answer = rehearse(tmp_path, "tensor_parallel.py", way, ranks=4)

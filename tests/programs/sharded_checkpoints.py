@@ -25,7 +25,7 @@ model: nn.Module = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in 
 if version == "fsdp1":
     model = FSDP(
         model,
-        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+        auto_wrap_policy=None if "together" in options else ModuleWrapPolicy({nn.Linear}),
         device_id=torch.cuda.current_device(),
         use_orig_params="original" in options,
         mixed_precision=MixedPrecision(param_dtype=torch.bfloat16) if "mixed" in options else None,

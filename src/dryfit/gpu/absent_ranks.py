@@ -24,6 +24,7 @@ from dryfit.gpu.private_apis.torch_fakes import FakeTensor
 from dryfit.gpu.private_apis.torch_modes import schema_of, tree_leaves
 from dryfit.gpu.private_apis.torch_virtual import (
     expect_gradients,
+    expect_states,
     know_fake_groups,
     replace_parameter_checks,
     stand_in,
@@ -103,6 +104,7 @@ class AbsentGroup:
         _replace_processes(note)
         when_imported("torch.distributed.checkpoint", lambda module: _tell_of_shards(module, say))
         when_imported("torch.distributed.pipelining.stage", expect_gradients)
+        when_imported("torch.distributed.fsdp", expect_states)
 
     def _replace_groups(self) -> None:
         know_fake_groups()

@@ -106,6 +106,8 @@ ABSENT: Final = (
     "torch.distributed.pipelining.stage._StageBackwardMeta",
     "torch.distributed.pipelining.stage.PipelineStage._recv_meta",
     "torch.distributed.pipelining.stage.PipelineStage._stage_meta",
+    "torch.distributed.fsdp._optim_utils._convert_state_with_orig_params",
+    "torch.distributed.fsdp._optim_utils._OptimStateKey",
     # torch.cuda binds it when it begins to use a device
     "torch.cuda._get_device_properties",
 )
@@ -261,6 +263,28 @@ def expect_gradients(stages: Any) -> None:
             return stages._StageBackwardMeta(backward_metas=stages._derive_grad_metas(self._stage_meta.outputs))
 
         stages.PipelineStage._recv_meta = told
+
+
+def expect_states(fsdp: Any) -> None:
+    """Let FSDP gather the optimizer's state of all parameters: other ranks would tell those of which none is here.
+
+    Args:
+        fsdp: The module ``torch.distributed.fsdp``.
+    """
+    module = fsdp._optim_utils
+    convert = module._convert_state_with_orig_params
+
+    @functools.wraps(convert)
+    def complete(keys: list[Any], key_of: Any, parts: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        told = {name for key in keys for name in key.unflat_param_names}
+        others = [
+            module._OptimStateKey((name,), True)
+            for name, part in parts.items()
+            if name not in told and part.param_requires_grad[part.param_indices[name]]
+        ]
+        return convert([*keys, *others], key_of, parts, *args, **kwargs)
+
+    module._convert_state_with_orig_params = complete
 
 
 def take_for_plain(kind: type[torch.Tensor]) -> None:
