@@ -420,14 +420,16 @@ def _filled(make: Make, original: Callable[..., Any]) -> Callable[..., Any]:
         state_dict: dict[str, torch.Tensor] | None,
         checkpoint_files: list[str] | None,
         load_config: Any,
-        *expected_keys: list[str] | None,
+        *given: list[str] | None,
+        **named: list[str] | None,
     ) -> Any:
         if state_dict is not None:
-            return original(model, state_dict, checkpoint_files, load_config, *expected_keys)
+            return original(model, state_dict, checkpoint_files, load_config, *given, **named)
         _refuse_disk(load_config.device_map)
-        weights = dict(_weights(model, next(iter(expected_keys), None), make))  # transformers 5.3 gave them
+        expected_keys = given[0] if given else named.get("expected_keys")  # of an adapter
+        weights = dict(_weights(model, expected_keys, make))
         # These keys are the model's own: nothing is to be renamed, merged or split.
-        loaded = original(model, weights, None, replace(load_config, weight_mapping=[]), *expected_keys)
+        loaded = original(model, weights, None, replace(load_config, weight_mapping=[]), *given, **named)
         for _, buffer in model.named_buffers():
             initialise_again(buffer)
         return loaded
