@@ -59,6 +59,7 @@ class LeftOutTokens:
         self._work = work
         self._stock = stock
         self._ends: list[_TokenEnd] = []
+        """Of the tokens that were generated in a row."""
         self._uncounted: tuple[int, Counter[Any]] | None = None
         """Tokens that were just left out, and what the one before them cost."""
 
@@ -169,11 +170,11 @@ class LeftOutTokens:
 
         What a token costs grows evenly: those left out cost as much as the mean of one on either side.
         """
-        before, at = self._work.so_far(), len(self._ends)
+        before, self._ends = self._work.so_far(), []
         longer = until(length, ids)
         if self._uncounted is not None:
             tokens, cost = self._uncounted
-            both = cost + (self._ends[at].work - before)
+            both = cost + (self._ends[0].work - before)
             self._work.add(Counter({one: round(times * tokens / 2) for one, times in both.items()}))
             self._uncounted = None
         return longer

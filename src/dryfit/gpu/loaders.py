@@ -362,7 +362,7 @@ class Stock(NamedTuple):
     allocated_bytes: int = 0
     event: int = 0
     held_since: Callable[[int], Sequence[int]] = lambda _: ()
-    repeat_growing: Callable[[Sequence[int], int], object] = lambda _marks, _times: None
+    repeat_growing: Callable[[Sequence[int], int], None] = lambda _marks, _times: None
 
 
 class KeptOfBatch(NamedTuple):

@@ -237,11 +237,11 @@ def _growth(
         return None
     begin, middle, end = (mark.event for mark in steps[-3:])
     kept_of_last, kept_of_both = (_kept_by_place(_held(run, labels, end - 1, since)) for since in (middle, begin))
-    before, now = (_kept_by_place(_held(run, labels, mark - 1, 0)) for mark in (middle, end))
-    grown = {
-        place: max(0, min(size, kept_of_both[place] - size, now[place] - before.get(place, 0)))
-        for place, size in kept_of_last.items()
-    }
+    grown = {place: min(size, kept_of_both[place] - size) for place, size in kept_of_last.items()}
+    if sum(grown.values()) < _LEAST_GROWTH_BYTES:
+        return None
+    before, now = (_kept_by_place(_held(run, labels, mark - 1)) for mark in (middle, end))
+    grown = {place: max(0, min(size, now[place] - before.get(place, 0))) for place, size in grown.items()}
     total_bytes = sum(grown.values())
     if total_bytes < _LEAST_GROWTH_BYTES:
         return None
