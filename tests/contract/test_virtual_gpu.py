@@ -127,6 +127,7 @@ def test_a_compiled_function_without_tensors_of_the_device_is_not_noted(facts: d
 
 def test_tensors_of_the_cpu_are_real(facts: dict[str, Any]) -> None:
     assert facts["real"] == [0, 2, 4, 6]
+    assert {"backward"} <= set(facts["seen"]) and not {"shape", "device", "dtype"} & set(facts["seen"])
 
 
 def test_errors_are_those_of_torch(facts: dict[str, Any]) -> None:

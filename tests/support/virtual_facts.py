@@ -3,6 +3,7 @@
 import copy
 import json
 from typing import Any
+from unittest.mock import patch
 
 import dryfit
 
@@ -12,6 +13,8 @@ def main() -> None:
     with dryfit.virtual_gpu("1GiB") as gpu:
         import torch
         from torch import nn
+
+        from dryfit.gpu.functions import VirtualFunctions
 
         facts: dict[str, Any] = {}
         facts["available"] = [torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.get_device_name()]
@@ -186,6 +189,13 @@ def main() -> None:
         table[[True, False, True], [[0], [1]]] = -1
         facts["indexed"].append(table.tolist())
         facts["listed"] = torch.tensor([sizes.max(), [2, 7][sizes[1]]], device="cuda").tolist()
+        # Our own mode sees the functions that a pass calls, and none of those by which fakes are made.
+        weight = torch.randn(4, 4, device="cuda", requires_grad=True)
+        loss = torch.tanh(weight @ weight).sum()
+        with patch.object(VirtualFunctions, "__torch_function__", autospec=True) as called:
+            called.side_effect = lambda mode, func, types, args=(), kwargs=None: func(*args, **(kwargs or {}))
+            loss.backward()
+        facts["seen"] = sorted({getattr(call.args[1], "__self__", call.args[1]).__name__ for call in called.mock_calls})
         # What looks for values that it cannot take finds none.
         window = torch.hann_window(64, device="cuda")
         there = torch.stft(torch.randn(2, 400, device="cuda"), 64, return_complex=True, window=window)

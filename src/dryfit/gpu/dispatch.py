@@ -27,7 +27,7 @@ from dryfit.gpu.private_apis.torch_fakes import (
     dynamic_size,
     in_kernel_of,
 )
-from dryfit.gpu.private_apis.torch_modes import schema_of, tree_iter, tree_map_only
+from dryfit.gpu.private_apis.torch_modes import schema_of, tree_iter, tree_map_only, without_function_modes
 from dryfit.gpu.script_recorder import BETWEEN, LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
 from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, remember, share, value_of
 from dryfit.settings.errors import TraceError
@@ -331,8 +331,11 @@ class VirtualDispatch(ScriptRecorder):
             initialised(args[0])
             return args[0].zero_() if value is None else args[0].copy_(value)
         body = self._body(func, args)
+        out = None
         try:
-            out = self._run(func, types, args, kwargs) if body is None else None
+            if body is None:
+                with without_function_modes():
+                    out = self._run(func, types, args, kwargs)
         except (RuntimeError, TraceError) as error:
             if not _has_no_fake(error):
                 raise
@@ -351,6 +354,12 @@ class VirtualDispatch(ScriptRecorder):
                 raise self._no_stand_in(func)
             with self, self.functions:
                 return body(*args, **kwargs)
+        with without_function_modes():
+            self._told(func, args, kwargs, out)
+        return out
+
+    def _told(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Note what an operator of the device gave, and tell those who listen."""
         try:
             self.note(func, args, out)
         except NoRoomError as error:
@@ -364,7 +373,6 @@ class VirtualDispatch(ScriptRecorder):
             self.on_unknown("what cuDNN's algorithms take while it times them (torch.backends.cudnn.benchmark)")
         for listener in self.listeners:
             listener(func, args, kwargs, out)
-        return out
 
     def _body(self, func: Any, args: Any) -> Any:
         """Return the Python function that runs in the place of an operator's fake; None: none does."""

@@ -393,14 +393,10 @@ class OpenSegment:
         self.labels: list[int] = []
         self.gemm_at: dict[StepPhase, int] = {}
         self.bias_at: int | None = None
-        self._table: dict[Label, int] = {}
+        self.label_table: list[Label] = []
+        self._numbers: dict[Label, int] = {}
         self._sizes: dict[int, int] = {}
         self._last_label = 0
-
-    @property
-    def label_table(self) -> tuple[Label, ...]:
-        """Every label so far, in the order of their numbers."""
-        return tuple(self._table)
 
     def has(self, block: int) -> bool:
         """Whether the block was allocated in this segment."""
@@ -408,8 +404,10 @@ class OpenSegment:
 
     def label(self, label: Label) -> int:
         """Return the number of a label; a free that follows bears it too."""
-        self._last_label = self._table.setdefault(label, len(self._table))
-        return self._last_label
+        number = self._last_label = self._numbers.setdefault(label, len(self._numbers))
+        if number == len(self.label_table):
+            self.label_table.append(label)
+        return number
 
     def add(self, block: int, delta: int, label: int | None) -> None:
         """Add an event: ``delta`` bytes above 0 are allocated, below 0 freed."""
@@ -434,7 +432,7 @@ class OpenSegment:
         numbers: dict[int, int] = {}
         for block in self.blocks:
             numbers.setdefault(block, len(numbers))
-        old = list(self._table) or [Label(StepPhase.LOAD, MemoryCategory.WEIGHTS, "", "")]
+        old = self.label_table or [Label(StepPhase.LOAD, MemoryCategory.WEIGHTS, "", "")]
         table: dict[Label, int] = {}
         freed_in = {b: old[n].phase for b, d, n in zip(self.blocks, self.deltas, self.labels, strict=True) if d < 0}
         labels: list[int] = []

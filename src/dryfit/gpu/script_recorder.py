@@ -358,19 +358,22 @@ class Places:
     def __init__(self) -> None:
         self.own = ""
         self.folder = f"{Path.cwd()}{os.sep}"
-        self._owners: dict[CodeType, _Owner] = {}
-        self._texts: dict[tuple[CodeType, int], str] = {}
+        self._owners: dict[int, _Owner] = {}
+        self._texts: dict[tuple[int, int], str] = {}
+        self._seen: list[CodeType] = []
+        """Kept, so that no other code has the ``id`` of one: a code object computes its hash anew each time."""
 
     def now(self) -> Place:
         """Return the place of the code that called into torch."""
         frame: FrameType | None = sys._getframe(1)
-        owners, source = self._owners, ""
+        owners, hidden, source = self._owners, _Owner.HIDDEN, ""
         while frame is not None:
             code = frame.f_code
-            owner = owners.get(code)
+            owner = owners.get(id(code))
             if owner is None:
-                owner = owners[code] = self._owner(code.co_filename)
-            if owner is not _Owner.HIDDEN:
+                self._seen.append(code)
+                owner = owners[id(code)] = self._owner(code.co_filename)
+            if owner is not hidden:
                 if not source:
                     source = self._text(code, frame.f_lineno)
                 if owner is _Owner.USER:
@@ -409,7 +412,7 @@ class Places:
         return _Owner.USER
 
     def _text(self, code: CodeType, number: int) -> str:
-        key = (code, number)
+        key = (id(code), number)
         text = self._texts.get(key)
         if text is None:
             text = self._texts[key] = f"{code.co_filename.removeprefix(self.folder)}:{number}"
