@@ -345,6 +345,8 @@ def _within_its_own_step(optimizer: Optimizer) -> bool:
 
 EVALUATION_BATCHES = 4
 """Batches after which an evaluation is ended."""
+EPOCHS_WITH_WORKERS = 2
+"""Epochs after which a loader makes its batches without new processes: a step of many short ones begins as many."""
 
 _ADAPTERS = ("DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
 """Accelerate's loaders: they look like a ``DataLoader`` and are none."""
@@ -416,6 +418,7 @@ class LoaderWatch:
         self.kept: KeptOfBatch | None = None
         self.pace: LoaderPace | None = None
         self._found: WeakKeyDictionary[DataLoader[Any], Found | str] = WeakKeyDictionary()
+        self._epochs: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         self._training: WeakSet[Any] = WeakSet()
         self._feeds: WeakSet[Any] = WeakSet()
         self._drawn_first: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -571,6 +574,8 @@ class LoaderWatch:
         if original is None:
             return
 
+        serves = self._serving(original) if cls is DataLoader else original
+
         @wraps(original)
         def iterate(loader: Any) -> Iterator[Any]:
             again = self._steps.done and loader in self._training and torch.is_grad_enabled()
@@ -579,10 +584,26 @@ class LoaderWatch:
             loader.pin_memory = False
             found = self._look(loader) if cls is DataLoader else None
             with self._drawing.nested():
-                inner = original(loader)
+                inner = serves(loader)
             return _Watched(self, loader, inner, found, makes_batches=cls is DataLoader)
 
         cls.__iter__ = iterate
+
+    def _serving(self, begin: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+        """Return what begins an epoch of a loader: after some of them without workers, which may import the script."""
+
+        def serves(loader: Any) -> Iterator[Any]:
+            epochs = self._epochs[loader] = self._epochs.get(loader, 0) + 1
+            workers = loader.num_workers
+            if epochs <= EPOCHS_WITH_WORKERS or not workers or loader.timeout or loader.persistent_workers:
+                return begin(loader)
+            loader.num_workers = 0
+            try:
+                return begin(loader)
+            finally:
+                loader.num_workers = workers
+
+        return serves
 
     def _wrap_adapters(self, module: Any) -> None:
         for name in _ADAPTERS:

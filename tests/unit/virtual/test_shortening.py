@@ -1,5 +1,6 @@
 """Scripts of every kind end after three steps, with their evaluation and saving, on real CPU tensors."""
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -240,6 +241,26 @@ class Stream(IterableDataset):
         while True:
             self.read += 1
             yield torch.full((WIDTH,), float(self.read)), torch.tensor(self.read % 2)
+
+
+class OwnProcess(Dataset[int]):
+    """Says of each row in which process it was made."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+def test_many_short_epochs_of_a_step_begin_workers_twice():
+    def script(log: Log) -> None:
+        loader = DataLoader(OwnProcess(), batch_size=2, num_workers=2)
+        for _ in range(4):
+            log.say(*(os.getpid() in batch.tolist() for batch in loader), loader.num_workers)
+        log.say(*(os.getpid() in batch.tolist() for batch in DataLoader(OwnProcess(), batch_size=4, num_workers=1)))
+
+    assert shortened(script)["said"] == [*["False False 2"] * 2, *["True True 2"] * 2, "False", "finished"]
 
 
 def test_a_stream_is_read_once():
