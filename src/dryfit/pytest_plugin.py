@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MARKER: Final = "gpu_memory"
 _HELP: Final = (
-    f"{_MARKER}(budget, device=None, steps=3): run the test on a virtual GPU; fail where it needs more memory"
+    f"{_MARKER}(budget, device=None, steps=None): run the test on a virtual GPU; fail where it needs more memory"
 )
 _INSIDE: Final = "DRYFIT_REHEARSAL"
 """``REHEARSED_VARIABLE``, written again: importing its module would cost each run of pytest 40 ms."""
@@ -71,7 +71,7 @@ class RehearsedTest(pytest.Item):
     selected: str
     budget: str
     device: str
-    steps: int
+    steps: int | None
     place: "tuple[os.PathLike[str] | str, int | None, str]"
 
     @classmethod
@@ -150,7 +150,7 @@ class RehearsedTest(pytest.Item):
         return self.place
 
 
-def _arguments(budget: str, device: str | None = None, steps: int = 3) -> tuple[str, str, int]:
+def _arguments(budget: str, device: str | None = None, steps: int | None = None) -> tuple[str, str, int | None]:
     return budget, device or budget, steps
 
 

@@ -528,6 +528,10 @@ _Ladder = Annotated[
 _WorstBatch = Annotated[
     bool, typer.Option("--worst-batch/--no-worst-batch", help="Train on the largest batch of the data first.")
 ]
+_Steps = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, metavar="N", help="Optimizer steps to see; if not given three, or two long ones."),
+]
 _KeepCaches = Annotated[bool, typer.Option("--keep-caches", help="Let what libraries download stay in their caches.")]
 
 
@@ -535,7 +539,7 @@ def rehearse(
     context: typer.Context,
     command: _CommandLine = None,
     device: _Devices = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to see.")] = 3,
+    steps: _Steps = None,
     ranks: _Ranks = None,
     ladder: _Ladder = False,
     worst_batch: _WorstBatch = True,

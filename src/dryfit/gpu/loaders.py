@@ -216,6 +216,7 @@ class OptimizerSteps:
         on_ignored: Called where a script catches its end, and goes on.
 
     Attributes:
+        wanted: Steps that are enough.
         number: Steps that have ended: of the optimizer that made most.
         ended: The same, of all optimizers together.
     """
@@ -228,7 +229,7 @@ class OptimizerSteps:
         on_ignored: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = self.ended = 0
-        self._wanted = wanted
+        self.wanted = wanted
         self._on_start = on_start
         self._on_end = on_end
         self._on_ignored = on_ignored
@@ -306,16 +307,16 @@ class OptimizerSteps:
             self._on_ignored()
         raise RehearsalDone
 
-    def see_one_more(self) -> None:
-        """Want another step than those that were made."""
-        self._wanted, self._done = self.number + 1, False
+    def want(self, number: int) -> None:
+        """Let another number of steps be enough."""
+        self.wanted, self._done = number, False
 
     @property
     def done(self) -> bool:
         """Whether enough was seen: each living optimizer has made the steps, or one has made many more."""
-        if not self._done and self.number >= self._wanted:
-            waiting = any(self._counts.get(optimizer, 0) < self._wanted for optimizer in self._made)
-            self._done = not waiting or self.number >= PATIENCE * self._wanted
+        if not self._done and self.number >= self.wanted:
+            waiting = any(self._counts.get(optimizer, 0) < self.wanted for optimizer in self._made)
+            self._done = not waiting or self.number >= PATIENCE * self.wanted
         return self._done
 
 
@@ -532,7 +533,7 @@ class LoaderWatch:
             return False
         self._went_past = True
         self._repeats = WeakKeyDictionary(dict.fromkeys(self._repeats, 1))
-        self._steps.see_one_more()
+        self._steps.want(self._steps.number + 1)
         return True
 
     def _evaluated(self) -> None:
@@ -574,7 +575,8 @@ class LoaderWatch:
         if original is None:
             return
 
-        serves = self._serving(original) if cls is DataLoader else original
+        makes_batches = cls is DataLoader
+        serves = self._serving(original) if makes_batches else original
 
         @wraps(original)
         def iterate(loader: Any) -> Iterator[Any]:
@@ -582,10 +584,10 @@ class LoaderWatch:
             if again and not self._drawing.depth:
                 self._go_past_evaluation()
             loader.pin_memory = False
-            found = self._look(loader) if cls is DataLoader else None
+            found = self._look(loader) if makes_batches else None
             with self._drawing.nested():
                 inner = serves(loader)
-            return _Watched(self, loader, inner, found, makes_batches=cls is DataLoader)
+            return _Watched(self, loader, inner, found, makes_batches=makes_batches)
 
         cls.__iter__ = iterate
 

@@ -384,7 +384,7 @@ class _Run:
         """End the script wherever it is, and say what was seen."""
         self.gpu.allocations.close()
         sleep(_SETTLED_S)
-        late = f"{why}, with {len(self.marks)} of {self.request.steps} steps"
+        late = f"{why}, with {len(self.marks)} of {self.shortening.wanted} steps"
         (self.notes if self.shortening.done else self.unseen).append(late)
         self.finish(ScriptEnd.STOPPED if self.marks else ScriptEnd.NO_STEP, "")
 

@@ -214,11 +214,18 @@ def _nothing(_: int) -> None:
     pass
 
 
+LONG_STEP = 100_000
+"""Allocations and frees of a step after which a third one costs more than it tells: 45 s for a model of 80 layers."""
+_USUAL_STEPS = 3
+_LEAST_STEPS = 2
+"""The first step has no optimizer state; the second has."""
+
+
 class Shortening:
     """What ends a script early.
 
     Args:
-        steps: Optimizer steps that are enough.
+        steps: Optimizer steps that are enough; None: three, or two where the second is long.
         worst_batch: Whether to look for the largest batch and train on it first.
         on_step_start: Called with a step's number, from 1, as its optimizer begins.
         on_step_end: Called with it as its optimizer has ended.
@@ -229,7 +236,7 @@ class Shortening:
 
     def __init__(
         self,
-        steps: int,
+        steps: int | None,
         *,
         worst_batch: bool = True,
         on_step_start: Callable[[int], None] = _nothing,
@@ -238,7 +245,13 @@ class Shortening:
         stock: Callable[[], Stock] = Stock,
         work: WorkCounter | None = None,
     ) -> None:
-        self._steps = OptimizerSteps(steps, on_step_start, on_step_end, on_ignored)
+        self._chooses_steps = steps is None
+        self._is_long = False
+        self._ended_at = 0
+        """Allocations and frees until the last step had ended."""
+        self._stock = stock
+        self._on_step_end = on_step_end
+        self._steps = OptimizerSteps(_USUAL_STEPS if steps is None else steps, on_step_start, self._ends, on_ignored)
         self._loaders = LoaderWatch(self._steps, worst_batch=worst_batch, stock=stock)
         work = work or WorkCounter()
         self._micro_batches = RepeatedMicroBatches(work, largest=worst_batch)
@@ -261,6 +274,14 @@ class Shortening:
         self._tokens.install()
         self._history.install()
         self._calls.install()
+
+    def _ends(self, number: int) -> None:
+        """Pass the end of a step on; the first with optimizer state is the last one where that was long."""
+        before, self._ended_at = self._ended_at, self._stock().event
+        if self._chooses_steps and number == _LEAST_STEPS and self._ended_at - before > LONG_STEP:
+            self._steps.want(number)
+            self._is_long = True
+        self._on_step_end(number)
 
     def _trainer_begins(self, steps: float, source: str) -> None:
         """Keep what the first trainer is about to do: endless ones have no number."""
@@ -298,6 +319,11 @@ class Shortening:
         return self._steps.done
 
     @property
+    def wanted(self) -> int:
+        """Optimizer steps that are enough."""
+        return self._steps.wanted
+
+    @property
     def steps(self) -> int:
         """Optimizer steps that have ended."""
         return self._steps.number
@@ -322,6 +348,11 @@ class Shortening:
         """What was left out or cut, in words for the answer."""
         repeated, skipped = self._micro_batches.left_out, self._tokens.left_out
         left_out: list[str] = []
+        if self._is_long:
+            left_out.append(
+                f"{_LEAST_STEPS} steps were followed, because one makes over {LONG_STEP:,} allocations and frees: what"
+                " the script keeps of each step is not known; --steps 3 tells it"
+            )
         if repeated:
             left_out.append(
                 f"{repeated} micro-batches were left out: each takes no more than one before it in its step"

@@ -484,7 +484,7 @@ class RehearsalRequest(Message):
         others: Devices of the same architecture for which the recording is replayed.
         given: Packages that are taken to be installed, and files of the user's own rows.
         ranks: Size of the process group of which the script is rank 0.
-        steps: Optimizer steps after which it is ended.
+        steps: Optimizer steps after which it is ended; None: three, or two long ones.
         worst_batch: Whether to look for the largest batch and train on it first.
         unlimited: Whether the device has room for everything, to find out how much the script needs.
         overrides: Fields of the installed ``TrainingArguments`` that the ladder sets, with their values.
@@ -507,7 +507,7 @@ class RehearsalRequest(Message):
     others: tuple[DeviceSpec, ...] = ()
     given: tuple[str, ...] = ()
     ranks: int = 1
-    steps: int = 3
+    steps: int | None = None
     worst_batch: bool = True
     unlimited: bool = False
     overrides: dict[str, ArgumentValue] = field(default_factory=dict[str, ArgumentValue])
@@ -523,7 +523,7 @@ class RehearsalRequest(Message):
     kind: Literal["rehearsal"] = "rehearsal"
 
     def __post_init__(self) -> None:
-        if min(self.ranks, self.steps) < 1 or self.timeout_s <= 0:
+        if min(self.ranks, 1 if self.steps is None else self.steps) < 1 or self.timeout_s <= 0:
             raise ValueError(f"{self.ranks} ranks, {self.steps} steps, {self.timeout_s} s: none may be less than one")
 
 

@@ -19,7 +19,6 @@ from dryfit.settings.trial import Scalar
 from dryfit.settings.version import PACKAGE_FOLDER, code_fingerprint
 from dryfit.settings.wire import canonical_json
 from dryfit.study.rehearsals import (
-    DEFAULT_STEPS,
     PreparedRehearsal,
     RehearsalOptions,
     prepare,
@@ -48,7 +47,7 @@ def estimate(
     params: Mapping[str, Scalar] | None = None,
     *,
     device: str | None = None,
-    steps: int = DEFAULT_STEPS,
+    steps: int | None = None,
     python: str | os.PathLike[str] | None = None,
 ) -> RehearsalAnswer:
     """Return what a training takes with some parameters, as :func:`dryfit.rehearse` does; asked again, at once.
@@ -62,7 +61,7 @@ def estimate(
             that another process can import: it gets the parameters by name.
         params: The parameters.
         device: ``rtx4090``, ``a100-80``, ``24GiB``, ...; None: this machine's first GPU.
-        steps: Optimizer steps after which it is ended.
+        steps: Optimizer steps after which it is ended; None: three, or two of over 100 000 allocations each.
         python: The interpreter that runs a script; None: that of the active environment, or this one.
 
     Raises:
@@ -100,7 +99,7 @@ def fits(
     params: Mapping[str, Scalar] | None = None,
     *,
     device: str | None = None,
-    steps: int = DEFAULT_STEPS,
+    steps: int | None = None,
     python: str | os.PathLike[str] | None = None,
 ) -> bool:
     """Whether a training with some parameters is known to fit a device; False too where that is unknown.

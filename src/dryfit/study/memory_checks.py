@@ -32,7 +32,6 @@ from dryfit.settings.tables import Settings
 from dryfit.settings.text import did_you_mean, few, gib, parse_bytes, shown_by
 from dryfit.settings.wire import parse_json
 from dryfit.study.rehearsals import (
-    DEFAULT_STEPS,
     DEFAULT_TIMEOUT_S,
     RehearsalOptions,
     RehearsalSurroundings,
@@ -71,7 +70,7 @@ class Run(Settings):
     budget: str | None = None
     tolerance: str = "1 %"
     ranks: Annotated[int, Field(ge=1)] | None = None
-    steps: Annotated[int, Field(ge=1)] = DEFAULT_STEPS
+    steps: Annotated[int, Field(ge=1)] | None = None
     worst_batch: bool = True
     timeout_s: Annotated[float, Field(gt=0)] = DEFAULT_TIMEOUT_S
 

@@ -53,7 +53,6 @@ from dryfit.settings.study_file_reading import read_toml
 from dryfit.settings.trial import Scalar
 from dryfit.study.own_functions import Role, caller_paths, function_name
 
-DEFAULT_STEPS = 3
 DEFAULT_TIMEOUT_S = 1800.0
 _MOST = 1_000_000_000
 _MOST_CONFIG_BYTES = 1 << 20
@@ -74,6 +73,7 @@ class RehearsalOptions:
 
     Attributes:
         device: As of ``dryfit plan``; None: this machine's first GPU.
+        steps: Optimizer steps after which it is ended; None: three, or two long ones.
         ranks: Size of its process group; None: as its launcher says, or as the script starts them, else 1.
         ladder: Price changes of its ``TrainingArguments`` by rehearsing with them.
         timeout_s: Most seconds until the first optimizer step has ended.
@@ -89,7 +89,7 @@ class RehearsalOptions:
     """
 
     device: str | None = None
-    steps: int = DEFAULT_STEPS
+    steps: int | None = None
     ranks: int | None = None
     worst_batch: bool = True
     ladder: bool = False
@@ -111,7 +111,7 @@ def rehearse(
     *,
     device: str | None = None,
     arguments: Sequence[str] = (),
-    steps: int = DEFAULT_STEPS,
+    steps: int | None = None,
     ranks: int | None = None,
     worst_batch: bool = True,
     ladder: bool = False,
@@ -134,7 +134,7 @@ def rehearse(
         target: Path of a script, or a function without arguments that another process can import.
         device: ``rtx4090``, ``a100-80``, ``24GiB``, ...; None: this machine's first GPU.
         arguments: The script's own arguments.
-        steps: Optimizer steps after which it is ended.
+        steps: Optimizer steps after which it is ended; None: three, or two of over 100 000 allocations each.
         ranks: Size of the process group of which it is rank 0; None: as many as it starts by itself, else one.
         worst_batch: Look for the largest batch of its data, and train on it first.
         ladder: Price changes of its ``TrainingArguments`` where it makes one; each is another rehearsal.

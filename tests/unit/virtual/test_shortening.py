@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dryfit.gpu.loaders import EVALUATION_BATCHES, PATIENCE, RehearsalDone, Stock
-from dryfit.gpu.shortening import Shortening
+from dryfit.gpu.shortening import LONG_STEP, Shortening
 from in_fork import in_fork
 
 pytestmark = pytest.mark.heavy
@@ -27,6 +27,7 @@ class Log:
         self.said: list[Any] = []
         self.sizes: list[int] = []
         self.allocated_bytes = 0
+        self.events = 0
 
     def say(self, *words: Any) -> None:
         self.said.append(" ".join(map(str, words)))
@@ -40,7 +41,7 @@ def warm() -> None:
     optimizer.step()
 
 
-def shortened(script: Callable[[Log], None], *, worst_batch: bool = False, steps: int = 3) -> dict[str, Any]:
+def shortened(script: Callable[[Log], None], *, worst_batch: bool = False, steps: int | None = 3) -> dict[str, Any]:
     """Run a script in a fork, shortened; return what it said."""
 
     def run() -> dict[str, Any]:
@@ -51,7 +52,7 @@ def shortened(script: Callable[[Log], None], *, worst_batch: bool = False, steps
             worst_batch=worst_batch,
             on_step_start=lambda number: marks.append(f"<{number}"),
             on_step_end=lambda number: marks.append(f"{number}>"),
-            stock=lambda: Stock(log.allocated_bytes),
+            stock=lambda: Stock(log.allocated_bytes, log.events),
         )
         short.install()
         try:
@@ -130,6 +131,25 @@ def test_accumulation_beyond_an_evaluations_batches_and_workers(workers: int):
         "saved",
         "finished",
     ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "later", "seen"), [(None, LONG_STEP + 1, 2), (None, LONG_STEP, 3), (3, LONG_STEP + 1, 3), (1, 0, 1)]
+)
+def test_of_three_steps_that_nobody_named_the_last_is_left_out_where_one_is_long(
+    steps: int | None, later: int, seen: int
+) -> None:
+    def script(log: Log) -> None:
+        model, optimizer = parts()
+        for number in range(9):
+            log.events += later if number else 2 * LONG_STEP  # a first step that is long alone decides nothing
+            loss_of(model, (torch.zeros(2, WIDTH), torch.tensor([0, 1]))).backward()
+            optimizer.step()
+            log.say("step")
+
+    answer = shortened(script, steps=steps)
+    assert answer["said"] == ["step"] * seen + ["stopped"]
+    assert len(answer["notes"]) == (seen == 2)
 
 
 def test_a_loop_without_a_loader_stops_before_another_step():
