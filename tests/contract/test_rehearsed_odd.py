@@ -53,6 +53,13 @@ def test_scratch_memory_that_nobody_knows_makes_two_bounds(mib: int, verdict: Ve
     assert (answer.verdict, answer.fits) == (verdict, verdict is VerdictKind.FITS), answer.reasons
 
 
+def test_what_code_allocates_within_a_backward_pass_stands_at_its_own_line(tmp_path: Path) -> None:
+    memory = memory_of(rehearse(tmp_path, "odd/hooks.py"))
+    found = {part.line: part.bytes for part in memory.by_line if part.bytes >= 16 * MIB}
+    wanted = {"in a function's pass": 64, "in a parameter's hook": 32, "of a tensor's hook": 16}
+    assert {line_of("odd/hooks.py", text): mib * MIB for text, mib in wanted.items()}.items() <= found.items()
+
+
 def test_a_backward_pass_stands_where_its_operators_stood(tmp_path: Path) -> None:
     memory = memory_of(rehearse(tmp_path, "odd/places.py"))
     assert memory.peak_line == line_of("odd/places.py", "hidden = embed(ids)")

@@ -325,7 +325,7 @@ _RESIZES = frozenset(
 )
 
 
-_NO_OPERATOR = 1 << 63
+NO_OPERATOR = 1 << 63
 """From here on are the numbers of nodes that no operator has made (``AccumulateGrad``: the highest of 64 bits)."""
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 """Operators whose kernels allocate their last output first: the mask (``cuda/Dropout.cu``, ``dropout_cuda``)."""
@@ -374,7 +374,7 @@ class ForwardPlaces(Generic[_Where]):
         Nodes that add up the gradients of parameters undo nothing: they stand where the node before them did.
         """
         index = bisect_right(self._starts, number + 1) - 1
-        if number < _NO_OPERATOR and index >= 0:
+        if number < NO_OPERATOR and index >= 0:
             self._undone = self._places[index]
         return self._undone
 

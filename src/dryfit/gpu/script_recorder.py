@@ -26,9 +26,9 @@ from torch.utils.hooks import RemovableHandle
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.caching_allocator import CachingAllocator
 from dryfit.gpu.events import LT_WORKSPACE_BYTES, LT_WORKSPACE_OP, WORKSPACE_OP, Label
-from dryfit.gpu.private_apis.torch_recording import running_node_number, sequence_number
+from dryfit.gpu.private_apis.torch_recording import RUNS_BACKWARD, running_node_number, sequence_number
 from dryfit.gpu.private_apis.torch_tensors import storage_key
-from dryfit.gpu.recorder import ForwardPlaces, OpenSegment, StorageRecorder
+from dryfit.gpu.recorder import NO_OPERATOR, ForwardPlaces, OpenSegment, StorageRecorder
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase
 from dryfit.settings.version import PACKAGE_FOLDER
 
@@ -363,12 +363,18 @@ class Places:
         self._seen: list[CodeType] = []
         """Kept, so that no other code has the ``id`` of one: a code object computes its hash anew each time."""
 
-    def now(self) -> Place:
-        """Return the place of the code that called into torch."""
+    def now(self, *, up_to: str = "") -> Place:
+        """Return the place of the code that called into torch.
+
+        Args:
+            up_to: Name of a function: code that called it is not looked at.
+        """
         frame: FrameType | None = sys._getframe(1)
         owners, hidden, source = self._owners, _Owner.HIDDEN, ""
         while frame is not None:
             code = frame.f_code
+            if code.co_name == up_to:
+                break
             owner = owners.get(id(code))
             if owner is None:
                 self._seen.append(code)
@@ -593,6 +599,9 @@ class ScriptRecorder(StorageRecorder):
                 return ".".join(filter(None, (self._module() if within else "", module))), place
         if not self._modules and (number := running_node_number()) is not None:
             module, place = self._forward.at(number)
+            called = self.places.now(up_to=RUNS_BACKWARD)
+            if called.line or (called.source and number >= NO_OPERATOR):  # a hook, or a backward pass in Python
+                return module, called if called.line else self._here()
             return module, place if place.source else self._here()
         return self._module(), self._here()
 

@@ -21,10 +21,17 @@ NAMES: Final = (
     # it under a public name
     _SEQUENCE_NUMBER,
     "torch._C._autograd._get_sequence_nr",
+    # telling what a backward pass calls (hooks) from what has called it; until: torch.autograd.graph has the node that
+    # runs, with its hook
+    "torch.autograd.graph._engine_run_backward",
     # putting another attention kernel in torch's place and taking it out again; until: torch.library.Library
     # can be taken back by a public method
     "torch.library._scoped_library",
 )
+
+
+RUNS_BACKWARD: Final = "_engine_run_backward"
+"""Name of the function within which a backward pass runs."""
 
 
 def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
