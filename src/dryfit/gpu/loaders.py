@@ -594,6 +594,10 @@ class LoaderWatch:
     def _serving(self, begin: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
         """Return what begins an epoch of a loader: after some of them without workers, which may import the script."""
 
+        def again(loader: Any) -> Iterator[Any]:
+            self._epochs[loader] = -sys.maxsize  # it needs its workers in all epochs
+            return begin(loader)
+
         def serves(loader: Any) -> Iterator[Any]:
             epochs = self._epochs[loader] = self._epochs.get(loader, 0) + 1
             workers = loader.num_workers
@@ -601,7 +605,7 @@ class LoaderWatch:
                 return begin(loader)
             loader.num_workers = 0
             try:
-                return begin(loader)
+                return _WithoutWorkers(begin(loader), lambda: again(loader))
             finally:
                 loader.num_workers = workers
 
@@ -653,6 +657,35 @@ class _Drawing(threading.local):
             yield
         finally:
             self.depth -= 1
+
+
+class _WithoutWorkers:
+    """An epoch whose batches this process makes; where the first one fails, workers do: a data set may need them."""
+
+    def __init__(self, inner: Iterator[Any], again: Callable[[], Iterator[Any]]) -> None:
+        self._inner = inner
+        self._again: Callable[[], Iterator[Any]] | None = again
+
+    def __iter__(self) -> "_WithoutWorkers":
+        return self
+
+    def __next__(self) -> Any:
+        again, self._again = self._again, None
+        try:
+            return next(self._inner)
+        except StopIteration:
+            raise
+        except Exception:
+            if again is None:
+                raise
+            self._inner = again()
+            return next(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)  # pyright: ignore[reportArgumentType]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 class _Watched:

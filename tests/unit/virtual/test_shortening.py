@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from dryfit.gpu.loaders import EVALUATION_BATCHES, PATIENCE, RehearsalDone, Stock
 from dryfit.gpu.shortening import LONG_STEP, Shortening
@@ -281,6 +281,23 @@ def test_many_short_epochs_of_a_step_begin_workers_twice():
         log.say(*(os.getpid() in batch.tolist() for batch in DataLoader(OwnProcess(), batch_size=4, num_workers=1)))
 
     assert shortened(script)["said"] == [*["False False 2"] * 2, *["True True 2"] * 2, "False", "finished"]
+
+
+class NeedsWorker(IterableDataset[int]):
+    """A stream of rows whose share a worker decides; without one it fails."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker: Any = get_worker_info()
+        yield from range(worker.id, 6, worker.num_workers)
+
+
+def test_a_data_set_that_needs_its_workers_has_them_in_every_epoch():
+    def script(log: Log) -> None:
+        loader = DataLoader(NeedsWorker(), num_workers=2)
+        for _ in range(4):
+            log.say(sorted(map(int, loader)))
+
+    assert shortened(script)["said"] == [*[str([0, 1, 2, 3, 4, 5])] * 4, "finished"]
 
 
 def test_a_stream_is_read_once():
