@@ -660,26 +660,31 @@ class _Drawing(threading.local):
 
 
 class _WithoutWorkers:
-    """An epoch whose batches this process makes; where the first one fails, workers do: a data set may need them."""
+    """An epoch whose batches this process makes; from one that fails on workers do: a data set may need them."""
 
     def __init__(self, inner: Iterator[Any], again: Callable[[], Iterator[Any]]) -> None:
         self._inner = inner
         self._again: Callable[[], Iterator[Any]] | None = again
+        self._drawn = 0
 
     def __iter__(self) -> "_WithoutWorkers":
         return self
 
     def __next__(self) -> Any:
-        again, self._again = self._again, None
         try:
-            return next(self._inner)
+            batch = next(self._inner)
         except StopIteration:
             raise
         except Exception:
+            again, self._again = self._again, None
             if again is None:
                 raise
             self._inner = again()
-            return next(self._inner)
+            for _ in range(self._drawn):
+                next(self._inner)
+            batch = next(self._inner)
+        self._drawn += 1
+        return batch
 
     def __len__(self) -> int:
         return len(self._inner)  # pyright: ignore[reportArgumentType]

@@ -373,7 +373,7 @@ class Places:
         owners, hidden, source = self._owners, _Owner.HIDDEN, ""
         while frame is not None:
             code = frame.f_code
-            if code.co_name == up_to:
+            if up_to and code.co_name == up_to:
                 break
             owner = owners.get(id(code))
             if owner is None:

@@ -284,16 +284,22 @@ def test_many_short_epochs_of_a_step_begin_workers_twice():
 
 
 class NeedsWorker(IterableDataset[int]):
-    """A stream of rows whose share a worker decides; without one it fails."""
+    """A stream of rows whose share a worker decides; without one it fails after some rows."""
+
+    def __init__(self, fails_after: int) -> None:
+        self.fails_after = fails_after
 
     def __iter__(self) -> Iterator[int]:
         worker: Any = get_worker_info()
+        if worker is None:
+            yield from range(self.fails_after)
         yield from range(worker.id, 6, worker.num_workers)
 
 
-def test_a_data_set_that_needs_its_workers_has_them_in_every_epoch():
+@pytest.mark.parametrize("fails_after", [0, 2])
+def test_a_data_set_that_needs_its_workers_has_them_in_every_epoch(fails_after: int):
     def script(log: Log) -> None:
-        loader = DataLoader(NeedsWorker(), num_workers=2)
+        loader = DataLoader(NeedsWorker(fails_after), num_workers=2)
         for _ in range(4):
             log.say(sorted(map(int, loader)))
 
