@@ -227,6 +227,25 @@ MODELS = {
     "Qwen/Qwen2-0.5B-Instruct": (qwen2(896, 4864, 24, 14, 2), "qwen"),
     "Qwen/Qwen2.5-0.5B-Instruct": (qwen2(896, 4864, 24, 14, 2), "qwen"),
     "Qwen/Qwen2-1.5B-Instruct": (qwen2(1536, 8960, 28, 12, 2), "qwen"),
+    "Qwen/Qwen3-4B-Instruct-2507": (
+        llama(
+            "qwen3",
+            "Qwen3ForCausalLM",
+            151936,
+            2560,
+            9728,
+            36,
+            32,
+            8,
+            head_dim=128,
+            tie_word_embeddings=True,
+            max_position_embeddings=262144,
+            dtype="bfloat16",
+        ),
+        "qwen",
+    ),
+    "open-r1/Qwen2.5-Math-7B-RoPE-300k": (qwen2(3584, 18944, 28, 28, 4, tied=False, vocab=152064), "qwen"),
+    "BAAI/bge-large-en-v1.5": (bert(30522, 1024, 24, 16), "wordpiece"),
     "trl-lib/qwen1.5-1.8b-sft": (qwen2(2048, 5504, 24, 16, 16, tied=False), "qwen"),
     "trl-lib/pythia-1b-deduped-tldr-sft": (neox(2048, 16, 8), "bytes"),
     "trl-lib/pythia-1b-deduped-tldr-rm": (
@@ -643,6 +662,16 @@ def _boxes(n):
 
 
 ROWS: dict[str, tuple[str, dict[str, str], Callable]] = {
+    "opus_books": (
+        "en-it",
+        {"train": "1"},
+        lambda c, n: {"id": str(n), "translation": {"en": sentence(c), "it": sentence(c)}},
+    ),
+    "HuggingFaceH4/ultrachat_200k": (
+        "default",
+        {"train_sft": "1", "test_sft": "0.5"},
+        lambda c, n: {"prompt": sentence(c), "prompt_id": str(n), "messages": _turns(c, n)},
+    ),
     "nyu-mll/glue": (
         "mrpc",
         {"train": "1", "validation": "0.25", "test": "0.25"},

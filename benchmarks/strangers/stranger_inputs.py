@@ -6,6 +6,8 @@ there. Everything is random or counted; nothing is fetched, and no value matters
 
 import base64
 import csv
+import datetime
+import gzip
 import hashlib
 import json
 import pickle
@@ -16,6 +18,7 @@ import string
 import struct
 import sys
 import wave
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +177,64 @@ class Makers:
             listing = "".join(f"./images/{part}/{n:012d}.jpg\n" for n in range(int(count)))
             (root / f"{part}.txt").write_text(listing)
 
+    def celeba(self, folder, count="2100"):
+        """Faces of 178x218, and the table of their forty attributes."""
+        self.images(f"{folder}/images", count, 178, 218)
+        known = ["Black_Hair", "Blond_Hair", "Brown_Hair", "Male", "Young"]
+        names = known + [f"Attribute_{n}" for n in range(35)]
+        rows = (f"{n:06d}.jpg " + " ".join("1" if (n + k) % 3 else "-1" for k in range(40)) for n in range(int(count)))
+        (Path(folder) / "list_attr_celeba.txt").write_text("\n".join([str(count), " ".join(names), *rows]) + "\n")
+
+    def blender(self, folder, parts="train:100,val:100,test:200"):
+        """Views of 800x800 with their cameras, as NeRF's synthetic scenes have them."""
+        root = Path(folder)
+        for part, count in (one.split(":") for one in parts.split(",")):
+            self.images(str(root / part), count, 800, 800, "r_{}.png", "RGBA")
+            frames = [
+                {"file_path": f"./{part}/r_{n}", "rotation": 0.01, "transform_matrix": np.eye(4).tolist()}
+                for n in range(int(count))
+            ]
+            (root / f"transforms_{part}.json").write_text(json.dumps({"camera_angle_x": 0.69, "frames": frames}))
+
+    def zipped(self, path, count, size, classes="10"):
+        """An archive of images with a class each, as EDM's and StyleGAN's tools write it."""
+        path = Path(path)
+        if path.exists():
+            return
+        self.images(str(path.parent / "images"), 8, size, size, "{}.png")
+        with zipfile.ZipFile(path, "w") as archive:
+            names = [f"00000/img{n:08d}.png" for n in range(int(count))]
+            for n, name in enumerate(names):
+                archive.write(path.parent / "images" / f"{n % 8}.png", name)
+            labels = [[name, n % int(classes)] for n, name in enumerate(names)]
+            archive.writestr("dataset.json", json.dumps({"labels": labels}))
+
     # Text
+
+    def lines(self, path, *parts):
+        """A text of these words, with a new line for each ``|``."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(" ".join(parts).replace("|", "\n") + "\n")
+
+    def replaced(self, path, old, new):
+        """A file of the checkout with one word for another, where its README asks for that."""
+        Path(path).write_text(Path(path).read_text("utf-8").replace(old, new))
+
+    def packed(self, path, count):
+        """So many letters, compressed."""
+        with gzip.open(path, "wb") as stream:
+            stream.write(RANDOM.integers(97, 123, int(count), dtype=np.uint8).tobytes())
+
+    def hourly(self, path, count="17420"):
+        """A CSV file of seven columns by the hour, as ETT has them."""
+        path, begin = Path(path), datetime.datetime(2016, 7, 1, tzinfo=datetime.UTC)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(["date", "HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"])
+            for n in range(int(count)):
+                hour = (begin + datetime.timedelta(hours=n)).strftime("%Y-%m-%d %H:%M:%S")
+                writer.writerow([hour, *(f"{value:.3f}" for value in RANDOM.random(7))])
 
     def words(self, path, count, kinds="33278"):
         """Text of so many words, of so many kinds."""
