@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import dryfit
+from dryfit.settings.devices import parse_device
 from dryfit.settings.memory_terms import MemoryCategory, StepPhase, VerdictKind
 from dryfit.settings.rehearsal_messages import ScriptEnd
 from rehearsed import MIB, PROGRAMS, line_of, rehearse
@@ -51,6 +52,33 @@ def test_scratch_memory_that_nobody_knows_makes_two_bounds(mib: int, verdict: Ve
     assert memory is not None and memory.least_bytes is not None
     assert 128 * MIB <= memory.required_bytes - memory.least_bytes <= 136 * MIB  # the matrix and its factors once more
     assert (answer.verdict, answer.fits) == (verdict, verdict is VerdictKind.FITS), answer.reasons
+
+
+@pytest.mark.parametrize(("way", "ranks"), [("traced", 1), ("default_type", 1), ("sync", 4)])
+def test_older_ways_of_the_same_training_take_what_it_takes(tmp_path: Path, way: str, ranks: int) -> None:
+    steps = []
+    for one in ("plain", way):
+        (folder := tmp_path / one).mkdir()
+        answer = rehearse(folder, "odd/images.py", one, ranks=ranks)
+        assert answer.verdict is VerdictKind.FITS, answer.traceback
+        steps.append([step.peak_bytes for step in memory_of(answer).steps])
+    activation = 4 * 16 * 64 * 64 * 64
+    assert abs(steps[1][0] - steps[0][0]) < MIB < 4 * activation < steps[0][0]
+    # From its second step TorchScript takes derivatives itself, and keeps a product of the last activation.
+    assert abs(steps[1][2] - steps[0][2] - (activation if way == "traced" else 0)) < MIB
+
+
+@pytest.mark.parametrize(
+    ("way", "mib", "verdict"),
+    [("ranks", 3000, VerdictKind.FITS), ("ranks", 1100, VerdictKind.UNKNOWN), ("helpers", 1100, VerdictKind.FITS)],
+)
+def test_the_first_of_its_own_processes_that_train_is_followed(
+    tmp_path: Path, way: str, mib: int, verdict: VerdictKind
+) -> None:
+    answer = rehearse(tmp_path, "odd/own_processes.py", way, device=parse_device(f"{mib}MiB"))
+    assert answer.verdict is verdict, answer.traceback
+    assert answer.memory is not None and len(answer.memory.steps) == 3
+    assert any("of 2 processes" in note for note in answer.notes) is (way == "ranks")
 
 
 def test_what_code_allocates_within_a_backward_pass_stands_at_its_own_line(tmp_path: Path) -> None:

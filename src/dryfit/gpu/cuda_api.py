@@ -214,6 +214,8 @@ class TypedTensor(type):
     """A class of tensors from before devices had names, such as ``torch.cuda.FloatTensor``."""
 
     dtype: torch.dtype
+    default: "TypedTensor | None" = None
+    """Set on this class alone: what ``torch.set_default_tensor_type`` was given; None: a type of the CPU."""
 
     @staticmethod
     def named(given: Any) -> "TypedTensor | None":
@@ -225,6 +227,8 @@ class TypedTensor(type):
         """Make one of given sizes, or of data as the class of the CPU does."""
         if all(isinstance(one, int) for one in args):
             return torch.empty(args or (0,), dtype=cls.dtype, device="cuda")
+        if isinstance(args[0], cls):
+            return args[0].view_as(args[0])
         return getattr(torch, cls.__name__)(*args).cuda()
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -440,9 +444,20 @@ def _make_default(replaced: Callable[..., None], t: Any) -> None:
     named = TypedTensor.named(t)
     if named is None:
         replaced(t)
+        if TypedTensor.default is not None:  # the context of the device stays otherwise
+            torch.set_default_device("cpu")
     else:
         torch.set_default_dtype(named.dtype)
         torch.set_default_device("cuda")
+        torch.Tensor.__new__ = _new_tensor  # pyright: ignore  # it asks no mode, and takes no default device
+    TypedTensor.default = named
+
+
+def _new_tensor(cls: type[torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Make what ``torch.Tensor(...)`` makes: one of the default type, or of the CPU as ever."""
+    if TypedTensor.default is None or cls is not torch.Tensor or kwargs:
+        return torch._C.TensorBase.__new__(cls, *args, **kwargs)
+    return TypedTensor.default(*args)
 
 
 def _counter(now: int = 0, peak: int = 0) -> dict[str, int]:

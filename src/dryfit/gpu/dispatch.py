@@ -27,7 +27,13 @@ from dryfit.gpu.private_apis.torch_fakes import (
     dynamic_size,
     in_kernel_of,
 )
-from dryfit.gpu.private_apis.torch_modes import schema_of, tree_iter, tree_map_only, without_function_modes
+from dryfit.gpu.private_apis.torch_modes import (
+    recorded_by_trace,
+    schema_of,
+    tree_iter,
+    tree_map_only,
+    without_function_modes,
+)
 from dryfit.gpu.script_recorder import BETWEEN, LiveAllocations, NoRoomError, Places, ScriptRecorder, runs_in
 from dryfit.gpu.values import Conditions, carry, draw, initialised, note_written, remember, share, value_of
 from dryfit.settings.errors import TraceError
@@ -54,6 +60,9 @@ _VIEWS = frozenset(
         _aten.expand.default,
     }
 )
+_TRACED_CONVOLUTION, _CONVOLUTION_ARGUMENTS = _aten._convolution.default, 9
+"""What a trace records of a convolution: the same with flags of cuDNN behind the arguments."""
+_NUMBERS = frozenset({bool, int, float})
 _FILLS = frozenset({_aten.fill_.Scalar, _aten.zero_.default})
 
 
@@ -119,6 +128,15 @@ _APART = 2.0**-20
 """By how much two numbers that nobody knows differ: a loop may end where one is as the one before it."""
 _ASKS_FOR_KERNELS = "aten::_use_"
 """How questions begin whether a library's kernel is used instead of torch's own; answered with no."""
+
+
+def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with tensors again where torch gave numbers instead: of constants of TorchScript it does."""
+    wanted = schema_of(func).arguments
+    return tuple(
+        torch.tensor(one) if type(one) in _NUMBERS and isinstance(argument.type, torch.TensorType) else one
+        for one, argument in zip(args, wanted, strict=False)
+    )
 
 
 def _of_inference(args: Any) -> bool:
@@ -217,6 +235,12 @@ class VirtualDispatch(ScriptRecorder):
         if func is _DEVICE:  # two of three calls are this question
             return args[0].fake_device
         kwargs = kwargs or {}
+        if torch.jit.is_tracing():
+            return self._traced(func, types, args, kwargs)
+        if args and type(args[0]) in _NUMBERS:
+            args = _with_tensors(func, args)
+        if func is _TRACED_CONVOLUTION:
+            func, args = _aten.convolution.default, args[:_CONVOLUTION_ARGUMENTS]
         has_fake = False
         for one in types:
             if issubclass(one, FakeTensor):
@@ -268,6 +292,17 @@ class VirtualDispatch(ScriptRecorder):
             )
         with self._lock:
             return self._on_device(func, types, args, kwargs, device)
+
+    def _traced(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that ``torch.jit.trace`` does not record: instead of a convolution, what that calls."""
+        is_recorded = func is _aten.convolution.default
+        with recorded_by_trace(is_recorded=is_recorded):
+            if not is_recorded:
+                return self.__torch_dispatch__(func, types, args, kwargs)
+            cudnn = torch.backends.cudnn
+            flags = cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32
+            with self.on_device():
+                return _TRACED_CONVOLUTION(*args, *flags)
 
     def _allocated(self, func: Any, types: Any, args: Any, kwargs: Any) -> torch.Tensor:
         """Return memory of the host for weights, states or activations, which are many numbers, or for data."""

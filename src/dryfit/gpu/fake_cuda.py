@@ -134,6 +134,27 @@ class StandIns(TorchDispatchMode):
         """The gradient of the probabilities of all labels in all frames."""
         return torch.empty_like(args[1])
 
+    def batch_statistics(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and deviation of each channel, of this rank or of all (``Normalization.cu``)."""
+        inputs = args[0]
+        dtype = torch.float32 if inputs.itemsize < torch.float32.itemsize else inputs.dtype
+        return inputs.new_empty((inputs.shape[1],), dtype=dtype), inputs.new_empty((inputs.shape[1],), dtype=dtype)
+
+    def batch_normalized(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """The input normalized by statistics of all ranks."""
+        return torch.empty_like(args[0])
+
+    def batch_sums(self, args: tuple[Any, ...]) -> tuple[torch.Tensor | None, ...]:
+        """Two sums over a gradient for each channel, and the gradients of weight and bias, where each is asked for."""
+        _, inputs, mean, _, weight, of_input, of_weight, of_bias = args
+        sums = [mean.new_empty((inputs.shape[1],)) if of_input else None for _ in range(2)]
+        like = mean if weight is None else weight
+        return *sums, *(like.new_empty((inputs.shape[1],)) if asked else None for asked in (of_weight, of_bias))
+
+    def batch_gradient(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """The gradient of the input."""
+        return torch.empty_like(args[1])
+
     def grouped_mm(self, args: tuple[Any, ...]) -> torch.Tensor:
         """Products of experts; torch's fake knows those of bf16 alone, its kernel all (``GroupedBlas.cpp``)."""
         left, right = args[:2]
@@ -177,6 +198,12 @@ _WITHOUT_FAKE: dict[Any, Any] = {
     _aten._ctc_loss.Tensor: StandIns.ctc_loss,
     _aten._ctc_loss_backward.default: StandIns.ctc_loss_backward,
     _aten._ctc_loss_backward.Tensor: StandIns.ctc_loss_backward,
+    _aten.batch_norm_stats.default: StandIns.batch_statistics,
+    _aten.batch_norm_gather_stats.default: StandIns.batch_statistics,
+    _aten.batch_norm_gather_stats_with_counts.default: StandIns.batch_statistics,
+    _aten.batch_norm_elemt.default: StandIns.batch_normalized,
+    _aten.batch_norm_backward_reduce.default: StandIns.batch_sums,
+    _aten.batch_norm_backward_elemt.default: StandIns.batch_gradient,
 }
 _ANSWERS: dict[Any, Any] = {
     **_WITHOUT_FAKE,

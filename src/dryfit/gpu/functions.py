@@ -22,9 +22,9 @@ from dryfit.gpu.dispatch import VirtualDispatch, zeros
 from dryfit.gpu.host_memory import is_pinned
 from dryfit.gpu.import_hooks import is_of
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
-from dryfit.gpu.private_apis.torch_modes import SET_DATA
+from dryfit.gpu.private_apis.torch_modes import SET_DATA, default_device
 from dryfit.gpu.private_apis.torch_modules import buffers_of, parameters_of
-from dryfit.gpu.private_apis.torch_virtual import apply_to, replace_apply, run_backward_within, take_for_plain
+from dryfit.gpu.private_apis.torch_virtual import apply_to, replace_apply, run_backward_within, stand_in, take_for_plain
 from dryfit.gpu.script_recorder import NoRoomError
 from dryfit.gpu.values import initialised, note_raw, read_masks, value_of
 from dryfit.settings.errors import LibraryError
@@ -67,6 +67,7 @@ class VirtualFunctions(TorchFunctionMode):
             args = (*map(_with_numbers, args[:1]), *args[1:])
             if device is None and args and isinstance(args[0], FakeTensor):
                 return func(*args, **kwargs)
+            device = default_device() if device is None else device  # torch would give it only below this mode
             if device is not None and _is_cuda(device) and not isinstance(args[0], FakeTensor):
                 made = func(*args, **{**kwargs, "device": "cpu"})
                 moved = made.detach().to(device)
@@ -198,6 +199,8 @@ def install(dispatch: VirtualDispatch) -> None:
     torch.utils.swap_tensors = _swapping(torch.utils.swap_tensors)
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _backward(getattr(torch.autograd, name), dispatch))
+    for name in ("trace", "trace_module"):
+        setattr(torch.jit, name, _unchecked(getattr(torch.jit, name)))
     run_backward_within(lambda: dispatch.functions or nullcontext())
     nn.Parameter.__new__ = new_parameter  # pyright: ignore[reportAttributeAccessIssue]
     replace_apply(apply)
@@ -222,6 +225,18 @@ def _swapping(swap: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[t
         swap(t1, t2)
 
     return swap_tensors
+
+
+def _unchecked(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a trace that is not run again to compare its results, whose values nobody knows."""
+    signature = inspect.signature(trace)
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.arguments["check_trace"] = False
+        return trace(*given.args, **given.kwargs)
+
+    return stand_in(traced, trace)
 
 
 def _backward(run: Callable[..., Any], dispatch: VirtualDispatch) -> Callable[..., Any]:

@@ -387,6 +387,10 @@ class Places:
             frame = frame.f_back
         return Place("", source)
 
+    def is_own(self, filename: str) -> bool:
+        """Whether a file is the script's, and of no library."""
+        return self._owner(filename) is _Owner.USER
+
     def of(self, lines: Sequence[tuple[str, int]]) -> Place | None:
         """Return the place of code that was traced; None where no line of it is outside of torch.
 

@@ -32,6 +32,7 @@ from dryfit.gpu.growing import repeat_growing
 from dryfit.gpu.loaders import RehearsalDone, Stock
 from dryfit.gpu.missing_parts import lack
 from dryfit.gpu.offline_import import keep_offline
+from dryfit.gpu.own_processes import OwnProcesses
 from dryfit.gpu.private_apis.torch_fakes import FakeTensorMode
 from dryfit.gpu.script_recorder import LiveAllocations
 from dryfit.gpu.shortening import Shortening
@@ -156,6 +157,7 @@ class _Run:
             work=self.work,
         )
         self.work.ranks = request.ranks
+        self.processes = OwnProcesses(self.gpu.places.is_own, lambda: bool(self.marks), self.notes.append)
         self.sent: dict[str, int] = {}
         self._has_optimizer = False
         self.host: HostTensors | None = None
@@ -176,6 +178,7 @@ class _Run:
         self.gpu.on_launch = self._count_launch
         threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
         self.ranks.install(self.muting.say, self.notes.append)
+        self.processes.install()
         self.gpu.dispatch.listeners.append(self.ranks.note)
         self.gpu.dispatch.listeners.extend(self.shortening.listeners(self.gpu.dispatch))
 
@@ -187,6 +190,7 @@ class _Run:
             self._give_packages()
             self.gpu.places.own = own_code(self.request)
             started(self.request)()
+            self.processes.run_first()
         except BaseException as raised:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
             error = raised
         if os.getpid() != pid:  # a process that the script has forked ends as it would without us
@@ -243,6 +247,13 @@ class _Run:
         gpu.allocations.close()  # the garbage collector may free tensors while these are read
         went_through = end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED)
         memory = self._memory(gpu.allocations, gpu.constants, gpu.room_bytes if went_through else None)
+        alike = self.processes.alike
+        if (
+            memory is not None
+            and alike > request.ranks
+            and alike * memory.required_bytes > request.device.capacity_bytes
+        ):
+            self.unseen.append(f"{alike} processes like the rehearsed one may share the device; --ranks {alike} if not")
         asked = gpu.allocations.allocator.missing_bytes + gpu.constants.overhead_bytes
         verdict, shortfall, reasons = verdict_of(request.device, memory, end, self.unseen, gpu.out_of_memory, asked)
         run = self.shortening.run_time(has_ended=end is ScriptEnd.FINISHED)

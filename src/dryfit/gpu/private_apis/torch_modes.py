@@ -1,7 +1,8 @@
 """Private names of torch's modes and operators: seeing, hiding and reading what a thread's code does to tensors."""
 
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
@@ -13,6 +14,7 @@ from dryfit.settings.private_names import PrivateNames, importing
 with importing("torch", "seeing what code does to tensors"):
     from torch._ops import OpOverload
     from torch.overrides import _get_current_function_mode_stack as function_modes
+    from torch.utils import _device as device_contexts
     from torch.utils._device import _device_constructors as device_constructors
     from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
     from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
@@ -22,6 +24,7 @@ with importing("torch", "seeing what code does to tensors"):
     """What a function mode sees where code asks for ``tensor.is_meta``."""
     SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__
     """What a function mode sees where code sets ``tensor.data``."""
+    _TRACER: Final[Any] = torch._C._dispatch_key_parse("Tracer")
 
 
 NAMES: Final = (
@@ -43,6 +46,9 @@ NAMES: Final = (
     # knowing which functions take a device, so that a constructor that names one builds on the CPU; until:
     # torch says so, or a constructor's device can be overridden by torch.device as a context
     "torch.utils._device._device_constructors",
+    # knowing on which device torch.tensor makes a tensor where a mode hides it; until: torch.get_default_device
+    # makes no tensor to find out
+    "torch.utils._device.CURRENT_DEVICE",
     # letting a constructor load tensors into those without memory: it asks each whether it is on meta; until:
     # load_state_dict has a hook for a single tensor
     "torch.nn.Module._load_from_state_dict",
@@ -51,6 +57,12 @@ NAMES: Final = (
     # knowing an operator's name, arguments, and which of them it writes to; until: operators have it as a
     # public attribute
     "torch.ops.aten.copy_.default._schema",
+    # recording a convolution in torch.jit.trace, which records what it calls; until: traces know dispatch modes
+    "torch._C._dispatch_key_parse",
+    "torch._C._dispatch_tls_is_dispatch_key_excluded",
+    "torch._C._dispatch_tls_set_dispatch_key_excluded",
+    "torch._C._get_tracing_state",
+    "torch._C._set_tracing_state",
     # walking nested containers of a model's own classes; until: torch has a public module for nested containers
     "torch.utils._pytree.tree_iter",
     "torch.utils._pytree.tree_leaves",
@@ -68,6 +80,26 @@ LOADS_STATE: Final = "_load_from_state_dict"
 def without_function_modes() -> AbstractContextManager[object]:
     """Let no mode and no device context of the caller see functions of torch inside the block."""
     return torch._C.DisableTorchFunction()
+
+
+def default_device() -> torch.device | None:
+    """The device of ``torch.set_default_device``, or of the innermost device context; None: the CPU."""
+    return device_contexts.CURRENT_DEVICE
+
+
+@contextmanager
+def recorded_by_trace(*, is_recorded: bool) -> Iterator[None]:
+    """Let ``torch.jit.trace`` record the operators of the block, or pause, where it calls one without recording it."""
+    state, was_excluded = torch._C._get_tracing_state(), torch._C._dispatch_tls_is_dispatch_key_excluded(_TRACER)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)
+    if not is_recorded:
+        torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        if not is_recorded:
+            torch._C._set_tracing_state(state)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, was_excluded)
 
 
 def schema_of(operator: Any) -> Any:

@@ -1,0 +1,43 @@
+"""Starts processes by itself: ``ranks`` that train, or ``helpers`` that give it numbers."""
+
+import multiprocessing
+import sys
+
+import torch
+from torch import nn
+
+
+def train(rank, numbers):
+    """Train on one device."""
+    model = nn.Linear(2048, 2048).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        model(torch.full((64, 2048), float(numbers()), device="cuda")).sum().backward()
+        optimizer.step()
+    print(f"rank {rank} has trained", flush=True)
+
+
+def one():
+    """The number that a rank needs."""
+    return 1.0
+
+
+def feed(queue):
+    """Give numbers."""
+    for number in range(3):
+        queue.put(number)
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    if sys.argv[1] == "ranks":
+        started = [context.Process(target=train, args=(rank, one)) for rank in range(2)]
+    else:
+        queue = context.Queue()
+        started = [context.Process(target=feed, args=(queue,))]
+    for process in started:
+        process.start()
+    if sys.argv[1] == "helpers":
+        train(0, queue.get)
+        started[0].join()
+        assert started[0].exitcode == 0
