@@ -72,7 +72,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("choices.py", '    OBJECTIVE = "objective"\n', '    LENGTH = "length"\n'),
         ("task_facts.py", "    BuiltInTask.OBJECTIVE: TaskFacts(\n", ROW),
     ):
-        path = source / "dryfit" / "core" / "settings" / name
+        path = source / "dryfit" / "settings" / name
         text = path.read_text("utf-8")
         assert text.count(before) == 1
         path.write_text(text.replace(before, more + before), encoding="utf-8")

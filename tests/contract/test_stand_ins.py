@@ -54,6 +54,21 @@ def test_attention_in_fp32_goes_to_the_memory_efficient_kernel(attention: dict[s
     assert attention["fp32"] == "FlashAttention only support fp16 and bf16 data type"
 
 
+def test_other_kernels_of_flash_attention(attention: dict[str, Any]) -> None:
+    assert attention["rotary in place False"] == [PROBLEM] * 3
+    assert attention["rotary in place True"] == [0, 0, PROBLEM]  # the gradient that is passed on
+    parts = 8 * attention["multiprocessors"] * 1024 * 4  # of a weight's gradient, in fp32
+    total = 2 * PROBLEM  # of the residual, in fp32
+    for name, kept, backward in (
+        ("layer norm", PROBLEM + 2 * TOKENS * 4, PROBLEM + 2 * parts),
+        ("residual norm", PROBLEM + total + TOKENS * 4, PROBLEM + total + parts),
+    ):
+        assert attention[name][:2] == [kept, kept]
+        assert 0 < attention[name][2] - backward < MIB  # the sum of the parts
+    numbers = TOKENS * 4
+    assert attention["loss"] == [3 * numbers, 3 * numbers, TOKENS * 32000 * 2 + numbers]
+
+
 def test_padding_is_taken_out_and_put_back(attention: dict[str, Any]) -> None:
     assert attention["unpadded"] == [[3584, 8], [0, 512, 1536, 2560, 3584], 1024, [512, 1024, 1024, 1024]]
     assert attention["padded"] == [4, 1024, 8]

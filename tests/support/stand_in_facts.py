@@ -66,6 +66,22 @@ def attention() -> None:
         "triangle", lambda *qkv: memory_efficient_attention(*qkv, LowerTriangularMask()), *(made(*dense) for _ in "qkv")
     )
     measure("single", memory_efficient_attention, *(made(*dense, dtype=torch.float32) for _ in "qkv"))
+    from flash_attn.layers.rotary import apply_rotary_emb
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+    from flash_attn.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
+
+    tables = [torch.empty(TOKENS, WIDTH // 2, device="cuda", dtype=torch.bfloat16) for _ in ("cos", "sin")]
+    for in_place in (False, True):
+        turn = lambda x, inplace=in_place: apply_rotary_emb(x, *tables, inplace=inplace)  # noqa: E731
+        measure(f"rotary in place {in_place}", turn, made(*dense))
+    rows = (ROWS * TOKENS, HEADS * WIDTH)
+    measure("layer norm", layer_norm_fn, made(*rows), made(rows[1]), made(rows[1]))
+    residual = made(*rows, dtype=torch.float32)
+    added = lambda x, weight, residual: rms_norm_fn(x, weight, None, residual, prenorm=True)  # noqa: E731
+    measure("residual norm", added, made(*rows), made(rows[1]), residual)
+    labels = torch.zeros(ROWS * TOKENS, dtype=torch.long, device="cuda")
+    measure("loss", lambda logits: cross_entropy_loss(logits, labels), made(ROWS * TOKENS, 32000))
+    facts["multiprocessors"] = torch.cuda.get_device_properties(0).multi_processor_count
     mask = torch.ones(ROWS, TOKENS, dtype=torch.long, device="cuda")
     mask[0, TOKENS // 2 :] = 0
     taken, indices, starts, most, used = unpad_input(made(ROWS, TOKENS, 8), mask)

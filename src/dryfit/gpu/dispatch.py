@@ -102,6 +102,7 @@ _CPU = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
 _MANY_ELEMENTS = 1 << 14
 _PAGES_BYTES = 1 << 16
+_WHOLE = frozenset({torch.int32, torch.int64})
 _UNTOUCHED = MAP_PRIVATE | MAP_ANONYMOUS
 """From so many elements on, what a module's constructor allocates on the CPU is a fake."""
 _ALLOCATES = frozenset(
@@ -594,18 +595,22 @@ def _is_on_cuda(args: Any, device: torch.device | None) -> bool:
 
 
 def _to_host(source: torch.Tensor, kwargs: Any) -> torch.Tensor:
-    """Return a real tensor: known values, or zeros that take no memory until they are touched."""
+    """Return a real tensor: known values, or what is taken for unknown ones."""
     dtype = kwargs.get("dtype") or source.dtype
     value = value_of(source)
-    return value.to(dtype, copy=True) if value is not None else zeros(source.shape, dtype)
+    return value.to(dtype, copy=True) if value is not None else assumed(source.shape, dtype)
 
 
-def zeros(shape: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return a real tensor of zeros on the CPU whose pages are not there before they are touched."""
+def assumed(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a real tensor on the CPU in the place of one whose values nobody knows.
+
+    Zeros, whose pages are not there before they are touched; a few positions or counts are 1, as ``item()`` has them:
+    scripts divide by them.
+    """
     elements = torch.Size(shape).numel()
-    if not elements:
-        return torch.empty(shape, dtype=dtype)
     size_bytes = elements * dtype.itemsize
+    if not elements or (dtype in _WHOLE and size_bytes < _PAGES_BYTES):
+        return torch.ones(shape, dtype=dtype)
     pages = bytearray(size_bytes) if size_bytes < _PAGES_BYTES else mmap(-1, size_bytes, _UNTOUCHED)
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from dryfit.gpu import fake_tensors, recurrent
 from dryfit.gpu.cuda_api import TypedTensor
-from dryfit.gpu.dispatch import VirtualDispatch, zeros
+from dryfit.gpu.dispatch import VirtualDispatch, assumed
 from dryfit.gpu.host_memory import is_pinned
 from dryfit.gpu.import_hooks import is_of
 from dryfit.gpu.private_apis.torch_fakes import FakeTensor, forget
@@ -154,7 +154,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
     value = value_of(tensor)
-    return value if value is not None else zeros(tensor.shape, tensor.dtype)
+    return value if value is not None else assumed(tensor.shape, tensor.dtype)
 
 
 def install(dispatch: VirtualDispatch) -> None:

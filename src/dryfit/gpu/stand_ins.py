@@ -158,6 +158,170 @@ def _signed(function: Callable[..., Any], needed: str, options: str) -> Callable
     return signed
 
 
+class _Rotate(torch.autograd.Function):
+    """Rotates by tables of cosines and sines, which it keeps; its backward pass rotates back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, inplace: bool) -> Tensor:  # pyright: ignore
+        """Rotate, in place or not."""
+        ctx.save_for_backward(cos, sin)
+        ctx.inplace = inplace
+        return x.view_as(x) if inplace else torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Rotate the gradient."""
+        return gradients[0] if ctx.inplace else torch.empty_like(gradients[0]), None, None, None
+
+
+def _rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False, *_: Any, **__: Any
+) -> Any:
+    return _Rotate.apply(x, cos, sin, inplace)  # pyright: ignore
+
+
+def _rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Any:
+    return _Rotate.apply(x, cos, sin, True)  # pyright: ignore
+
+
+class _RotaryEmbedding(nn.Module):
+    """The package's layer: tables of the longest sequence so far; what it is given is rotated in place."""
+
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scale_base: float | None = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.base, self.interleaved, self.scale_base = dim, base, interleaved, scale_base
+        powers = torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim
+        self.register_buffer("inv_freq", 1.0 / base**powers, persistent=False)
+        self._seq_len_cached = 0
+
+    def _update_cos_sin_cache(self, seqlen: int, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        if seqlen > self._seq_len_cached:
+            self._seq_len_cached = seqlen
+            self._cos_cached, self._sin_cached = torch.empty((2, seqlen, self.dim // 2), device=device, dtype=dtype)
+
+    def forward(
+        self,
+        qkv: Tensor,
+        kv: Tensor | None = None,
+        seqlen_offset: Any = 0,
+        max_seqlen: int | None = None,
+        num_heads_q: int | None = None,
+    ) -> Any:
+        """Rotate queries and keys."""
+        self._update_cos_sin_cache(max_seqlen or qkv.shape[1], qkv.device, qkv.dtype)
+        turned = _rotate_in_place(qkv, self._cos_cached, self._sin_cached)
+        return turned if kv is None else (turned, _rotate_in_place(kv, self._cos_cached, self._sin_cached))
+
+
+class _NormWithResidual(torch.autograd.Function):
+    """Adds a residual, drops and normalises in one kernel; keeps the sum, and a number or two of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, residual: Any, given: dict[str, Any]) -> Any:  # pyright: ignore
+        """Return what is normalised, with the sum where that is asked for."""
+        rows = x.numel() // x.shape[-1]
+        wanted = residual.dtype if residual is not None else torch.float32 if given["residual_in_fp32"] else x.dtype
+        drops = bool(given["dropout_p"]) or given["rowscale"] is not None
+        out = torch.empty_like(x, dtype=given["out_dtype"] or x.dtype)
+        makes_sum = residual is not None or wanted != x.dtype or drops
+        total = x.new_empty(x.shape, dtype=wanted) if makes_sum else x.view_as(x)
+        statistics = [x.new_empty((rows,), dtype=torch.float32) for _ in range(2 - bool(given["is_rms_norm"]))]
+        seeds = [x.new_empty((rows,), dtype=torch.int64)] if given["dropout_p"] else []
+        ctx.save_for_backward(total, weight, bias, *statistics, *seeds)
+        ctx.taken = x.dtype, residual is not None, drops
+        return (out, total) if given["prenorm"] else out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return gradients; those of weight and bias are summed over blocks of rows, eight a multiprocessor."""
+        total, weight, bias, *_ = ctx.saved_tensors
+        dtype, has_residual, drops = ctx.taken
+        of_x = torch.empty_like(total, dtype=dtype)
+        of_residual = (
+            (of_x if dtype == total.dtype and not drops else torch.empty_like(total)) if has_residual else None
+        )
+        blocks = 8 * torch.cuda.get_device_properties(total.device).multi_processor_count
+        parts = [
+            total.new_empty((blocks, total.shape[-1]), dtype=torch.float32) for one in (weight, bias) if one is not None
+        ]
+        sums = [part.sum(0).to(weight.dtype) for part in parts]
+        return of_x, sums[0], sums[1] if bias is not None else None, of_residual, None
+
+
+_NORM = (
+    *("x", "weight", "bias", "residual", "x1", "weight1", "bias1", "eps", "dropout_p", "rowscale", "prenorm"),
+    *("residual_in_fp32", "zero_centered_weight", "is_rms_norm", "return_dropout_mask", "out_dtype"),
+)
+
+
+def _norm_with_residual(*args: Any, **kwargs: Any) -> Any:
+    given = {**dict.fromkeys(_NORM), **dict(zip(_NORM, args, strict=False)), **kwargs}
+    if given["x1"] is not None or given["weight1"] is not None or given["return_dropout_mask"]:
+        raise NotImplementedError("the stand-in for flash-attn's norm has no second input and gives no mask")
+    taken = [given.pop(name) for name in ("x", "weight", "bias", "residual")]
+    return _NormWithResidual.apply(*taken, given)  # pyright: ignore
+
+
+def _rms_norm_with_residual(*args: Any, **kwargs: Any) -> Any:
+    return _norm_with_residual(*args, **{**kwargs, "is_rms_norm": True})
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Keeps the logits and a number a row; its gradient takes the logits' place where that is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, in_place: bool) -> Any:  # pyright: ignore
+        """Return the loss and the z-loss of each row."""
+        losses, sums, z_losses = (logits.new_empty((len(logits),), dtype=torch.float32) for _ in range(3))
+        ctx.save_for_backward(logits, sums, labels)
+        ctx.in_place = in_place
+        ctx.mark_non_differentiable(z_losses)
+        return losses, z_losses
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """Return the gradient of the logits."""
+        logits, _, _ = ctx.saved_tensors
+        return logits if ctx.in_place else torch.empty_like(logits), None, None
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, *_: Any, inplace_backward: bool = False, **__: Any) -> Any:
+    return _CrossEntropy.apply(logits, labels, inplace_backward)  # pyright: ignore
+
+
+class _CrossEntropyLoss(nn.Module):
+    """The package's loss."""
+
+    def __init__(
+        self, ignore_index: int = -100, reduction: str = "mean", *_: Any, inplace_backward: bool = False, **__: Any
+    ) -> None:
+        super().__init__()
+        self.ignore_index, self.reduction, self.inplace_backward = ignore_index, reduction, inplace_backward
+
+    def forward(self, input: Tensor, target: Tensor, **_: Any) -> Any:
+        """Return the loss."""
+        losses, _ = _cross_entropy(input, target, inplace_backward=self.inplace_backward)
+        if self.reduction == "mean":
+            return losses.sum() / (target != self.ignore_index).sum()
+        return losses.sum() if self.reduction == "sum" else losses
+
+
+def _inner(name: str) -> Callable[..., Any]:
+    """Return a private function of the package: there to be imported."""
+
+    def called(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{name} of flash-attn has no stand-in")
+
+    return called
+
+
 def _flash_modules() -> Mapping[str, Mapping[str, Any]]:
     functions = {
         "flash_attn_func": _signed(_flash_func, _DENSE, _OPTIONS),
@@ -168,8 +332,32 @@ def _flash_modules() -> Mapping[str, Mapping[str, Any]]:
         "flash_attn_varlen_kvpacked_func": _flash_varlen_kv,
         "flash_attn_with_kvcache": _flash_cached,
     }
-    padding = {"unpad_input": _unpad, "pad_input": _pad, "index_first_axis": _rows_at}
-    return {"flash_attn": functions, "flash_attn.flash_attn_interface": functions, "flash_attn.bert_padding": padding}
+    inner = {f"_flash_attn{kind}_{way}" for kind in ("", "_varlen") for way in ("forward", "backward")}
+    rotary = {
+        "apply_rotary_emb": _rotate,
+        "apply_rotary_emb_func": _rotate,
+        "apply_rotary_emb_qkv_": _rotate_in_place,
+        "apply_rotary_emb_kv_": _rotate_in_place,
+        "RotaryEmbedding": _RotaryEmbedding,
+    }
+    return {
+        "flash_attn": functions,
+        "flash_attn.flash_attn_interface": functions | {name: _inner(name) for name in sorted(inner)},
+        "flash_attn.bert_padding": {"unpad_input": _unpad, "pad_input": _pad, "index_first_axis": _rows_at},
+        "flash_attn.modules": {},
+        "flash_attn.modules.mha": functions,
+        "flash_attn.layers": {},
+        "flash_attn.layers.rotary": rotary,
+        "flash_attn.losses": {},
+        "flash_attn.losses.cross_entropy": {"CrossEntropyLoss": _CrossEntropyLoss},
+        "flash_attn.ops": {},
+        "flash_attn.ops.triton": {},
+        "flash_attn.ops.triton.cross_entropy": {"cross_entropy_loss": _cross_entropy},
+        "flash_attn.ops.triton.layer_norm": {
+            "layer_norm_fn": _norm_with_residual,
+            "rms_norm_fn": _rms_norm_with_residual,
+        },
+    }
 
 
 def _flash3_modules() -> Mapping[str, Mapping[str, Any]]:
@@ -345,7 +533,8 @@ STAND_INS: Final[Mapping[str, StandIn]] = {
     "triton": TRITON,
     "flash_attn": StandIn(
         "2.8.3",
-        "flash_attn_interface.py (0053002) and csrc/flash_attn/flash_api.cpp (00979f5)",
+        "flash_attn_interface.py (0053002), csrc/flash_attn/flash_api.cpp (00979f5), layers/rotary.py (09d422b), "
+        "ops/triton/cross_entropy.py (058ad35) and ops/triton/layer_norm.py",
         _flash_modules,
         "flash-attn",
     ),

@@ -1,4 +1,4 @@
-"""Trains a small convolutional network, in ways of older scripts: ``sync``, ``traced``, ``default_type`` or ``plain``."""
+"""Trains a small network of convolutions: ``plain``, ``sync``, ``traced`` or of a ``default_type``."""
 
 import os
 import sys
