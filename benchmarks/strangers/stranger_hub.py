@@ -603,6 +603,7 @@ def _vae(folder):
 
 PIPELINES: dict[str, Callable[[Path], None]] = {
     "CompVis/stable-diffusion-v1-4": stable_diffusion,
+    "openai/clip-vit-large-patch14": _clip_tokenizer,
     "stable-diffusion-v1-5/stable-diffusion-v1-5": stable_diffusion,
     "stabilityai/sd-vae-ft-ema": _vae,
 }
