@@ -31,7 +31,7 @@ from dryfit.gpu.private_apis.transformers_steps import (
 from dryfit.gpu.slots import put_all
 from dryfit.gpu.stored_types import STORED_TYPES
 from dryfit.gpu.unwritten import stored_dtypes
-from dryfit.gpu.values import MOST_NUMBERS, forget
+from dryfit.gpu.values import forget
 from dryfit.settings.errors import LoadError
 from dryfit.settings.private_names import require
 
@@ -39,6 +39,8 @@ from dryfit.settings.private_names import require
 
 
 _CONSTANT = frozenset({"constant_", "ones_", "zeros_"})
+_MOST_CONSTANTS = 1_000
+"""Elements of a parameter that begins with known values."""
 """Those whose values are known afterwards."""
 _ONLY_VALUES = (
     "constant_",
@@ -70,7 +72,7 @@ def _for_values(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(own, FakeTensor):
             return original(tensor, *args, **kwargs)
         forget(own)
-        if original.__name__ in _CONSTANT and own.numel() <= MOST_NUMBERS:
+        if original.__name__ in _CONSTANT and own.numel() <= _MOST_CONSTANTS:
             original(tensor, *args, **kwargs)
         return tensor
 
