@@ -13,9 +13,9 @@ from dryfit.documents.story import story_lines, trial_story
 from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.state import TrialState
 from dryfit.processes.channel import ChildChannel
-from dryfit.settings.argument_ladder import arguments_of
 from dryfit.settings.errors import Action, ConfigError, FailureKind, ObjectiveError
 from dryfit.settings.execution import ExecutionChoice
+from dryfit.settings.ladder import arguments_of
 from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.plan_messages import RehearsedPlanRequest
 from dryfit.settings.tables import ObjectiveSettings

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dryfit.plans.estimate import Device, SegmentSource
-from dryfit.plans.ladder import PlannedTrial, capacity_bytes, describe, execution_asked, memory_of, time_factor, work_of
+from dryfit.plans.ladder import PlannedTrial, capacity_bytes, execution_asked, memory_of, work_of
 from dryfit.settings.errors import ConfigError, ShardError, TraceError
 from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, Fallback
+from dryfit.settings.ladder import describe, time_factor
 from dryfit.settings.memory_terms import Effect, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.sharding import RankOutcome

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from dryfit.settings.argument_ladder import CERTAIN, Needs
+from dryfit.settings.bracket import CERTAIN, Bracket, Tried
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.memory_terms import DeviceSpec
 from dryfit.settings.older_python import StrEnum
@@ -77,42 +77,38 @@ def next_value(name: str, own: int, tried: Mapping[int, TriedValue], capacity_by
     """
     if own not in tried:
         return own
-    _demand_monotone(name, tried)
-    low, high = _bracket(tried)
+    bracket = _bracket(tried, capacity_bytes)
+    low, high = bracket.low, bracket.high
+    _demand_monotone(name, tried, bracket)
     if len(tried) >= _MOST_VALUES or (low and low + 1 == high) or high == 1 or (high is None and _is_flat(tried)):
         return None
-    needs = Needs({one.value: one.required_bytes for one in tried.values() if one.required_bytes}, capacity_bytes)
-    known = sorted(needs.points)
+    known = sorted(bracket.points)
     if high is None:
         if len(known) < 2:
             return max(2 * own, low + 1)
-        is_flat = needs.points[known[-2]] == needs.points[known[-1]]  # in whole segments of the allocator
-        growth = _MOST_GROWTH * low if is_flat else needs.crossing(*known[-2:])
-        return min(max(growth, low + 1), _MOST_GROWTH * low)
-    middle = (low + high) // 2
+        crossing = bracket.crossing(*known[-2:])  # None: the same, in whole segments of the allocator
+        return _MOST_GROWTH * low if crossing is None else min(max(crossing, low + 1), _MOST_GROWTH * low)
     ends = (low, high) if low else tuple(known[:2])
-    if len(tried) % _THIRD == 0 or len(ends) < 2 or not set(ends) <= set(known):
-        return max(middle, 1)
-    if needs.points[ends[0]] == needs.points[ends[1]]:
-        return max(middle, 1)
-    return min(max(needs.crossing(*ends), low + 1), high - 1)
+    is_known = len(ends) == 2 and set(ends) <= set(known)
+    crossing = bracket.crossing(*ends) if is_known and len(tried) % _THIRD else None
+    return max((low + high) // 2, 1) if crossing is None else min(max(crossing, low + 1), high - 1)
 
 
 def found(name: str, device: DeviceSpec, tried: Mapping[int, TriedValue]) -> LargestValue:
     """Return what the tried values say."""
-    low, high = _bracket(tried)
+    bracket = _bracket(tried, device.capacity_bytes)
     ordered = tuple(tried[value] for value in sorted(tried))
     known = [one for one in ordered if one.required_bytes is not None]
     first, last = (known[0], known[-1]) if known else (tried[min(tried)],) * 2
     more_bytes = (last.required_bytes or 0) - (first.required_bytes or 0)
     unit = None if last.value == first.value else more_bytes // (last.value - first.value)
-    return LargestValue(name, device, tried.get(low), None if high is None else tried[high], unit, ordered)
+    following = None if bracket.high is None else tried[bracket.high]
+    return LargestValue(name, device, tried.get(bracket.low), following, unit, ordered)
 
 
-def _bracket(tried: Mapping[int, TriedValue]) -> tuple[int, int | None]:
-    """Return the largest value that fits, 0 where none does, and the smallest other one."""
-    low = max((one.value for one in tried.values() if one.end is ValueEnd.FITS), default=0)
-    return low, min((one.value for one in tried.values() if one.end is not ValueEnd.FITS), default=None)
+def _bracket(tried: Mapping[int, TriedValue], capacity_bytes: int) -> Bracket:
+    known = {value: Tried(one.end is ValueEnd.FITS, one.required_bytes) for value, one in tried.items()}
+    return Bracket.of(known, capacity_bytes)
 
 
 def _is_flat(tried: Mapping[int, TriedValue]) -> bool:
@@ -121,13 +117,13 @@ def _is_flat(tried: Mapping[int, TriedValue]) -> bool:
     return len(ends) == 2 and ends[0].allocated_bytes == ends[1].allocated_bytes
 
 
-def _demand_monotone(name: str, tried: Mapping[int, TriedValue]) -> None:
+def _demand_monotone(name: str, tried: Mapping[int, TriedValue], bracket: Bracket) -> None:
     doing = f"looking for the largest {name}"
     known = [tried[value] for value in sorted(tried) if tried[value].allocated_bytes is not None]
     if len(known) > 1 and len({(one.allocated_bytes, one.required_bytes) for one in known}) == 1:
         found = f"the script takes the same memory with {known[0].value} and {known[-1].value}: it ignores {name}"
         raise ConfigError(doing, found, "an argument that its memory depends on")
-    low, high = _bracket(tried)
+    low, high = bracket.low, bracket.high
     shrinks = [
         (one, other)
         for one, other in combinations(known, 2)

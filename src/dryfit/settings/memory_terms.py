@@ -1,6 +1,6 @@
 """Devices, and the terms in which their memory is told: phases, categories, verdicts, measured constants."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dryfit.settings.older_python import StrEnum
 from dryfit.settings.records import Record
@@ -98,6 +98,15 @@ class Effect(StrEnum):
     """Equal up to rounding."""
     SEMANTICS = "semantics"
     """Another experiment: only ever suggested."""
+
+    @classmethod
+    def most(cls, effects: "Iterable[Effect]") -> "Effect":
+        """Return what changes do together."""
+        return max(effects, key=list(cls).index, default=cls.EXACT)
+
+    def within(self, most: "Effect") -> bool:
+        """Whether a change is allowed where no more than another effect is."""
+        return Effect.most((self, most)) is most
 
 
 class VerdictKind(StrEnum):

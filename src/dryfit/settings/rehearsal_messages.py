@@ -375,6 +375,11 @@ class SeenArguments(Record):
     checkpointing: str
     from_command_line: bool
 
+    def whole(self, name: str) -> int:
+        """Return the whole number above zero that an argument is; 0: it is none."""
+        value = self.values.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
 
 class PricedArguments(Record):
     """A change of the script's arguments, rehearsed.

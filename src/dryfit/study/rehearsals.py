@@ -30,12 +30,13 @@ from dryfit.processes.rehearsal_process import (
 )
 from dryfit.processes.rehearsal_stem import shared_imports
 from dryfit.processes.rehearsed_command import ScriptCommand, parse_command
-from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
+from dryfit.settings.bracket import Tried
 from dryfit.settings.choices import Emitted
 from dryfit.settings.device_answers import DeviceAnswer, DeviceAnswers
 from dryfit.settings.devices import parse_device
 from dryfit.settings.errors import ConfigError, ObjectiveError
 from dryfit.settings.files import write_text_atomic, writing
+from dryfit.settings.ladder import ArgumentChange, climb
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, Effect, VerdictKind
 from dryfit.settings.rehearsal_messages import (
     REHEARSED_VARIABLE,
@@ -466,7 +467,7 @@ def with_ladder(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> Rehears
         return answer
     priced: list[PricedArguments] = []
 
-    def rehearse_with(change: ArgumentChange) -> TriedChange:
+    def rehearse_with(change: ArgumentChange) -> Tried:
         options.on_note(f"rehearsing with {' '.join(change.words)}")
         other = prepared.run(device=answer.device, overrides=change.values)
         known = other.memory if other.end in (ScriptEnd.FINISHED, ScriptEnd.STOPPED) else None
@@ -480,7 +481,7 @@ def with_ladder(answer: RehearsalAnswer, prepared: PreparedRehearsal) -> Rehears
                 fits=other.fits,
             )
         )
-        return TriedChange(change, other.fits, required_bytes)
+        return Tried(other.fits, required_bytes)
 
     best = climb(answer, rehearse_with, allow=Effect.SEMANTICS, has_eight_bit=prepared.has_eight_bit)
     helps = best is not None and best.effect is not Effect.SEMANTICS and answer.verdict is VerdictKind.REFUSED

@@ -20,9 +20,9 @@ from transformers.trainer_utils import IntervalStrategy
 from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.process import peak_rss_bytes
-from dryfit.settings.argument_ladder import arguments_of
 from dryfit.settings.errors import NonFiniteError, ObjectiveError
 from dryfit.settings.files import empty_beside, publish_folder
+from dryfit.settings.ladder import arguments_of
 from dryfit.settings.rehearsal_messages import BATCH, ArgumentValue
 from dryfit.settings.training_messages import ObjectiveRequest, StopReason, TrainerRequest, TrainResult
 from dryfit.settings.user_code import demand_unchanged, source_file

@@ -20,13 +20,14 @@ from dryfit.parallel.device_counts import with_rank_counts
 from dryfit.parallel.fsdp import held_bytes
 from dryfit.parallel.proved_plans import PLANS_FOLDER, ShardPlans
 from dryfit.plans.estimate import Device, Lengths, SegmentSource
-from dryfit.plans.ladder import ChangeKind, PlannedTrial, SettingChange, execution_asked, plan_by_ladder
+from dryfit.plans.ladder import PlannedTrial, SettingChange, execution_asked, plan_by_ladder
 from dryfit.plans.trace_store import TraceStore
 from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.device_reach import DeviceReach
 from dryfit.settings.errors import ConfigError, DryfitError, ShardError, TraceError
 from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, PlanSubject, eval_rows
+from dryfit.settings.ladder import Change
 from dryfit.settings.memory_key import StepKey, step_key
 from dryfit.settings.memory_terms import DeviceKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, StudyTokens
@@ -345,20 +346,14 @@ class Planner:
     ) -> SegmentSource | None:
         """Return the segments after a change of the experiment; None where there is nothing to change."""
         settings = subject.settings
-        match change.kind:
-            case ChangeKind.EIGHT_BIT_OPTIMIZER:
-                if settings.optim.name != "adamw" or execution.ranks > 1:
-                    return None
-                optim = settings.optim.model_copy(update={"name": "adamw8bit"})
-                smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
-                return SegmentSource(self.tracer(smaller, execution), self.store, twin=self.source(subject, execution))
-            case ChangeKind.SMALLER_RANK:
-                if subject.lora is None:
-                    return None
-                lora = subject.lora.model_copy(update={"r": change.after})
-                return self.source(subject.model_copy(update={"lora": lora}), execution)
-            case ChangeKind.SHORTER | ChangeKind.SMALLER_BATCH:
-                return self.source(subject, execution)  # shapes alone: the same segments
+        if change.kind is Change.SMALL_OPTIMIZER and settings.optim.name == "adamw" and execution.ranks == 1:
+            optim = settings.optim.model_copy(update={"name": "adamw8bit"})
+            smaller = subject.model_copy(update={"settings": settings.model_copy(update={"optim": optim})})
+            return SegmentSource(self.tracer(smaller, execution), self.store, twin=self.source(subject, execution))
+        if change.kind is Change.SMALLER_RANK and subject.lora is not None:
+            lora = subject.lora.model_copy(update={"r": change.after})
+            return self.source(subject.model_copy(update={"lora": lora}), execution)
+        return None
 
     def tracer(self, subject: PlanSubject, execution: ExecutionSettings) -> StepTracer:
         """Return what traces the steps of a subject, or of one of its ranks."""

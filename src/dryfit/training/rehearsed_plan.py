@@ -12,18 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from dryfit.plans.ladder import describe, time_factor
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.rehearsal_process import RehearsalSurroundings, run_rehearsal
-from dryfit.settings.argument_ladder import ArgumentChange, TriedChange, climb
+from dryfit.settings.bracket import Tried
 from dryfit.settings.errors import ChildError, InternalError
 from dryfit.settings.execution import ExecutionChoice, Fallback, MemoryPlan, WorstBatch
 from dryfit.settings.files import read_model, write_model
 from dryfit.settings.installed import installed_version
+from dryfit.settings.ladder import (
+    ArgumentChange,
+    choice_of,
+    climb,
+    describe,
+    smaller_micro_batches,
+    time_factor,
+)
 from dryfit.settings.memory_terms import DeviceSpec, Effect, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import NO_TORCH, NOTHING_TAKEN, PlanAnswer, PlanResult, RehearsedPlanRequest
 from dryfit.settings.rehearsal_messages import (
-    ACCUMULATION,
     BATCH,
     CHARACTERS,
     EVALUATION_BATCH,
@@ -156,7 +162,7 @@ def plan_by_rehearsal(rehearse: Rehearse, device: DeviceSpec, *, allow: Literal[
 def _answer(rehearse: Rehearse, device: DeviceSpec, *, allow: str) -> PlanAnswer:
     own = _with_evaluation(rehearse({}))
     seen, memory = own.training_arguments, _memory(own)
-    asked = _choice(ArgumentChange((), Effect.EXACT), seen)
+    asked = choice_of(seen)
     answer = partial(
         PlanAnswer,
         device=device,
@@ -178,18 +184,17 @@ def _answer(rehearse: Rehearse, device: DeviceSpec, *, allow: str) -> PlanAnswer
     known: dict[ArgumentChange, MemoryPlan] = {}
     failed: list[str] = []
 
-    def rehearse_with(change: ArgumentChange) -> TriedChange:
+    def rehearse_with(change: ArgumentChange) -> Tried:
         one = _with_evaluation(rehearse(change.values))
         of = _memory(one)
         if of is None:
             failed.append(f"{change}: {'; '.join(_reasons(one))}")
-            return TriedChange(change, fits=False)
+            return Tried(fits=False)
         known[change] = of
-        return TriedChange(change, of.required_bytes <= device.capacity_bytes, of.required_bytes)
+        return Tried(of.required_bytes <= device.capacity_bytes, of.required_bytes)
 
-    allowed = Effect.EXACT if allow == "exact" else Effect.NUMERICS
-    best = climb(own, rehearse_with, allow=allowed, has_eight_bit=False)
-    chosen = None if best is None else _choice(best, seen)
+    best = climb(own, rehearse_with, allow=Effect(allow), has_eight_bit=False)
+    chosen = None if best is None else choice_of(seen, best)
     return answer(
         verdict=VerdictKind.REFUSED if best is None else VerdictKind.FITS_WITH,
         memory=memory if best is None else known[best],
@@ -244,7 +249,7 @@ def _memory(answer: RehearsalAnswer) -> MemoryPlan | None:
     shapes = {} if batch is None else batch.shapes
     shape = next((shape for name, shape in shapes.items() if shape and name != CHARACTERS), ())
     seen = answer.training_arguments
-    rows = shape[0] if shape else _whole(seen, BATCH)
+    rows = shape[0] if shape else seen.whole(BATCH) if seen is not None else 0
     length = shape[1] if len(shape) > 1 else 1
     worst = WorstBatch(rows=rows, length=length, from_data=bool(shape))
     return MemoryPlan(**{name: getattr(memory, name) for name in own}, worst_batch=worst)
@@ -260,31 +265,16 @@ def _reasons(answer: RehearsalAnswer) -> tuple[str, ...]:
     return (*reasons, said[:_MOST_SAID]) if said else reasons
 
 
-def _choice(change: ArgumentChange, seen: SeenArguments | None) -> ExecutionChoice | None:
-    """Return a change as a choice of execution; None where the training has no ``TrainingArguments``."""
-    if seen is None or not _whole(seen, BATCH):
-        return None
-    values = {**seen.values, **change.values}
-    changed = seen.model_copy(update={"values": values})
-    rows = change.values.get(EVALUATION_BATCH)
-    return ExecutionChoice(
-        micro_batch=_whole(changed, BATCH),
-        accumulation=max(1, _whole(changed, ACCUMULATION)),
-        eval_batch=rows if isinstance(rows, int) else None,
-        checkpointing=bool(values.get(seen.checkpointing)),
-    )
-
-
 def _with_less(choice: ExecutionChoice | None, seen: SeenArguments | None, allow: str) -> tuple[ExecutionChoice, ...]:
     """Return choices that take less than one that fits, in the order to try where it runs out all the same."""
     if choice is None or seen is None:
         return ()
     less: list[ExecutionChoice] = []
     rows = choice.micro_batch
-    while allow != "exact" and rows > 1:
-        rows = next(part for part in range(rows // 2, 0, -1) if choice.micro_batch % part == 0)
-        accumulation = choice.accumulation * (choice.micro_batch // rows)
-        less.append(choice.model_copy(update={"micro_batch": rows, "accumulation": accumulation}))
+    for smaller, accumulation in smaller_micro_batches(rows, choice.accumulation) if allow != "exact" else ():
+        if smaller <= rows // 2:
+            rows = smaller
+            less.append(choice.model_copy(update={"micro_batch": rows, "accumulation": accumulation}))
     if seen.checkpointing and not choice.checkpointing:
         less.append((less or [choice])[-1].model_copy(update={"checkpointing": True}))
     return tuple(less)
@@ -293,11 +283,11 @@ def _with_less(choice: ExecutionChoice | None, seen: SeenArguments | None, allow
 def _fallback(
     change: ArgumentChange, memory: MemoryPlan, seen: SeenArguments | None, asked: MemoryPlan, device: DeviceSpec
 ) -> Fallback:
-    choice, before = _choice(change, seen), _choice(ArgumentChange((), Effect.EXACT), seen)
+    choice, before = choice_of(seen, change), choice_of(seen)
     words, time = str(change), 1.0
-    if choice is not None and before is not None:
+    if seen is not None and choice is not None and before is not None:
         if choice.eval_batch is not None:
-            before = before.model_copy(update={"eval_batch": _whole(seen, EVALUATION_BATCH)})
+            before = before.model_copy(update={"eval_batch": seen.whole(EVALUATION_BATCH)})
         words, time = describe(choice, before), time_factor(choice, before, memory.worst_batch.length)
     return Fallback(
         change=words,
@@ -308,8 +298,3 @@ def _fallback(
         effect=change.effect,
         fits=memory.required_bytes <= device.capacity_bytes,
     )
-
-
-def _whole(seen: SeenArguments | None, name: str) -> int:
-    value = seen.values.get(name) if seen is not None else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -19,9 +19,9 @@ from dryfit.gpu.import_hooks import when_imported
 from dryfit.gpu.training_arguments import ArgumentWatch
 from dryfit.processes.channel import ChildChannel
 from dryfit.processes.process import CopiesEndHere, peak_rss_bytes
-from dryfit.settings.argument_ladder import arguments_of
 from dryfit.settings.errors import DryfitError, ObjectiveError
 from dryfit.settings.files import empty_beside, publish_folder, reading
+from dryfit.settings.ladder import arguments_of
 from dryfit.settings.text import brief, few
 from dryfit.settings.training_messages import ObjectiveRequest, ScriptRequest, TrainResult
 from dryfit.settings.user_code import FOLDER, CommandTemplate, Value, demand_unchanged

@@ -5,19 +5,10 @@ import pytest
 from dryfit.gpu.allocator_settings import AllocatorSettings
 from dryfit.gpu.constants import DeviceConstants
 from dryfit.plans.estimate import Device, Lengths, SegmentSource
-from dryfit.plans.ladder import (
-    ChangeKind,
-    PlannedTrial,
-    SettingChange,
-    describe,
-    execution_asked,
-    fallback_stages,
-    halvings,
-    plan_by_ladder,
-    time_factor,
-)
+from dryfit.plans.ladder import PlannedTrial, SettingChange, execution_asked, fallback_stages, plan_by_ladder
 from dryfit.settings.errors import ConfigError
 from dryfit.settings.execution import ExecutionChoice, ExecutionSettings
+from dryfit.settings.ladder import Change, describe, halvings, time_factor
 from dryfit.settings.memory_terms import Confidence, DeviceSpec, Effect, OptimizerImpl, StepPhase, VerdictKind
 from planning import MIB, ToyTracer
 
@@ -296,7 +287,7 @@ def test_suggestions_change_the_experiment_and_are_computed():
 
     def resubject(change):
         asked_for.append(change)
-        states = 1 if change.kind is ChangeKind.EIGHT_BIT_OPTIMIZER else 2
+        states = 1 if change.kind is Change.SMALL_OPTIMIZER else 2
         return SegmentSource(ToyTracer(**MODEL | {"states": states, "weight": 20 * MIB // (3 - states)}))
 
     found = planned(8192, adapters, every_fallback=True, resubject=resubject)
@@ -308,7 +299,7 @@ def test_suggestions_change_the_experiment_and_are_computed():
         "train.batch_size 16 -> 8",
     ]
     assert {fallback.execution for fallback in suggested.values()} == {None}
-    assert [change.kind for change in asked_for] == [ChangeKind.EIGHT_BIT_OPTIMIZER, ChangeKind.SMALLER_RANK]
+    assert [change.kind for change in asked_for] == [Change.SMALL_OPTIMIZER, Change.SMALLER_RANK]
     shorter = planned(8192, replace(TRIAL, lengths=Lengths(256)))
     assert suggested["train.max_length 512 -> 256"].required_bytes == shorter.memory.required_bytes
     smaller = planned(8192, replace(TRIAL, effective_batch=8))
