@@ -1,6 +1,6 @@
 """The fit ladder: fallbacks in their order, and the first by which a trial fits."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -104,19 +104,16 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
             f"execution.optimizer_impl is {impl.value!r}, which this optimizer does not have here",
             allowed=", ".join(("auto", *(known.value for known in trial.optimizer_impls))),
         )
-    return with_micro_batch(
-        ExecutionChoice(
-            micro_batch=1,
-            accumulation=1,
-            eval_batch=execution.eval_batch,
-            checkpointing=execution.recomputes,
-            offload_activations=bool(execution.offload_activations),
-            optimizer_impl=impl,
-            offload_optimizer=bool(execution.offload_optimizer),
-            chunked_loss=_chunked(trial, execution),
-        ),
-        min(execution.micro_batch or trial.effective_batch, trial.effective_batch),
-        trial.effective_batch,
+    micro_batch = min(execution.micro_batch or trial.effective_batch, trial.effective_batch)
+    return ExecutionChoice(
+        micro_batch=micro_batch,
+        accumulation=-(-trial.effective_batch // micro_batch),
+        eval_batch=execution.eval_batch,
+        checkpointing=execution.recomputes,
+        offload_activations=bool(execution.offload_activations),
+        optimizer_impl=impl,
+        offload_optimizer=bool(execution.offload_optimizer),
+        chunked_loss=_chunked(trial, execution),
     )
 
 
@@ -136,33 +133,31 @@ def fallback_stages(
         own = getattr(asked, switch.key)
         return (own, True) if switch in may and not own else (own,)
 
-    micros = list(halvings(asked.micro_batch)) if Change.MICRO_BATCH in may else [asked.micro_batch]
-    checkpointing, chunked = values(Change.CHECKPOINTING), values(Change.CHUNKED_LOSS)
+    def switched_on(switch: Change, choices: Iterable[ExecutionChoice]) -> tuple[ExecutionChoice, ...]:
+        return tuple(choice.model_copy(update={switch.key: True}) for choice in choices if switch in may)
+
+    micros = halvings(asked.micro_batch) if Change.MICRO_BATCH in may else [asked.micro_batch]
     grid = [
         with_micro_batch(asked, micro, trial.effective_batch).model_copy(
             update={"checkpointing": recompute, "chunked_loss": in_chunks}
         )
-        for micro, recompute, in_chunks in product(micros, checkpointing, chunked)
+        for micro, recompute, in_chunks in product(micros, values(Change.CHECKPOINTING), values(Change.CHUNKED_LOSS))
+    ]
+    by_impl = [
+        [choice.model_copy(update={"optimizer_impl": impl}) for choice in dict.fromkeys((asked, grid[-1]))]
+        for impl in trial.optimizer_impls
+        if Change.OPTIMIZER_IMPL in may and impl is not asked.optimizer_impl
     ]
     # First those that leave every number as it is, then the faster ones.
     longest = trial.lengths.longest
     grid.sort(key=lambda choice: (effect(choice, asked) is not Effect.EXACT, time_factor(choice, asked, longest)))
-    smallest = with_micro_batch(asked, micros[-1], trial.effective_batch)
-    smallest = smallest.model_copy(update={"checkpointing": checkpointing[-1], "chunked_loss": chunked[-1]})
-    by_impl = [
-        [choice.model_copy(update={"optimizer_impl": impl}) for choice in dict.fromkeys((asked, smallest))]
-        for impl in trial.optimizer_impls
-        if Change.OPTIMIZER_IMPL in may and impl is not asked.optimizer_impl
-    ]
-    recomputed = [choice for choice in grid if choice.checkpointing] if Change.OFFLOAD_ACTIVATIONS in may else []
-    inputs_on_host = [choice.model_copy(update={"offload_activations": True}) for choice in recomputed]
-    moved = (*grid, *inputs_on_host) if Change.OFFLOAD_OPTIMIZER in may else ()
-    on_host = [choice.model_copy(update={"offload_optimizer": True}) for choice in moved]
+    inputs_on_host = switched_on(Change.OFFLOAD_ACTIVATIONS, (choice for choice in grid if choice.checkpointing))
+    on_host = switched_on(Change.OFFLOAD_OPTIMIZER, (*grid, *inputs_on_host))
     stages = (
         FallbackStage(tuple(choice for choice in grid if choice != asked)),
-        FallbackStage(tuple(inputs_on_host), is_brief=True),
+        FallbackStage(inputs_on_host, is_brief=True),
         *(FallbackStage(tuple(choices), is_brief=True) for choices in by_impl),
-        FallbackStage(tuple(on_host), is_brief=True),
+        FallbackStage(on_host, is_brief=True),
     )
     return tuple(stage for stage in stages if stage.choices)
 
@@ -189,32 +184,24 @@ def smaller_validations(choice: ExecutionChoice, execution: ExecutionSettings) -
     return tuple(choice.model_copy(update={"eval_batch": rows}) for rows in smaller)
 
 
-def changes(trial: PlannedTrial) -> Iterator[SettingChange]:
-    """Yield the changes of the experiment that are suggested, each by half."""
-    yield SettingChange(Change.SMALL_OPTIMIZER, 32, 8)
-    if trial.lora_rank and trial.lora_rank > 1:
-        yield SettingChange(Change.SMALLER_RANK, trial.lora_rank, trial.lora_rank // 2)
-    if trial.lengths.longest > 1:
-        yield SettingChange(Change.SHORTER, trial.lengths.longest, -(-trial.lengths.longest // 2))
-    if trial.effective_batch > 1:
-        yield SettingChange(Change.SMALLER_BATCH, trial.effective_batch, trial.effective_batch // 2)
-
-
-def changed(trial: PlannedTrial, base: ExecutionChoice, change: SettingChange) -> tuple[PlannedTrial, ExecutionChoice]:
-    """Return the trial and its choice after a change; a changed model or optimizer is traced elsewhere."""
-    match change.kind:
-        case Change.SHORTER:
-            rows = trial.lengths.rows or None
-            return replace(trial, lengths=Lengths.of(change.after, rows)), base
-        case Change.SMALLER_BATCH:
-            choice = with_micro_batch(base, min(base.micro_batch, change.after), change.after)
-            return replace(trial, effective_batch=change.after), choice
-        case Change.SMALL_OPTIMIZER:
-            # Its state is small enough for the device, and its library has one implementation.
-            own = {"offload_optimizer": False, "optimizer_impl": OptimizerImpl.AUTO}
-            return trial, base.model_copy(update=own)
-        case _:
-            return trial, base
+def suggested(
+    trial: PlannedTrial, base: ExecutionChoice
+) -> Iterator[tuple[SettingChange, PlannedTrial, ExecutionChoice]]:
+    """Yield changes of the experiment, each by half, with the trial and its choice then."""
+    # The state is small enough for the device, and its library has one implementation.
+    own = {"offload_optimizer": False, "optimizer_impl": OptimizerImpl.AUTO}
+    yield SettingChange(Change.SMALL_OPTIMIZER, 32, 8), trial, base.model_copy(update=own)
+    rank, longest, rows = trial.lora_rank or 1, trial.lengths.longest, trial.effective_batch
+    if rank > 1:
+        yield SettingChange(Change.SMALLER_RANK, rank, rank // 2), trial, base
+    if longest > 1:
+        half = -(-longest // 2)
+        shorter = replace(trial, lengths=Lengths.of(half, trial.lengths.rows or None))
+        yield SettingChange(Change.SHORTER, longest, half), shorter, base
+    if rows > 1:
+        half = rows // 2
+        choice = with_micro_batch(base, min(base.micro_batch, half), half)
+        yield SettingChange(Change.SMALLER_BATCH, rows, half), replace(trial, effective_batch=half), choice
 
 
 # The fit ladder: find the first fallback by which a trial fits, and price the others.
@@ -250,7 +237,8 @@ def plan_by_ladder(
     Raises:
         ConfigError: The settings ask for what this trial cannot do.
     """
-    asked = execution_asked(trial, execution)
+    climb = _Climb(trial, execution, source, device, every_fallback)
+    asked = climb.asked
     answer = partial(
         PlanAnswer,
         device=device.spec,
@@ -258,7 +246,6 @@ def plan_by_ladder(
         torch=device.torch,
         planner_s=0.0,  # whoever asks measures it
     )
-    climb = _Climb(trial, execution, source, device, capacity_bytes(execution, device))
     try:
         if execution.dp > 1:  # what one process alone would take is no answer
             reason = f"execution.dp is {execution.dp}: weights that are put together layer by layer are not traced"
@@ -266,23 +253,22 @@ def plan_by_ladder(
         as_asked = climb.memory(asked)
     except TraceError as error:
         return answer(verdict=VerdictKind.UNKNOWN, reasons=(str(error),))
-    stages = fallback_stages(trial, execution, asked)
-    chosen = climb.first_that_fits(asked, stages, every_fallback=every_fallback)
-    ladder = climb.ladder(asked, stages)
+    chosen = climb.first_that_fits()
+    ladder = climb.ladder()
     if every_fallback:
-        ladder += climb.suggestions(asked, chosen, resubject)
+        ladder += climb.suggestions(chosen, resubject)
     answer = partial(
         answer,
         shortfall_bytes=max(0, as_asked.required_bytes - climb.capacity_bytes),
         ladder=tuple(ladder),
     )
     if chosen is None:
-        return answer(verdict=VerdictKind.REFUSED, memory=as_asked, reasons=climb.reasons(asked))
+        return answer(verdict=VerdictKind.REFUSED, memory=as_asked, reasons=climb.reasons())
     return answer(
         verdict=VerdictKind.FITS if chosen == asked else VerdictKind.FITS_WITH,
         memory=climb.memory(chosen),
         execution=chosen,
-        fallbacks=climb.fallbacks(chosen, stages),
+        fallbacks=climb.fallbacks(chosen),
         eval_batches=tuple(choice.eval_rows for choice in smaller_validations(chosen, execution)),
     )
 
@@ -326,9 +312,17 @@ class _Climb:
     execution: ExecutionSettings
     source: SegmentSource
     device: Device
-    capacity_bytes: int
+    every_fallback: bool
+    capacity_bytes: int = field(init=False)
+    asked: ExecutionChoice = field(init=False)
+    stages: tuple[FallbackStage, ...] = field(init=False)
     tried: dict[ExecutionChoice, MemoryPlan] = field(default_factory=dict)
     untraceable: dict[ExecutionChoice, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.capacity_bytes = capacity_bytes(self.execution, self.device)
+        self.asked = execution_asked(self.trial, self.execution)
+        self.stages = fallback_stages(self.trial, self.execution, self.asked)
 
     def fits(self, memory: MemoryPlan) -> bool:
         return memory.required_bytes <= self.capacity_bytes
@@ -340,47 +334,42 @@ class _Climb:
             self.tried[choice] = memory_of(self.source, work, self.device, self.capacity_bytes)
         return self.tried[choice]
 
-    def first_that_fits(
-        self, asked: ExecutionChoice, stages: Sequence[FallbackStage], *, every_fallback: bool
-    ) -> ExecutionChoice | None:
+    def first_that_fits(self) -> ExecutionChoice | None:
         """Try what was asked for, then the stages; None where nothing fits."""
-        chosen = asked if self.fits(self.memory(asked)) else None
-        if chosen is None or every_fallback:
-            smaller = self.try_validations(asked, priced=True)
+        chosen = self.asked if self.fits(self.memory(self.asked)) else None
+        if chosen is None or self.every_fallback:
+            smaller = self.try_validations(self.asked, priced=True)
             chosen = chosen or smaller
-        for stage in stages:
-            if chosen is None or every_fallback:
-                chosen = self.try_stage(stage, chosen, every_fallback=every_fallback)
+        for stage in self.stages:
+            if chosen is None or self.every_fallback:
+                chosen = self.try_stage(stage, chosen)
         if chosen is None:  # so that the least that is told is the least there is
             self.try_validations(min(self.tried, key=self.training_bytes), priced=True)
         return chosen
 
-    def ladder(self, asked: ExecutionChoice, stages: Sequence[FallbackStage]) -> list[Fallback]:
+    def ladder(self) -> list[Fallback]:
         """Return what was tried besides ``asked``, in the order of trying."""
-        bases = (asked, *(choice for stage in stages for choice in stage.choices))
-        tried = [
-            choice
+        bases = (self.asked, *(choice for stage in self.stages for choice in stage.choices))
+        return [
+            self.fallback(choice)
             for base in bases
             for choice in (base, *smaller_validations(base, self.execution))
-            if choice in self.tried and choice != asked
+            if choice in self.tried and choice != self.asked
         ]
-        return [self.fallback(choice, asked) for choice in tried]
 
-    def try_stage(
-        self, stage: FallbackStage, chosen: ExecutionChoice | None, *, every_fallback: bool
-    ) -> ExecutionChoice | None:
+    def try_stage(self, stage: FallbackStage, chosen: ExecutionChoice | None) -> ExecutionChoice | None:
         """Try the choices of a stage; the first that fits is taken unless one was chosen before."""
         choices = stage.choices[:1] if stage.is_brief and chosen is not None else stage.choices
-        if every_fallback:
+        if self.every_fallback:
             # Sorted, because a tracer rebuilds its model where checkpointing changes.
             for choice in sorted(choices, key=lambda choice: (choice.checkpointing, bool(choice.chunked_loss))):
-                self._try(choice, stage)
-        for choice in choices:
-            if chosen is not None:
-                break
-            memory = self._try(choice, stage)
-            if memory is not None:
-                chosen = choice if self.fits(memory) else self.try_validations(choice)
+                self._try(choice, stage.choices)
+        for choice in choices if chosen is None else ():
+            memory = self._try(choice, stage.choices)
+            if memory is not None and self.fits(memory):
+                return choice
+            if memory is not None and (smaller := self.try_validations(choice)) is not None:
+                return smaller
         return chosen
 
     def try_validations(self, choice: ExecutionChoice, *, priced: bool = False) -> ExecutionChoice | None:
@@ -400,13 +389,10 @@ class _Climb:
             in_vain = self.training_bytes(choice) + self.device.constants.overhead_bytes > self.capacity_bytes
             if memory.peak_at.phase is not StepPhase.EVALUATE or (in_vain and not priced):
                 return None
-            try:
-                memory = self.memory(other)
-            except TraceError as error:
-                self.untraceable[other] = str(error)
-                return None
-            if self.fits(memory):
-                return other
+            tried = self._try(other)
+            if tried is None or self.fits(tried):
+                return None if tried is None else other
+            memory = tried
         return None
 
     def training_bytes(self, choice: ExecutionChoice) -> int:
@@ -418,12 +404,12 @@ class _Climb:
         """Return the choice tried that needs least."""
         return min(self.tried, key=lambda choice: self.tried[choice].required_bytes)
 
-    def _try(self, choice: ExecutionChoice, stage: FallbackStage) -> MemoryPlan | None:
-        """Plan a choice; None where it cannot be traced."""
+    def _try(self, choice: ExecutionChoice, stage: Sequence[ExecutionChoice] = ()) -> MemoryPlan | None:
+        """Plan a choice, of a stage that may be tried after it; None where it cannot be traced."""
         if choice in self.untraceable:
             return None
         if choice.micro_batch < self.trial.effective_batch:
-            self._prepare(stage.choices)
+            self._prepare(stage)
         try:
             return self.memory(choice)
         except TraceError as error:
@@ -448,8 +434,8 @@ class _Climb:
         for kind, wanted in ((SegmentKind.EVALUATE, evaluated), (SegmentKind.MEASURE, measured)):
             self.source.prepare(kind, [Shape(row, self.trial.lengths.longest) for row in wanted])
 
-    def fallback(self, choice: ExecutionChoice, asked: ExecutionChoice) -> Fallback:
-        memory = self.tried[choice]
+    def fallback(self, choice: ExecutionChoice) -> Fallback:
+        memory, asked = self.tried[choice], self.asked
         return Fallback(
             change=describe(choice, asked),
             execution=choice,
@@ -460,18 +446,15 @@ class _Climb:
             fits=self.fits(memory),
         )
 
-    def suggestions(
-        self, asked: ExecutionChoice, chosen: ExecutionChoice | None, resubject: Resubject
-    ) -> list[Fallback]:
+    def suggestions(self, chosen: ExecutionChoice | None, resubject: Resubject) -> list[Fallback]:
         """Price changes of the experiment, on the plan as asked; where nothing fits, on the smallest choice tried."""
+        asked = self.asked
         base = asked if chosen else self.least()
         priced: list[Fallback] = []
-        for change in changes(self.trial):
-            of_batch = change.kind in (Change.SHORTER, Change.SMALLER_BATCH)
-            source = self.source if of_batch else resubject(change)
+        for change, trial, choice in suggested(self.trial, base):
+            source = resubject(change) if trial is self.trial else self.source
             if source is None:
                 continue
-            trial, choice = changed(self.trial, base, change)
             try:
                 memory = estimate(source, work_of(trial, choice), self.device)
             except TraceError:
@@ -490,19 +473,20 @@ class _Climb:
             )
         return priced
 
-    def fallbacks(self, chosen: ExecutionChoice, stages: Sequence[FallbackStage]) -> tuple[ExecutionChoice, ...]:
+    def fallbacks(self, chosen: ExecutionChoice) -> tuple[ExecutionChoice, ...]:
         """List choices below the chosen one: each only takes memory away, and its plan, if any, confirms it."""
         most_bytes = self.tried[chosen].required_bytes
         most_rows = chosen.eval_rows
         return tuple(
             choice
-            for stage in stages
+            for stage in self.stages
             for choice in (choice.with_eval_rows_at_most(most_rows) for choice in stage.choices)
             if is_below(choice, chosen) and (choice not in self.tried or self.tried[choice].required_bytes < most_bytes)
         )
 
-    def reasons(self, asked: ExecutionChoice) -> tuple[str, ...]:
-        memory, peak = self.tried[asked], self.tried[asked].peak_at
+    def reasons(self) -> tuple[str, ...]:
+        asked, memory = self.asked, self.tried[self.asked]
+        peak = memory.peak_at
         place = f"{peak.phase.value}, {peak.module or peak.op}"
         least = self.least()
         least_memory = self.tried[least]

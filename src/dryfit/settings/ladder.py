@@ -35,32 +35,30 @@ class Change(Enum):
     """
 
     MICRO_BATCH = (
-        "micro_batch",
         "micro-batch {asked.micro_batch} -> {choice.micro_batch}, accumulate {choice.accumulation}",
         Effect.NUMERICS,
         1.05,
     )
-    EVAL_BATCH = "eval_batch", "validation batch {asked.eval_rows} -> {choice.eval_rows}", Effect.NUMERICS
-    CHECKPOINTING = "checkpointing", "activation checkpointing", Effect.EXACT, 1.3, "cannot_checkpoint"
-    CHUNKED_LOSS = "chunked_loss", "loss in chunks", Effect.NUMERICS, 1.03, "cannot_chunk"
+    EVAL_BATCH = "validation batch {asked.eval_rows} -> {choice.eval_rows}", Effect.NUMERICS
+    CHECKPOINTING = "activation checkpointing", Effect.EXACT, 1.3, "cannot_checkpoint"
+    CHUNKED_LOSS = "loss in chunks", Effect.NUMERICS, 1.03, "cannot_chunk"
     OFFLOAD_ACTIVATIONS = (
-        "offload_activations",
         "inputs of layers in host memory",
         Effect.EXACT,
         1.15,
         "cannot_checkpoint",
         "cannot_offload_activations",
     )
-    OFFLOAD_OPTIMIZER = "offload_optimizer", "optimizer state in host memory", Effect.EXACT, 1.5, "cannot_offload"
-    OPTIMIZER_IMPL = "optimizer_impl", "{choice.optimizer_impl} optimizer", Effect.NUMERICS, 1.02
-    BF16 = "bf16", "bfloat16", Effect.SEMANTICS
-    SMALL_OPTIMIZER = "small_optimizer", "8-bit optimizer state", Effect.SEMANTICS
-    SMALLER_RANK = "smaller_rank", "lora.r {before} -> {after}", Effect.SEMANTICS
-    SHORTER = "shorter", "train.max_length {before} -> {after}", Effect.SEMANTICS
-    SMALLER_BATCH = "smaller_batch", "train.batch_size {before} -> {after}", Effect.SEMANTICS
+    OFFLOAD_OPTIMIZER = "optimizer state in host memory", Effect.EXACT, 1.5, "cannot_offload"
+    OPTIMIZER_IMPL = "{choice.optimizer_impl} optimizer", Effect.NUMERICS, 1.02
+    BF16 = "bfloat16", Effect.SEMANTICS
+    SMALL_OPTIMIZER = "8-bit optimizer state", Effect.SEMANTICS
+    SMALLER_RANK = "lora.r {before} -> {after}", Effect.SEMANTICS
+    SHORTER = "train.max_length {before} -> {after}", Effect.SEMANTICS
+    SMALLER_BATCH = "train.batch_size {before} -> {after}", Effect.SEMANTICS
 
-    def __init__(self, key: str, words: str, effect: Effect, time: float = 1.0, *cannot: str) -> None:
-        self.key, self.words, self.effect, self.time, self.cannot = key, words, effect, time, cannot
+    def __init__(self, words: str, effect: Effect, time: float = 1.0, *cannot: str) -> None:
+        self.key, self.words, self.effect, self.time, self.cannot = self.name.lower(), words, effect, time, cannot
 
 
 SWITCHES: Final = tuple(one for one in Change if one.cannot)
