@@ -9,7 +9,6 @@ from dryfit.gpu.events import SegmentKind, Shape
 from dryfit.plans.estimate import Device, Lengths, SegmentSource, Work, run_of
 from dryfit.plans.ladder import (
     PlannedTrial,
-    capacity_bytes,
     execution_asked,
     fallback_stages,
     plan_by_ladder,
@@ -75,7 +74,7 @@ def planned(trial, wish, made, where, every_fallback=False):
 def test_a_plan_keeps_its_promises(trial, wish, made, capacity_mib, kind, every_fallback):
     where = device(capacity_mib, kind)
     found = planned(trial, wish, made, where, every_fallback)
-    most_bytes = capacity_bytes(wish, where)
+    most_bytes = wish.limited(where.spec).capacity_bytes
     executions = [fallback.execution for fallback in found.ladder if fallback.execution]
     for execution in [*executions, *found.fallbacks, *([found.execution] if found.execution else [])]:
         # The effective batch is what was asked for, whatever it is cut into.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dryfit.plans.estimate import Device, SegmentSource
-from dryfit.plans.ladder import PlannedTrial, capacity_bytes, execution_asked, memory_of, work_of
+from dryfit.plans.ladder import PlannedTrial, execution_asked, memory_of, work_of
 from dryfit.settings.errors import ConfigError, ShardError, TraceError
 from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, Fallback
 from dryfit.settings.ladder import describe, time_factor
@@ -37,15 +37,10 @@ def with_rank_counts(
     """
     execution, every_fallback = body.execution, body.every_fallback
     refused = answer.verdict is VerdictKind.REFUSED
-    if (
-        answer.verdict is VerdictKind.UNKNOWN
-        or execution.dp > 1
-        or answer.memory is None
-        or not (refused or every_fallback)
-    ):
+    if answer.memory is None or not (refused or every_fallback):
         return answer
     asked = execution_asked(trial, execution)
-    most_bytes = capacity_bytes(execution, device)
+    most_bytes = execution.limited(device.spec).capacity_bytes
     needs_bytes = required_as_asked(answer)
     smallest = _smallest(answer, asked)
     choices = list(dict.fromkeys((asked, smallest))) if every_fallback else [smallest]

@@ -22,7 +22,7 @@ from dryfit.settings.ladder import (
 )
 from dryfit.settings.memory_terms import Effect, OptimizerImpl, StepPhase, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer
-from dryfit.settings.text import gib, parse_bytes
+from dryfit.settings.text import gib
 
 # How else a trial can be run, and in which order: changes are those of ``settings/ladder.py``.
 #
@@ -273,12 +273,6 @@ def plan_by_ladder(
     )
 
 
-def capacity_bytes(execution: ExecutionSettings, device: Device) -> int:
-    """Return the bytes that the trial may take: the device's memory, or the limit set where that is less."""
-    limit_bytes = parse_bytes(execution.memory_limit) if execution.memory_limit else device.spec.capacity_bytes
-    return min(limit_bytes, device.spec.capacity_bytes)
-
-
 def work_of(trial: PlannedTrial, choice: ExecutionChoice) -> Work:
     """Return how a trial uses memory when it runs by a choice."""
     return Work(
@@ -320,7 +314,7 @@ class _Climb:
     untraceable: dict[ExecutionChoice, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.capacity_bytes = capacity_bytes(self.execution, self.device)
+        self.capacity_bytes = self.execution.limited(self.device.spec).capacity_bytes
         self.asked = execution_asked(self.trial, self.execution)
         self.stages = fallback_stages(self.trial, self.execution, self.asked)
 

@@ -9,7 +9,16 @@ from pydantic import Field, model_validator
 
 from dryfit.settings.choices import BaseFormat, Precision
 from dryfit.settings.errors import ConfigError
-from dryfit.settings.memory_terms import Allocator, DeviceKind, Effect, MemoryCategory, OptimizerImpl, PeakAt, StepPhase
+from dryfit.settings.memory_terms import (
+    Allocator,
+    DeviceKind,
+    DeviceSpec,
+    Effect,
+    MemoryCategory,
+    OptimizerImpl,
+    PeakAt,
+    StepPhase,
+)
 from dryfit.settings.sharding import AUTO
 from dryfit.settings.tables import LoraSettings, Settings, TrainSettings, TrialSettings
 from dryfit.settings.task_facts import TaskName, facts_of
@@ -253,6 +262,16 @@ class ExecutionSettings(Settings):
         return self
 
     @property
+    def limit_bytes(self) -> int | None:
+        """Most memory that a trial may take; None: all there is."""
+        return parse_bytes(self.memory_limit) if self.memory_limit is not None else None
+
+    def limited(self, device: DeviceSpec) -> DeviceSpec:
+        """Return a device with no more memory than a trial may take."""
+        most_bytes = min(device.capacity_bytes, self.limit_bytes or device.capacity_bytes)
+        return device.model_copy(update={"capacity_bytes": most_bytes})
+
+    @property
     def recomputes(self) -> bool:
         """Whether activations are to be recomputed whatever else is done."""
         return bool(self.checkpointing or self.offload_activations)
@@ -347,7 +366,7 @@ def plan_execution(
         "checkpointing": execution.recomputes,
         "offload_activations": bool(execution.offload_activations),
         "offload_optimizer": bool(execution.offload_optimizer),
-        "memory_limit_bytes": parse_bytes(execution.memory_limit) if execution.memory_limit else None,
+        "memory_limit_bytes": execution.limit_bytes,
         "tp": tp,
         "threads": execution.threads or max(1, cores // (parallel * tp * execution.dp)),
         "compiled": execution.compile == "auto" and device is DeviceKind.CUDA and tp * execution.dp == 1,

@@ -155,6 +155,11 @@ class PlanAnswer(Shown, Wire):
     hours: Interval | None = None
     cost: RunCost | None = None
 
+    @classmethod
+    def unknown(cls, device: DeviceSpec, reasons: tuple[str, ...], torch: str, planner_s: float = 0.0) -> "PlanAnswer":
+        """Return the answer where nothing is known, with the reasons."""
+        return cls(verdict=VerdictKind.UNKNOWN, device=device, reasons=reasons, torch=torch, planner_s=planner_s)
+
     @property
     def devices(self) -> int:
         """Devices that the trial takes if it fits; all bytes are per device."""

@@ -34,7 +34,7 @@ from dryfit.settings.study_file_checks import Use
 from dryfit.settings.study_file_reading import load_study_file, load_study_text
 from dryfit.settings.tables import PACKAGED_MODEL, LoraSettings, ModelSettings, TrialSettings
 from dryfit.settings.task_facts import BUILT_IN, TASK_MODULES
-from dryfit.settings.text import Shown, parse_bytes
+from dryfit.settings.text import Shown
 from dryfit.settings.trial import Scalar
 from dryfit.study.arguments import layout_of, space_of, study_file_of
 from dryfit.study.child_jobs import run_all_alone, run_alone
@@ -315,14 +315,9 @@ def _ask(requests: Sequence[PlanRequest], on_done: Callable[[int], None]) -> lis
 
 def _answers(request: PlanRequest, result: PlanResult | ChildError, waited_s: float) -> tuple[PlanAnswer, ...]:
     if isinstance(result, ChildError):
-        unknown = PlanAnswer(
-            verdict=VerdictKind.UNKNOWN,
-            device=request.device,
-            reasons=tuple(part for part in (result.found, result.hint) if part),
-            torch=installed_version("torch"),
-            planner_s=waited_s,
-        )
-        return tuple(unknown for _ in request.subjects)
+        reasons = tuple(part for part in (result.found, result.hint) if part)
+        unknown = PlanAnswer.unknown(request.device, reasons, installed_version("torch"), waited_s)
+        return (unknown,) * len(request.subjects)
     return result.answers
 
 
@@ -555,10 +550,7 @@ def plan_input(
         loaded = load_study_text(preset_text(preset, task), Path(f"preset {preset}"), overrides, Use.PLAN)
     else:
         loaded = load_study_text("", Path("the defaults"), overrides, Use.PLAN)
-    spec = device_of(device)
-    limit = loaded.config.execution.memory_limit
-    if limit is not None:
-        spec = spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, parse_bytes(limit))})
+    spec = loaded.config.execution.limited(device_of(device))
     degrees = _degrees(loaded.config.execution, named=device is not None)
     config = with_precision(loaded.config, Precision.FP32)  # auto may take bf16, which needs no more
     traces = shared_traces(os.environ, Path.home())

@@ -6,8 +6,7 @@ import re
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -635,8 +634,8 @@ class _Shared:
         """Find the answers of devices with the same kernels."""
         first, *rest = group
         others = tuple(rest)
-        with self._told(group):
-            recording = limited = self.prepared.run(device=first, others=others, loud=True)
+        self._tell(group)
+        recording = limited = self.prepared.run(device=first, others=others, loud=True)
         refusing: list[RehearsalAnswer] = []
         if lacks_needs(limited):
             self.rehearsals += 1
@@ -664,14 +663,14 @@ class _Shared:
         if same is not None:
             self._keep(joined(_elsewhere(same, shared.device, error, needs), needs), same.device.name)
             return
-        with self._told([shared.device]):
-            limited = self.prepared.run(device=shared.device)
+        self._tell([shared.device])
+        limited = self.prepared.run(device=shared.device)
         refusing.append(limited)
         self._keep(joined(limited, needs) if lacks_needs(limited) else limited, shared.device.name)
 
     def _alone(self, device: DeviceSpec, why: str) -> None:
-        with self._told([device]):
-            limited = self.prepared.run(device=device)
+        self._tell([device])
+        limited = self.prepared.run(device=device)
         self.rehearsals += lacks_needs(limited)
         self._keep(with_needs(limited, self.prepared), device.name, why)
 
@@ -686,12 +685,10 @@ class _Shared:
                 alone = one.model_copy(update={"others": (), "apart": ""})
                 self.found[one.device.name] = DeviceAnswer(alone, answer.device.name)
 
-    @contextmanager
-    def _told(self, devices: Sequence[DeviceSpec]) -> Generator[None, None, None]:
+    def _tell(self, devices: Sequence[DeviceSpec]) -> None:
         names = ", ".join(one.name for one in devices)
         self.prepared.options.on_note(f"rehearsing for {names}")
         self.rehearsals += 1
-        yield
 
 
 def _ends_at(limited: RehearsalAnswer, error: OutOfMemory) -> bool:

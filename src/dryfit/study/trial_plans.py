@@ -24,7 +24,7 @@ from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, R
 from dryfit.settings.sharding import AUTO
 from dryfit.settings.tables import CalledCode
 from dryfit.settings.task_facts import task_word
-from dryfit.settings.text import gib, parse_bytes
+from dryfit.settings.text import gib
 from dryfit.settings.training_messages import ResolveResult
 from dryfit.settings.trial import Outcome
 from dryfit.settings.version import VERSION
@@ -49,12 +49,11 @@ def planning_device(resolved: ResolveResult, execution: ExecutionSettings) -> De
 
     On the CPU only a limit gives a plan something to keep to.
     """
-    limit_bytes = parse_bytes(execution.memory_limit) if execution.memory_limit is not None else None
     if resolved.device is DeviceKind.CUDA:
-        return _limited(resolved.device_spec, execution)
-    if limit_bytes is None:
+        return resolved.device_spec and execution.limited(resolved.device_spec)
+    if execution.limit_bytes is None:
         return None
-    return DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=limit_bytes)
+    return DeviceSpec(name="the CPU", kind=DeviceKind.CPU, capacity_bytes=execution.limit_bytes)
 
 
 def kind_of(device: DeviceFacts, study: AnyStudy) -> DeviceSpec | None:
@@ -67,7 +66,7 @@ def kind_of(device: DeviceFacts, study: AnyStudy) -> DeviceSpec | None:
     several = study.config.nodes is not None or len(set(study.resolved.device_specs)) > 1
     if spec is not None and several:
         spec = spec.model_copy(update={"capacity_bytes": max(1, spec.capacity_bytes // _STEP_BYTES) * _STEP_BYTES})
-    return _limited(spec, study.config.execution)
+    return spec and study.config.execution.limited(spec)
 
 
 def planned_devices(study: AnyStudy) -> tuple[DeviceSpec, ...]:
@@ -85,8 +84,8 @@ def planned_devices(study: AnyStudy) -> tuple[DeviceSpec, ...]:
     every = [kind for device in devices if (kind := kind_of(device, study)) is not None]
     kinds = list(dict.fromkeys(every))
     if config.nodes is not None and config.nodes.expect is not None:
-        expected = _limited(parse_device(config.nodes.expect), config.execution)
-        if expected is not None and all(one.capacity_bytes * _AS_LARGE < expected.capacity_bytes for one in kinds):
+        expected = config.execution.limited(parse_device(config.nodes.expect))
+        if all(one.capacity_bytes * _AS_LARGE < expected.capacity_bytes for one in kinds):
             kinds.append(expected)
     return tuple(sorted(kinds, key=lambda kind: (kind.capacity_bytes, kind.name)))
 
@@ -108,13 +107,6 @@ def like(kind: DeviceSpec, other: DeviceSpec) -> bool:
     return (kind.name, kind.capability) == (other.name, other.capability)
 
 
-def _limited(spec: DeviceSpec | None, execution: ExecutionSettings) -> DeviceSpec | None:
-    """Return a device with no more memory than the study file allows."""
-    if spec is None or execution.memory_limit is None:
-        return spec
-    return spec.model_copy(update={"capacity_bytes": min(spec.capacity_bytes, parse_bytes(execution.memory_limit))})
-
-
 # Messages for trials that do not fit: the numbers, and settings that would fit.
 #
 # ``dryfit plan`` prints a plan in ``documents/plans.py``, and so do reports.
@@ -126,12 +118,8 @@ def needed_bytes(answer: PlanAnswer) -> int:
 
 
 def least_fallback(answer: PlanAnswer) -> Fallback | None:
-    """The fallback that needs least and leaves the experiment as it is; None where the ladder has none."""
-    own = [
-        fallback
-        for fallback in answer.ladder
-        if fallback.effect is not Effect.SEMANTICS and fallback.execution is not None
-    ]
+    """The fallback that needs least and leaves the experiment as it is; None where none needs less than was asked."""
+    own = [one for one in answer.ladder if one.execution is not None and one.required_bytes < needed_bytes(answer)]
     return min(own, key=lambda fallback: fallback.required_bytes, default=None)
 
 
@@ -143,7 +131,7 @@ def refusal_text(answer: PlanAnswer) -> str:
     each = f" on each of {answer.devices} devices" if answer.devices > 1 else ""
     parts = [f"needs {gib(needed_bytes(answer))}{each}, {answer.device.name} has {gib(_capacity(answer))}"]
     least = least_fallback(answer)
-    if least is not None and least.required_bytes < needed_bytes(answer):
+    if least is not None:
         parts.append(f"at least {gib(least.required_bytes)} ({least.change})")
     fitting = [_suggestion(fallback) for fallback in _named([answer])]
     parts.append(f"would fit: {' or '.join(fitting)}" if fitting else "no change known makes it fit")
@@ -201,7 +189,7 @@ def _smallest_text(names: Sequence[str]) -> str:
 
 def _closest(trial: TrialState, answer: PlanAnswer) -> str:
     least = least_fallback(answer)
-    run_as = f" with {least.change}" if least is not None and least.required_bytes < needed_bytes(answer) else ""
+    run_as = f" with {least.change}" if least is not None else ""
     params = ", ".join(f"{name} = {value}" for name, value in trial.params.items())
     needs = f"needs {gib(least_bytes(answer))}{run_as}, {answer.device.name} has {gib(_capacity(answer))}"
     return f"trial {trial.number} {needs}" + (f" ({params})" if params else "")
@@ -229,7 +217,7 @@ def _suggestion(fallback: Fallback) -> str:
 def least_bytes(answer: PlanAnswer) -> int:
     """Return the least memory that the plan needs with any change that leaves the experiment as it is."""
     least = least_fallback(answer)
-    return min(needed_bytes(answer), least.required_bytes if least is not None else needed_bytes(answer))
+    return needed_bytes(answer) if least is None else least.required_bytes
 
 
 def _capacity(answer: PlanAnswer) -> int:
@@ -426,7 +414,8 @@ class TrialPlanner:
         self._failures[number] = (*past, PastFailure(failure.kind, reached_checkpoint=False))
         if action.action in ANOTHER_ATTEMPT or action.action is Action.PAUSE:
             return PlanTrouble(number, failure, action.action, action.delay_s)
-        self._answer(number, device, self._unknown(device, failure))
+        reason = f"{FailureKind.PLANNER}: {failure.sentence}"
+        self._answer(number, device, PlanAnswer.unknown(device, (reason,), self._torch))
         return None
 
     def abandon(self) -> None:
@@ -438,15 +427,6 @@ class TrialPlanner:
 
     def _answer(self, number: int, device: DeviceSpec, answer: PlanAnswer) -> None:
         self._write(TrialPlanned(number=number, key=self._keys[number, device], answer=answer))
-
-    def _unknown(self, device: DeviceSpec, failure: Failure) -> PlanAnswer:
-        return PlanAnswer(
-            verdict=VerdictKind.UNKNOWN,
-            device=device,
-            reasons=(f"{FailureKind.PLANNER}: {failure.sentence}",),
-            torch=self._torch,
-            planner_s=0.0,
-        )
 
     def _keys_of(self, trial: TrialState) -> Mapping[DeviceSpec, str]:
         """Return the keys of a trial's plans now, by the kind of device."""

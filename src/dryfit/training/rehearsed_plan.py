@@ -89,8 +89,7 @@ def plan(body: RehearsedPlanRequest, channel: ChildChannel) -> PlanResult:
     channel.send(Phase(name="load"))
     own = body.calling.objective
     if body.is_script and not may_use_torch(own.function, Path(own.paths[0])):
-        facts = {"device": body.device, "torch": installed_version("torch"), "planner_s": 0.0}
-        return PlanResult(answers=(PlanAnswer(verdict=VerdictKind.UNKNOWN, reasons=(NO_TORCH,), **facts),))
+        return PlanResult(answers=(PlanAnswer.unknown(body.device, (NO_TORCH,), installed_version("torch")),))
     calling = body.calling.model_copy(update={"checkpoint_dir": str(channel.folder / "trial")})
     request = RehearsalRequest(
         function=_SCRIPT if body.is_script else _TRAIN,
