@@ -1,47 +1,42 @@
-"""Over how many ranks a model is sharded: the fewest that fit, never more than there are, and one where one will do."""
+"""Over how many ranks a model is sharded: the fewest that fit, and never more than there are."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.settings.sharding import DEGREES, RankOutcome, degrees_within, next_ranks, ranks_taken
+from dryfit.parallel.device_counts import fits_on, until_fits
+from dryfit.settings.devices import parse_device
+from dryfit.settings.errors import TraceError
+from dryfit.settings.memory_terms import VerdictKind
+from dryfit.settings.plan_messages import PlanAnswer
+from dryfit.settings.sharding import DEGREES, degrees_within
+from plan_jobs import MIB, memory
 
-TRUTHS = st.fixed_dictionaries(dict.fromkeys((1, *DEGREES), st.sampled_from(RankOutcome)))
-
-
-def looked_at(
-    truth: dict[int, RankOutcome], degrees: tuple[int, ...], known: dict[int, RankOutcome]
-) -> dict[int, RankOutcome]:
-    """All that is looked at, in order, by one who knows something already."""
-    found = dict(known)
-    while (ranks := next_ranks(found, degrees)) is not None:
-        assert ranks not in found
-        found[ranks] = truth[ranks]
-    return found
+CARD = parse_device("24GiB")
+TRUTHS = st.fixed_dictionaries(dict.fromkeys(DEGREES, st.none() | st.sampled_from(VerdictKind)))
 
 
-@given(TRUTHS, st.integers(0, 20))
+@given(TRUTHS, st.integers(0, 20), st.none() | st.integers(0, 10))
 def test_the_fewest_ranks_that_fit_are_taken_and_never_more_than_there_are(
-    truth: dict[int, RankOutcome], most: int
+    truth: dict[int, VerdictKind | None], most: int, host: int | None
 ) -> None:
+    asked: list[int] = []
+    host_bytes = None if host is None else host * MIB
+
+    def on_ranks(ranks: int) -> PlanAnswer:
+        asked.append(ranks)
+        verdict = truth[ranks]
+        if verdict is None:
+            raise TraceError("sharding a model", "it branches on data", "a model that can be traced")
+        needs = None if verdict is VerdictKind.UNKNOWN else memory(1, 1)
+        return PlanAnswer(verdict=verdict, device=CARD, memory=needs, torch="2.13.0", planner_s=0.0)
+
     degrees = degrees_within(most)
     assert all(degree <= most for degree in degrees)
-    found = looked_at(truth, degrees, {})
-    taken = ranks_taken(found)
-    assert set(found) <= {1, *degrees}
-    if truth[1] is not RankOutcome.TOO_LARGE:
-        assert set(found) == {1} and taken == (1 if truth[1] is RankOutcome.FITS else None)
-        return
-    fitting = [ranks for ranks in degrees if truth[ranks] is RankOutcome.FITS]
-    assert taken == (min(fitting) if fitting else None)
-    assert all(ranks <= (taken or max(most, 1)) for ranks in found), "nothing is looked at in vain"
-
-
-@given(TRUTHS, st.integers(0, 20), st.data())
-def test_who_goes_on_after_a_restart_takes_the_same(
-    truth: dict[int, RankOutcome], most: int, data: st.DataObject
-) -> None:
-    whole = looked_at(truth, degrees_within(most), {})
-    kept = data.draw(st.integers(0, len(whole)))
-    known = dict(list(whole.items())[:kept])
-    assert looked_at(truth, degrees_within(most), known) == whole
-    assert ranks_taken(whole) == ranks_taken(dict(reversed(whole.items())))
+    answers, reasons = until_fits(reversed(degrees), on_ranks, lambda ranks, one: fits_on(one, ranks, host_bytes))
+    fitting = [ranks for ranks in degrees if truth[ranks] in (VerdictKind.FITS, VerdictKind.FITS_WITH)]
+    fitting = [ranks for ranks in fitting if host is None or ranks <= host]
+    assert asked == [ranks for ranks in degrees if not fitting or ranks <= fitting[0]], "nothing is asked in vain"
+    assert [ranks for ranks, answer in answers.items() if fits_on(answer, ranks, host_bytes)] == fitting[:1]
+    assert list(answers) == [ranks for ranks in asked if truth[ranks] is not None]
+    assert len(reasons) == len(asked) - len(answers)
+    assert all("it branches on data" in reason for reason in reasons)

@@ -1,7 +1,7 @@
 """Plan a trial on several devices: fallbacks to name, and the number that ``execution.tp = "auto"`` takes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from dryfit.plans.estimate import Device, SegmentSource
 from dryfit.plans.ladder import PlannedTrial, execution_asked, memory_of, work_of
@@ -10,11 +10,12 @@ from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, Fallba
 from dryfit.settings.ladder import describe, time_factor
 from dryfit.settings.memory_terms import Effect, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
-from dryfit.settings.sharding import RankOutcome
 from dryfit.settings.text import gib
 
 NAMED_COUNTS: Final = (2, 4)
 """Numbers of devices to name where the machine's is not known."""
+
+Found = TypeVar("Found")
 
 RankSegments = Callable[[int], SegmentSource]
 """Returns a rank's segments, given the degree; ConfigError, ShardError or TraceError: the model cannot be sharded."""
@@ -45,51 +46,65 @@ def with_rank_counts(
     smallest = _smallest(answer, asked)
     choices = list(dict.fromkeys((asked, smallest))) if every_fallback else [smallest]
     known = max(execution.ranks, *(fallback.devices for fallback in answer.ladder), 1)
-    found: list[Fallback] = []
-    cannot_cut = answer.cannot_shard
-    for degree in NAMED_COUNTS:
-        if degree <= known:
-            continue
-        try:
-            of_ranks = device.of_ranks(degree)
-            choice, required_bytes = _first_that_fits(choices, trial, rank_segments(degree), of_ranks, most_bytes)
-        except (ConfigError, ShardError, TraceError) as error:
-            cannot_cut = cannot_cut or why_not_sharded(degree, error)
-            continue
-        found.append(
-            _ranks_fallback(
-                degree,
-                required_bytes,
-                needs_bytes,
-                fits=required_bytes <= most_bytes and _host_has(degree * required_bytes, body.host_bytes),
-                time=time_factor(choice, asked, trial.lengths.longest),
-                also=f"; with {describe(choice, asked)}" if choice != asked else "",
-            )
+
+    def on_ranks(degree: int) -> Fallback:
+        source, of_ranks = rank_segments(degree), device.of_ranks(degree)
+        choice, required_bytes = _first_that_fits(choices, trial, source, of_ranks, most_bytes)
+        return _ranks_fallback(
+            degree,
+            required_bytes,
+            needs_bytes,
+            fits=required_bytes <= most_bytes and _host_has(degree * required_bytes, body.host_bytes),
+            time=time_factor(choice, asked, trial.lengths.longest),
+            also=f"; with {describe(choice, asked)}" if choice != asked else "",
         )
-        if found[-1].fits and not every_fallback:
-            break
-    fitting = next((fallback for fallback in found if fallback.fits), None)
+
+    degrees = [degree for degree in NAMED_COUNTS if degree > known]
+    found, why_not = until_fits(degrees, on_ranks, lambda _, one: one.fits and not every_fallback)
+    fitting = next((fallback for fallback in found.values() if fallback.fits), None)
     reasons = answer.reasons
     if refused and fitting is not None:
         reasons = (*reasons, f"{fitting.change} would fit: {gib(fitting.required_bytes)} {fitting.note}")
-    ladder = (*answer.ladder, *found)
-    return answer.model_copy(update={"ladder": ladder, "reasons": reasons, "cannot_shard": cannot_cut})
+    ladder, cannot_shard = (*answer.ladder, *found.values()), answer.cannot_shard or next(iter(why_not), "")
+    return answer.model_copy(update={"ladder": ladder, "reasons": reasons, "cannot_shard": cannot_shard})
 
 
-def rank_outcome(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> RankOutcome:
-    """Return whether a trial fits on a number of ranks.
+def fits_on(answer: PlanAnswer, ranks: int, host_bytes: int | None) -> bool:
+    """Whether a trial fits on several ranks.
 
     Args:
-        answer: The answer about one of the ranks.
-        ranks: Number of ranks; for a single one the host's memory does not count.
+        answer: The answer about one of them.
+        ranks: Number of ranks.
         host_bytes: Host memory for all ranks together; None: it does not count.
     """
-    if answer.verdict is VerdictKind.UNKNOWN:
-        return RankOutcome.NOT_POSSIBLE
-    if not answer.verdict.fits or answer.memory is None:
-        return RankOutcome.TOO_LARGE
-    fits = ranks == 1 or _host_has(ranks * answer.memory.required_bytes, host_bytes)
-    return RankOutcome.FITS if fits else RankOutcome.TOO_LARGE
+    memory = answer.memory if answer.verdict.fits else None
+    return memory is not None and _host_has(ranks * memory.required_bytes, host_bytes)
+
+
+def until_fits(
+    degrees: Iterable[int], on_ranks: Callable[[int], Found], fits: Callable[[int, Found], bool]
+) -> tuple[dict[int, Found], list[str]]:
+    """Plan a trial on more and more ranks, until it fits.
+
+    Args:
+        degrees: Numbers of ranks.
+        on_ranks: Plans one of them.
+        fits: Whether what was found of so many ranks ends the search.
+
+    Returns:
+        What was found by number of ranks, and why it cannot be sharded over others.
+    """
+    found: dict[int, Found] = {}
+    reasons: list[str] = []
+    for ranks in sorted(degrees):
+        try:
+            found[ranks] = on_ranks(ranks)
+        except (ConfigError, ShardError, TraceError) as error:
+            reasons.append(f"{_ranks(ranks)}: {error.found}")
+            continue
+        if fits(ranks, found[ranks]):
+            break
+    return found, reasons
 
 
 def answer_on_ranks(
@@ -144,7 +159,7 @@ def with_tried_ranks(one: PlanAnswer, tried: Mapping[int, PlanAnswer], host_byte
     Args:
         one: The refusal on one device.
         tried: The answers about one of the ranks, by number of ranks.
-        host_bytes: As in :func:`rank_outcome`.
+        host_bytes: As in :func:`fits_on`.
     """
     found: list[Fallback] = []
     for ranks, answer in tried.items():
@@ -184,11 +199,6 @@ def required_as_asked(answer: PlanAnswer) -> int:
     assert answer.memory is not None
     first = next((fallback for fallback in answer.ladder if fallback.execution is not None), None)
     return answer.memory.required_bytes if first is None else first.required_bytes + first.saves_bytes
-
-
-def why_not_sharded(degree: int, error: ConfigError | ShardError | TraceError) -> str:
-    """Return why a model cannot be sharded over a number of ranks."""
-    return f"{_ranks(degree)}: {error.found}"
 
 
 def _host_has(needed_bytes: int, host_bytes: int | None) -> bool:

@@ -25,15 +25,15 @@ from dryfit.plans.trace_store import TraceStore
 from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.device_reach import DeviceReach
-from dryfit.settings.errors import ConfigError, DryfitError, ShardError, TraceError
+from dryfit.settings.errors import ConfigError, DryfitError, TraceError
 from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, PlanSubject, eval_rows
 from dryfit.settings.ladder import Change
 from dryfit.settings.memory_key import StepKey, step_key
-from dryfit.settings.memory_terms import DeviceKind
+from dryfit.settings.memory_terms import DeviceKind, VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest, PlanResult, StudyTokens
 from dryfit.settings.reach_calibrations import calibrated_reach, read_reach_calibrations
 from dryfit.settings.rehearsal_messages import Interval, StepTime, run_hours, times
-from dryfit.settings.sharding import AUTO, RankOutcome, Sent, next_ranks, ranks_taken
+from dryfit.settings.sharding import AUTO, Sent
 from dryfit.settings.tables import DataSettings, TrainSettings
 from dryfit.settings.task_facts import facts_of
 from dryfit.settings.text import gib
@@ -224,32 +224,25 @@ class Planner:
             ConfigError: A setting is impossible.
         """
         request = self.request
-        exact, host_bytes = request.execution.allow == "exact", request.host_bytes
+        exact, host_bytes, every = request.execution.allow == "exact", request.host_bytes, request.every_fallback
         degrees = () if exact or not request.several else request.degrees
-        reasons = ['execution.allow is "exact": ranks add up in another order'] if exact else list[str]()
-        answers: dict[int, PlanAnswer] = {}
-        outcomes: dict[int, RankOutcome] = {}
-        while (ranks := next_ranks(outcomes, degrees)) is not None:
-            try:
-                if ranks == 1:
-                    every = request.every_fallback
-                    answers[ranks] = self._climb(subject, trial, request.execution, every_fallback=every)
-                else:
-                    answers[ranks] = self._on_ranks(subject, ranks)
-                outcomes[ranks] = device_counts.rank_outcome(answers[ranks], ranks, host_bytes)
-            except (ConfigError, ShardError, TraceError) as error:
-                if ranks == 1:
-                    raise
-                outcomes[ranks] = RankOutcome.NOT_POSSIBLE
-                reasons.append(device_counts.why_not_sharded(ranks, error))
-        alone, taken = answers.pop(1), ranks_taken(outcomes)
-        if reasons and not alone.verdict.fits:
+        alone = self._climb(subject, trial, request.execution, every_fallback=every)
+        if alone.verdict.fits:
+            return alone if host_bytes is not None else self._with_more_ranks(subject, alone, 1, degrees)
+        refused = alone.verdict is VerdictKind.REFUSED
+        tried, reasons = device_counts.until_fits(
+            degrees if refused else (),
+            lambda ranks: self._on_ranks(subject, ranks),
+            lambda ranks, answer: device_counts.fits_on(answer, ranks, host_bytes),
+        )
+        if exact:
+            reasons = ['execution.allow is "exact": ranks add up in another order']
+        if reasons:
             alone = alone.model_copy(update={"cannot_shard": reasons[0]})
-        if taken is None:
-            return device_counts.with_tried_ranks(alone, answers, host_bytes)
-        answer = alone
-        if taken > 1:
-            answer = device_counts.answer_on_ranks(alone, answers[taken], taken, trial, request.execution)
+        taken, several = next(reversed(tried.items()), (1, alone))
+        if not device_counts.fits_on(several, taken, host_bytes):
+            return device_counts.with_tried_ranks(alone, tried, host_bytes)
+        answer = device_counts.answer_on_ranks(alone, several, taken, trial, request.execution)
         return answer if host_bytes is not None else self._with_more_ranks(subject, answer, taken, degrees)
 
     def rank_source(self, subject: PlanSubject, ranks: int) -> SegmentSource:
@@ -296,7 +289,7 @@ class Planner:
         execution = self._execution_on(subject, ranks)
         trial = self.trials.of(subject, execution)
         answer = self._climb(subject, trial, execution, every_fallback=False)
-        if device_counts.rank_outcome(answer, ranks, self.request.host_bytes) is not RankOutcome.FITS:
+        if not device_counts.fits_on(answer, ranks, self.request.host_bytes):
             return answer
         return self._with_shards(subject, trial, execution, answer)
 
