@@ -1,7 +1,7 @@
-"""The ladder: how a training can be changed so that it takes less memory, and the changes of one that ran out. Pure.
+"""The ladder: how a training can be changed so that it takes less memory. Pure.
 
-One table has all changes: of our own tasks' trials, which ``plans/ladder.py`` tries on estimates, and of scripts with
-``TrainingArguments``, which :func:`climb` tries by rehearsals.
+One table has all changes: those of our own tasks' trials, which ``plans/ladder.py`` tries by estimates, and those of
+scripts with ``TrainingArguments``, which :func:`climb` tries by rehearsals.
 """
 
 from collections.abc import Callable, Iterator
@@ -132,7 +132,7 @@ def is_below(choice: ExecutionChoice, other: ExecutionChoice) -> bool:
     )
 
 
-# Choices as ``TrainingArguments``, and what less of them a training can take.
+# Choices of execution as ``TrainingArguments``, and back.
 
 
 _ARGUMENTS: Final = (
@@ -244,17 +244,17 @@ def _stages(
     evaluation: dict[str, ArgumentValue] = {}
     if Change.MICRO_BATCH.effect.within(allow):
         smaller = smaller_micro_batches(own_rows, steps) if steps else []
-        batches |= {rows: {BATCH: rows, ACCUMULATION: several} for rows, several in smaller}
+        batches |= {rows: {BATCH: rows, ACCUMULATION: more} for rows, more in smaller}
         evaluation = _evaluation(seen, answer)
     extra: dict[str, ArgumentValue] = {}
     effects = [Effect.EXACT]
-    for change, values in (Change.MICRO_BATCH, {}), *_changes(seen, has_eight_bit=has_eight_bit):
+    for change, arguments in (Change.MICRO_BATCH, {}), *_changes(seen, has_eight_bit=has_eight_bit):
         if change.effect.within(allow):
-            extra |= values
+            extra |= arguments
             effects.append(change.effect)
             members = {rows: {**batch, **evaluation, **extra} for rows, batch in batches.items()}
             most = Effect.most(effects)
-            yield {rows: ArgumentChange(tuple(all_.items()), most) for rows, all_ in members.items() if all_}
+            yield {rows: ArgumentChange(tuple(one.items()), most) for rows, one in members.items() if one}
 
 
 def _changes(seen: SeenArguments, *, has_eight_bit: bool) -> Iterator[tuple[Change, dict[str, ArgumentValue]]]:
