@@ -104,17 +104,8 @@ def execution_asked(trial: PlannedTrial, execution: ExecutionSettings) -> Execut
             f"execution.optimizer_impl is {impl.value!r}, which this optimizer does not have here",
             allowed=", ".join(("auto", *(known.value for known in trial.optimizer_impls))),
         )
-    micro_batch = min(execution.micro_batch or trial.effective_batch, trial.effective_batch)
-    return ExecutionChoice(
-        micro_batch=micro_batch,
-        accumulation=-(-trial.effective_batch // micro_batch),
-        eval_batch=execution.eval_batch,
-        checkpointing=execution.recomputes,
-        offload_activations=bool(execution.offload_activations),
-        optimizer_impl=impl,
-        offload_optimizer=bool(execution.offload_optimizer),
-        chunked_loss=_chunked(trial, execution),
-    )
+    update = {"optimizer_impl": impl, "chunked_loss": _chunked(trial, execution)}
+    return execution.choice(trial.effective_batch).model_copy(update=update)
 
 
 def _chunked(trial: PlannedTrial, execution: ExecutionSettings) -> bool | None:
@@ -429,21 +420,23 @@ class _Climb:
             self.source.prepare(kind, [Shape(row, self.trial.lengths.longest) for row in wanted])
 
     def fallback(self, choice: ExecutionChoice) -> Fallback:
-        memory, asked = self.tried[choice], self.asked
+        fallback = self._priced(describe(choice, self.asked), effect(choice, self.asked), self.tried[choice], choice)
+        return fallback.model_copy(update={"execution": choice})
+
+    def _priced(self, change: str, effect: Effect, memory: MemoryPlan, choice: ExecutionChoice) -> Fallback:
         return Fallback(
-            change=describe(choice, asked),
-            execution=choice,
+            change=change,
+            execution=None,
             required_bytes=memory.required_bytes,
-            saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
-            time_factor=time_factor(choice, asked, self.trial.lengths.longest),
-            effect=effect(choice, asked),
+            saves_bytes=self.tried[self.asked].required_bytes - memory.required_bytes,
+            time_factor=time_factor(choice, self.asked, self.trial.lengths.longest),
+            effect=effect,
             fits=self.fits(memory),
         )
 
     def suggestions(self, chosen: ExecutionChoice | None, resubject: Resubject) -> list[Fallback]:
         """Price changes of the experiment, on the plan as asked; where nothing fits, on the smallest choice tried."""
-        asked = self.asked
-        base = asked if chosen else self.least()
+        base = self.asked if chosen else self.least()
         priced: list[Fallback] = []
         for change, trial, choice in suggested(self.trial, base):
             source = resubject(change) if trial is self.trial else self.source
@@ -453,18 +446,9 @@ class _Climb:
                 memory = estimate(source, work_of(trial, choice), self.device)
             except TraceError:
                 continue
-            priced.append(
-                Fallback(
-                    change=str(change),
-                    execution=None,
-                    required_bytes=memory.required_bytes,
-                    saves_bytes=self.tried[asked].required_bytes - memory.required_bytes,
-                    time_factor=time_factor(base, asked, self.trial.lengths.longest),
-                    effect=Effect.SEMANTICS,
-                    fits=self.fits(memory),
-                    note=f"with {describe(choice, asked)}" if base != asked else "",
-                )
-            )
+            note = f"with {describe(choice, self.asked)}" if base != self.asked else ""
+            suggestion = self._priced(str(change), Effect.SEMANTICS, memory, base)
+            priced.append(suggestion.model_copy(update={"note": note}))
         return priced
 
     def fallbacks(self, chosen: ExecutionChoice) -> tuple[ExecutionChoice, ...]:

@@ -261,6 +261,20 @@ class ExecutionSettings(Settings):
             )
         return self
 
+    def choice(self, effective_batch: int) -> "ExecutionChoice":
+        """Return what is set for a batch of so many rows, and where nothing is, what changes nothing."""
+        micro_batch = min(self.micro_batch or effective_batch, effective_batch)
+        return ExecutionChoice(
+            micro_batch=micro_batch,
+            accumulation=-(-effective_batch // micro_batch),
+            eval_batch=self.eval_batch,
+            checkpointing=self.recomputes,
+            chunked_loss=self.chunked_loss,
+            offload_activations=bool(self.offload_activations),
+            optimizer_impl=self.optimizer_impl,
+            offload_optimizer=bool(self.offload_optimizer),
+        )
+
     @property
     def limit_bytes(self) -> int | None:
         """Most memory that a trial may take; None: all there is."""
@@ -356,16 +370,11 @@ def plan_execution(
         ranks: Tensor-parallel ranks; None: as the settings say.
     """
     tp = execution.ranks if ranks is None else ranks
-    micro_batch = min(execution.micro_batch or effective_batch, effective_batch)
     as_set = execution.model_dump(include=set(ExecutionPlan.model_fields))
     derived: dict[str, Any] = {
         "device": device,
         "effective_batch": effective_batch,
-        "micro_batch": micro_batch,
-        "accumulation": -(-effective_batch // micro_batch),
-        "checkpointing": execution.recomputes,
-        "offload_activations": bool(execution.offload_activations),
-        "offload_optimizer": bool(execution.offload_optimizer),
+        **execution.choice(effective_batch).model_dump(exclude={"tp"}),
         "memory_limit_bytes": execution.limit_bytes,
         "tp": tp,
         "threads": execution.threads or max(1, cores // (parallel * tp * execution.dp)),

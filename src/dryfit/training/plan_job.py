@@ -26,7 +26,7 @@ from dryfit.plans.tracer import Variant
 from dryfit.processes.channel import ChildChannel
 from dryfit.settings.device_reach import DeviceReach
 from dryfit.settings.errors import ConfigError, DryfitError, TraceError
-from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, PlanSubject, eval_rows
+from dryfit.settings.execution import ExecutionChoice, ExecutionSettings, PlanSubject
 from dryfit.settings.ladder import Change
 from dryfit.settings.memory_key import StepKey, step_key
 from dryfit.settings.memory_terms import DeviceKind, VerdictKind
@@ -197,11 +197,11 @@ class Planner:
             if execution.ranks > 1:
                 self.shards.prove(subject, execution.ranks)
             source = self.source(subject, execution)
-            rows = min(execution.micro_batch or trial.effective_batch, trial.effective_batch)
+            asked = execution.choice(trial.effective_batch)
             for length in trial.lengths.candidates:
                 source.prepare(SegmentKind.BATCH, [Shape(trial.effective_batch, length)])
-                source.prepare(SegmentKind.MICRO_FIRST, [Shape(rows, length)])
-                source.prepare(SegmentKind.EVALUATE, [Shape(eval_rows(rows, execution.eval_batch), length)])
+                source.prepare(SegmentKind.MICRO_FIRST, [Shape(asked.micro_batch, length)])
+                source.prepare(SegmentKind.EVALUATE, [Shape(asked.eval_rows, length)])
 
     def on_ranks_set(self, subject: PlanSubject, trial: PlannedTrial) -> PlanAnswer:
         """Plan a subject on as many ranks as the execution settings say.
