@@ -17,6 +17,7 @@ import torch.accelerator
 from torch.autograd import profiler
 
 from dryfit.gpu.constants import processors_of
+from dryfit.gpu.private_apis.torch_modes import NEW_TENSOR
 from dryfit.gpu.private_apis.torch_virtual import replace_internals, stand_in
 from dryfit.gpu.script_recorder import LiveAllocations, Places
 from dryfit.gpu.viewers import Failure, memory_snapshot
@@ -456,7 +457,7 @@ def _make_default(replaced: Callable[..., None], t: Any) -> None:
 def _new_tensor(cls: type[torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
     """Make what ``torch.Tensor(...)`` makes: one of the default type, or of the CPU as ever."""
     if TypedTensor.default is None or cls is not torch.Tensor or kwargs:
-        return torch._C.TensorBase.__new__(cls, *args, **kwargs)
+        return NEW_TENSOR(cls, *args, **kwargs)
     return TypedTensor.default(*args)
 
 

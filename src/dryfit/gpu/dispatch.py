@@ -28,6 +28,8 @@ from dryfit.gpu.private_apis.torch_fakes import (
     in_kernel_of,
 )
 from dryfit.gpu.private_apis.torch_modes import (
+    TRACED_CONVOLUTION,
+    is_traced,
     recorded_by_trace,
     schema_of,
     tree_iter,
@@ -60,8 +62,8 @@ _VIEWS = frozenset(
         _aten.expand.default,
     }
 )
-_TRACED_CONVOLUTION, _CONVOLUTION_ARGUMENTS = _aten._convolution.default, 9
-"""What a trace records of a convolution: the same with flags of cuDNN behind the arguments."""
+_CONVOLUTION_ARGUMENTS = 9
+"""Arguments of a convolution; behind them a trace records flags of cuDNN."""
 _NUMBERS = frozenset({bool, int, float})
 _FILLS = frozenset({_aten.fill_.Scalar, _aten.zero_.default})
 
@@ -131,13 +133,15 @@ _ASKS_FOR_KERNELS = "aten::_use_"
 """How questions begin whether a library's kernel is used instead of torch's own; answered with no."""
 
 
-def _with_tensors(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with tensors again where torch gave numbers instead: of constants of TorchScript it does."""
-    wanted = schema_of(func).arguments
-    return tuple(
-        torch.tensor(one) if type(one) in _NUMBERS and isinstance(argument.type, torch.TensorType) else one
-        for one, argument in zip(args, wanted, strict=False)
-    )
+def _of_script(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return what torch would call by itself, of an operator as TorchScript calls it: numbers for tensors, flags."""
+    if args and type(args[0]) in _NUMBERS:
+        wanted = schema_of(func).arguments
+        args = tuple(
+            torch.tensor(one) if type(one) in _NUMBERS and isinstance(argument.type, torch.TensorType) else one
+            for one, argument in zip(args, wanted, strict=False)
+        )
+    return (_aten.convolution.default, args[:_CONVOLUTION_ARGUMENTS]) if func is TRACED_CONVOLUTION else (func, args)
 
 
 def _of_inference(args: Any) -> bool:
@@ -236,12 +240,9 @@ class VirtualDispatch(ScriptRecorder):
         if func is _DEVICE:  # two of three calls are this question
             return args[0].fake_device
         kwargs = kwargs or {}
-        if torch.jit.is_tracing():
+        if is_traced():
             return self._traced(func, types, args, kwargs)
-        if args and type(args[0]) in _NUMBERS:
-            args = _with_tensors(func, args)
-        if func is _TRACED_CONVOLUTION:
-            func, args = _aten.convolution.default, args[:_CONVOLUTION_ARGUMENTS]
+        func, args = _of_script(func, args)
         has_fake = False
         for one in types:
             if issubclass(one, FakeTensor):
@@ -303,7 +304,7 @@ class VirtualDispatch(ScriptRecorder):
             cudnn = torch.backends.cudnn
             flags = cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32
             with self.on_device():
-                return _TRACED_CONVOLUTION(*args, *flags)
+                return TRACED_CONVOLUTION(*args, *flags)
 
     def _allocated(self, func: Any, types: Any, args: Any, kwargs: Any) -> torch.Tensor:
         """Return memory of the host for weights, states or activations, which are many numbers, or for data."""

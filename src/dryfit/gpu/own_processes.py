@@ -10,8 +10,10 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, wraps
-from multiprocessing import connection, process, queues, synchronize
-from typing import Any
+from multiprocessing import connection, queues, synchronize
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 _ASKS = (
     (connection.Connection, ("recv", "recv_bytes", "poll", "send", "send_bytes")),
@@ -22,6 +24,14 @@ _ASKS = (
     (synchronize.Condition, ("wait",)),
 )
 """What a script asks, or gives, a process that runs beside it."""
+
+
+class _Call(NamedTuple):
+    """What a process is to call."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class OwnProcesses:
@@ -37,42 +47,72 @@ class OwnProcesses:
     """
 
     def __init__(
-        self,
-        is_own: Callable[[str], bool],
-        has_trained: Callable[[], bool],
-        note: Callable[[str], None],
+        self, is_own: Callable[[str], bool], has_trained: Callable[[], bool], note: Callable[[str], None]
     ) -> None:
         self._is_own, self._has_trained, self._note = is_own, has_trained, note
         self.alike = 1
-        self._waiting: list[process.BaseProcess] = []
-        self._start = process.BaseProcess.start
-        self._pid = os.getpid()
+        self._calls: WeakKeyDictionary[BaseProcess, _Call] = WeakKeyDictionary()
+        self._waiting: list[BaseProcess] = []
+        self._stood_for: WeakSet[BaseProcess] = WeakSet()
+        """Those that wait or count as ended, and were never started."""
+        self._start, self._pid = BaseProcess.start, os.getpid()
 
     def install(self) -> None:
         """Let processes wait from now on."""
-        own = self
+        own, make = self, BaseProcess.__init__
+
+        @wraps(make)
+        def noted(
+            self: BaseProcess,
+            group: None = None,
+            target: Any = None,
+            name: Any = None,
+            args: Any = (),
+            *rest: Any,
+            **given: Any,
+        ) -> None:
+            make(self, group, target, name, args, *rest, **given)
+            own._calls[self] = _Call(target, tuple(args), dict((*rest, given.get("kwargs", {}))[0]))
 
         @wraps(self._start)
-        def start(self: process.BaseProcess) -> None:
+        def start(self: BaseProcess) -> None:
             if own._is_rank(self):
-                self._popen = _Waiting(own.run_first)  # pyright: ignore[reportAttributeAccessIssue]
                 own._waiting.append(self)
+                own._stood_for.add(self)
             else:
                 own._start(self)
 
-        process.BaseProcess.start = start
+        BaseProcess.__init__, BaseProcess.start = noted, start
+        for name, answer in (("join", None), ("is_alive", False), ("terminate", None), ("kill", None), ("close", None)):
+            setattr(BaseProcess, name, self._standing(getattr(BaseProcess, name), answer, runs=name in _WAITS))
+        for name, answer in (("exitcode", 0), ("pid", self._pid), ("ident", self._pid)):
+            asked = vars(BaseProcess)[name].fget
+            setattr(BaseProcess, name, property(self._standing(asked, answer, runs=name == "exitcode")))
         for owner, names in _ASKS:
             for name in names:
                 setattr(owner, name, self._asking(getattr(owner, name)))
 
-    def _is_rank(self, started: Any) -> bool:
-        target = started._target
+    def _is_rank(self, started: BaseProcess) -> bool:
+        target = self._calls[started].target if started in self._calls else None
         while isinstance(target, partial):
             target = target.func
         code = getattr(target, "__code__", None)
         if code is None or started.daemon or os.getpid() != self._pid or self._has_trained():
             return False
-        return self._is_own(code.co_filename) and started._popen is None
+        return self._is_own(code.co_filename)
+
+    def _standing(self, real: Callable[..., Any], answer: Any, *, runs: bool) -> Callable[..., Any]:
+        """Return what answers for a process that was never started; it runs the first where the script waits."""
+
+        @wraps(real)
+        def asked(process: BaseProcess, *args: Any, **kwargs: Any) -> Any:
+            if process not in self._stood_for:
+                return real(process, *args, **kwargs)
+            if runs:
+                self.run_first()
+            return answer
+
+        return asked
 
     def _asking(self, ask: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(ask)
@@ -86,7 +126,7 @@ class OwnProcesses:
         """Start what waits, in the order of the script: they are its helpers."""
         waiting, self._waiting = self._waiting, []
         for one in waiting:
-            one._popen = None  # pyright: ignore[reportAttributeAccessIssue]
+            self._stood_for.discard(one)
             self._start(one)
 
     def run_first(self) -> None:
@@ -94,36 +134,18 @@ class OwnProcesses:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        targets = Counter(one._target for one in waiting)  # pyright: ignore[reportAttributeAccessIssue]
-        [(target, count)] = targets.most_common(1)
-        first: Any = next(one for one in waiting if one._target is target)  # pyright: ignore[reportAttributeAccessIssue]
+        [(target, count)] = Counter(self._calls[one].target for one in waiting).most_common(1)
+        first = next(one for one in waiting if self._calls[one].target == target)
+        name = getattr(target, "__name__", "a function")
         self._note(
-            f"of {len(waiting)} processes that the script starts, {count} with {target.__name__}, the first such is "
+            f"of {len(waiting)} processes that the script starts, {count} with {name}, the first such is "
             "rehearsed, in the script's own; each other takes as much again, on its device or on the same"
         )
         self.alike = count
         multiprocessing.current_process().name = first.name
-        target(*first._args, **first._kwargs)
+        call = self._calls[first]
+        call.target(*call.args, **call.kwargs)
 
 
-class _Waiting:
-    """In the place of what runs a process: whoever asks for its end lets the first of all run."""
-
-    def __init__(self, run: Callable[[], None]) -> None:
-        self._run = run
-        self.pid, self.returncode = os.getpid(), 0
-        self.sentinel = 0
-
-    def poll(self, *_: Any) -> int:
-        """Run it, and return the status of an end."""
-        self._run()
-        return 0
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Run it, and return the status of an end."""
-        return self.poll(timeout)
-
-    def terminate(self) -> None:
-        """Nothing runs that could be ended."""
-
-    kill = close = terminate
+_WAITS = frozenset({"join", "is_alive"})
+"""What a script asks of a process that it waits for."""

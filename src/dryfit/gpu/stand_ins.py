@@ -332,7 +332,7 @@ def _flash_modules() -> Mapping[str, Mapping[str, Any]]:
         "flash_attn_varlen_kvpacked_func": _flash_varlen_kv,
         "flash_attn_with_kvcache": _flash_cached,
     }
-    inner = {f"_flash_attn{kind}_{way}" for kind in ("", "_varlen") for way in ("forward", "backward")}
+    inner = [f"flash_attn_{kind}{way}" for kind in ("", "varlen_") for way in ("forward", "backward")]
     rotary = {
         "apply_rotary_emb": _rotate,
         "apply_rotary_emb_func": _rotate,
@@ -342,7 +342,7 @@ def _flash_modules() -> Mapping[str, Mapping[str, Any]]:
     }
     return {
         "flash_attn": functions,
-        "flash_attn.flash_attn_interface": functions | {name: _inner(name) for name in sorted(inner)},
+        "flash_attn.flash_attn_interface": functions | {f"_{name}": _inner(name) for name in inner},
         "flash_attn.bert_padding": {"unpad_input": _unpad, "pad_input": _pad, "index_first_axis": _rows_at},
         "flash_attn.modules": {},
         "flash_attn.modules.mha": functions,

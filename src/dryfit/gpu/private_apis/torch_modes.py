@@ -24,6 +24,10 @@ with importing("torch", "seeing what code does to tensors"):
     """What a function mode sees where code asks for ``tensor.is_meta``."""
     SET_DATA: Final[Any] = vars(torch._C.TensorBase)["data"].__set__
     """What a function mode sees where code sets ``tensor.data``."""
+    NEW_TENSOR: Final[Any] = torch._C.TensorBase.__new__
+    """What makes a tensor where code calls ``torch.Tensor``."""
+    TRACED_CONVOLUTION: Final[Any] = torch.ops.aten._convolution.default
+    """What a trace records of a convolution: the same with flags of cuDNN behind the arguments."""
     _TRACER: Final[Any] = torch._C._dispatch_key_parse("Tracer")
 
 
@@ -63,6 +67,7 @@ NAMES: Final = (
     "torch._C._dispatch_tls_set_dispatch_key_excluded",
     "torch._C._get_tracing_state",
     "torch._C._set_tracing_state",
+    "torch.ops.aten._convolution",
     # walking nested containers of a model's own classes; until: torch has a public module for nested containers
     "torch.utils._pytree.tree_iter",
     "torch.utils._pytree.tree_leaves",
@@ -87,19 +92,25 @@ def default_device() -> torch.device | None:
     return device_contexts.CURRENT_DEVICE
 
 
+def is_traced() -> bool:
+    """Whether ``torch.jit.trace`` records what runs now."""
+    return torch._C._get_tracing_state() is not None
+
+
 @contextmanager
 def recorded_by_trace(*, is_recorded: bool) -> Iterator[None]:
     """Let ``torch.jit.trace`` record the operators of the block, or pause, where it calls one without recording it."""
-    state, was_excluded = torch._C._get_tracing_state(), torch._C._dispatch_tls_is_dispatch_key_excluded(_TRACER)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)
+    core: Any = torch._C
+    state, was_excluded = core._get_tracing_state(), core._dispatch_tls_is_dispatch_key_excluded(_TRACER)
+    core._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)
     if not is_recorded:
-        torch._C._set_tracing_state(None)
+        core._set_tracing_state(None)
     try:
         yield
     finally:
         if not is_recorded:
-            torch._C._set_tracing_state(state)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, was_excluded)
+            core._set_tracing_state(state)
+        core._dispatch_tls_set_dispatch_key_excluded(_TRACER, was_excluded)
 
 
 def schema_of(operator: Any) -> Any:
