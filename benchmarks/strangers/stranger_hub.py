@@ -262,6 +262,7 @@ MODELS = {
         llama("llama", "LlamaForCausalLM", 128256, 4096, 14336, 32, 32, 8, max_position_embeddings=8192),
         "llama",
     ),
+    "lmsys/vicuna-7b-v1.5": (LLAMA2, "sentencepiece"),
     "mistralai/Mistral-7B-v0.1": (MISTRAL, "llama"),
     "EleutherAI/pythia-160m": (neox(768, 12, 12), "bytes"),
     "facebook/opt-350m": (
@@ -360,6 +361,9 @@ def tokenizer(folder, kind, config):
         values = {"image_processor_type": named, "size": size, "image_mean": mean, "image_std": deviation}
         (folder / "preprocessor_config.json").write_text(json.dumps(values | flags))
         return
+    if kind == "sentencepiece":
+        _sentencepiece(folder)
+        return
     words, settings = TOKENIZERS[kind](config)
     words.save(str(folder / "tokenizer.json"))
     settings = {
@@ -450,6 +454,23 @@ def _llama(config):
     made = _byte_level(["<unk>", "<s>", "</s>"], [], config["vocab_size"])
     made.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
     return made, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def _sentencepiece(folder):
+    """Write Llama's tokenizer as scripts read it that want no fast one; its vocabulary is small."""
+    import sentencepiece
+
+    chooser, options = random.Random(0), {"model_type": "bpe", "byte_fallback": True, "hard_vocab_limit": False}
+    with (folder / "tokenizer.model").open("wb") as stream:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([sentence(chooser) for _ in range(2000)]),
+            model_writer=stream,
+            vocab_size=900,
+            **options,
+        )
+    ends = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "model_max_length": 4096, **ends}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def _opt(config):
