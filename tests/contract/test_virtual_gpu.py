@@ -93,8 +93,8 @@ def test_flex_attention_takes_what_a_fused_kernel_does() -> None:
     assert any("flex_attention" in note for note in facts["notes"])
 
 
-def test_what_nobody_knows_is_read_as_zeros_and_is_no_longer_the_old_value(facts: dict[str, Any]) -> None:
-    assert facts["written"] == [[7, 1, 2], [0, 0, 0]]
+def test_positions_that_nobody_knows_are_read_as_ones_and_are_no_longer_the_old_value(facts: dict[str, Any]) -> None:
+    assert facts["written"] == [[7, 1, 2], [1, 1, 1]]
     assert facts["unknown"]
 
 
