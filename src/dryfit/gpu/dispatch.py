@@ -133,9 +133,9 @@ _ASKS_FOR_KERNELS = "aten::_use_"
 """How questions begin whether a library's kernel is used instead of torch's own; answered with no."""
 
 
-def _of_script(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _of_script(func: Any, types: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Return what torch would call by itself, of an operator as TorchScript calls it: numbers for tensors, flags."""
-    if args and type(args[0]) in _NUMBERS:
+    if not types and args and type(args[0]) in _NUMBERS:
         wanted = schema_of(func).arguments
         args = tuple(
             torch.tensor(one) if type(one) in _NUMBERS and isinstance(argument.type, torch.TensorType) else one
@@ -242,7 +242,7 @@ class VirtualDispatch(ScriptRecorder):
         kwargs = kwargs or {}
         if is_traced():
             return self._traced(func, types, args, kwargs)
-        func, args = _of_script(func, args)
+        func, args = _of_script(func, types, args)
         has_fake = False
         for one in types:
             if issubclass(one, FakeTensor):
