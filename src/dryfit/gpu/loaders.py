@@ -345,7 +345,9 @@ def _within_its_own_step(optimizer: Optimizer) -> bool:
 
 
 EVALUATION_BATCHES = 4
-"""Batches after which an evaluation is ended."""
+"""Batches after which an evaluation is ended; two, where each makes more events than :data:`LONG_BATCH`."""
+LONG_BATCH = 100_000
+"""Allocations and frees of a batch whose evaluation loops over what it predicts."""
 EPOCHS_WITH_WORKERS = 2
 """Epochs after which a loader makes its batches without new processes: a step of many short ones begins as many."""
 
@@ -500,9 +502,9 @@ class LoaderWatch:
             self._winding_down_from = self._steps.number
             watched.ends_here()
             raise StopIteration
-        several = watched.evaluated >= EVALUATION_BATCHES
+        several = watched.evaluated >= (2 if watched.stock.event - watched.since > LONG_BATCH else EVALUATION_BATCHES)
         if several and watched.evaluated != _length(watched.loader) and self._is_evaluation(watched):
-            self.notes[_shortened(watched.loader, watched.kept_bytes)] = None
+            self.notes[_shortened(watched.loader, watched.evaluated, watched.kept_bytes)] = None
             self._keep(watched)
             watched.ends_here()
             raise StopIteration
@@ -518,7 +520,7 @@ class LoaderWatch:
     def _keep(self, watched: "_Watched") -> None:
         if watched.kept_bytes > (self.kept.bytes if self.kept is not None else 0):
             length = _length(watched.loader)
-            others = None if length is None else length - EVALUATION_BATCHES
+            others = None if length is None else length - watched.evaluated
             self.kept = KeptOfBatch(watched.kept_bytes, others, watched.since, watched.stock.event)
 
     def _is_evaluation(self, watched: "_Watched") -> bool:
@@ -785,12 +787,12 @@ class _Watched:
         return batch
 
 
-def _shortened(loader: Any, kept_bytes: int) -> str:
+def _shortened(loader: Any, after: int, kept_bytes: int) -> str:
     length = _length(loader)
-    cut = f"an evaluation was ended after {EVALUATION_BATCHES}{f' of {length}' if length else ''} batches"
+    cut = f"an evaluation was ended after {after}{f' of {length}' if length else ''} batches"
     if kept_bytes <= 0:
         return cut
-    others = (length or 0) - EVALUATION_BATCHES
+    others = (length or 0) - after
     whole = f": the {others} others would keep {gib(others * kept_bytes)} more" if others > 0 else ""
     return f"{cut}; it keeps {gib(kept_bytes)} of each batch on the device (logits, as a rule){whole}"
 

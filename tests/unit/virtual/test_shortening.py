@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from dryfit.gpu.loaders import EVALUATION_BATCHES, PATIENCE, RehearsalDone, Stock
+from dryfit.gpu.loaders import EVALUATION_BATCHES, LONG_BATCH, PATIENCE, RehearsalDone, Stock
 from dryfit.gpu.shortening import LONG_STEP, Shortening
 from in_fork import in_fork
 
@@ -450,6 +450,24 @@ def test_a_loader_of_the_scripts_own_class_ends_as_torchs():
             log.say("step")
 
     assert shortened(script, worst_batch=True)["said"] == ["step"] * 3 + ["finished"]
+
+
+@pytest.mark.parametrize(("events", "batches"), [(LONG_BATCH, EVALUATION_BATCHES), (LONG_BATCH + 1, 2)])
+def test_an_evaluation_of_long_batches_is_cut_after_two(events: int, batches: int):
+    def script(log: Log) -> None:
+        model, _ = parts()
+        model.eval()
+        done = 0
+        with torch.no_grad():
+            for batch in DataLoader(rows(100), 2):
+                loss_of(model, batch)
+                log.events += events
+                done += 1
+        log.say("evaluated", done)
+
+    answer = shortened(script)
+    assert answer["said"] == [f"evaluated {batches}", "finished"]
+    assert answer["notes"] == [f"an evaluation was ended after {batches} of 50 batches"]
 
 
 def test_an_evaluation_before_training_is_cut_and_training_is_not():
