@@ -10,8 +10,6 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 import spans
 import tiny
 import trials
-from dryfit.settings.choices import BuiltInTask
-from dryfit.settings.task_facts import reads
 from dryfit.settings.training_messages import FinalRequest, FinalResult
 from dryfit.settings.wire import Note
 from dryfit.tasks.saved_models import read_model_input
@@ -128,8 +126,3 @@ def test_classes_and_spans_are_both_fitted(encoder: Path, tmp_path: Path) -> Non
     truth = [row["label"] for row in trials.read_lines(trial.data.validation)]
     found = f1_score(truth, [one["label"] for one in said], average="macro", zero_division=0)
     assert facts["metrics"]["f1_macro"] == pytest.approx(found, abs=1e-12)
-
-
-def test_tasks_that_decide_otherwise_do_not_read_it() -> None:
-    assert [task for task in BuiltInTask if reads(task, "head.threshold")] == ["criteria", "share", "joint"]
-    assert not reads("mine:Task", "head.threshold")

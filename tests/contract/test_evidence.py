@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import spans
-import study_runs
 import tiny
 import trials
 from dryfit.meta.checkpoint_files import FolderSource
@@ -130,16 +129,6 @@ def test_no_threshold_is_better_by_the_studys_metric(tmp_path: Path, model: Path
 def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path: Path, model: Path, whole, step: int) -> None:
     """With other windows without a span in each epoch."""
     trials.assert_goes_on(trial_in(tmp_path, model, rows={"test": 20}), whole, step)
-
-
-def test_micro_batches_learn_the_same(tmp_path: Path, model: Path, whole) -> None:
-    """Up to fp32's rounding."""
-    found = []
-    for rows in (8, 3):
-        still = {"regularization": {"dropout": 0.0, "attention_dropout": 0.0}, "head": {"dropout": 0.0}}
-        trial = trial_in(tmp_path / str(rows), model, **still, execution={"micro_batch": rows})
-        found.append([point.metrics["loss"] for point in trial.run()[1].points])
-    assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -264,61 +253,3 @@ def test_evidence_that_fits_no_window_is_told(tmp_path: Path, model: Path) -> No
 def test_windows_without_anything_new_are_refused(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ConfigError, match="span.doc_stride is 64, and a window with train.max_length = 28 has room"):
         trial_in(tmp_path, model, span={"doc_stride": 64}).resolve()
-
-
-STUDY = """
-[study]
-task = "evidence"
-metric = "token_f1"
-trials = 2
-seed = 12
-
-[data]
-train = "data/train.jsonl"
-validation = "data/validation.jsonl"
-
-[model]
-name = "model"
-
-[train]
-epochs = 3
-batch_size = 8
-max_length = 28
-evals_per_epoch = 2
-
-[space]
-"optim.lr" = {low = 1e-3, high = 1e-2, log = true}
-"span.doc_stride" = [3, 6]
-"span.negatives" = [1.0, 2.0]
-"span.reranker" = ["sum", "product", "softmax"]
-
-[search]
-mirror = "none"
-
-[execution]
-threads = 1
-
-[runtime]
-checkpoint_every_s = 0.001
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_study_that_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """With windows of another stride than the one that was prepared, which a trial makes for itself."""
-    for name in ("whole", "killed"):
-        folder = tmp_path / name
-        tiny.model(folder / "model")
-        spans.evidence_data(folder / "data")
-        (folder / "study.toml").write_text(STUDY, encoding="utf-8")
-    done = study_runs.run("tune", tmp_path / "whole", "--quiet")
-    assert done.returncode == 0, done.stderr
-    want = study_runs.ends(tmp_path / "whole")
-    assert [one.outcome for one in want] == ["complete"] * 2
-    for events in (9, 16):
-        process = study_runs.start("tune", tmp_path / "killed", "--quiet")
-        study_runs.wait_for_events(tmp_path / "killed", events, process)
-        study_runs.kill_now(process)
-    study_runs.resume_to_end(tmp_path / "killed")
-    assert study_runs.ends(tmp_path / "killed") == want

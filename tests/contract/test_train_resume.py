@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import tiny
 import trials
@@ -90,25 +89,6 @@ def test_a_stop_asked_for_at_the_last_step_comes_too_late(
     assert trial.run(stop_at=STEPS)[0] == undisturbed.result
 
 
-def test_last_weights_are_equal_too(tmp_path: Path, model: Path) -> None:
-    """The best validation may come before a stop: compare the state near the end as well."""
-    whole = trials.small(tmp_path / "whole", encoder=model, **TABLES)
-    whole.run(stop_at=STEPS - 1)
-    parts = trials.small(tmp_path / "parts", encoder=model, **TABLES)
-    parts.run(stop_at=4)
-    parts.run(stop_at=STEPS - 1 - 4)
-    name = f"step-{STEPS - 1:08d}"
-    for file in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        have, want = ((trial.folder / "checkpoints" / name / file) for trial in (parts, whole))
-        assert have.stat().st_size == want.stat().st_size
-    assert same_weights(*(load_file(t.folder / "checkpoints" / name / "model.safetensors") for t in (parts, whole)))
-    states = [
-        torch.load(t.folder / "checkpoints" / name / "optimizer.pt", weights_only=True)["state"] for t in (parts, whole)
-    ]
-    for key, want in states[1].items():
-        assert all(torch.equal(states[0][key][field], want[field]) for field in want)
-
-
 @pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore")  # importing bitsandbytes warns of what it does itself
 @pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "lion", "radam", "nadam", "adamw8bit"])
@@ -118,12 +98,8 @@ def test_other_optimizers_go_on_too(tmp_path: Path, model: Path, optimizer: str,
         need_package("bitsandbytes")
         model = tiny.model(tmp_path / "wide", hidden_size=64, intermediate_size=128)  # 8 bits from 4096 elements on
     tables = TABLES | {"optim": {"name": optimizer, "lr": 1e-2}, "sched": {"name": "cosine"}}
-    want, channel = trials.small(tmp_path / "whole", encoder=model, **tables).run()
-    trial = trials.small(tmp_path / "parts", encoder=model, **tables)
-    _, before = trial.run(stop_at=step)
-    have, after = trial.run()
-    assert have == want
-    assert before.points + after.points == channel.points
+    whole = trials.undisturbed(trials.small(tmp_path / "whole", encoder=model, **tables))
+    trials.assert_goes_on(trials.small(tmp_path / "parts", encoder=model, **tables), whole, step)
 
 
 @pytest.mark.every(2)
@@ -137,24 +113,14 @@ def test_other_schedules_go_on_too(tmp_path: Path, model: Path, sched: str) -> N
         data = tiny.multi_label_data(tmp_path / name / "data")
         return trials.Trial(tmp_path / name, encoder=model, data=data, **tables)
 
-    want, channel = trial("whole").run()
-    parts = trial("parts")
-    _, before = parts.run(stop_at=4)
-    have, after = parts.run()
-    assert have == want
-    assert before.points + after.points == channel.points
-    assert same_weights(parts.best_weights(), load_file(tmp_path / "whole" / "best" / "model.safetensors"))
+    trials.assert_goes_on(trial("parts"), trials.undisturbed(trial("whole")), 4)
 
 
 @pytest.mark.slow
 def test_micro_batches_workers_and_checkpointing_go_on_too(tmp_path: Path, model: Path) -> None:
     tables = TABLES | {"execution": {"micro_batch": 3, "checkpointing": True, "loader_workers": 1}}
-    want, channel = trials.small(tmp_path / "whole", encoder=model, **tables).run()
-    trial = trials.small(tmp_path / "parts", encoder=model, **tables)
-    _, before = trial.run(stop_at=7)
-    have, after = trial.run()
-    assert have == want
-    assert before.points + after.points == channel.points
+    whole = trials.undisturbed(trials.small(tmp_path / "whole", encoder=model, **tables))
+    trials.assert_goes_on(trials.small(tmp_path / "parts", encoder=model, **tables), whole, 7)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -182,27 +148,6 @@ def test_state_on_the_host_changes_no_value_and_goes_on(
     assert result == undisturbed.result
     assert before.points + between.points + after.points == undisturbed.points
     assert same_weights(trial.best_weights(), undisturbed.trial.best_weights())
-
-
-@pytest.mark.parametrize("impl", ["foreach", "plain"])
-def test_implementations_agree_up_to_rounding(tmp_path: Path, model: Path, undisturbed: Undisturbed, impl: str) -> None:
-    _, channel = trials.small(tmp_path, encoder=model, **TABLES, execution={"optimizer_impl": impl}).run()
-    have, want = ([point.metrics["loss"] for point in points] for points in (channel.points, undisturbed.points))
-    assert have == pytest.approx(want, rel=1e-3)
-
-
-def test_killed_after_a_checkpoint(tmp_path: Path, model: Path, undisturbed: Undisturbed) -> None:
-    """SIGKILL in the middle of the third validation; checkpoints were written at the first two."""
-    whole, result, points = undisturbed
-    trial = trials.small(tmp_path, encoder=model, **TABLES)
-    trials.killed(trial, lambda point: point.n == 2, checkpoint_every_s=1e-9)
-    found = newest_good(trial.layout.files_of(1).checkpoints, trial.fingerprint)
-    assert found is not None
-    assert (found.step, len(found.points)) == (5, 2)
-    second, after = trial.run(checkpoint_every_s=1e-9)
-    assert after.points == points[2:]
-    assert second == result
-    assert same_weights(trial.best_weights(), whole.best_weights())
 
 
 def die_while_writing(trial: trials.Trial, name: str, operation: int) -> int:
@@ -283,19 +228,6 @@ def test_where_every_checkpoint_is_damaged_the_trial_begins_anew_and_says_so(
     assert notes == [f"{what}, and there is no good one before: beginning anew"]
 
 
-def test_a_damaged_newest_checkpoint_falls_back(tmp_path: Path, model: Path, undisturbed: Undisturbed) -> None:
-    whole, result, points = undisturbed
-    trial = trials.small(tmp_path, encoder=model, **TABLES)
-    trial.run(stop_at=4)
-    trial.run(stop_at=3)
-    damaged = tmp_path / "checkpoints" / "step-00000007" / "optimizer.pt"
-    damaged.write_bytes(damaged.read_bytes()[:-10])
-    second, after = trial.run()
-    assert after.points == points[1:]
-    assert second == result
-    assert same_weights(trial.best_weights(), whole.best_weights())
-
-
 def test_going_on_after_the_end_changes_nothing(tmp_path: Path, model: Path, undisturbed: Undisturbed) -> None:
     trial = trials.small(tmp_path, encoder=model, **TABLES)
     trial.run(checkpoint_every_s=1e-9)
@@ -314,16 +246,13 @@ def test_a_verdict_ends_the_trial(tmp_path: Path, model: Path, undisturbed: Undi
 
 def test_early_stopping_follows_from_the_reports(tmp_path: Path, model: Path) -> None:
     tables = TABLES | {"train": TABLES["train"] | {"epochs": 4, "early_stopping": 2}, "optim": {"lr": 5e-3}}
-    whole = trials.small(tmp_path / "whole", encoder=model, **tables)
-    want, channel = whole.run()
+    trial = trials.small(tmp_path / "whole", encoder=model, **tables)
+    want, channel = trial.run()
+    whole = Undisturbed(trial, want, channel.points)
     assert want.stopped_by is StopReason.EARLY_STOPPING
     assert channel.lasts == [len(channel.points) - 1]  # it ends there by itself: no pruner is asked to end it
     assert want.best == len(channel.points) - 3
-    trial = trials.small(tmp_path / "parts", encoder=model, **tables)
-    _, before = trial.run(stop_at=want.steps - 1)
-    have, after = trial.run()
-    assert have == want
-    assert before.points + after.points == channel.points
+    trials.assert_goes_on(trials.small(tmp_path / "parts", encoder=model, **tables), whole, want.steps - 1)
 
 
 def test_a_loss_that_is_not_finite_is_said_with_step_and_rate(tmp_path: Path, model: Path) -> None:

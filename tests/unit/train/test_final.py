@@ -124,21 +124,6 @@ def test_a_fixed_length_keeps_the_schedule_and_the_batches(tmp_path: Path) -> No
     assert not all(torch.equal(plain[name], short[name]) for name in plain)
 
 
-def test_test_rows_are_scored_with_the_saved_weights(again: Again) -> None:
-    done = again.run("scored")
-    assert isinstance(done, FinalResult)
-    assert done.test is not None
-    folder = again.folder / "scored" / "model"
-    model, tokenizer = load(folder), load_tokenizer(FolderSource(str(folder)))
-    rows = tiny.rows(30, start=500)
-    right = 0
-    for row in rows:
-        tokens = tokenizer(row["criterion"], row["text"], truncation="only_second", max_length=32, return_tensors="pt")
-        with torch.inference_mode():
-            right += int(model(**tokens).argmax()) == row["label"]
-    assert done.test[Metric.ACCURACY] == pytest.approx(right / len(rows))
-
-
 def test_a_search_never_reads_test(again: Again, monkeypatch: pytest.MonkeyPatch) -> None:
     body = again.request("y").training
     read: list[tuple[str, ...]] = []

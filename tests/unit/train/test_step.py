@@ -1,6 +1,5 @@
 """Micro-batching against the whole batch, in fp64."""
 
-import copy
 from contextlib import nullcontext
 
 import pytest
@@ -14,12 +13,11 @@ import tiny
 from dryfit.meta.checkpoint_files import FolderSource
 from dryfit.meta.pretrained import Kind, load_pretrained
 from dryfit.parallel.layout import portions
-from dryfit.settings.tables import HeadSettings, LossSettings, OptimSettings
+from dryfit.settings.tables import HeadSettings, LossSettings
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead, HeadSpec
 from dryfit.tasks.tokens import TokenSet
-from dryfit.training.optimizer import make_optimizer
 from dryfit.training.step import backward_batch, micro_batches
 
 CLASSES = 3
@@ -85,77 +83,6 @@ def test_gradients_equal_those_of_the_whole_batch(model: EncoderWithHead, loss: 
     assert count == -(-ROWS // rows)
     assert float((have - want).norm() / want.norm()) < 1e-12
     assert float(have_loss) == pytest.approx(whole.item(), rel=1e-12)
-
-
-def trained(model: EncoderWithHead, task: CriteriaTask, optim: OptimSettings, rows: int) -> torch.Tensor:
-    """All weights after three steps with clipping that clips, on batches of their own."""
-    model = copy.deepcopy(model)
-    optimizer = make_optimizer(model, optim)
-    for seed in range(3):
-        backward_batch(
-            model,
-            batch_of(task, seed=seed),
-            task,
-            micro_batch=rows,
-            backward=torch.Tensor.backward,
-            autocast=nullcontext,
-        )
-        norm = nn.utils.clip_grad_norm_(model.parameters(), MOST_NORM)
-        assert float(norm) > MOST_NORM
-        optimizer.step()
-        model.zero_grad()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-MOST_NORM = 0.01
-# Not Adafactor: it enlarges rounding where the gradient is zero but for it (the biases of attention's keys).
-OPTIMIZERS = [
-    *[(loss, OptimSettings(lr=1e-2)) for loss in LOSSES],
-    (LOSSES[1], OptimSettings(name="sgd", lr=1e-1)),
-]
-
-
-@pytest.mark.parametrize(
-    ("loss", "optim"),
-    OPTIMIZERS,
-    ids=[f"{loss.name}-{loss.class_balance}-{loss.label_smoothing}-{optim.name}" for loss, optim in OPTIMIZERS],
-)
-def test_weights_after_clipped_steps_equal_those_of_the_whole_batch(
-    model: EncoderWithHead, loss: LossSettings, optim: OptimSettings
-) -> None:
-    task = task_of(loss)
-    before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    want = trained(model, task, optim, ROWS)
-    moved = float((want - before).norm())
-    assert moved > 1e-3
-    for rows in range(1, ROWS):
-        have = trained(model, task, optim, rows)
-        assert float((have - want).norm()) < 1e-12 * float(want.norm()), rows
-
-
-@pytest.mark.parametrize("loss", [LOSSES[0], LOSSES[1]], ids=["short-last", "weights"])
-def test_a_mean_of_micro_batch_means_is_another_gradient(model: EncoderWithHead, loss: LossSettings) -> None:
-    """What the test above would not notice if both sides were wrong alike."""
-    task = task_of(loss)
-    batch = batch_of(task)
-    want, _, _ = step(model, batch, task, ROWS)
-    parts = list(micro_batches(batch, 5, task.padded))
-    for micro in parts:
-        outputs = model(micro["input_ids"], micro["attention_mask"])
-        (task.loss_sum(outputs, micro) / task.batch_weight(micro) / len(parts)).backward()
-    naive = gradients(model)
-    assert float((naive - want).norm() / want.norm()) > 1e-3
-
-
-def test_weighted_loss_is_torchs_own_mean(model: EncoderWithHead) -> None:
-    task = task_of(LossSettings(label_smoothing=0.2, class_balance="weighted"))
-    batch = batch_of(task)
-    outputs = torch.randn(ROWS, CLASSES, dtype=torch.float64)
-    total = sum(COUNTS.values())
-    weights = torch.tensor([total / (CLASSES * COUNTS[c]) for c in range(CLASSES)], dtype=torch.float64)
-    want = nn.CrossEntropyLoss(weight=weights, label_smoothing=0.2)(outputs, batch["labels"])
-    have = task.loss_sum(outputs, batch) / task.batch_weight(batch)
-    assert float(have) == pytest.approx(float(want), rel=1e-12)
 
 
 def test_micro_batches_are_trimmed_and_lose_nothing() -> None:
