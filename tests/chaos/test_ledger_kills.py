@@ -35,6 +35,8 @@ NOT_HERE = {
     "device_set_aside": "a device that is set aside is one of a GPU machine",
     "node_joined": "a study that listens for agents has them: tests/chaos/test_nodes.py",
     "node_lost": "the same",
+    "study_revised": "a study that changes is killed in tests/contract/test_study_changes.py",
+    "generation_began": "the same",
 }
 
 
@@ -46,20 +48,6 @@ def tables(search: str) -> dict[str, Any]:
         "search": {**own["search"], "mirror": "none", "defaults_first": False, "enqueue": list(KNOWN)},
         "runtime": {"max_failed_in_a_row": 20, **own.get("runtime", {})},
     }
-
-
-CHANGES: dict[str, dict[str, Any]] = {
-    "study_revised": {"space": {"optim.lr": {"low": 1e-6, "high": 1e-1, "log": True}}},
-    "generation_began": {"space": {"train.batch_size": [2, 8]}, "search": {"enqueue": []}},
-}
-"""Changes of the study file, after a first session has ended, by the event that each is written down with."""
-
-
-def changed(kind: str) -> dict[str, Any]:
-    """The study of ``tpe-asha``, changed, with more trials to go."""
-    before = tables("tpe-asha")
-    merged = {name: {**before.get(name, {}), **table} for name, table in CHANGES[kind].items()}
-    return {**before, **merged, "study": {"trials": TRIALS + 3}}
 
 
 def all_that_counts(folder: Path) -> list[Any]:
@@ -122,7 +110,7 @@ def test_the_studies_of_these_tests_have_events_of_every_kind(tmp_path: Path, mo
         state = fold(tmp_path / search)
         outcomes |= {trial.outcome for trial in state.trials}
         actions |= {action for _, action in failures(state)}
-    assert kinds == KINDS - NOT_HERE.keys() - CHANGES.keys()
+    assert kinds == KINDS - NOT_HERE.keys()
     assert outcomes == {Outcome.COMPLETE, Outcome.PRUNED, Outcome.FAILED, Outcome.REFUSED}
     assert {"rung", "retry", "give_up"} <= actions
 
@@ -151,29 +139,6 @@ def test_a_death_that_children_outlive_changes_nothing(
         never_began = way is Way.AFTER and whole[index].type == "attempt_placed"
         assert len(placed) == attempts + never_began, where
         shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("kind", CHANGES)
-def test_a_death_while_a_change_of_the_study_is_written_down_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    first, whole = tmp_path / "first", tmp_path / "whole"
-    with monkeypatch.context() as patch:
-        undisturbed(patch, first, "tpe-asha")
-        shutil.copytree(first, whole)
-        assert study_session(patch, whole, changed(kind)).end is End.DONE
-    index = next(event.seq for event in events_of(whole) if event.type == kind)
-    for way in Way:
-        folder = tmp_path / way
-        shutil.copytree(first, folder)
-        with monkeypatch.context() as patch:
-            killed_at(patch, index, way)
-            with pytest.raises(Killed):
-                study_session(patch, folder, changed(kind))
-        with monkeypatch.context() as patch:
-            assert study_session(patch, folder, changed(kind)).end is End.DONE
-        assert_same(folder, whole, f"{way} {kind}")
-        assert [event.type for event in events_of(folder)].count(kind) == 1
 
 
 @pytest.mark.every(3)

@@ -19,7 +19,6 @@ from study_runs import (
     fold,
     kill_now,
     marked_processes,
-    resume_to_end,
     run,
     run_here,
     start,
@@ -167,17 +166,6 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-@pytest.mark.slow
-def test_more_trials_extend_the_study_and_change_nothing_before(undisturbed: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    shutil.copytree(undisturbed, folder, ignore=shutil.ignore_patterns("doorbell", "stop"))
-    resume_to_end(folder)
-    assert ends(folder) == ends(undisturbed)
-    resume_to_end(folder, ["--trials", str(TRIALS + 2)])
-    assert ends(folder)[:TRIALS] == ends(undisturbed)
-    assert fold(folder).counted == TRIALS + 2
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from dryfit.settings.trial import Outcome
 from dryfit.tasks.saved_models import folder_health
 from study_runs import events_of, run_here, summary_of
 
-KEPT = Path(__file__).resolve().parents[1] / "older_studies"
+KEPT = older_studies.KEPT
 STUDIES = sorted(file.parent for file in KEPT.glob("*/*/expected.json"))
 VALUE_TOLERANCE = 1e-3
 """Of losses after some fifty steps: processors add in other orders."""

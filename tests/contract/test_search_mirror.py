@@ -14,7 +14,6 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
 
 from changing import mirror_into
 from dryfit.search import follower_process as follower
@@ -34,6 +33,14 @@ def ledger(tmp_path: Path) -> Ledger:
 def mirror_of(ledger: Ledger, storage: str) -> FollowerProcess:
     folder = ledger.path.parent
     return FollowerProcess(ledger.path, Mirror(storage), status=folder / "mirror.json", log=folder / "mirror.log")
+
+
+def written(ledger: Ledger, storage: str) -> None:
+    """Let a mirror write what the ledger has."""
+    mirror = mirror_of(ledger, storage)
+    mirror.start()
+    assert mirror.flush(FLUSH_S)
+    mirror.stop()
 
 
 @pytest.fixture(params=["journal", "sqlite"])
@@ -109,33 +116,13 @@ def test_several_goals(ledger: Ledger, storage: str) -> None:
         ledger.add("trial_finished", number=number, outcome="complete", value=0.5, also=[other])
     ledger.ask(3)
     ledger.report(3, 0, 0.5)
+    ledger.report(3, 2, 0.25)  # numbers have gaps: a fold that stops early
     ledger.finish(3, "pruned")
-    mirror = mirror_of(ledger, storage)
-    mirror.start()
-    assert mirror.flush(FLUSH_S)
-    mirror.stop()
+    written(ledger, storage)
     found = trials(storage)
     assert [trial.state.name for trial in found] == ["COMPLETE", "FAIL", "COMPLETE", "PRUNED"]
     assert [trial.values for trial in found] == [[0.5, 0.25], None, [0.5, 0.125], None]
-    assert found[3].intermediate_values == {0: 0.5}
-
-
-@pytest.mark.slow
-def test_killed_again_and_again(ledger: Ledger, storage: str) -> None:
-    for _ in ledger.whole_study():
-        mirror = mirror_of(ledger, storage)
-        mirror.start()
-        deadline_s = time.monotonic() + FLUSH_S
-        while not (ledger.path.parent / "mirror.json").exists() and time.monotonic() < deadline_s:
-            time.sleep(0.005)
-        assert mirror.pid is not None
-        os.kill(mirror.pid, signal.SIGKILL)
-        mirror.stop()
-    mirror = mirror_of(ledger, storage)
-    mirror.start()
-    assert mirror.flush(FLUSH_S)
-    mirror.stop()
-    check_whole_study(trials(storage))
+    assert found[3].intermediate_values == {0: 0.5, 2: 0.25}
 
 
 def test_killed_between_any_two_writes(ledger: Ledger, tmp_path: Path) -> None:
@@ -162,13 +149,10 @@ def test_a_damaged_journal_is_rebuilt_under_a_new_name(ledger: Ledger, tmp_path:
     for _ in ledger.whole_study():
         pass
     for generation in ("", ".2"):
-        mirror = mirror_of(ledger, f"journal:{journal}")
-        mirror.start()
-        assert mirror.flush(FLUSH_S)
-        mirror.stop()
-        written = journal.with_name(journal.name + generation)
-        check_whole_study(trials(f"journal:{written}"))
-        with written.open("ab") as file:
+        written(ledger, f"journal:{journal}")
+        file_now = journal.with_name(journal.name + generation)
+        check_whole_study(trials(f"journal:{file_now}"))
+        with file_now.open("ab") as file:
             file.write(damage)
     assert "torn or corrupt: writing optuna.journal.2" in (tmp_path / "mirror.log").read_text()
 
@@ -284,10 +268,7 @@ def test_changed_choices_get_a_name_of_their_own(ledger: Ledger, storage: str) -
     ledger.finish(0, "complete", 1.0)
     ledger.ask(1, choices=(32, 64))
     ledger.finish(1, "complete", 2.0)
-    mirror = mirror_of(ledger, storage)
-    mirror.start()
-    assert mirror.flush(FLUSH_S)
-    mirror.stop()
+    written(ledger, storage)
     assert [set(trial.params) for trial in trials(storage)] == [
         {"optim.lr", "train.batch_size#0"},
         {"optim.lr", "train.batch_size#0~2"},
@@ -302,10 +283,7 @@ def test_a_study_from_elsewhere_is_left_alone(ledger: Ledger, storage: str, tmp_
         for number in range(numbers):
             one.ask(number)
             one.finish(number, "complete", float(number))
-        mirror = mirror_of(one, storage)
-        mirror.start()
-        assert mirror.flush(FLUSH_S)
-        mirror.stop()
+        written(one, storage)
     assert [len(trials(storage, name)) for name in ("toy", "toy-2")] == [2, 3]
 
 
@@ -344,21 +322,6 @@ def _runs(pid: int) -> bool:
         return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
-
-
-def test_running_state_is_plain_optuna(ledger: Ledger, storage: str) -> None:
-    ledger.ask(0)
-    mirror = mirror_of(ledger, storage)
-    mirror.start()
-    assert mirror.flush(FLUSH_S)
-    assert trials(storage)[0].state is TrialState.RUNNING
-    ledger.report(0, 0, 0.5)
-    ledger.report(0, 2, 0.6)  # numbers have gaps: a fold that stops early
-    ledger.finish(0, "pruned", None, "asha")
-    assert mirror.flush(FLUSH_S)
-    mirror.stop()
-    only = trials(storage)[0]
-    assert (only.state, only.value, only.intermediate_values) == (TrialState.PRUNED, 0.6, {0: 0.5, 2: 0.6})
 
 
 def test_a_mirror_that_cannot_open_its_database_does_not_tell_the_password(tmp_path, monkeypatch):

@@ -9,15 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import TrialState as Optunas
 
+import dryfit
 from changing import SAMPLERS, AtOnce, Killed, Watch, config, mirrored, own_function, run, space_of
 from dryfit.documents.report_tables import csv_text, trials_table
 from dryfit.documents.summary import began_text, generation_text, generations_table, summarise
 from dryfit.documents.worth import verdict_of
-from dryfit.ledger.events import Compatibility, Event, GenerationBegan, StudyRevised, TrialFinished
+from dryfit.ledger.events import Compatibility, Event, GenerationBegan, StudyRevised
 from dryfit.ledger.ledger import Ledger, read_ledger
 from dryfit.ledger.replay import StudyState
 from dryfit.processes.child_spec import ChildSpec
@@ -141,28 +145,6 @@ def test_every_change_goes_on(
     assert len(again.generations) == len(state.generations) and len(again.trials) == len(state.trials)
 
 
-def test_earlier_trials_are_used_where_they_still_say_something(before: Path, sampler: str, tmp_path: Path) -> None:
-    """The point after a change hangs on the old values, unless the sampler reads none or they do not compare."""
-    drawn: dict[str, list[Any]] = {}
-    for name, change in {"fewer": {"space": space_of(7)}, "rows": {}}.items():
-        for values in ("as they were", "others"):
-            folder = tmp_path / name / values
-            shutil.copytree(before, folder)
-            if values == "others":
-                lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-                scores = [line["value"] for line in lines if line["type"] == "trial_finished"]
-                for line in lines:
-                    if line["type"] == "trial_finished":
-                        line["value"] = scores.pop()
-                (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            study = config(sampler, 3, search={"defaults_first": False}, **change)
-            state = run(folder, study, data="others" if name == "rows" else "rows")
-            tried = [trial.params for trial in state.present if not trial.enqueued]
-            drawn.setdefault(name, []).append(tried)
-    reads = sampler in ("tpe", "nsga2")
-    assert (drawn["fewer"][0] != drawn["fewer"][1]) == reads
-
-
 def test_what_is_said(tmp_path: Path) -> None:
     run(tmp_path, config("random", TRIALS))
     watch = Watch()
@@ -200,6 +182,9 @@ def test_values_of_other_goals_stand_under_their_own_names(tmp_path: Path) -> No
     assert all(len(row) == len(heads) for row in rows)
     assert mirrored(tmp_path, "toy-g2").directions == [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE]
     assert mirrored(tmp_path, "toy").directions == [StudyDirection.MAXIMIZE]
+    exported = JournalStorage(JournalFileBackend(str(dryfit.export(tmp_path, "optuna", tmp_path / "all.journal"))))
+    assert optuna.get_all_study_names(exported) == ["toy", "toy-g2"]
+    assert "Generations of the study" in dryfit.write_report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_the_best_points_are_tried_again_where_values_do_not_compare(tmp_path: Path) -> None:
@@ -430,16 +415,3 @@ def test_an_older_ledger_is_read_with_the_file_beside_it(tmp_path: Path) -> None
     shutil.copy(ledger, copy)
     unknown = run(copy, config("tpe", 2))
     assert len(unknown.generations) == 2 and "nobody wrote down" in unknown.generation.reasons[0]
-
-
-def test_finished_trials_of_earlier_generations_do_not_count(tmp_path: Path) -> None:
-    run(tmp_path, config("random", 3))
-    state = run(tmp_path, config("random", 2), data="others")
-    replayed = StudyState()
-    for event in read_ledger(tmp_path / "ledger.jsonl"):
-        replayed.apply(event)
-        if isinstance(event, TrialFinished):
-            assert replayed.counted <= 3
-    assert replayed.counted == state.counted == 2
-    assert replayed.best is not None and replayed.best.number >= 3
-    assert [trial.number for trial in replayed.history()] == [3, 4]

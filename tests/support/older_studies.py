@@ -10,6 +10,7 @@ import study_runs
 
 HERE: Final = "/proc/self/cwd"
 """How their study files name their own folder: a path that is absolute, and right wherever the folder lies."""
+KEPT: Final = Path(__file__).resolve().parents[1] / "older_studies"
 ARCHIVE: Final = "files.tar.gz"
 READABLE: Final = ("study.toml", "frozen.toml", "ledger.jsonl")
 """What is kept as it is; all else of a study's folder is in the archive beside."""
