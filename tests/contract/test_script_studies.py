@@ -147,15 +147,6 @@ def test_every_way_of_a_trainer_to_end_is_told(tmp_path: Path) -> None:
     assert StudyLayout(file.with_suffix("")).trial(4).best.joinpath("model.safetensors").is_file()
 
 
-@pytest.mark.slow
-def test_a_metric_that_its_trainer_does_not_have_is_told(tmp_path: Path) -> None:
-    file = study(tmp_path, f"{HF_COMMAND} {STEPS}", goal='metric = "f1"\ndirection = "maximize"\n')
-    (trial,) = tune(file, ends=ExitStatus.ANSWER_IS_NO)
-    assert "looking for the metric f1" in trial.reason
-    assert "it is not there; there are eval_loss, eval_accuracy" in trial.reason
-    assert trial.outcome is Outcome.FAILED and not trial.reports
-
-
 # ---- any other script
 
 PLAIN = """

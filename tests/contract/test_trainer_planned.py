@@ -75,13 +75,6 @@ def test_a_trial_is_run_with_its_plan_and_goes_on_with_the_next_fallback_after_i
     assert "run with micro-batch 2 x 4, checkpointing, the 1. fallback of its plan" in told
 
 
-@pytest.mark.slow
-def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path, card: None) -> None:
-    (trial, *_) = tune(tmp_path / "study", trainers.runs_out, [0.3])
-    assert (trial.outcome, trial.attempts) == (Outcome.REFUSED, [])
-    assert "needs 2.0 GiB, a card has 1.0 GiB" in (trial.reason or "")
-
-
 def request(name: str, capacity_bytes: int, **params: Any) -> RehearsedPlanRequest:
     own = ObjectiveSettings(function=f"trainers:{name}", paths=(SUPPORT,))
     given = {"rate": 0.001, "dropout": 0.1, **params}

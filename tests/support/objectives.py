@@ -129,16 +129,6 @@ def _decreasing(trial: dryfit.Trial) -> float:
     return 0.0
 
 
-def _report_text(trial: dryfit.Trial) -> float:
-    trial.report("good", 1)  # type: ignore[arg-type]
-    return 0.0
-
-
-def _report_half_steps(trial: dryfit.Trial) -> float:
-    trial.report(1.0, 0.5)  # type: ignore[arg-type]
-    return 0.0
-
-
 def _report_nan(trial: dryfit.Trial) -> float:
     trial.report(float("nan"), 1)
     return 3.0
@@ -152,10 +142,6 @@ def _assert_on_device(_: dryfit.Trial) -> float:
 WAYS = {
     "none": lambda _: None,
     "nan": lambda _: float("nan"),
-    "infinite": lambda _: float("inf"),
-    "text": lambda _: "0.5",
-    "bool": lambda _: True,
-    "two": lambda _: (1.0, 2.0),
     "one in a tuple": lambda _: (1.5,),
     "integer": lambda _: 2,
     "exception": _fail,
@@ -165,8 +151,6 @@ WAYS = {
     "killed once": _once_killed,
     "device assert": _assert_on_device,
     "decreasing": _decreasing,
-    "report text": _report_text,
-    "report half steps": _report_half_steps,
     "report nan": _report_nan,
     "many reports": lambda trial: float(sum(not trial.report(step, step) for step in range(1, 60))),
 }
