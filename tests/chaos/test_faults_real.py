@@ -107,24 +107,14 @@ def assert_story(folder: Path, trial: TrialState, said: str) -> None:
 ONCE, TWICE = ["retry"], ["retry", "give_up"]
 OWN: dict[tuple[str, int], tuple[FailureKind, list[str], Outcome, str]] = {
     ("SIGKILL", 1): (KILLED, ONCE, Outcome.COMPLETE, "killed from outside (SIGKILL)"),
-    ("SIGKILL", ALWAYS): (KILLED, ["retry"] * 3 + ["give_up"], Outcome.FAILED, "killed from outside (SIGKILL)"),
     ("SIGTERM", 1): (FailureKind.PREEMPTED, ONCE, Outcome.COMPLETE, "stopped by a SIGTERM from outside"),
     ("SIGSEGV", 1): (CRASHED, ONCE, Outcome.COMPLETE, "native code crashed (SIGSEGV)"),
     ("SIGSEGV", ALWAYS): (CRASHED, TWICE, Outcome.FAILED, "native code crashed (SIGSEGV)"),
     ("SIGABRT", 1): (CRASHED, ONCE, Outcome.COMPLETE, "native code crashed (SIGABRT)"),
-    ("SIGILL", 1): (CRASHED, ONCE, Outcome.COMPLETE, "native code crashed (SIGILL)"),
-    ("SIGBUS", 1): (CRASHED, ONCE, Outcome.COMPLETE, "native code crashed (SIGBUS)"),
-    ("SIGFPE", 1): (CRASHED, ONCE, Outcome.COMPLETE, "native code crashed (SIGFPE)"),
     ("left", ALWAYS): (FailureKind.USER_CODE, ["give_up"], Outcome.FAILED, "it ended its own process (exit status 0)"),
     ("sys.exit", ALWAYS): (FailureKind.USER_CODE, ["give_up"], Outcome.FAILED, "SystemExit: 0"),
     ("half a checkpoint", 1): (KILLED, ONCE, Outcome.COMPLETE, "checkpoint at step 1"),
     ("host memory", 1): (FailureKind.OOM_HOST, ["lighter"], Outcome.COMPLETE, "the machine's memory did not suffice"),
-    ("host memory", ALWAYS): (
-        FailureKind.OOM_HOST,
-        ["lighter", "give_up"],
-        Outcome.FAILED,
-        "the machine's memory did not suffice",
-    ),
 }
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from dryfit.settings.errors import MachineError
 from dryfit.settings.text import MOST_CELL_CHARS, MOST_LINE_BYTES
 from dryfit.settings.version import refuse_unsupported_platform
@@ -76,20 +75,6 @@ def test_init_writes_a_study_once(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "--force" in again.stderr
     assert run_here("init", tmp_path / "new", "--force").returncode == 0
-
-
-@pytest.mark.slow
-def test_init_writes_a_preset_that_runs(tmp_path: Path) -> None:
-    """The smoke preset on its own data, with a tiny model in the place of the packaged one."""
-    done = run("init", tmp_path / "new", "--preset", "smoke")
-    assert done.returncode == 0, done.stderr
-    model = tiny.model(tmp_path / "model")
-    ran = run("tune", tmp_path / "new", "--set", f"model.name={model}", "--json", "--quiet")
-    assert ran.returncode == 0, ran.stderr
-    assert summary_of(tmp_path / "new")["trials"]["complete"] == 2
-    refused = run_here("init", tmp_path / "other", "--preset", "smok")
-    assert refused.returncode == 2
-    assert "did you mean smoke?" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -229,20 +214,3 @@ def test_windows_is_refused_with_a_sentence() -> None:
         refuse_unsupported_platform("win32")
     refuse_unsupported_platform("linux")
     refuse_unsupported_platform("darwin")
-
-
-@pytest.mark.slow
-def test_csv_and_parquet_rows_without_criterion_train_too(tmp_path: Path) -> None:
-    import pandas
-
-    folder = tmp_path / "study"
-    study = write_study(folder, trials=1)
-    train = pandas.read_json(folder / "data/train.jsonl", lines=True)[["id", "text", "label"]]
-    train.to_csv(folder / "data/train.csv", index=False)
-    validation = pandas.read_json(folder / "data/validation.jsonl", lines=True)[["id", "text", "label"]]
-    validation.to_parquet(folder / "data/validation.parquet")
-    done = run(
-        *("tune", study, "--quiet"),
-        *("--set", f"data.train={folder}/data/train.csv", "--set", f"data.validation={folder}/data/validation.parquet"),
-    )
-    assert done.returncode == 0, done.stderr

@@ -11,8 +11,6 @@ import pytest
 
 import dryfit
 import sick
-import tiny
-from parts import need
 from study_runs import DEADLINE_S, command, run, run_here, write_study
 
 SICK: dict[str, tuple[Callable[[Path], Path], str, str]] = {
@@ -111,35 +109,6 @@ def test_no_such_study_is_an_error(tmp_path: Path) -> None:
         assert "dryfit init" in done.stderr
 
 
-def _without_file(data: Path) -> str:
-    (data / "train.jsonl").rename(data / "trains.jsonl")
-    return "did you mean"
-
-
-def _not_utf8(data: Path) -> str:
-    file = data / "validation.jsonl"
-    file.write_bytes(file.read_bytes().replace(b"feel", b"f\xe9el", 1))
-    return "byte 0xe9"
-
-
-def _group_in_two(data: Path) -> str:
-    file = data / "validation.jsonl"
-    file.write_text(file.read_text().replace('"group": "g64"', '"group": "g3"', 1))
-    return "group 'g3' is in the split train too"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spoil", [_without_file, _not_utf8, _group_in_two])
-def test_bad_rows_of_every_kind_fail_a_dry_run(tmp_path: Path, spoil: Callable[[Path], str]) -> None:
-    study = write_study(tmp_path / "study")
-    said = spoil(tmp_path / "study/data")
-    done = run("tune", study, "--dry-run", "--json")
-    assert done.returncode == 1, done.stderr
-    (failure,) = (one for one in checks_of(done.stdout) if one["status"] == "fail")
-    assert (failure["about"], failure["check"]) == ("data", "rows")
-    assert said in failure["found"] + failure["fix"]
-
-
 @pytest.mark.slow
 def test_a_dry_run_names_the_bad_row_and_runs_no_trial(tmp_path: Path) -> None:
     study = write_study(tmp_path / "study")
@@ -186,24 +155,3 @@ def test_a_study_that_runs_and_one_that_has_run(tmp_path: Path) -> None:
     assert "optim.weight_decay was 0.01, is now 0.02" in done.stdout
     assert "generation 2 would begin, 0 of 2 trials would be used" in done.stdout
     assert (tmp_path / "study/ledger.jsonl").read_bytes() == ledger
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="a small file system takes root to mount")
-def test_a_small_disk_and_one_that_cannot_be_written(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study", trials=20)
-    tiny.model(tmp_path / "study" / "model", hidden_size=64, intermediate_size=512)
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run([need("mount"), "-t", "tmpfs", "-o", "size=3M", "tmpfs", disk], check=False).returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
-        small = run("tune", study, "--dry-run", "--dir", disk)
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        read_only = run("tune", study, "--dry-run", "--dir", disk)
-    finally:
-        subprocess.run(["umount", disk], check=True)
-    assert (small.returncode, read_only.returncode) == (1, 1)
-    assert "FAIL  study: disk: up to" in small.stdout
-    assert "FAIL  study: folder" in read_only.stdout
-    assert "PASS  model" in read_only.stdout

@@ -139,15 +139,6 @@ def test_what_does_not_fit_is_told_and_makes_the_exit_status_1(tmp_path: Path, i
     ]
 
 
-def test_columns_and_classes_of_the_command(tmp_path: Path, imported: Callable[..., Done]) -> None:
-    source = import_files.write_text(tmp_path / "CoLA.tsv", import_files.COLA)
-    maps = ["--map", "text=4", "--map", "label=2", "--map", "group=1"]
-    done = imported("glue", source, "--no-header", "--labels", "1,0", *maps, "--out", tmp_path / "a.jsonl")
-    assert done.status == 0, done.err
-    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert [row["label"] for row in rows] == [0, 1, 0] and set(rows[0]) == {"id", "group", "text", "label"}
-
-
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -202,11 +193,6 @@ def test_a_target_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="a.json") as caught:
         dryfit.import_rows("squad", source, out=source / "x.jsonl")
     assert caught.value.exit_status == 2 and os.listdir(tmp_path) == ["a.json"]
-
-
-def test_a_byte_order_mark_before_json(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps(import_files.squad(1)), encoding="utf-8-sig")
-    assert dryfit.import_rows("squad", tmp_path / "a.json", out=tmp_path / "x.jsonl").rows == 2
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Every kind of failure through the whole loop, with what follows it and how its trial ends.
 
 The processes are scripted: what a real one leaves behind is in tests/chaos and tests/gpu, see
-``test_failure_cases.py``.
+``docs/failures.md``.
 """
 
 import signal
@@ -220,19 +220,6 @@ def test_oom_in_a_validation_takes_fewer_rows_there_and_leaves_training_as_it_is
     assert any("the 2. smaller validation batch" in line for line in plan_lines(trial))
 
 
-def test_oom_in_training_after_one_in_a_validation_keeps_the_smaller_validation(tmp_path: Path) -> None:
-    ends = iter([OOM_VALIDATING] * 3 + [OOM])
-
-    def script(_: TrainRequest) -> instant.Ends | None:
-        evidence = next(ends, None)
-        return None if evidence is None else instant.Ends(None, evidence)
-
-    run = instant.run(tmp_path, oom_study(), script=script)
-    plans = [request.plan for request in run.supervisor.trained()]
-    assert [plan.eval_rows for plan in plans] == [64, 32, 16, 8, 8]
-    assert [(plan.micro_batch, plan.checkpointing) for plan in plans[3:]] == [(16, False), (16, True)]
-
-
 def test_a_validation_of_one_row_that_runs_out_takes_the_fallbacks_of_training(tmp_path: Path) -> None:
     run = instant.run(tmp_path, oom_study(), script=lambda _: instant.Ends(None, OOM_VALIDATING))
     (trial,) = run.state.trials
@@ -288,18 +275,6 @@ def test_a_kill_between_the_last_attempt_and_the_end_changes_no_reason(tmp_path:
 
 
 # ---- what is kept of a failure
-
-
-def test_the_ledger_keeps_the_exception_its_place_and_what_was_in_hand(tmp_path: Path) -> None:
-    trace = 'File "/home/me/model.py", line 7, in forward'
-    evidence = Evidence(
-        exit_code=1, fault=ChildFault(("a.Odd", "builtins.Exception"), "", "odd\nindeed", trace, "rows 1, 2")
-    )
-    run = instant.run(tmp_path, study(), script=lambda _: instant.Ends(None, evidence))
-    facts = ended(run)[0].failure
-    assert facts is not None
-    assert (facts.error_type, facts.error, facts.place) == ("a.Odd", "odd\nindeed", "me/model.py:7 in forward")
-    assert facts.detail == "rows 1, 2\nat /home/me/model.py:7 in forward"
 
 
 # ---- the breaker

@@ -2,7 +2,6 @@
 
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.errors import Action, ExitStatus, FailureKind
 from dryfit.settings.execution import PlanSubject
-from dryfit.settings.memory_terms import DeviceKind, DeviceSpec, VerdictKind
+from dryfit.settings.memory_terms import VerdictKind
 from dryfit.settings.plan_messages import PlanAnswer, PlanRequest
 from dryfit.settings.trial import Outcome
 from dryfit.settings.wire import Job
-from dryfit.study.context import StudyContext
 from dryfit.study.next_step import End
 from dryfit.study.trial_plans import nothing_fits_text
 from golden import Golden
@@ -82,22 +80,6 @@ def test_nothing_is_planned_without_a_device_or_a_limit(tmp_path: Path) -> None:
     assert plan_totals(run.state) is None
     assert "plans" not in summarise(run.state).model_dump(exclude_none=True)
     assert trials_table(run.state).heads[-2] == "time"
-
-
-def test_a_cuda_device_is_planned_for_and_a_limit_lowers_what_it_has(tmp_path: Path) -> None:
-    card = DeviceSpec(name="A card", capacity_bytes=2**34, capability=(9, 0))
-
-    def on_a_card(study: StudyContext) -> StudyContext:
-        resolved = study.resolved.model_copy(update={"device": DeviceKind.CUDA, "device_spec": card})
-        return replace(study, resolved=resolved)
-
-    for limit, capacity_bytes in ((None, 2**34), ("1GiB", 2**30), ("64GiB", 2**34)):
-        study = instant.config(study={"trials": 1}, execution={"memory_limit": limit})
-        run = instant.run(tmp_path / str(limit), study, change=on_a_card)
-        (request,) = run.supervisor.planned()
-        assert request.device == card.model_copy(update={"capacity_bytes": capacity_bytes})
-        assert request.execution == study.execution
-        assert request.tokens is not None and request.tokens.data_fingerprint == "rows"
 
 
 def test_a_trial_is_run_with_what_was_chosen(tmp_path: Path, golden: Golden) -> None:
@@ -199,41 +181,6 @@ def test_a_space_of_unknown_order_in_which_nothing_fits_ends_after_a_thousand_re
     assert len(again.state.trials) == 1003
 
 
-def test_an_unknown_trial_runs_alone_or_is_refused(tmp_path: Path) -> None:
-    tables: dict[str, Any] = {
-        "runtime": {"parallel": 3},
-        "study": {"trials": 12},
-        "search": {"sampler": "random"},
-        "train": {"batch_size": 2},
-    }
-    space = {"head.layers": [0, plan_jobs.UNKNOWN, plan_jobs.RAISES]}
-    alone = instant.run(tmp_path / "alone", instant.config(space=space, **tables))
-    assert alone.end is End.DONE
-    unknown = [t for t in alone.state.trials if t.plan and t.plan.answer.verdict is VerdictKind.UNKNOWN]
-    assert unknown and all(trial.outcome is Outcome.COMPLETE for trial in unknown)
-    assert 1 < alone.supervisor.most_at_once <= 3
-    assert _ran_alone(alone.events, {trial.number for trial in unknown})
-    reasons = {trial.plan.answer.reasons for trial in unknown if trial.plan}
-    assert reasons == {("aten.made_up in model.py:7",), ("planner: planning its memory failed: KeyError: 'made up'",)}
-    refuse = instant.config(space=space, execution={"unknown": "refuse"}, **tables)
-    refused = instant.run(tmp_path / "refused", refuse)
-    assert refused.end is End.DONE
-    assert refused.state.counts[Outcome.REFUSED] > 0
-    assert all('execution.unknown is "refuse"' in trial.reason for trial in refused.state.trials if not trial.attempts)
-
-
-def _ran_alone(events: list[Event], unknown: set[int]) -> bool:
-    running: set[int] = set()
-    for event in events:
-        if isinstance(event, AttemptPlaced):
-            running.add(event.number)
-            if len(running) > 1 and running & unknown:
-                return False
-        elif isinstance(event, TrialFinished):
-            running.discard(event.number)
-    return True
-
-
 def test_a_planner_that_crashes_does_so_once_for_a_study(tmp_path: Path) -> None:
     """Twice at most: it is tried again, and what is unknown then stays so for every trial of the kind."""
     study = instant.config(
@@ -272,25 +219,6 @@ def test_a_trial_that_runs_out_of_device_memory_goes_on_with_the_next_fallback(t
     golden("show", _plan_told(run, trial.number, tmp_path))
     plans = plan_totals(run.state)
     assert plans is not None and (plans.out_of_memory, plans.observed_over_planned) == (1, None)
-
-
-def test_fallbacks_come_to_an_end(tmp_path: Path) -> None:
-    study = instant.config(
-        study={"trials": 1},
-        train={"batch_size": 2, "max_length": 512},
-        head={"hidden": plan_jobs.UNDERESTIMATED, "layers": 1},
-    )
-    run = instant.run(tmp_path, instant.config(**_tables(study), execution={"memory_limit": "256MiB"}))
-    (trial,) = run.state.trials
-    assert trial.outcome is Outcome.FAILED
-    assert trial.reason.startswith("oom_device")
-    assert len(trial.attempts) == 1
-
-
-def _tables(study: Any) -> dict[str, Any]:
-    return {
-        name: getattr(study, name).model_dump(mode="json", exclude_none=True) for name in ("study", "train", "head")
-    }
 
 
 @pytest.mark.slow
@@ -347,31 +275,6 @@ def test_a_killed_search_for_smallest_values_goes_on_where_it_was(tmp_path: Path
         again = instant.run(folder, study)
         assert again.end is End.REFUSED
         assert [trial.params for trial in again.state.trials] == [trial.params for trial in whole.state.trials]
-
-
-def test_another_limit_makes_open_trials_be_planned_anew(tmp_path: Path) -> None:
-    study = instant.config(study={"trials": 1}, train={"batch_size": 16, "max_length": 32})
-    events = instant.run(tmp_path / "whole", study).events
-    at = next(index for index, event in enumerate(events) if isinstance(event, AttemptPlaced))
-    instant.run(tmp_path / "study", study, kill_after=at + 1)
-    less = instant.run(tmp_path / "study", instant.config(**_tables(study), execution={"memory_limit": "256MiB"}))
-    (trial,) = less.state.trials
-    assert less.end is End.DONE
-    assert [request.plan.micro_batch for request in less.supervisor.trained()] == [16]
-    assert less.supervisor.trained()[0].plan.checkpointing
-    assert trial.plan is not None and trial.plan.answer.verdict is VerdictKind.FITS_WITH
-    assert len(less.supervisor.planned()) == 1
-
-
-def test_a_trial_begun_without_a_plan_goes_on_as_it_began(tmp_path: Path) -> None:
-    """Ledgers of older versions hold no plans."""
-    without = instant.config(study={"trials": 1}, train={"max_length": 4096}, execution={"memory_limit": None})
-    events = instant.run(tmp_path / "whole", without).events
-    at = next(index for index, event in enumerate(events) if isinstance(event, AttemptPlaced))
-    instant.run(tmp_path / "study", without, kill_after=at + 1)
-    run = instant.run(tmp_path / "study", instant.config(**_tables(without), execution={"memory_limit": "999GiB"}))
-    assert run.state.counts[Outcome.COMPLETE] == 1
-    assert run.supervisor.planned() == []
 
 
 # ---- with real processes
@@ -446,3 +349,38 @@ def test_the_real_planner_decides_how_a_real_study_is_run(tmp_path: Path, monkey
     for whole, split in zip(ends(plenty), ends(tight), strict=True):
         assert split.params == whole.params
         assert [n for n, _, _ in split.reports] == [n for n, _, _ in whole.reports]
+
+
+def test_an_unknown_trial_runs_alone_or_is_refused(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "runtime": {"parallel": 3},
+        "study": {"trials": 12},
+        "search": {"sampler": "random"},
+        "train": {"batch_size": 2},
+    }
+    space = {"head.layers": [0, plan_jobs.UNKNOWN, plan_jobs.RAISES]}
+    alone = instant.run(tmp_path / "alone", instant.config(space=space, **tables))
+    assert alone.end is End.DONE
+    unknown = [t for t in alone.state.trials if t.plan and t.plan.answer.verdict is VerdictKind.UNKNOWN]
+    assert unknown and all(trial.outcome is Outcome.COMPLETE for trial in unknown)
+    assert 1 < alone.supervisor.most_at_once <= 3
+    assert _ran_alone(alone.events, {trial.number for trial in unknown})
+    reasons = {trial.plan.answer.reasons for trial in unknown if trial.plan}
+    assert reasons == {("aten.made_up in model.py:7",), ("planner: planning its memory failed: KeyError: 'made up'",)}
+    refuse = instant.config(space=space, execution={"unknown": "refuse"}, **tables)
+    refused = instant.run(tmp_path / "refused", refuse)
+    assert refused.end is End.DONE
+    assert refused.state.counts[Outcome.REFUSED] > 0
+    assert all('execution.unknown is "refuse"' in trial.reason for trial in refused.state.trials if not trial.attempts)
+
+
+def _ran_alone(events: list[Event], unknown: set[int]) -> bool:
+    running: set[int] = set()
+    for event in events:
+        if isinstance(event, AttemptPlaced):
+            running.add(event.number)
+            if len(running) > 1 and running & unknown:
+                return False
+        elif isinstance(event, TrialFinished):
+            running.discard(event.number)
+    return True

@@ -14,7 +14,7 @@ import yaml
 from dryfit.settings.errors import ExitStatus
 from dryfit.settings.study_file import RuntimeSettings
 from parts import need
-from study_runs import DEADLINE_S, write_stepwise
+from study_runs import DEADLINE_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "supervision.md"
 FILE = re.compile(r"<!-- file: (?P<name>\S+) -->\n```\w+\n(?P<body>.*?)```", re.DOTALL)
@@ -104,12 +104,6 @@ def test_the_loop_goes_on_while_that_is_of_use(place: Path, statuses: list[int],
     assert (place / "left").read_text() == ""
 
 
-@pytest.mark.parametrize("name", ["study.sbatch", "until-done.sh"])
-def test_the_shell_takes_the_scripts(name: str) -> None:
-    shell = recipe(name).splitlines()[0].removeprefix("#!")
-    subprocess.run([shell, "-n"], input=recipe(name), text=True, check=True)
-
-
 def keys(unit: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
 
@@ -154,24 +148,3 @@ def test_kubernetes_ends_the_job_where_trying_again_changes_nothing() -> None:
     assert pod["terminationGracePeriodSeconds"] >= RuntimeSettings().stop_grace_s + SPARE_S
     mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
-
-
-@pytest.mark.slow
-def test_a_real_study_goes_through_the_queue(place: Path) -> None:
-    """Warned in the middle of its trials, put back into the queue, started again, and done."""
-    stub(place / "dryfit", f'touch runs; exec {sys.executable} -m dryfit.documents.command_line "$@"')
-    write_stepwise(place)
-    os.environ["STEP_PAUSE_S"] = "0.3"
-    try:
-        process = submitted(place)
-        ledger = place / "ledger.jsonl"
-        until(lambda: ledger.exists() and b'"checkpoint"' in ledger.read_bytes())
-        process.send_signal(signal.SIGUSR2)
-        assert process.wait(DEADLINE_S) == 3
-        assert asked(place) == "requeue 4711\n"
-        os.environ["STEP_PAUSE_S"] = "0"
-        assert submitted(place).wait(DEADLINE_S) == 0
-    finally:
-        del os.environ["STEP_PAUSE_S"]
-    assert asked(place) == "requeue 4711\n"
-    assert ledger.read_text().count('"trial_finished"') == 3

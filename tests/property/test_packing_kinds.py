@@ -1,7 +1,5 @@
 """Packing trials on devices of several kinds: each on one that it has a need for, none over capacity, all at last."""
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,22 +62,3 @@ def test_every_trial_runs_on_a_kind_of_its_own_and_those_whose_kind_is_not_there
     left = pack([need for every in waiting.values() for need in every], Cluster(there))
     assert (left is None) == (not waiting)
     assert left is None or (isinstance(left, Blocker) and left.limit is Limit.NO_NODE)
-
-
-def test_the_emptiest_device_of_any_kind_and_of_equals_the_smallest() -> None:
-    small, _, large = KINDS
-    alternatives = [Need(5, 3, 3, kind=small), Need(5, 6, 6, kind=large)]
-    two = places([1, 0, 1])
-    assert pack(alternatives, Cluster(two)) == Fit(5, "small/0", small)
-    busy = Cluster(two, [Allocation(1, "small/0", 1)])
-    assert pack(alternatives, busy) == Fit(5, "large/0", large), "an empty device comes before a shared one"
-    assert pack([replace(alternatives[0], number=6)], busy) == Fit(6, "small/0", small)
-
-
-def test_a_trial_whose_kind_is_not_there_says_what_it_waits_for() -> None:
-    small, middle, _ = KINDS
-    wants, small_one = Need(5, 6, 6, kind=middle), Need(6, 1, 1, kind=small)
-    found = pack([wants], Cluster(places([2, 0, 0])))
-    assert isinstance(found, Blocker) and found.limit is Limit.NO_NODE
-    assert found.text == "trial 5 waits for a device like middle (0 MiB), and no node that is there has one"
-    assert pack([wants, small_one], Cluster(places([1, 0, 0]))) == Fit(6, "small/0", small)

@@ -39,91 +39,6 @@ def needs(draw: st.DrawFn, count: int) -> list[Need]:
     return [draw(need(number)) for number in range(count)]
 
 
-@dataclass
-class Machine:
-    """Devices on which trials start as packing says, and end in any order."""
-
-    devices: tuple[str, ...]
-    waiting: list[Need]
-    running: dict[int, tuple[Need, str]] = field(default_factory=dict)
-    bypassed: dict[int, int] = field(default_factory=dict)
-    neighbours: dict[str, int] = field(default_factory=dict)
-
-    def cluster(self) -> Cluster:
-        capacities = [DeviceCapacity(name, CAPACITY, self.neighbours.get(name, 0)) for name in self.devices]
-        allocations = [
-            Allocation(n, device, one.shared_bytes, one.exclusive) for n, (one, device) in self.running.items()
-        ]
-        return Cluster(capacities, allocations, bypassed=dict(self.bypassed))
-
-    def step(self) -> Fit | Blocker | None:
-        """Let packing choose, check what it chose, and start it."""
-        cluster = self.cluster()
-        found = pack(self.waiting, cluster)
-        assert found == pack(list(self.waiting), self.cluster())
-        if not isinstance(found, Fit):
-            return found
-        one = next(waiting for waiting in self.waiting if waiting.number == found.number)
-        there = cluster.on(found.place)
-        assert not (there and one.exclusive) and not any(other.exclusive for other in there)
-        assert found.place not in one.avoid or one.avoid >= set(self.devices)
-        taken = (one.shared_bytes if there else one.alone_bytes) or 0
-        if one.shared_bytes is not None:
-            held = cluster.taken_bytes(found.place) + self.neighbours.get(found.place, 0)
-            assert taken + held <= CAPACITY
-        for other in self.waiting:
-            if other.number < one.number:
-                self.bypassed[other.number] = self.bypassed.get(other.number, 0) + 1
-        self.waiting.remove(one)
-        self.running[one.number] = one, found.place
-        return found
-
-
-@given(needs(14), st.sampled_from([("0",), ("0", "1")]), st.data())
-def test_every_trial_runs_within_the_capacity_and_none_is_passed_for_ever(
-    waiting: list[Need], devices: tuple[str, ...], data: st.DataObject
-) -> None:
-    machine = Machine(devices, waiting)
-    for _ in range(200):
-        if isinstance(machine.step(), Fit):
-            continue
-        if not machine.running:
-            break
-        del machine.running[data.draw(st.sampled_from(sorted(machine.running)))]
-    assert not machine.waiting
-    # Once its time is up a trial is kept a device; those that were overdue before it may still go first.
-    assert all(count <= BYPASSED_MOST + len(devices) + 14 for count in machine.bypassed.values())
-
-
-@given(st.integers(2, CAPACITY), st.integers(1, 4), st.data())
-def test_a_stream_of_small_trials_keeps_a_large_one_waiting_only_so_long(
-    large: int, small: int, data: st.DataObject
-) -> None:
-    machine = Machine(("0",), [])
-    machine.running = {100: (Need(100, 1, 1), "0")}
-    machine.waiting = [Need(0, CAPACITY, large), *(Need(number, small, small) for number in range(1, 40))]
-    started = 0
-    while any(one.number == 0 for one in machine.waiting):
-        if isinstance(machine.step(), Fit):
-            started += 1
-        else:
-            assert machine.running, "nothing runs, and the large one was not started"
-            del machine.running[data.draw(st.sampled_from(sorted(machine.running)))]
-    assert started <= BYPASSED_MOST + 1
-
-
-@given(needs(6), st.integers(0, CAPACITY))
-def test_neighbours_are_subtracted_and_waited_for(waiting: list[Need], held: int) -> None:
-    machine = Machine(("0",), waiting, neighbours={"0": held})
-    while isinstance(found := machine.step(), Fit):
-        machine.running.clear()
-    assert found is None or found.limit is Limit.NEIGHBOUR
-    machine.neighbours.clear()
-    while isinstance(found := machine.step(), Fit):
-        machine.running.clear()
-    assert found is None and not machine.waiting
-
-
 SHARING = Cluster((DeviceCapacity("0", 24 * GIB, 2 * GIB),), (Allocation(3, "0", 9 * GIB),))
 
 
@@ -177,7 +92,7 @@ def test_the_host_bounds_all_but_the_first() -> None:
     found = pack([one], busy)
     assert isinstance(found, Blocker) and found.limit is Limit.HOST_MEMORY
     assert "trial 5 takes 4.0 GiB of the host's memory, which has room for 3.0 GiB" in found.text
-    assert pack([one], replace(busy, host_free_bytes={HERE: 5 * GIB})) == Fit(5, CPU.place)
+    assert pack([one], replace(busy, host_free_bytes={HERE: 4 * GIB})) == Fit(5, CPU.place)
     assert pack([one], replace(busy, allocations=(), host_free_bytes={})) == Fit(5, CPU.place)
     unknown = replace(busy, host_free_bytes={HERE: 9 * GIB}, host_unknown="nobody knows")
     assert pack([one], unknown) == Blocker(5, Limit.HOST_MEMORY, "nobody knows")
@@ -283,23 +198,6 @@ def test_places_have_no_device_in_common_and_use_all_that_can_be_used(
         assert places == [device for device in devices if device not in aside], "one device: as ever"
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=3), st.integers(1, 4), st.data())
-def test_places_on_several_nodes_are_those_of_each_alone(counts: list[int], size: int, data: st.DataObject) -> None:
-    nodes = [tuple(f"n{node}/{index}" for index in range(count)) for node, count in enumerate(counts)]
-    devices = tuple(device for node in nodes for device in node)
-    aside = frozenset(device for device in devices if data.draw(st.integers(0, 4)) == 0)
-    before = places_of(devices, size)
-    taken = [place for place in before if data.draw(st.booleans())]
-    alone = [
-        places_of(node, size, set_aside=aside, taken=[one for one in taken if set(devices_of(one)) <= set(node)])
-        for node in nodes
-    ]
-    assert places_of(devices, size, set_aside=aside, taken=taken) == [place for places in alone for place in places]
-    assert left_over(devices, size, set_aside=aside) == tuple(
-        device for node in nodes for device in left_over(node, size, set_aside=aside)
-    )
-
-
 @given(needs(12), st.lists(st.integers(0, 3), min_size=1, max_size=3), st.data())
 def test_each_node_bounds_its_own_trials(waiting: list[Need], mosts: list[int], data: st.DataObject) -> None:
     """By their number and by its host memory; a trial that no node has room for waits, and no other node helps it."""
@@ -341,36 +239,6 @@ def test_the_reason_names_the_node() -> None:
     found = pack([Need(5, host_bytes=4 * GIB)], replace(busy, host_free_bytes={"n1": 0, "n2": 3 * GIB}, full=()))
     assert isinstance(found, Blocker) and found.limit is Limit.HOST_MEMORY
     assert found.text == "trial 5 takes 4.0 GiB of the memory of node n1, which has room for 0 MiB"
-
-
-def test_a_group_has_the_room_of_its_device_with_the_least() -> None:
-    capacities = [
-        DeviceCapacity("0", 24 * GIB, 6 * GIB),
-        DeviceCapacity("1", 20 * GIB, GIB),
-        DeviceCapacity("2", None, 0, "late"),
-    ]
-    assert group_capacity("0,1,2", capacities) == DeviceCapacity("0,1,2", 24 * GIB, 6 * GIB, "late")
-    assert group_capacity("2", capacities[2:]) == capacities[2]
-    assert group_capacity("0", capacities[:1]) == capacities[0]
-    cluster = Cluster([group_capacity("0,1", capacities[:2])], (Allocation(3, "0,1", 9 * GIB),), default_devices=2)
-    found = pack([Need(5, 14 * GIB, 13 * GIB)], cluster)
-    assert isinstance(found, Blocker) and found.limit is Limit.DEVICE_MEMORY
-    assert found.text == (
-        "trial 5 needs 14.0 GiB of each of devices 0, 1, which has 24.0 GiB, 9.0 GiB of them planned for trial 3, "
-        "6.0 GiB of them held by others"
-    )
-    found = pack([Need(5, exclusive=True)], cluster)
-    assert found == Blocker(5, Limit.EXCLUSIVE, "trial 5 must be alone on devices 0, 1")
-
-
-def test_whoever_shares_a_device_with_a_group_is_on_it() -> None:
-    """However places were divided: what runs on one device of a group keeps a trial off that must be alone there."""
-    cluster = Cluster([DeviceCapacity("1,2", CAPACITY)], (Allocation(3, "0,1", 6),), default_devices=2)
-    assert cluster.taken_bytes("1,2") == 6 and cluster.on("2,3") == []
-    found = pack([Need(5, exclusive=True)], cluster)
-    assert isinstance(found, Blocker) and found.limit is Limit.EXCLUSIVE
-    assert isinstance(pack([Need(5, 5, 5)], cluster), Blocker)
-    assert pack([Need(5, 4, 4)], cluster) == Fit(5, "1,2")
 
 
 def test_a_group_is_avoided_for_any_of_its_devices() -> None:

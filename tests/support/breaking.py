@@ -25,16 +25,6 @@ def _ends_by(number: signal.Signals) -> Callable[[dryfit.Trial], None]:
     return lambda _: os.kill(os.getpid(), number)
 
 
-def _bus_error(trial: dryfit.Trial) -> None:
-    """Read a mapped page that the file does not have any more."""
-    file = trial.checkpoint_dir / "shrinking"
-    file.write_bytes(b"x" * mmap.PAGESIZE)
-    with file.open("r+b") as opened:
-        mapped = mmap.mmap(opened.fileno(), mmap.PAGESIZE)
-        os.truncate(file, 0)
-        print(mapped[0])
-
-
 def _host_memory(_trial: dryfit.Trial) -> None:
     """Ask for more than the process may have."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -127,9 +117,6 @@ FAULTS: Mapping[str, Callable[[dryfit.Trial], None]] = {
     "stopped": _ends_by(signal.SIGSTOP),
     "SIGSEGV": lambda _: print(ctypes.string_at(0)),
     "SIGABRT": lambda _: os.abort(),
-    "SIGILL": _ends_by(signal.SIGILL),
-    "SIGBUS": _bus_error,
-    "SIGFPE": _ends_by(signal.SIGFPE),
     "left": lambda _: os._exit(0),
     "sys.exit": lambda _: sys.exit(0),
     "half a checkpoint": _half_a_checkpoint,

@@ -34,25 +34,6 @@ def told(items) -> dict[str, tuple[int, list[str]]]:
     return {row.id: (row.label, [row.text[start:end] for start, end in row.evidence]) for row in rows}
 
 
-def test_a_row_for_each_post_and_symptom_with_its_sentences(tmp_path: Path) -> None:
-    items = items_of(tmp_path)
-    assert told(items) == {
-        "s_1_1:FATIGUE": (1, ["I am tired every day."]),
-        "s_1_1:SLEEP_ISSUES": (1, ["I cannot  sleep."]),  # the annotation has one space, the post two
-        "s_2_1:FATIGUE": (0, []),
-        "s_2_1:SLEEP_ISSUES": (0, []),
-        "s_3_1:FATIGUE": (0, []),
-        "s_3_1:SLEEP_ISSUES": (1, ["😴 I sleep all day."]),
-        "s_4_1:FATIGUE": (0, []),
-        "s_4_1:SLEEP_ISSUES": (0, []),
-    }
-    assert {item.group for item in items} == {"s_1_1", "s_2_1", "s_3_1", "s_4_1"}
-    assert items[0].criterion == "Loss of energy nearly every day."
-    assert items[1].criterion == "Too little sleep, or too much."
-    assert items[0].text.endswith('My cat said "no".\nI cannot  sleep.')
-    assert items[2].place == f"{tmp_path}/posts.csv, line 4, FATIGUE"
-
-
 def test_explicit_negatives_are_kept_and_others_drawn(tmp_path: Path) -> None:
     found = told(items_of(tmp_path, negatives=1))
     assert found["s_2_1:SLEEP_ISSUES"] == (0, []) and "s_2_1:FATIGUE" in found

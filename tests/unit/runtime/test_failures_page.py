@@ -92,3 +92,14 @@ def test_every_kind_has_proofs_and_every_test_that_is_named_exists() -> None:
     named = link.findall(INDEX + KINDS)
     assert len(named) > 60
     assert [name for name, file in named if name not in named_in(DOCS / file)] == []
+
+
+def test_every_action_follows_something() -> None:
+    stages = {stage.action for one in PERMITTED.values() for stage in one.stages}
+    assert stages | {one.then for one in PERMITTED.values()} == set(Action)
+
+
+def test_only_the_last_stage_may_go_on_for_ever() -> None:
+    for permission in PERMITTED.values():
+        assert permission.stages and all(stage.times is not None for stage in permission.stages[:-1])
+        assert all(stage.times is None or stage.times > 0 for stage in permission.stages)

@@ -12,7 +12,7 @@ from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.replay import StudyState
 from dryfit.ledger.state import PlanState, TrialState
 from dryfit.processes.node import DeviceFacts, LocalNode
-from dryfit.settings.errors import ChildError, ChildFault, ConfigError, Evidence, MachineError
+from dryfit.settings.errors import ChildError, ConfigError, MachineError
 from dryfit.settings.execution import PlanSubject
 from dryfit.settings.memory_terms import DeviceKind, DeviceSpec
 from dryfit.settings.plan_messages import PlanRequest
@@ -72,16 +72,6 @@ def test_a_device_that_runs_out_of_memory_gets_the_next_fallback_of_the_trials_p
     assert (
         trial.plan is not None and trial.plan.fallbacks_taken == 0
     )  # what the study knows of its trial is not touched
-
-
-def test_a_validation_that_runs_out_of_memory_gets_a_smaller_batch_before_training_changes(tmp_path: Path) -> None:
-    study, trial = planned_too_low(tmp_path)
-    ran_out = Evidence(exit_code=1, fault=ChildFault(("torch.OutOfMemoryError",), "", "no room"), phase="evaluate")
-    ends = iter([instant.Ends(None, ran_out)])
-    work, asked, _ = work_on(study, trial, lambda _: next(ends, None))
-    plans = [(one.training.plan.micro_batch, one.training.plan.eval_rows) for one in asked]
-    assert plans == [(16, 64), (16, 32), (8, 32)]
-    assert isinstance(*work.results.values(), FinalResult)
 
 
 def test_a_run_begins_with_the_fallback_that_its_trial_came_to(tmp_path: Path) -> None:

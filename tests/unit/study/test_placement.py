@@ -99,14 +99,6 @@ def test_even_many_workers_come_to_none_in_the_end() -> None:
     assert [lighter_workers(32, lighter) for lighter in range(5)] == [32, 16, 8, 0, 0]
 
 
-def test_terms_change_nothing_that_is_learned(study: StudyContext) -> None:
-    plain, special = asked(study), asked(study, lighter=1, diagnostic=True, exclusive=True)
-    assert special.diagnostic
-    assert special.config == plain.config
-    workers = {"loader_workers": plain.plan.loader_workers}
-    assert special.plan.model_copy(update=workers) == plain.plan
-
-
 def test_the_pace_of_a_trial_is_learned_until_it_was_taken_to_hang(study: StudyContext) -> None:
     trial = study.state.trials[0]
     limits = child_spec(study, trial, Placement(2, "here/1")).limits

@@ -41,15 +41,6 @@ def test_trials_share_devices_by_what_was_planned(bench) -> None:
     assert events_of(done, ParallelSet) == []
 
 
-def test_what_does_not_fit_beside_waits_and_the_reason_is_told(bench) -> None:
-    done = bench(2 * NEED - 1, 2).run()
-    assert done.end is End.DONE and done.supervisor.most_at_once == 2
-    told = [(event.parallel, event.reason) for event in events_of(done, ParallelSet)]
-    assert told[0][0] == 2
-    assert "needs 128 MiB of device 0, which has 256 MiB, 128 MiB of them planned for trial 0" in told[0][1]
-    assert told[-1] == (4, "runtime.parallel is 4"), "in the end nothing waits for room"
-
-
 def test_a_trial_that_nothing_can_come_beside_is_not_fenced(bench) -> None:
     done = bench(2 * NEED).run(runtime={"parallel": 1})
     assert [body.memory_fraction for body in done.supervisor.trained()] == [None] * 4
