@@ -38,7 +38,6 @@ from study_runs import (
     marked_processes,
     run,
     summary_of,
-    write_study,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
@@ -259,18 +258,6 @@ def test_shared_memory_that_is_full_is_told_and_tried_again_with_less(tmp_path: 
     for trial in assert_ended(folder, 2):
         assert (trial.outcome, followed(trial)) == (Outcome.COMPLETE, [(FailureKind.SHM_FULL, "lighter")])
         assert_story(folder, trial, "/dev/shm")
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_loader_workers_without_shared_memory_become_fewer(tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    write_study(folder, trials=1, search='sampler = "random"', execution="loader_workers = 2")
-    done = in_own_mounts(f"mount -t tmpfs -o size=16k tmpfs /dev/shm; {shell('tune', folder, '--quiet')}")
-    assert done.returncode == 0, done.stderr
-    (trial,) = assert_ended(folder, 1)
-    assert trial.outcome is Outcome.COMPLETE
-    assert followed(trial) and set(followed(trial)) == {(FailureKind.SHM_FULL, "lighter")}
 
 
 @pytest.mark.slow

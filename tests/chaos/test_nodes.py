@@ -149,45 +149,6 @@ SHORT, LONG = (6.0, (1.0, 4.0, 9.0)), (60.0, (10.0, 40.0, 90.0))
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("way", "lease_s", "lasts_s"),
-    [
-        *(pytest.param(way, *SHORT, id=way) for way in ("up", "down")),
-        *(pytest.param(way, *LONG, id=f"{way}, long") for way in ("up", "down", "both")),
-    ],
-)
-def test_traffic_that_is_lost_for_a_while(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    alone: Path,
-    way: str,
-    lease_s: float,
-    lasts_s: tuple[float, ...],
-) -> None:
-    monkeypatch.setenv("STEP_PAUSE_S", "0.1")
-    folder = write_study(tmp_path / "study", trials=TRIALS, parallel=4, lease_s=lease_s)
-    control = start("tune", folder)
-    proxy = Proxy(address_of(folder))
-    token = folder / "nodes" / "token"
-    agents = [start_agent("--join", f"127.0.0.1:{proxy.port}", "--token-file", token) for _ in range(2)]
-    try:
-        wait_for_trials(folder, 2, control)
-        for silent_s in lasts_s:
-            proxy.loses_up, proxy.loses_down = way in ("up", "both"), way in ("down", "both")
-            time.sleep(silent_s)
-            proxy.loses_up = proxy.loses_down = False
-            wait_for_trials(folder, finished(folder) + 1, control)
-        ended_well(control)
-    finally:
-        for process in (*agents, control):
-            end(process)
-        proxy.close()
-    assert_same(folder, alone)
-    assert len(joined(events_of(folder))) > len(agents), "the lease of one was over at least, and it joined anew"
-
-
-@pytest.mark.slow
 def test_an_agent_that_is_asked_to_stop_hands_its_trials_over(
     control: subprocess.Popen[str], folder: Path, alone: Path
 ) -> None:
@@ -205,21 +166,6 @@ def test_an_agent_that_is_asked_to_stop_hands_its_trials_over(
 MANY, TURNS = 300, 12
 FEW, FEW_TURNS = 30, 4
 LEARNING = 'sampler = "tpe"\nstartup_trials = 10\npruner = "asha"\nmirror = "none"'
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_three_hundred_trials_over_agents_that_anything_happens_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = write_study(tmp_path / "alone", trials=MANY, parallel=1)
-    done = run("tune", alone)
-    assert done.returncode == 0, done.stderr
-    monkeypatch.setenv("STEP_PAUSE_S", "0.1")
-    folder = write_study(tmp_path / "study", trials=MANY, parallel=6, lease_s=LEASE_S)
-    assert disturb(folder, trials=MANY, turns=TURNS, pauses_s=(1.0, 2.0, LEASE_S + 9)) == ExitStatus.DONE
-    assert_same(folder, alone, MANY)
-    assert_each_once(folder)
 
 
 @pytest.mark.slow

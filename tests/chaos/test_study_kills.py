@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import time
@@ -24,7 +23,6 @@ from study_runs import (
     start,
     summary_of,
     wait_for,
-    wait_for_events,
     write_study,
 )
 
@@ -66,27 +64,6 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
     assert sorted(finished) == sorted(set(finished))
     assert summary_of(folder)["trials"]["running"] == 0
     assert marked_processes(folder) == []
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(0, marks=[pytest.mark.slow, pytest.mark.nightly]), pytest.param(1, marks=pytest.mark.chaos_long)],
-)
-def test_kill_9_of_the_control_process_again_and_again(undisturbed: Path, tmp_path: Path, seed: int) -> None:
-    folder = copy_of(undisturbed, tmp_path / "study")
-    draw = random.Random(seed)
-    total_events = len(events_of(undisturbed))
-    process = start("tune", folder, "--quiet")
-    for _ in range(4):
-        seen = len(events_of(folder))
-        if not wait_for_events(folder, seen + draw.randint(2, total_events // 4), process):
-            break
-        kill_now(process)
-        wait_for(lambda: marked_processes(folder) == [])
-        process = start("resume", folder, "--quiet")
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert_same(folder, undisturbed)
 
 
 @pytest.mark.slow
@@ -197,19 +174,3 @@ def test_changed_data_begins_a_generation_and_earlier_trials_can_still_be_used(
     trained = json.loads(again.stdout)
     assert trained["metric"] == "f1_macro", "what it was judged by then"
     assert trained["steps"] == complete[0].steps, "as many epochs as it had, not those of today"
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_random_search_gives_the_same_values_at_any_parallelism(tmp_path: Path) -> None:
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder, parallel in zip(folders, (1, 2), strict=True):
-        write_study(folder, trials=TRIALS, search='sampler = "random"', runtime=f"parallel = {parallel}")
-        process = start("tune", folder, "--quiet")
-        if parallel == 2:
-            assert wait_for_events(folder, 12, process)
-            kill_now(process)
-            process = start("tune", folder, "--quiet")
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    assert ends(folders[0]) == ends(folders[1])

@@ -10,10 +10,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 import spans
 import tiny
 import trials
-from dryfit.settings.training_messages import FinalRequest, FinalResult
-from dryfit.settings.wire import Note
 from dryfit.tasks.saved_models import read_model_input
-from dryfit.training.trial_jobs import final
 
 # By this loss class 1 is hardly ever the likelier one: one half is not the best threshold.
 TABLES = {
@@ -72,19 +69,9 @@ def test_with_validation_it_is_the_one_that_validation_chose(
 ) -> None:
     """Of the trial's own weights, while they are there; else it is one half, which is told."""
     best = whole.trial.folder / "best"
-    request = FinalRequest(
-        training=trials.alone(whole.trial.request(), tmp_path),
-        last_step=2,
-        chosen_dirs=(str(tmp_path / "gone"), *([str(best)] if there else [])),
-        model_dir=str(tmp_path / "model"),
-        attempt_model_dir=str(tmp_path / "model"),
-        study="s",
-    )
-    channel = trials.ScriptedChannel(tmp_path)
-    assert isinstance(final(request, channel), FinalResult)
-    fitted = read_model_input(tmp_path / "model").fitted
+    _, fitted, notes = trials.with_validation(whole.trial, tmp_path, last_step=2, chosen=best if there else None)
     assert fitted == (read_model_input(best).fitted if there else {})
-    told = [m.text for m in channel.messages() if isinstance(m, Note) and "it is 0.5" in m.text]
+    told = [text for text in notes if "it is 0.5" in text]
     assert len(told) == (0 if there else 1)
     said = predicted(tmp_path / "model", whole.trial.data.validation, tmp_path / "out.jsonl")
     at = fitted.get("class_threshold", 0.5)

@@ -1,7 +1,6 @@
 """The command line as a user meets it: exit statuses, what is printed where, errors that say what to do."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dryfit.settings.errors import MachineError
-from dryfit.settings.text import MOST_CELL_CHARS, MOST_LINE_BYTES
 from dryfit.settings.version import refuse_unsupported_platform
-from study_runs import run, run_here, summary_of, write_study
+from study_runs import run, run_here, write_study
 
 
 def test_help_names_every_command_and_nothing_that_does_not_work_yet() -> None:
@@ -127,68 +125,6 @@ def test_bad_data_ends_with_2_before_any_trial(tmp_path: Path) -> None:
 
 
 _LONG, _TIMES = "9" * 5000, 100_000
-_HOSTILE_ROWS = {
-    "digits": ("jsonl", f'{{"criterion": "a", "text": "b", "label": {_LONG}}}', "line 3: .*digit"),
-    "depth": ("jsonl", f'{{"label": {"[" * _TIMES + "]" * _TIMES}}}', "line 3: .*nested deeper than 64 levels"),
-    "a line": ("jsonl", f'"{"a" * MOST_LINE_BYTES}"', "line 3: it is too long"),
-    "cells": ("csv", f"a,b,0,{'1,' * _TIMES}", "line 3: the row has not 3 columns like the header"),
-    "a cell": ("csv", f"a,{'b' * (MOST_CELL_CHARS + 1)},0", f"line 3: .*{MOST_CELL_CHARS}"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [*((name, ("tune",)) for name in _HOSTILE_ROWS), ("depth", ("doctor",)), ("cells", ("plan", "--device", "24GiB"))],
-)
-def test_rows_past_a_bound_are_told_by_their_line(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
-    suffix, row, found = _HOSTILE_ROWS[name]
-    study = write_study(tmp_path / "study")
-    rows = tmp_path / f"study/data/hostile.{suffix}"
-    good = "criterion,text,label\na,b,0\n" if suffix == "csv" else '{"criterion": "a", "text": "b", "label": 0}\n' * 2
-    rows.write_text(f"{good}{row}\n", encoding="utf-8")
-    study.write_text(study.read_text("utf-8").replace("data/train.jsonl", f"data/{rows.name}"), encoding="utf-8")
-    command, *options = words
-    done = run_here(command, study, *options)
-    assert done.returncode == (1 if command == "doctor" else 2), done.stderr
-    assert re.search(rf"reading {rows}, {found}", done.stdout if command == "doctor" else done.stderr)
-    assert len(done.stderr) < 2000 and "Traceback" not in done.stderr
-    assert not (tmp_path / "study/trials").exists()
-
-
-@pytest.mark.slow
-def test_status_show_and_the_story_of_a_trial(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study", trials=2)
-    done = run("tune", study)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b[" not in done.stdout + done.stderr, "nobody looks"
-    assert "best: trial" in done.stdout
-    assert "trial 0: complete" in done.stderr
-    assert str(tmp_path / "study/trials") in done.stdout
-    summary = summary_of(tmp_path / "study")
-    assert set(summary) >= {"schema", "study", "trials", "best", "wall_s", "trial_overhead_ms"}
-    assert set(summary["trials"]) >= {"complete", "pruned", "refused", "failed", "running", "total"}
-    shown = run("show", tmp_path / "study")
-    assert shown.stdout.splitlines()[0].split("\t")[:3] == ["trial", "outcome", "value"]
-    story = run_here("show", tmp_path / "study/study.toml", "0").stdout
-    for part in (
-        "optim.lr = ",
-        "validation 5",
-        "attempt 1: ended with a result",
-        "log.txt",
-        "first step after",
-        "  loaded: ",
-        "from file",
-    ):
-        assert part in story
-    assert run_here("show", tmp_path / "study", "9").returncode == 2
-    best = run("load", "--check", tmp_path / "study/trials/0000/best")
-    assert best.returncode == 0, best.stdout
-    assert "an encoder with its head, saved by a trial" in best.stdout
-    log = (tmp_path / "study/trials/0000/attempt-1/log.txt").read_text(encoding="utf-8")
-    assert '"max_length": 48' in log
-    frozen = run("resume", tmp_path / "study", "--trials", "2", "--quiet")
-    assert frozen.returncode == 0, frozen.stderr
 
 
 def test_a_folder_without_a_study_is_said_to_be_one(tmp_path: Path) -> None:

@@ -140,18 +140,3 @@ def test_a_process_that_died_has_left_its_log(tmp_path: Path) -> None:
     assert "SIGABRT" in death["found"]
     log = Path(death["fix"].removeprefix("see "))
     assert "dryfit batch-check child" in log.read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_a_study_that_runs_and_one_that_has_run(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study", trials=2)
-    assert run("tune", study, "--quiet").returncode == 0
-    ledger = (tmp_path / "study/ledger.jsonl").read_bytes()
-    text = study.read_text(encoding="utf-8")
-    study.write_text(text.replace('["cls", "mean", "max"]', '["cls", "mean"]').replace('["mean", "max"]', '"mean"'))
-    done = run("tune", study, "--dry-run", "--set", "optim.weight_decay=0.02")
-    assert done.returncode == 0, done.stdout
-    assert "WARN  study: going on: forks: head.pooling" in done.stdout
-    assert "optim.weight_decay was 0.01, is now 0.02" in done.stdout
-    assert "generation 2 would begin, 0 of 2 trials would be used" in done.stdout
-    assert (tmp_path / "study/ledger.jsonl").read_bytes() == ledger

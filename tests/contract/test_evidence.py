@@ -160,21 +160,10 @@ def test_with_validation_the_threshold_is_the_one_that_validation_chose(whole, t
     """Of the trial's own weights, while they are there; else it is 0, which is told."""
     trial, _, _ = whole
     best = trial.folder / "best"
-    request = FinalRequest(
-        training=trials.alone(trial.request(), tmp_path),
-        last_step=3,
-        chosen_dirs=(str(tmp_path / "gone"), *([str(best)] if there else [])),
-        model_dir=str(tmp_path / "model"),
-        attempt_model_dir=str(tmp_path / "model"),
-        study="s",
-    )
-    channel = trials.ScriptedChannel(tmp_path)
-    done = final(request, channel)
-    assert isinstance(done, FinalResult) and done.test is not None
-    fitted = read_model_input(tmp_path / "model").fitted
+    done, fitted, notes = trials.with_validation(trial, tmp_path, last_step=3, chosen=best if there else None)
     assert fitted == (read_model_input(best).fitted if there else {})
-    told = [m.text for m in channel.messages() if isinstance(m, Note) and "threshold of null" in m.text]
-    assert len(told) == (0 if there else 1)
+    told = [text for text in notes if "threshold of null" in text]
+    assert len(told) == (0 if there else 1) and done.test is not None
     rows = read(trial.data.test)
     said = predicted(tmp_path / "model", rows)
     assert_same(done.test, scored(rows, said))

@@ -2,19 +2,16 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
-import dryfit
 import own_tasks
 import tiny
 from dryfit.settings.splits import fold_groups
 from dryfit.settings.trial import FoldScore, Outcome
-from study_runs import ends, fold, kill_now, run, run_here, start, summary_of, wait_for, write_study
+from study_runs import fold, run, run_here, summary_of
 
 pytestmark = pytest.mark.slow
 
@@ -146,24 +143,6 @@ def test_what_a_person_sees(study: tuple[Path, dict[int, list[str]]]) -> None:
     assert (rows[0]["spread"], rows[2]["spread"], rows[2]["fold.2"]) == (repr(spread), "", "")
 
 
-def test_the_mirror_has_folds_too(study: tuple[Path, dict[int, list[str]]]) -> None:
-    folder, folds = study
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "optuna.journal")))
-    mirrored = optuna.load_study(study_name="study", storage=storage).get_trials()
-    assert mirrored[0].user_attrs["folds"] == [[one.value] for one in scores(folds)]
-    assert mirrored[0].user_attrs["spreads"] == list(fold(folder).trials[0].spreads)
-    assert mirrored[2].user_attrs["folds"] == [[scores(folds)[0].value]] and "spreads" not in mirrored[2].user_attrs
-    assert mirrored[2].last_step == 2
-
-
-def test_doctor_knows_folds(study: tuple[Path, dict[int, list[str]]]) -> None:
-    folder, _ = study
-    found = {(one.about, one.check): one.found for one in dryfit.doctor(folder / "study.toml", machine=False).findings}
-    assert found["data", "folds"] == "3, of 7 to 8 of 22 rows"
-    (time,) = [said for (_, check), said in found.items() if check == "time"]
-    assert "(88 rows)" in time  # 22 rows, each in two folds, in two epochs
-
-
 def test_one_model_comes_of_them(study: tuple[Path, dict[int, list[str]]], tmp_path: Path) -> None:
     folder, _ = study
     assert not list(folder.glob("trials/*/best")) and not list(folder.glob("trials/*/checkpoints/*"))
@@ -175,50 +154,3 @@ def test_one_model_comes_of_them(study: tuple[Path, dict[int, list[str]]], tmp_p
     assert "Trained on 22 rows" in card
     assert f"in the mean over 3 folds of train and validation was {22 / 24:.6f}" in card
     assert "on average the best of the trial's folds" in card
-
-
-@pytest.mark.nightly
-def test_a_fold_that_stops_early_leaves_out_numbers_of_reports(
-    study: tuple[Path, dict[int, list[str]]], tmp_path: Path
-) -> None:
-    """Both epochs are alike, so a fold of four stops after two; its last report has the number of a fourth."""
-    folder = tmp_path / "study"
-    shutil.copytree(study[0], folder, ignore=shutil.ignore_patterns("ledger.jsonl", "trials", "optuna.journal"))
-    done = run("tune", folder, "--trials", "2", "--set", "train.epochs=4", "--set", "train.early_stopping=1")
-    assert done.returncode == 0, done.stderr
-    for trial in fold(folder).trials:
-        assert [point.n for point in trial.reports] == [0, 3, 4, 7, 8, 11]
-        assert list(trial.verdicts) == [0, 3, 4, 7, 8, 11]
-        assert trial.outcome is Outcome.COMPLETE
-
-
-def test_other_folds_begin_a_new_generation(study: tuple[Path, dict[int, list[str]]]) -> None:
-    folder, _ = study
-    said = run_here("tune", folder, "--dry-run", "--set", "data.folds=2")
-    assert said.returncode == 0, said.stderr
-    assert "forks" in said.stdout + said.stderr and "data.folds was 3, is now 2" in said.stdout + said.stderr
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_killed_study_ends_as_if_it_had_not_been(tmp_path: Path, number: int) -> None:
-    """SIGKILL of all of it once the first trial is in one of its folds."""
-    sets = [word for one in ("data.folds=3", "execution.device=cpu") for word in ("--set", one)]
-    for name in ("whole", "killed"):
-        write_study(tmp_path / name, trials=2)
-    done = run("tune", tmp_path / "whole", "--quiet", *sets)
-    assert done.returncode == 0, done.stderr
-    process = start("tune", tmp_path / "killed", "--quiet", *sets)
-
-    def within() -> bool:
-        ledger = tmp_path / "killed" / "ledger.jsonl"
-        trials = fold(tmp_path / "killed").trials if ledger.exists() else []
-        return any(point.fold == number for trial in trials for point in trial.reports)
-
-    assert wait_for(within, process)
-    kill_now(process)
-    done = run("resume", tmp_path / "killed", "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert ends(tmp_path / "killed") == ends(tmp_path / "whole")
-    have, want = ([trial.folds for trial in fold(tmp_path / name).trials] for name in ("killed", "whole"))
-    assert have == want and all(len(folds) == 3 for folds in have)

@@ -15,7 +15,7 @@ from dryfit.settings.choices import Direction
 from dryfit.settings.errors import MachineError
 from dryfit.settings.study_file import SamplerName
 from dryfit.study import loop
-from study_runs import child_running, fold, kill_now, run, start, wait_for, wait_for_events
+from study_runs import fold, kill_now, run, start, wait_for_events
 
 SUPPORT = str(Path(objectives.__file__).parent)
 TRIALS = 6
@@ -66,23 +66,6 @@ def test_a_study_that_is_killed_is_the_undisturbed_one(tmp_path: Path, sampler: 
     assert [trial.params for trial in have] == [trial.params for trial in want]
     notes = fold(whole).sessions[0].notes
     assert ("cmaes leaves to tpe: kind (conditional, or a choice)" in notes) == (sampler == "cmaes")
-
-
-@pytest.mark.slow
-def test_another_process_takes_over_from_one_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, disturbed = (study(tmp_path / name, "gp", "stepwise") for name in ("whole", "disturbed"))
-    assert run("tune", whole).returncode == 0
-    monkeypatch.setenv("STEP_PAUSE_S", "0.1")  # so that the study goes on while its process is looked for
-    process = start("tune", disturbed)
-    assert wait_for(lambda: (disturbed / "ledger.jsonl").exists() and len(fold(disturbed).trials) == 4, process)
-    gp = child_running("dryfit.search.gp_process", of=process.pid)
-    assert gp is not None
-    gp.kill()
-    process.communicate()
-    want, have = (fold(folder).trials for folder in (whole, disturbed))
-    assert len(have) == TRIALS
-    assert [trial.params for trial in have] == [trial.params for trial in want]
-    assert "Gaussian process" not in (disturbed / "ledger.jsonl").read_text()
 
 
 def test_a_process_that_cannot_work_leaves_the_trial_to_tpe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

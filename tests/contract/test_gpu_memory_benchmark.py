@@ -1,15 +1,11 @@
 """The benchmark for GPU machines, as far as it goes without one: configurations, control flow, tables."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-import tiny
-import tiny_lms
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu_memory.py"
@@ -61,35 +57,6 @@ def test_every_configuration_can_be_run(entry: Entry) -> None:
 def dry(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), "--dry", "--out", str(folder / "out"), "--lines", str(folder / "lines")]
     return subprocess.run([*command, *words], capture_output=True, text=True, check=False)
-
-
-@pytest.mark.nightly
-def test_plans_are_made_kept_and_not_made_again(tmp_path: Path) -> None:
-    encoder = tiny.model(tmp_path / "encoder", "bert")
-    decoder = tiny_lms.config_alone(tmp_path / "decoder")
-    lines = [
-        f"{encoder} 4x24 bf16 adamw:foreach history cap",
-        f"{encoder} 4x24 fp16 sgd:fused native micro=2",
-        f"{decoder} 4x24 bf16 adamw:fused lora=4 ckpt full",
-        f"{tmp_path / 'absent'} 4x24 bf16 adamw:fused",
-    ]
-    (tmp_path / "lines").write_text("\n".join(lines), encoding="utf-8")
-    done = dry(tmp_path, "--parallel", "2")
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text("utf-8").splitlines()]
-    assert [one["stage"] for one in results].count("plan") == 4
-    assert "3 configurations planned, 0 of them run." in done.stdout
-    plans = {one["name"]: one for one in results if one["stage"] == "plan" and one["status"] == "ok"}
-    assert all(one["peak_reserved_bytes"] >= one["peak_allocated_bytes"] > MIB for one in plans.values())
-    (failed,) = (one for one in results if one["status"] == "failed")
-    assert failed["name"].startswith("absent") and failed["why"]
-    assert (tmp_path / "out" / "report.md").read_text("utf-8") in done.stdout
-    again = dry(tmp_path)
-    assert again.returncode == 0
-    assert " s\n" not in again.stdout.split("# Planned")[0]
-    only = dry(tmp_path, "--again", "--minutes", "0")
-    assert only.returncode == 0
-    assert len((tmp_path / "out" / "results.jsonl").read_text("utf-8").splitlines()) == len(results)
 
 
 def results() -> tables.Results:

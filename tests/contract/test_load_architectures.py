@@ -177,12 +177,6 @@ def test_a_pickled_state_dict_with_tied_keys_twice(name, tmp_path):
     assert torch.equal(output(model, **inputs_of(task)), output(reference, **inputs_of(task)))
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "mixtral", "modernbert"])
-def test_mapped_equals_private(name, tmp_path):
-    task = saved(tmp_path, name)
-    assert_same(dryfit.load(tmp_path, task=task, mapped=True), dryfit.load(tmp_path, task=task))
-
-
 @pytest.mark.parametrize(
     "name",
     ["bert", "roberta", "electra", "distilbert", "deberta-v2", "mpnet", "modernbert", "llama", "mixtral"],

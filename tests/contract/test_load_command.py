@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import dryfit
 import tiny
 from dryfit.settings.errors import ConfigError, LoadError
-from study_runs import command, run_here, write_study
+from study_runs import command, run_here
 
 
 @pytest.fixture
@@ -97,22 +97,6 @@ def test_a_key_that_asks_for_code_from_elsewhere_is_refused_in_words(
     assert done.returncode == 1, done.stderr
     assert f"reading the config of {folder}{found}    [LOAD]\n" in done.stdout
     assert follows in done.stdout and "http" not in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [("plan", "--device", "24GiB"), ("tune",)], ids=["plan", "tune"])
-def test_a_study_of_such_a_model_is_refused_in_the_same_words(tmp_path: Path, words: tuple[str, ...]) -> None:
-    study = write_study(tmp_path, trials=1)
-    for values, found, follows in (_REMOTE[0], _REMOTE[3], _REMOTE[4]):
-        good = (tmp_path / "model/config.json").read_bytes()
-        _changed(tmp_path / "model", values)
-        command, *options = words
-        done = run_here(command, study, *options)
-        assert done.returncode == 2, done.stderr
-        assert f"error: reading the config of {tmp_path / 'model'}{found}    [LOAD]\n" in done.stderr
-        assert follows in done.stderr
-        (tmp_path / "model/config.json").write_bytes(good)
-    assert not (tmp_path / "trials").exists()
 
 
 def test_a_damaged_file_is_named(folder: Path) -> None:

@@ -19,7 +19,6 @@ import dryfit
 from dryfit.meta import build, leaks, materialise
 from dryfit.settings.errors import LoadError
 from loading import assert_same, bert_config, config_of, fresh, llama_config, output, tokens, written
-from thinning import examples
 
 TIED = {"tie_word_embeddings": True}
 
@@ -104,8 +103,12 @@ def test_c21_a_thread_held_inside_a_constructor(tmp_path):
         assert torch.equal(model.state_dict()[name], value.to(torch.bfloat16)), name
 
 
-def wrong_in_company(tmp_path, count):
-    """How many models come out wrong when 4 threads load while 2 others build plain modules."""
+def maker(kind):
+    return BertModel if kind == "bert" else AutoModelForCausalLM.from_config
+
+
+def test_c21_loading_in_company(tmp_path):
+    """No model comes out wrong when 4 threads load while 2 others build plain modules."""
     folders = []
     for kind, changes in (
         ("llama", TIED),
@@ -125,23 +128,9 @@ def wrong_in_company(tmp_path, count):
         return True
 
     with ThreadPoolExecutor(4) as loading, ThreadPoolExecutor(2) as building:
-        loaded = [loading.submit(load_one, number) for number in range(count // 2)]
-        built = [building.submit(plain_values, number % 5) for number in range(count - count // 2)]
-        return sum(not future.result() for future in (*loaded, *built))
-
-
-def maker(kind):
-    return BertModel if kind == "bert" else AutoModelForCausalLM.from_config
-
-
-def test_c21_loading_in_company(tmp_path):
-    assert wrong_in_company(tmp_path, 120) == 0
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_c21_loading_in_company_two_thousand_times(tmp_path):
-    assert wrong_in_company(tmp_path, examples(2000)) == 0
+        loaded = [loading.submit(load_one, number) for number in range(60)]
+        built = [building.submit(plain_values, number % 5) for number in range(60)]
+        assert all(future.result() for future in (*loaded, *built))
 
 
 @pytest.fixture

@@ -8,10 +8,6 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-import instant
-import plan_jobs
-from changing import mirror_into
-from dryfit.settings.trial import Outcome
 from study_runs import fold, run_here
 
 WAYS = ["fine", "out of memory", "assert", "illegal access", "wrong device", "nan", "poor"]
@@ -141,37 +137,3 @@ def test_reasons_of_prunings_can_be_asked_for(ways: tuple[Path, dict[str, Frozen
     assert list(reasons) == ["nan", "poor"]
     assert reasons["nan"].startswith("nonfinite: ")
     assert "worse than the median of 1 trials" in reasons["poor"]
-
-
-def test_planned_and_observed_memory_are_those_of_the_exports(tmp_path: Path) -> None:
-    """Trials that fit, one that is refused, one that runs out of memory and takes the next fallback."""
-    points = [
-        {"train.max_length": length, "head.hidden": hidden}
-        for length, hidden in ((4096, 16), (64, plan_jobs.UNDERESTIMATED), (32, 16), (64, 16))
-    ]
-    study = instant.config(
-        study={"trials": 3},
-        search={"sampler": "random", "enqueue": points},
-        train={"batch_size": 8},
-        head={"layers": 1},
-        space={"train.max_length": [32, 64, 4096], "head.hidden": [16, plan_jobs.UNDERESTIMATED]},
-    )
-    done = instant.run(tmp_path, study)
-    journal = tmp_path / "optuna.journal"
-    mirror_into(tmp_path / "ledger.jsonl", journal)
-    mirrored = optuna.load_study(study_name="n", storage=JournalStorage(JournalFileBackend(str(journal)))).trials
-    rows = done.state.present
-    assert len(mirrored) == len(rows)
-    for trial, row in zip(mirrored, rows, strict=True):
-        assert trial.user_attrs.get("planned_bytes") == row.planned_bytes
-        assert trial.user_attrs.get("observed_bytes") == row.observed_bytes
-    refused = [trial for trial in mirrored if trial.user_attrs["outcome"] == Outcome.REFUSED]
-    assert [trial.number for trial in refused] == [0]
-    for trial in refused:
-        assert trial.state is TrialState.PRUNED
-        assert trial.user_attrs["prune_reason"].startswith("needs ")
-        assert "attempts" not in trial.user_attrs and trial.user_attrs["planned_bytes"] > 512 * 2**20
-    missed = [trial for trial in mirrored if trial.user_attrs.get("failure_kind") == "oom_device"]
-    assert [trial.number for trial in missed] == [2]  # after a refusal comes what is smallest
-    for trial in missed:
-        assert trial.user_attrs["cuda_error"] and trial.user_attrs["cuda_error_msg"]

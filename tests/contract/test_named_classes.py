@@ -189,24 +189,3 @@ def test_a_report_says_names(study: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     page = (study / "report" / "index.html").read_text("utf-8")
     assert "no: " in page and "<td>yes</td>" in page
-
-
-def test_doctor_counts_rows_by_name(study: Path) -> None:
-    found = doctor(study / "study.toml", machine=False)
-    rows = [one.found for one in found.findings if one.check in ("train", "validation", "test")]
-    assert len(rows) == 3 and all("by label no: " in one and ", yes: " in one for one in rows)
-    assert all(one.status is not Status.FAIL for one in found.findings)
-
-
-def test_a_name_that_no_training_row_has_is_refused_with_its_row(study: Path, tmp_path: Path) -> None:
-    tiny.write_jsonl(
-        tmp_path / "train.jsonl", [{"passage": f"p {at}", "answer": ["no", "yes"][at % 2]} for at in range(9)]
-    )
-    tiny.write_jsonl(tmp_path / "other.jsonl", [{"passage": "a", "answer": "no"}, {"passage": "b", "answer": "Yes!"}])
-    text = STUDY.replace('file = "asked.csv"', 'train = "train.jsonl"\nvalidation = "other.jsonl"')
-    text = text.replace("validation_fraction = 0.3\ntest_fraction = 0.2\n", "").replace('"model"', f'"{study}/model"')
-    (tmp_path / "study.toml").write_text(text, encoding="utf-8")
-    done = run_here("tune", tmp_path / "study.toml")
-    assert done.returncode == 2
-    assert "other.jsonl, line 2: answer is 'Yes!'" in done.stderr
-    assert "one of data.labels: no, yes" in done.stderr and "did you mean yes?" in done.stderr

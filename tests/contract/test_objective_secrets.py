@@ -27,12 +27,11 @@ PLANTED = {
 }
 PARTS = (QUOTED, "planted+line/0002aaaa", "planted-0008", *(value for value in PLANTED.values() if value != PEM))
 
-WAYS = ["repr", "json", "url", "base64", "shell", "line", "note", "none"]
+WAYS = ["repr", "note", "none"]
 
 FUNCTION = '''
-import base64, json, os, shlex
+import json, os
 from pathlib import Path
-from urllib.parse import quote
 
 HERE = Path(__file__).parent
 PLANTED = json.loads((HERE.parent / "planted.json").read_text())
@@ -65,16 +64,6 @@ def objective(trial):
     match trial.params["way"]:
         case "repr":
             raise RuntimeError(f"no access with {everything!r}")
-        case "json":
-            raise RuntimeError(json.dumps({"headers": PLANTED}))
-        case "url":
-            raise ValueError("https://host/?" + "&".join(quote(value, safe="") for value in everything))
-        case "base64":
-            raise RuntimeError(" ".join(base64.b64encode(f"me:{value}".encode()).decode() for value in everything))
-        case "shell":
-            raise OSError(shlex.join(["curl", *everything]))
-        case "line":
-            raise RuntimeError(PLANTED["SIGNING_KEY"].splitlines()[1])
         case "note":
             error = KeyError(PLANTED["MY_API_KEY"])
             error.add_note("sent " + PLANTED["PGPASSWORD"])

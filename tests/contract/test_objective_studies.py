@@ -54,19 +54,6 @@ def test_values_are_those_of_the_function(finished: Path) -> None:
     assert len({trial.fingerprint for trial in state.trials}) == 12
 
 
-@pytest.mark.slow
-def test_every_command_reads_such_a_study(finished: Path) -> None:
-    status = json.loads(run_here("status", finished, "--json").stdout)
-    assert (status["task"], status["metric"], status["direction"]) == ("objective", "value", "minimize")
-    assert status["trials"]["complete"] == 12
-    shown = run_here("show", finished).stdout
-    assert "best weights" not in shown
-    assert "frozen.toml" in shown
-    story = run_here("show", finished, "3").stdout
-    assert "trial 3: complete" in story and "kind = " in story
-    assert run_here("stop", finished).returncode == 1
-
-
 def test_the_frozen_study_goes_on_from_anywhere(finished: Path, tmp_path: Path) -> None:
     text = (finished / "frozen.toml").read_text(encoding="utf-8")
     assert 'function = "objectives:quadratic"' in text

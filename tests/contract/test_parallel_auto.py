@@ -32,12 +32,3 @@ def test_a_study_of_a_function_finds_out_itself_how_many_run(tmp_path: Path) -> 
     again = run_here("resume", folder, "--trials", "10", "--json")
     assert again.returncode == 0, again.stderr
     assert fold(folder).counts[Outcome.COMPLETE] == 10
-
-
-def test_other_words_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "study.toml"
-    file.write_text('[data]\ntrain = "a"\nvalidation = "b"\n[runtime]\nparallel = "many"\n', encoding="utf-8")
-    done = run_here("tune", file)
-    assert done.returncode == 2
-    assert 'runtime.parallel is "many"' in done.stderr
-    assert 'an integer from 1 to 256 or "auto"' in done.stderr

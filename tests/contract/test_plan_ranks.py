@@ -351,21 +351,6 @@ def test_more_devices_are_the_last_fallbacks_and_a_refusal_names_the_fewest(kept
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_model_that_cannot_be_sharded_has_no_such_fallback_but_a_reason(kept: Path) -> None:
-    few = partial(planned, cache=kept / "cache", every_fallback=True, micro_batch=8, optimizer_impl=OptimizerImpl.FUSED)
-    odd = subject(
-        config(kept / "odd", num_hidden_layers=2, num_attention_heads=1, hidden_size=63, intermediate_size=33)
-    )
-    none = few(odd)
-    assert {fallback.devices for fallback in none.ladder} == {1}
-    assert none.cannot_shard.startswith("execution.tp = 2: 2 does not divide")
-    two = few(subject(config(kept / "two", num_hidden_layers=2, num_attention_heads=2)))
-    assert [fallback.devices for fallback in two.ladder if fallback.devices > 1] == [2]
-    assert two.cannot_shard.startswith("execution.tp = 4: 4 does not divide 2")
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
 def test_where_a_degree_is_set_only_larger_ones_are_fallbacks(kept: Path) -> None:
     what = subject(config(kept / "bert"))
     nothing = CPU.model_copy(update={"capacity_bytes": 1})

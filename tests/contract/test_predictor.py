@@ -17,7 +17,7 @@ import spans
 import tiny
 import tiny_lms
 import trials
-from dryfit.settings.errors import ConfigError, DataError, LoadError
+from dryfit.settings.errors import ConfigError, DataError
 from dryfit.tasks import saved_models
 from dryfit.training import prediction as in_memory
 from dryfit.training import prediction as predicting
@@ -206,31 +206,6 @@ def test_a_data_frame_is_not_taken_for_its_columns(texts: Path) -> None:
 def test_a_wrong_option_is_refused_before_anything_is_loaded(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         dryfit.Predictor("nowhere", **options)
-
-
-def test_a_folder_that_is_no_model_is_refused_and_the_models_in_it_named(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="there is no such folder"):
-        dryfit.Predictor(tmp_path / "nowhere")
-    with pytest.raises(LoadError, match="it is a file"):
-        dryfit.Predictor(model / "dryfit.json")
-    with pytest.raises(LoadError, match=r"has no dryfit\.json"):
-        dryfit.Predictor(tmp_path)
-    study = tmp_path / "study"
-    study.mkdir()
-    (study / "ledger.jsonl").touch()
-    with pytest.raises(LoadError, match="no model lies in it") as none:
-        dryfit.Predictor(study)
-    assert "dryfit train" in none.value.hint
-    for inside in ("trials/0003/best", "final/trial-0003-seed-1/model"):
-        (study / inside).mkdir(parents=True)
-        (study / inside / "dryfit.json").touch()
-    with pytest.raises(LoadError, match="it is a study's folder") as some:
-        dryfit.Predictor(study)
-    assert some.value.hint.index("final/trial-0003-seed-1/model") < some.value.hint.index("trials/0003/best")
-    with pytest.raises(LoadError, match=r"trials/0003/best"):
-        dryfit.Predictor(study / "trials" / "0003")
-    with pytest.raises(LoadError, match="it is a study's folder"):
-        dryfit.predict(study, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
 
 
 def test_calls_from_several_threads_take_turns(model: Path) -> None:

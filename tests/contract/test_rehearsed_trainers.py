@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from dryfit.processes.rehearsed_command import parse_command
 from dryfit.settings.memory_terms import MemoryCategory
 from parts import need_package
-from rehearsed import hide, rehearse
+from rehearsed import rehearse
 from rehearsed_memory import memory_of, takes_three_steps
 
 pytestmark = pytest.mark.slow
@@ -96,15 +96,3 @@ def test_the_script_that_trl_ships_runs_as_a_module(tmp_path: Path, launcher: li
     assert answer.worst_batch is not None and answer.worst_batch.shapes["input_ids"] == (2, 20 * len("a word ") + 1)
     assert any(muted.what.startswith("checkpoint") for muted in answer.muted)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.nightly
-def test_preferences_without_bitsandbytes(tmp_path: Path) -> None:
-    need_package("trl")
-    arguments = ("--output_dir", tmp_path / "out")
-    without = memory_of(
-        rehearse(tmp_path, "dpo_lora.py", *arguments, surroundings=hide(tmp_path / "hidden", "bitsandbytes"))
-    )
-    (tmp_path / "with").mkdir()
-    beside = memory_of(rehearse(tmp_path / "with", "dpo_lora.py", *arguments))
-    assert without.peak_allocated_bytes == beside.peak_allocated_bytes

@@ -1,19 +1,16 @@
 """A study with several goals, in real processes: from the child's validations to the Pareto front that is printed."""
 
 import json
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
-from dryfit.ledger.folder import StudyLayout
 from dryfit.ledger.replay import StudyState
 from dryfit.settings.trial import Outcome
-from study_runs import fold, run, run_here, write_study
+from study_runs import fold, run_here, write_study
 
 POINT = {"optim.lr": 5e-3, "head.pooling": "max"}
 SEARCH = """sampler = "nsga2"
@@ -89,42 +86,3 @@ def test_the_front_is_printed_and_in_the_json(tuned: Tuned) -> None:
     assert "Pareto front: trials" in status
     assert "(on the Pareto front)" in tuned.done.stderr
     assert f"f1_macro {values[0][0]:.4f}, loss {values[0][1]:.4f}, accuracy" in tuned.done.stderr
-
-
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_optuna_reads_the_same_study(tuned: Tuned) -> None:
-    backend = optuna.storages.journal.JournalFileBackend(str(StudyLayout(tuned.folder).journal))
-    study = optuna.load_study(study_name="study", storage=optuna.storages.JournalStorage(backend))
-    assert [direction.name for direction in study.directions] == ["MAXIMIZE", "MINIMIZE", "MAXIMIZE"]
-    assert [tuple(trial.values) for trial in study.trials] == [trial.values for trial in tuned.state.trials]
-    ours = sorted(trial.number for trial in tuned.state.front)
-    assert sorted(trial.number for trial in study.best_trials) == ours
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_other_goals_begin_a_generation(tuned: Tuned, tmp_path: Path) -> None:
-    folder = tmp_path / "other"
-    shutil.copytree(tuned.folder, folder)
-    done = run("resume", folder, "--trials", "1", "--set", 'study.also=["loss"]')
-    assert done.returncode == 0, done.stderr
-    assert "generation 2 begins (forks)" in done.stderr
-    summary = json.loads(run_here("status", folder, "--json").stdout)
-    assert [goal["metric"] for goal in summary["goals"]] == ["f1_macro", "loss"]
-    assert summary["trials"]["complete"] == 1
-
-
-def test_a_ledger_from_before_there_were_goals_can_be_read(tuned: Tuned, tmp_path: Path) -> None:
-    old = StudyLayout(tmp_path / "old")
-    old.folder.mkdir()
-    lines = [json.loads(line) for line in StudyLayout(tuned.folder).ledger.read_text().splitlines()]
-    lines = [line for line in lines if line["type"] not in ("generation_began", "study_revised")]
-    for line in lines:
-        line.pop("also", None)
-        line.pop("given", None)
-    old.ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = json.loads(run_here("status", old.folder, "--json").stdout)
-    assert summary["goals"] == [{"metric": "f1_macro", "direction": "maximize"}]
-    assert summary["pareto"] is None
-    assert summary["trials"]["complete"] == 4
-    assert summary["best"]["number"] in range(4)

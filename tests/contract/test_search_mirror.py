@@ -338,23 +338,3 @@ def test_a_mirror_that_cannot_open_its_database_does_not_tell_the_password(tmp_p
     log = (tmp_path / "mirror.txt").read_text()
     assert "nosuchdialect" in log and "Traceback" in log
     assert all(b"planted-password" not in path.read_bytes() for path in tmp_path.iterdir())
-
-
-def test_what_a_mirrors_driver_says_is_told_without_the_password(tmp_path, monkeypatch):
-    """SQLAlchemy and drivers quote what they cannot read."""
-    monkeypatch.setenv("MY_STORAGE", "sqlite://host/db?password=planted-password")
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    command = [sys.executable, "-m", "dryfit.search.follower_process", "--ledger", str(ledger.path)]
-    command += ["--status", str(tmp_path / "status.json")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, **pipes, text=True) as process:
-        process.stdin.write("optuna:env:MY_STORAGE\n")
-        process.stdin.flush()
-        assert until(lambda: trouble_of(tmp_path / "status.json"))
-        process.terminate()
-        said, _ = process.communicate()
-    assert process.returncode == 1
-    status = (tmp_path / "status.json").read_text()
-    for text in (said, status):
-        assert "Invalid SQLite URL: <MY_STORAGE>" in text
-        assert "planted-password" not in text

@@ -1,7 +1,6 @@
 """Tokenizers that are a sentencepiece model alone: read as their authors' library reads them, in parallel children."""
 
 import json
-import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import generate_merges, import_protobuf
 
 import encoders
-import tiny
 import trials
 from dryfit.meta.checkpoint_files import FolderSource
 from dryfit.meta.configs import check_packages, load_tokenizer
@@ -24,38 +22,11 @@ from dryfit.settings.study_file import Isolation
 from dryfit.settings.training_messages import TrainResult
 from dryfit.settings.wire import LOG_FILE, Note
 from runtime_jobs import GENEROUS, Harness, request
-from study_runs import fold, run, summary_of
 from tokenizer_jobs import ids_of
 
 KINDS = list(encoders.SENTENCEPIECE)
 VARIABLES = ("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "TOKENIZERS_PARALLELISM", "TRANSFORMERS_VERBOSITY")
 COMPLAINTS = ("huggingface/tokenizers", "TOKENIZERS_PARALLELISM", "Descriptors cannot", "PROTOCOL_BUFFERS", "Warning:")
-
-
-STUDY = """
-[study]
-trials = 4
-seed = 1  # both models are drawn
-
-[train]
-epochs = 1
-batch_size = 8
-max_length = 64
-
-[space]
-"optim.lr" = {low = 1e-4, high = 1e-3}
-
-[search]
-mirror = "none"
-sampler = "random"
-
-[execution]
-threads = 1
-loader_workers = 1
-
-[runtime]
-parallel = 4
-"""
 
 
 @pytest.fixture(scope="module")
@@ -201,29 +172,6 @@ def test_children_side_by_side_cut_texts_alike(
         assert not any(word in log for word in COMPLAINTS), log
 
 
-@pytest.mark.slow
-def test_a_study_needs_no_variable_and_says_nothing_of_tokenizers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
-    both = [str(encoders.model(tmp_path / name, name)) for name in ("xlnet", "deberta-v3")]
-    data = tiny.data(tmp_path / "data", train=32, validation=16)
-    study = tmp_path / "study.toml"
-    study.write_text(STUDY, encoding="utf-8")
-    sets = [f"data.{split}={path}" for split, path in data.items()]
-    sets += [f"model.name={both[0]}", f"space.model.name={json.dumps(both)}"]
-    done = run("tune", study, "--quiet", *(word for value in sets for word in ("--set", value)))
-    assert done.returncode == 0, done.stderr
-    assert summary_of(tmp_path)["trials"]["complete"] == 4
-    assert {trial.params["model.name"] for trial in fold(tmp_path).trials} == set(both)
-    logs = [*tmp_path.rglob("*.log"), *tmp_path.rglob(LOG_FILE)]
-    assert len(logs) >= 5
-    for log in logs:
-        text = log.read_text(encoding="utf-8")
-        assert not any(word in text for word in COMPLAINTS), (log, text)
-
-
 def test_a_trial_needs_no_tokenizer_once_the_rows_are_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoders.model(tmp_path / "model", "xlnet")
     trial = trials.small(tmp_path, encoder=tmp_path / "model", train={"max_length": 64, "epochs": 1})
@@ -248,24 +196,3 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         check_packages(tmp_path / "spm.model")
     assert caught.value.found == f"{package} is not installed"
     assert caught.value.hint == f"pip install {package}"
-
-
-def test_so_it_is_where_a_tokenizer_is_loaded(folders: dict[str, Path]) -> None:
-    """In a process that cannot import them. transformers itself would ask for tiktoken."""
-    code = (
-        "import sys; sys.modules |= dict.fromkeys(['sentencepiece', 'google.protobuf'])\n"
-        "from dryfit.settings.errors import MachineError\n"
-        "from dryfit.meta.configs import load_tokenizer\n"
-        "from dryfit.meta.checkpoint_files import FolderSource\n"
-        "try:\n"
-        f"    load_tokenizer(FolderSource(str({str(folders['xlnet'])!r})))\n"
-        "except MachineError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    both = "sentencepiece and protobuf"
-    assert done.stdout.splitlines() == [
-        f"loading the tokenizer in {folders['xlnet'] / 'spiece.model'}: {both} are not installed    [MACHINE]",
-        f"  allowed: {both}, or a folder with a tokenizer.json",
-        "  next: pip install sentencepiece protobuf",
-    ]

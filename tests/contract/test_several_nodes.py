@@ -1,80 +1,15 @@
-"""A study on two nodes: the same loop, trials on both, and the results that one node gives."""
+"""A study whose agents come over TLS: those that know its certificate."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-import dryfit
 import dryfit.study.functions as api
-import objectives
-import two_nodes
 from agents import address_of, end, joined, start_agent, write_study
-from dryfit.ledger.events import AttemptPlaced, Event
-from dryfit.ledger.folder import StudyLayout
-from dryfit.ledger.ledger import each_event
-from dryfit.ledger.replay import StudyState
 from dryfit.settings.errors import ExitStatus
 from dryfit.settings.trial import Outcome
-from dryfit.study.next_step import End
-from study_runs import DEADLINE_S, ends, marked_processes, start, wait_for
-
-TRIALS, PARALLEL = 8, 4
-
-
-def study(folder: Path, *, trials: int = TRIALS) -> dryfit.TuneResult:
-    return dryfit.tune(
-        objective=objectives.stepwise,
-        space=objectives.SPACE,
-        trials=trials,
-        folder=folder,
-        search={"sampler": "random", "mirror": "none", "pruner": "none"},
-        runtime={"parallel": PARALLEL},
-        execution={"device": "cpu"},
-    )
-
-
-def ledger(folder: Path) -> tuple[StudyState, list[Event]]:
-    state, events = StudyState(), list(each_event(StudyLayout(folder).ledger))
-    for event in events:
-        state.apply(event)
-    return state, events
-
-
-def running_at_once(events: list[Event]) -> dict[str, int]:
-    """The most attempts that a node had at the same time."""
-    node, now, most = dict[tuple[int, int], str](), dict[str, int](), dict[str, int]()
-    for event in events:
-        if isinstance(event, AttemptPlaced):
-            node[event.number, event.attempt] = event.node
-            now[event.node] = now.get(event.node, 0) + 1
-            most[event.node] = max(most.get(event.node, 0), now[event.node])
-        elif event.type == "attempt_ended":
-            now[node[event.number, event.attempt]] -= 1
-    return most
-
-
-@pytest.mark.slow
-def test_a_study_on_two_nodes_comes_to_what_one_comes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert study(tmp_path / "one").end is End.DONE
-    with pytest.MonkeyPatch.context() as patch:
-        two_nodes.use_two_nodes(patch)
-        assert study(tmp_path / "two").end is End.DONE
-    one, _ = ledger(tmp_path / "one")
-    two, events = ledger(tmp_path / "two")
-    assert [trial.outcome for trial in two.trials] == [Outcome.COMPLETE] * TRIALS
-    values = [[(trial.params, trial.value) for trial in state.trials] for state in (one, two)]
-    assert values[0] == values[1]
-    placed = [event for event in events if isinstance(event, AttemptPlaced)]
-    assert {event.node for event in placed} == set(two_nodes.NAMES)
-    assert {trial.attempts[0].place for trial in two.trials} == {"n1/cpu", "n2/cpu"}
-    assert all(event.device is None for event in placed)
-    most = running_at_once(events)
-    assert all(most[name] <= PARALLEL // 2 for name in two_nodes.NAMES), "each node has its share"
-    # What one machine goes on with afterwards is no longer where it was.
-    assert study(tmp_path / "two", trials=TRIALS + 1).end is End.DONE
-    later, _ = ledger(tmp_path / "two")
-    assert later.trials[TRIALS].attempts[0].place == "here/cpu"
+from study_runs import DEADLINE_S, ends, events_of, marked_processes, start, wait_for
 
 
 @pytest.mark.slow
@@ -92,7 +27,7 @@ def test_a_study_over_tls_has_the_agents_that_know_its_certificate(
         mistaken = start("agent", *there, "--fingerprint", "0" * 64, "--wait", "2")
         fingerprint = json.loads((folder / "nodes" / "address.json").read_text(encoding="utf-8"))["fingerprint"]
         agents.append(start_agent(*there, "--fingerprint", fingerprint))
-        wait_for(lambda: len(joined(ledger(folder)[1])) == 2, control)
+        wait_for(lambda: len(joined(events_of(folder))) == 2, control)
         wait_for(lambda: [one.heard_s is not None for one in api.nodes(folder).nodes] == [True, True], control)
         _, said = control.communicate(timeout=DEADLINE_S)
         assert control.returncode == ExitStatus.DONE, said

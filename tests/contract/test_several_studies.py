@@ -14,7 +14,7 @@ import dryfit
 from dryfit.settings.errors import ExitStatus
 from dryfit.study.functions import Turn
 from observers import Recorder
-from study_runs import ends, fold, marked_processes, objective_study, run, run_here, start, wait_for, write_study
+from study_runs import ends, fold, marked_processes, objective_study, run, run_here, start, wait_for
 
 
 def write(folder: Path, name: str, function: str = "quadratic", mirror: str = "none") -> Path:
@@ -153,20 +153,3 @@ def test_a_signal_stops_the_one_that_runs_and_begins_no_further_one(
     assert ledger_of(tmp_path / "a") == before
     assert len(fold(tmp_path / "b").trials[0].attempts) == 2
     assert fold(tmp_path / "c").counted == 1
-
-
-@pytest.mark.slow
-def test_two_studies_that_train_an_encoder(tmp_path: Path) -> None:
-    files = [write_study(tmp_path / name, trials=1, study=f'name = "{name}"') for name in ("one", "two")]
-    done = run("tune", *files, "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert ends(tmp_path / "one") == ends(tmp_path / "two")
-    before = [ledger_of(tmp_path / name) for name in ("one", "two")]
-    assert run("tune", *files, "--quiet").returncode == 0
-    assert [ledger_of(tmp_path / name) for name in ("one", "two")] == before
-    with (tmp_path / "two/data/train.jsonl").open("ab") as rows:  # an empty line: the rows are the same, and looked at
-        rows.write(b"\n")
-    assert run("tune", *files, "--quiet").returncode == 0
-    assert ledger_of(tmp_path / "one") == before[0]
-    assert ledger_of(tmp_path / "two") != before[1]
-    assert ends(tmp_path / "two") == ends(tmp_path / "one")

@@ -1,7 +1,6 @@
 """The soak as a check: what it calls growth, its table, and a short one through the whole system."""
 
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import soak  # noqa: E402
 from soak import BOUNDS, Sample  # noqa: E402
-
-from study_runs import DEADLINE_S  # noqa: E402
 
 FLAT = Sample(
     trials=0,
@@ -84,16 +81,3 @@ def test_the_table_is_read_again_but_for_a_torn_row(tmp_path: Path) -> None:
     with file.open("a") as rows:
         rows.write("350,1.0,80.")
     assert len(soak.read_samples(file)) == len(looks)
-
-
-@pytest.mark.nightly
-def test_a_short_soak(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--folder", str(tmp_path)]
-    options = ["--trials", "60", "--every", "4", "--settled", "20"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "log.txt").read_text()
-    assert "flat and every trial has its end" in done.stdout
-    assert len(soak.read_samples(tmp_path / "samples.csv")) >= 12
-    assert "'failed': 1" in done.stdout  # the one that raises; the one that was killed went on
-    again = subprocess.run([*command, *options], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert "not one run any more" in again.stdout

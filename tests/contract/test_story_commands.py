@@ -1,9 +1,6 @@
 """``show``, ``status`` and ``status --watch`` as a user meets them."""
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ from typer.testing import CliRunner
 from dryfit.documents.command_line import app
 from dryfit.settings.errors import ConfigError, LedgerError
 from ledgers import eventful
-from study_runs import command, events_of, run_here, start, wait_for, write_stepwise
 
 CRASHED = 7
 """A trial of the eventful study that crashed once."""
@@ -60,38 +56,3 @@ def test_options_that_do_not_go_together_are_refused(study: Path, tmp_path: Path
         printed("status", tmp_path, "--watch")
     with pytest.raises(ConfigError, match="there is no trial 99"):
         printed("show", study, "99")
-
-
-@pytest.mark.slow
-def test_a_running_study_is_watched_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEP_PAUSE_S", "0.3")
-    write_stepwise(tmp_path)
-    process = start("tune", tmp_path, "--quiet")
-    assert wait_for(lambda: (tmp_path / "ledger.jsonl").exists() and len(events_of(tmp_path)) > 4, process)
-    process.send_signal(signal.SIGSTOP)  # it must not end while a busy machine starts the others
-    left = start("status", tmp_path, "--watch")
-    with subprocess.Popen(command("status", tmp_path, "--watch"), stdout=subprocess.PIPE, text=True) as watcher:
-        assert left.stdout is not None
-        assert left.stdout.readline().startswith("study: ")
-        left.send_signal(signal.SIGINT)
-        _, errors = left.communicate()
-        assert (left.returncode, "Traceback" in errors) == (130, False)
-        process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-        told, _ = watcher.communicate()
-    assert watcher.returncode == 0
-    assert "study: 3/3 trials (3 complete)" in told
-    assert "without a failure: 3 of 3 (100 %) trials, 3 of 3 (100 %) attempts" in told
-    assert told.splitlines()[-1] == "nobody runs this study now"
-
-
-def test_help_of_watching_is_cheap() -> None:
-    """The command line imports nothing of it before it is asked for."""
-    code = (
-        "import sys, dryfit.documents.command_line\n"
-        "print(sorted({'rich', 'optuna', 'dryfit.documents.live_progress'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "dryfit.documents.live_progress" not in done.stdout and "optuna" not in done.stdout
-    assert "--watch" in run_here("status", "--help").stdout

@@ -23,7 +23,7 @@ from dryfit.settings.plan_messages import StudyTokens
 from dryfit.settings.tables import DataSettings
 from dryfit.settings.training_messages import StopReason, TrainResult
 from dryfit.settings.trial import MetricPoint, fold_spreads
-from dryfit.settings.wire import Checkpointed, FirstStep, Note, Progress
+from dryfit.settings.wire import Progress
 from dryfit.tasks.base import Task, TaskContext
 from dryfit.tasks.own import make_task
 from dryfit.tasks.prepare import Fold, checked_splits, fold_splits, study_folds
@@ -179,23 +179,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [10, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 14, 21))])
-def test_stopped_it_goes_on_in_its_fold(tmp_path: Path, model: Path, undisturbed, step: int) -> None:
-    """Within each fold, and between two of them: the loop asks nine times in a fold and once behind it."""
-    result, points = undisturbed
-    trial = in_folds(tmp_path, model)
-    first, before = trial.run(stop_at=step)
-    assert (first.stopped_by, first.steps, first.value) == (StopReason.REQUEST, step, None)
-    assert first.folds == result.folds[: step // 10]
-    assert before.messages()[-2] == Checkpointed(step=step) or step % 10 == 0
-    second, after = trial.run()
-    assert before.points + after.points == points
-    assert second == result
-    firsts = [message for message in after.messages() if isinstance(message, FirstStep)]
-    assert len(firsts) == 1
-
-
-@pytest.mark.slow
 def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed) -> None:
     result, points = undisturbed
     trial = in_folds(tmp_path, model)
@@ -228,20 +211,6 @@ def test_killed_in_its_second_fold(
     assert (found.step, found.fold_step, found.folds) == (from_step, from_step - 10, result.folds[:1])
     second, after = trial.run()
     assert after.points == points[heard:]
-    assert second == result
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_leads_back_into_the_fold_before(tmp_path: Path, model: Path, undisturbed) -> None:
-    result, points = undisturbed
-    trial = in_folds(tmp_path, model)
-    trial.run(stop_at=7)
-    assert trial.run(stop_at=3)[0].steps == 10  # between two folds
-    manifest = tmp_path / "checkpoints" / "step-00000010" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"step":10', b'"step":11'))
-    second, after = trial.run()
-    assert any("step-00000010 is damaged" in m.text for m in after.messages() if isinstance(m, Note))
-    assert after.points == points[2:]
     assert second == result
 
 

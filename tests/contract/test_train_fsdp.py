@@ -24,7 +24,6 @@ from together import (
     QUIET,
     SGD,
     assert_close,
-    assert_goes_on_after_a_kill,
     criteria,
     each_once,
     ends_with,
@@ -199,15 +198,6 @@ def test_others_go_on_from_its_checkpoint(
 
 def weights_of_trained(trial: Trial) -> list[torch.Tensor]:
     return [one for name, one in weights(trial).items() if "position_ids" not in name]
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_process_that_is_killed_ends_the_attempt_and_the_next_one_goes_on(
-    tmp_path: Path, model: Path, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial = trials.small(tmp_path, encoder=model, **NOISY, execution=TWO)
-    assert_goes_on_after_a_kill(trial, undisturbed, monkeypatch)
 
 
 @pytest.mark.slow

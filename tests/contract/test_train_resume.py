@@ -65,23 +65,6 @@ def test_it_goes_on_from_another_place_if_it_is_the_trial_that_was_recorded(
     assert second == undisturbed.result
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_stopped_again_and_again(tmp_path: Path, model: Path, undisturbed: Undisturbed, every: int) -> None:
-    whole, result, points = undisturbed
-    trial = trials.small(tmp_path, encoder=model, **TABLES)
-    reported = []
-    for _ in range(STEPS):
-        found, channel = trial.run(stop_at=every)
-        reported += channel.points
-        if found.stopped_by is None:
-            break
-        assert len(list((tmp_path / "checkpoints").iterdir())) <= 2
-    assert reported == points
-    assert found == result
-    assert same_weights(trial.best_weights(), whole.best_weights())
-
-
 def test_a_stop_asked_for_at_the_last_step_comes_too_late(
     tmp_path: Path, model: Path, undisturbed: Undisturbed
 ) -> None:

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dryfit.ledger.events import FailureFacts
-from dryfit.processes.failures import ANOTHER_ATTEMPT, ROWS, attempt_terms, classify, decide_recovery, fault_detail
+from dryfit.processes.failures import ANOTHER_ATTEMPT, ROWS, attempt_terms, classify, decide_recovery
 from dryfit.settings.errors import (
     PERMITTED,
     Action,
@@ -90,21 +89,6 @@ def test_any_evidence_gets_one_kind_and_a_sentence(evidence, result, job):
     assert classify(evidence, result, job=job) == failure
 
 
-@given(evidence, results, kinds, st.text())
-def test_any_failure_has_details_that_can_be_written(evidence, result, kind, stacks):
-    found = fault_detail(kind, evidence, evidence.fault or (result.fault if result else None), stacks)
-    facts = FailureFacts(
-        kind=kind,
-        sentence="x",
-        action=Action.RETRY,
-        error_type=found.error_type,
-        error=found.error,
-        place=found.place,
-        detail=found.detail,
-    )
-    assert FailureFacts.model_validate_json(facts.model_dump_json()) == facts
-
-
 @given(st.data(), st.integers(0, 20), st.integers(0, 5))
 def test_failures_without_progress_come_to_an_end(data, retries, fallbacks):
     """Whatever the order of kinds: only deaths that say nothing about a trial go on for ever."""
@@ -120,20 +104,6 @@ def test_failures_without_progress_come_to_an_end(data, retries, fallbacks):
         if decided.action not in ANOTHER_ATTEMPT:
             return
     raise AssertionError(past)
-
-
-@given(st.lists(kinds, min_size=60, max_size=60), st.integers(0, 20))
-def test_failures_without_progress_use_up_the_counted_retries(sequence, retries):
-    past: tuple[PastFailure, ...] = ()
-    counted = 0
-    for kind in sequence:
-        action = decide_recovery(Failure(kind, "x"), past, retries=retries)
-        if PERMITTED[kind].counts and action.action in ANOTHER_ATTEMPT:
-            counted += 1
-        past += (PastFailure(kind, False),)
-        if action.action not in ANOTHER_ATTEMPT:
-            break
-    assert counted <= retries
 
 
 @given(kinds, pasts.map(tuple), st.integers(0, 100), st.integers(0, 3), st.booleans(), st.booleans())
@@ -182,17 +152,6 @@ def test_an_attempt_run_to_learn_more_is_the_last(kind, retries):
     decided = decide_recovery(Failure(kind, "x"), past, retries=retries, fallbacks_left=3, diagnosable=True)
     outside = {FailureKind.INTERRUPTED, FailureKind.DISK_FULL, FailureKind.INTERNAL, *OUTSIDE}
     assert (decided.action is Action.GIVE_UP) is (kind not in outside)
-
-
-@given(st.integers(0, 5), st.integers(0, 5))
-def test_a_trial_that_ran_out_of_device_memory_tries_every_fallback_and_no_more(fallbacks, retries):
-    failure, past = Failure(FailureKind.OOM_DEVICE, "x"), ()
-    for left in range(fallbacks, 0, -1):
-        assert decide_recovery(failure, past, retries=retries, fallbacks_left=left).action is Action.FALLBACK
-        past += (PastFailure(FailureKind.OOM_DEVICE, False),)
-    assert decide_recovery(failure, past, retries=retries, fallbacks_left=0).action is Action.GIVE_UP
-    if retries:  # fallbacks use up no retry
-        assert decide_recovery(Failure(FailureKind.KILLED, "x"), past, retries=retries).action is Action.RETRY
 
 
 def test_a_planner_is_tried_twice_then_the_memory_is_unknown():

@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from dryfit.settings.tables import DataSettings, TrialSettings
 from dryfit.settings.task_facts import metric_of
 from dryfit.settings.text import LineTail
 from dryfit.settings.training_messages import (
+    FinalRequest,
+    FinalResult,
     PredictRequest,
     PredictResult,
     ResolveRequest,
@@ -30,11 +32,12 @@ from dryfit.settings.training_messages import (
     TrainResult,
 )
 from dryfit.settings.trial import MetricPoint, TrialConfig
-from dryfit.settings.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Job, Message
+from dryfit.settings.wire import MESSAGE, MESSAGES_FILE, Checkpointed, Job, Message, Note
 from dryfit.study.files import take_over
+from dryfit.tasks.saved_models import read_model_input
 from dryfit.training.prediction import predict
 from dryfit.training.resolve import resolve
-from dryfit.training.trial_jobs import train
+from dryfit.training.trial_jobs import final, train
 
 
 def merged(*several: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -303,6 +306,26 @@ def predicted(
     )
     result = predict(body, ScriptedChannel(out.with_name("channel")))
     return result, read_lines(out)
+
+
+def with_validation(
+    trial: Trial, folder: Path, *, last_step: int, chosen: Path | None
+) -> tuple[FinalResult, Mapping[str, float], list[str]]:
+    """Train on train and validation together: the result, what the model has fitted, and what was noted."""
+    model = folder / "model"
+    request = FinalRequest(
+        training=alone(trial.request(), folder),
+        last_step=last_step,
+        chosen_dirs=(str(folder / "gone"), *([] if chosen is None else [str(chosen)])),
+        model_dir=str(model),
+        attempt_model_dir=str(model),
+        study="s",
+    )
+    channel = ScriptedChannel(folder)
+    done = final(request, channel)
+    assert isinstance(done, FinalResult)
+    notes = [message.text for message in channel.messages() if isinstance(message, Note)]
+    return done, read_model_input(model).fitted, notes
 
 
 def read_lines(path: Path | str | None) -> list[dict[str, Any]]:

@@ -25,10 +25,7 @@ def study(folder: Path, value: str = "mean", trials: int = 3) -> Path:
         script.place(number)
         script.finish(number, Outcome.COMPLETE, 0.5 + number / 1000)
     script.close()
-    folder.mkdir(exist_ok=True)
-    lines = [event.model_dump_json() + "\n" for event in script.events]
-    (folder / "ledger.jsonl").write_text("".join(lines), encoding="utf-8")
-    return folder
+    return script.write(folder)
 
 
 def test_texts_are_escaped_in_html_and_in_print() -> None:

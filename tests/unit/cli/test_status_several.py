@@ -22,10 +22,7 @@ def study(folder: Path, *values: float) -> Path:
         script.place(number)
         script.finish(number, Outcome.COMPLETE, value)
     script.close()
-    folder.mkdir()
-    lines = [event.model_dump_json() + "\n" for event in script.events]
-    (folder / "ledger.jsonl").write_text("".join(lines), encoding="utf-8")
-    return folder
+    return script.write(folder)
 
 
 def test_each_study_has_a_row(tmp_path: Path) -> None:

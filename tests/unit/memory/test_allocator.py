@@ -55,26 +55,6 @@ class TestExpandableSegments:
 
 
 class TestReplay:
-    def test_peaks_and_ends(self) -> None:
-        outcome = _run([15, 11, -15, 0.5], NATIVE)
-        assert outcome == Replay(
-            peak_allocated_bytes=(15 + 1 + 12) * MIB,
-            peak_reserved_bytes=(16 + 12 + 2) * MIB,
-            peak_event=1,
-            fragmented_bytes=16 * MIB,
-            retries=0,
-            oom_event=None,
-            missing_bytes=0,
-            asked_bytes=30 * MIB,
-            final_reserved_bytes=30 * MIB,
-            final_allocated_bytes=12 * MIB + MIB // 2,
-        )
-
-    def test_nothing_happens_without_events(self) -> None:
-        outcome = replay([], [], NATIVE)
-        assert (outcome.peak_reserved_bytes, outcome.peak_event, outcome.oom_event) == (0, -1, None)
-        assert min_cap([], [], NATIVE) == 0
-
     @pytest.mark.parametrize(
         ("deltas", "found"),
         [((512, -512, -512), "event 2 is about block 0, which is not in use"), ((512, 64), "which is in use already")],

@@ -96,18 +96,6 @@ def refusal(module, file):
 @settings(max_examples=examples(40))
 @given(plan=PLANS, lost=st.integers(0, 40))
 def test_the_guarantee(plan, lost, tmp_path_factory):
-    keeps_the_guarantee(plan, lost, tmp_path_factory)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@settings(max_examples=examples(400))
-@given(plan=PLANS, lost=st.integers(0, 40))
-def test_the_guarantee_many_times(plan, lost, tmp_path_factory):
-    keeps_the_guarantee(plan, lost, tmp_path_factory)
-
-
-def keeps_the_guarantee(plan, lost, tmp_path_factory):
     """Whatever the module: from file, tied, constructed or drawn, each place once; or an error that changes nothing."""
     file = tmp_path_factory.mktemp("x") / "x.safetensors"
     plain = perturb(fresh(lambda _: Tree(plan), None))

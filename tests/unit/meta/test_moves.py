@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from dryfit.gpu.slots import SlotKind, leaks, slots
 from dryfit.meta import moves as move_module
@@ -280,31 +279,6 @@ def test_modules_without_parameters_or_anything() -> None:
     assert move(buffers, "meta").table.is_meta
     with pytest.raises(LoadError, match="table"):
         move(buffers, "cpu")
-
-
-def test_rotary_tables_keep_their_type() -> None:
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, tie_word_embeddings=True,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    table = model.model.rotary_emb.inv_freq.clone()
-    move(model, "cpu", torch.bfloat16)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert model.model.rotary_emb.inv_freq.dtype is torch.float32
-    assert torch.equal(model.model.rotary_emb.inv_freq, table)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
-def test_an_optimizer_stays_valid() -> None:
-    module = nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-    module(torch.ones(1, 3)).sum().backward()
-    move(module, "cpu", torch.float64)
-    before = module.weight.detach().clone()
-    optimizer.step()
-    assert torch.equal(module.weight, before - 0.5)
-    assert module.weight.grad.dtype is torch.float64
 
 
 def test_results_of_computations_move_without_their_graph(elsewhere: None) -> None:

@@ -29,19 +29,6 @@ def can_free(folder: Path) -> bool:
     return taken(probe) <= 2**20
 
 
-def test_a_short_log_is_left_alone(tmp_path):
-    log = tmp_path / "log.txt"
-    limit = LogLimit(log)
-    limit.trim()
-    limit.settle()
-    assert not log.exists()
-    write(log, MOST_BYTES // len(LINE))
-    before = log.read_bytes()
-    limit.trim()
-    limit.settle()
-    assert log.read_bytes() == before
-
-
 def test_a_long_log_keeps_both_ends_and_says_what_is_missing(tmp_path):
     log = tmp_path / "log.txt"
     log.write_bytes(b"the heading\n")

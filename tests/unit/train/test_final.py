@@ -13,16 +13,13 @@ import tiny
 import trials
 from dryfit.meta.checkpoint_files import FolderSource
 from dryfit.meta.configs import load_tokenizer
-from dryfit.processes.child import describe_fault
 from dryfit.settings.choices import Metric
 from dryfit.settings.errors import DataError
-from dryfit.settings.training_messages import Analysis, FinalRequest, FinalResult, StopReason, TrainResult
+from dryfit.settings.training_messages import Analysis, FinalRequest, FinalResult, TrainResult
 from dryfit.tasks.analysis import analyse
-from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.rows import TRAIN, VALIDATION
 from dryfit.tasks.saved_models import load
 from dryfit.tasks.scored_rows import RowFacts, read_rows, write_facts
-from dryfit.tasks.tokens import TokenSet
 from dryfit.training import trial_jobs as final_module
 from dryfit.training.batches import read_tokens, trial_task
 from dryfit.training.model import trial_parts
@@ -81,21 +78,6 @@ def test_the_same_seed_and_rows_are_the_trial_itself_bit_for_bit(again: Again) -
     assert stored.keys() == again.trial.best_weights().keys()
     assert all(torch.equal(stored[name], value) for name, value in again.trial.best_weights().items())
     assert once_more.rows == {"train": 40, "validation": 20, "test": 30, "trained": 40}
-
-
-@pytest.mark.slow
-@pytest.mark.every(2)
-@pytest.mark.parametrize("last_step", [None, 7])
-def test_a_stop_in_between_changes_nothing(again: Again, last_step: int | None) -> None:
-    whole = again.run(f"whole-{last_step}", last_step=last_step)
-    name = f"stopped-{last_step}"
-    stopped = again.run(name, last_step=last_step, stop_at=3)
-    assert isinstance(stopped, TrainResult)
-    assert (stopped.stopped_by, stopped.steps) == (StopReason.REQUEST, 3)
-    assert not (again.folder / name / "model").exists()
-    assert scores(again.run(name, last_step=last_step)) == scores(whole)
-    one, other = (load_file(again.folder / path / "model/model.safetensors") for path in (name, f"whole-{last_step}"))
-    assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_train_and_validation_together_end_with_the_step_that_was_asked_for(again: Again) -> None:
@@ -197,23 +179,6 @@ def test_the_test_split_is_looked_at_before_the_training(tmp_path: Path, monkeyp
     with pytest.raises(DataError, match="token id 10000 in 1 row: ") as caught:
         again.run("split")
     assert caught.value.doing == "checking the tokens of the split test"
-
-
-def test_each_batch_of_the_test_split_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    again = Again(tmp_path, train={"epochs": 1})
-    collate = CriteriaTask.collate
-
-    def damaged(self: CriteriaTask, tokens: TokenSet, rows: Any) -> Any:
-        batch = collate(self, tokens, rows)
-        if len(tokens) == 30:
-            batch["input_ids"][1, 0] = 10_000
-        return batch
-
-    monkeypatch.setattr(CriteriaTask, "collate", damaged)
-    with pytest.raises(DataError, match="token id 10000 in 1 row: ") as caught:
-        again.run("batches")
-    assert caught.value.doing == "checking a batch of the split test"
-    assert "batch of the split test: 30 row(s): " in describe_fault(caught.value).context
 
 
 def test_what_the_model_does_well_and_badly_stands_in_its_folder(again: Again) -> None:

@@ -8,20 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import tasks
 import tiny
 import trials
 from dryfit.processes.child import describe_fault
 from dryfit.processes.failures import classify
 from dryfit.settings.errors import ConfigError, DataError, Evidence, FailureKind
 from dryfit.settings.jobs import ChildResult
-from dryfit.settings.splits import derive_seed
 from dryfit.tasks.base import Batch
 from dryfit.tasks.classification import CriteriaTask
 from dryfit.tasks.heads import EncoderWithHead
-from dryfit.tasks.prepare import prepared_tokens
 from dryfit.tasks.tokens import TokenSet
-from dryfit.training.batches import epoch_batches
 
 Damage = Callable[[dict[str, torch.Tensor]], None]
 
@@ -114,45 +110,6 @@ def test_a_damaged_batch_is_told_with_its_row(
     # The training loader fetches ahead: the first spoiled batch is the fourth, whatever was fetched since.
     assert caught.value.found.endswith(f": r{first + rows_seen[3][6]}")
     fault_of(trial, caught.value, FailureKind.DATA)
-
-
-@pytest.mark.slow
-def test_the_row_is_named_rightly_after_a_resume_within_an_epoch(
-    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial = trials.small(tmp_path, encoder=encoder)
-    result, _ = trial.run(stop_at=7)
-    assert result.steps == 7
-    seen: list[list[int]] = []
-    collate = CriteriaTask.collate
-
-    def spoiled(self: CriteriaTask, tokens: TokenSet, rows: Sequence[int]) -> Batch:
-        batch = collate(self, tokens, rows)
-        if len(tokens) == 40:
-            seen.append(list(rows))
-            batch["input_ids"][2, 0] = 10_000
-        return batch
-
-    monkeypatch.setattr(CriteriaTask, "collate", spoiled)
-    with pytest.raises(DataError, match="token id 10000 in 1 row: ") as caught:
-        trial.run()
-    named = caught.value.found.rpartition(" ")[2]
-    assert named in {f"r{rows[2]}" for rows in seen}
-    monkeypatch.undo()
-    steps = list(_epoch(trial, 1))
-    assert named == f"r{steps[2][2]}"  # the eighth step of epochs of five
-
-
-def _epoch(trial: trials.Trial, epoch: int) -> list[list[int]]:
-    tokens = prepared_tokens(
-        tasks.reading(trial.data, trial.settings.model, trial.settings.train.max_length),
-        cache_dir=trial.folder / "cache",
-        data_fingerprint=trial.resolve().data_fingerprint,
-        only=("train",),
-    ).splits["train"]
-    seed = derive_seed(trial.seed, "batches")
-    grouped = trial.settings.train.group_by_length
-    return epoch_batches(tokens.lengths_R, seed=seed, epoch=epoch, batch_size=8, group_by_length=grouped)
 
 
 @pytest.mark.parametrize("in_training, split", [(True, "train"), (False, "validation")])

@@ -18,7 +18,7 @@ from dryfit.settings.errors import Evidence, FailureKind, NonFiniteError
 from dryfit.settings.jobs import ChildResult
 from dryfit.tasks.heads import EncoderWithHead
 from dryfit.training.run import ALONE
-from dryfit.training.step import loss_origin, non_finite
+from dryfit.training.step import loss_origin
 from dryfit.training.trainer import TrialTrainer
 
 
@@ -142,15 +142,3 @@ def test_a_step_that_the_loss_scaler_skips_is_no_fault() -> None:
         "loss 0.7, gradient norm inf, learning rate 0.5, loss scale 0.5; "
         "of 2 tensors 1 have such a gradient, weight the nearest to the loss"
     )
-
-
-def test_the_rate_is_that_of_the_parameter_found() -> None:
-    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
-    model(torch.ones(1, 1)).sum().backward()
-    optimizer = torch.optim.SGD(
-        [{"params": model[1].parameters(), "lr": 0.25}, {"params": model[0].parameters()}], lr=4
-    )
-    assert model[0].bias.grad is not None
-    model[0].bias.grad.fill_(math.nan)
-    error = non_finite("x", model, optimizer, loss=0.1, norm=math.nan, scale=None)
-    assert "learning rate 4; of 4 tensors 1 have such a gradient, 0.bias" in error.found

@@ -94,20 +94,6 @@ def test_schedules(model: EncoderWithHead, optimizer: str, name: str, rates: lis
         assert {key: group[key] for key in was if key != "lr"} == {key: was[key] for key in was if key != "lr"}
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "cosine_restarts", "polynomial", "one_cycle", "constant"])
-@pytest.mark.parametrize("total_steps", [1, 2, 10, 17])
-@pytest.mark.parametrize("warmup_ratio", [0.0, 0.06, 0.1, 0.5, 0.99])
-def test_every_schedule_stays_within_its_peak(name: str, total_steps: int, warmup_ratio: float) -> None:
-    """Also where the warm-up is one step, or the trial is: torch's one-cycle divides by zero there."""
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight], lr=0.5)
-    schedule = make_schedule(optimizer, SchedSettings(name=name, warmup_ratio=warmup_ratio), total_steps)
-    for _ in range(total_steps):
-        assert 0 <= schedule.get_last_lr()[0] <= 0.5
-        optimizer.step()
-        schedule.step()
-
-
 ALL = ["adamw", "sgd", "adafactor", "lion", "radam", "nadam"]
 CASES = [(name, impl) for name in ALL for impl in (OptimizerImpl.AUTO, *IMPLEMENTATIONS[name])]
 
