@@ -99,15 +99,12 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TrialState
 ENDS = {
     "none": (Outcome.FAILED, None, FailureKind.USER_CODE, "None (does every path of the function return a value?)"),
     "nan": (Outcome.PRUNED, None, FailureKind.NONFINITE, "value is nan"),
-    "one in a tuple": (Outcome.COMPLETE, 1.5, None, ""),
-    "integer": (Outcome.COMPLETE, 2.0, None, ""),
     "exception": (Outcome.FAILED, None, FailureKind.USER_CODE, "an exception ended it: ValueError: no such luck"),
     "exit": (Outcome.FAILED, None, FailureKind.USER_CODE, "SystemExit: 0"),
     "leave": (Outcome.FAILED, None, FailureKind.USER_CODE, "it ended its own process (exit status 0)"),
     "crash": (Outcome.FAILED, None, FailureKind.NATIVE_CRASH, "native code crashed (SIGSEGV)"),
     "killed once": (Outcome.COMPLETE, 1.0, FailureKind.KILLED, ""),
     "device assert": (Outcome.FAILED, None, FailureKind.DEVICE_ASSERT, "(blocking launches: 1)"),
-    "decreasing": (Outcome.FAILED, None, FailureKind.USER_CODE, "the report before was of step 3"),
     "report nan": (Outcome.COMPLETE, 3.0, None, ""),
     "many reports": (Outcome.COMPLETE, 59.0, None, ""),
 }

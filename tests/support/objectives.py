@@ -123,12 +123,6 @@ def _fail(_trial: dryfit.Trial) -> float:
     raise ValueError("no such luck")
 
 
-def _decreasing(trial: dryfit.Trial) -> float:
-    trial.report(1.0, 3)
-    trial.report(1.0, 3)
-    return 0.0
-
-
 def _report_nan(trial: dryfit.Trial) -> float:
     trial.report(float("nan"), 1)
     return 3.0
@@ -142,15 +136,12 @@ def _assert_on_device(_: dryfit.Trial) -> float:
 WAYS = {
     "none": lambda _: None,
     "nan": lambda _: float("nan"),
-    "one in a tuple": lambda _: (1.5,),
-    "integer": lambda _: 2,
     "exception": _fail,
     "exit": lambda _: sys.exit(0),
     "leave": lambda _: os._exit(0),
     "crash": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
     "killed once": _once_killed,
     "device assert": _assert_on_device,
-    "decreasing": _decreasing,
     "report nan": _report_nan,
     "many reports": lambda trial: float(sum(not trial.report(step, step) for step in range(1, 60))),
 }

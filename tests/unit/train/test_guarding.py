@@ -97,12 +97,13 @@ def spoil_collation(monkeypatch: pytest.MonkeyPatch, rows_seen: list[list[int]],
     monkeypatch.setattr(CriteriaTask, "collate", spoiled)
 
 
-@pytest.mark.parametrize("count, split, first", [(8, "train", 0), (20, "validation", 40)])
+@pytest.mark.parametrize("count, split, first, begun", [(8, "train", 0, 7), (20, "validation", 40, 3)])
 def test_a_damaged_batch_is_told_with_its_row(
-    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, count: int, split: str, first: int
+    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch, count: int, split: str, first: int, begun: int
 ) -> None:
     trial = trials.small(tmp_path, encoder=encoder, execution={"micro_batch": 5}, train={"epochs": 4})
     rows_seen: list[list[int]] = []
+    trial.run(stop_at=begun)
     spoil_collation(monkeypatch, rows_seen, count, 6)
     with pytest.raises(DataError, match="label 9 in 1 row: ") as caught:
         trial.run()
