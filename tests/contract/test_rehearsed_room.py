@@ -1,6 +1,7 @@
 """A virtual GPU without room: the line is named, and a script that catches the error goes on with less."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,3 +44,26 @@ def test_a_backward_pass_without_room_is_an_error_that_can_be_caught(tmp_path: P
     assert answer.out_of_memory[0].phase is StepPhase.BACKWARD
     assert len(memory.steps) == 3
     assert memory.required_bytes <= 3 * GIB
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        (
+            "auto_batch_size.py",
+            ["--output_dir", "out", "--width", 256, "--layers", 4, "--length", 256, "--batch", 256, "--rows", 512],
+        ),
+        (
+            "accelerate_loop.py",
+            ["--width", 256, "--layers", 4, "--vocabulary", 1000, "--length", 256, "--batch", 256, "--rows", 512],
+        ),
+    ],
+)
+def test_libraries_that_look_for_a_batch_size_find_it(tmp_path: Path, program: str, arguments: list[Any]) -> None:
+    arguments = [str(tmp_path / "out") if word == "out" else word for word in arguments]
+    answer = rehearse(tmp_path, program, *arguments, device=device(2 * GIB))
+    memory = memory_of(answer)
+    assert answer.out_of_memory and all(one.caught for one in answer.out_of_memory)
+    assert [step.number for step in memory.steps][:3] == [1, 2, 3]
+    assert memory.required_bytes <= 2 * GIB
