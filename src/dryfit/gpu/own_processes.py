@@ -106,11 +106,9 @@ class OwnProcesses:
 
         @wraps(real)
         def asked(process: BaseProcess, *args: Any, **kwargs: Any) -> Any:
-            if process not in self._stood_for:
-                return real(process, *args, **kwargs)
-            if runs:
+            if runs and process in self._stood_for:
                 self.run_first()
-            return answer
+            return answer if process in self._stood_for else real(process, *args, **kwargs)
 
         return asked
 
@@ -122,16 +120,25 @@ class OwnProcesses:
 
         return asked
 
+    def _taken(self) -> list[BaseProcess]:
+        """Return what waits, which then waits no more; in a process forked from the script's own, nothing."""
+        waiting, self._waiting = self._waiting, []
+        return waiting if os.getpid() == self._pid else []
+
     def start_all(self) -> None:
         """Start what waits, in the order of the script: they are its helpers."""
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
+        for one in self._taken():
             self._stood_for.discard(one)
             self._start(one)
 
     def run_first(self) -> None:
-        """Run the first process that waits here, where any does: of those whose target the most of them have."""
-        waiting, self._waiting = self._waiting, []
+        """Run the first process that waits here, where any does: of those whose target the most of them have.
+
+        Where the script has trained meanwhile, they are helpers, and are started.
+        """
+        if self._has_trained():
+            self.start_all()
+        waiting = self._taken()
         if not waiting:
             return
         [(target, count)] = Counter(self._calls[one].target for one in waiting).most_common(1)

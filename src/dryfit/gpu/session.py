@@ -190,7 +190,8 @@ class _Run:
             self._give_packages()
             self.gpu.places.own = own_code(self.request)
             started(self.request)()
-            self.processes.run_first()
+            if not self.marks:  # what a script that has trained did not wait for, does not begin
+                self.processes.run_first()
         except BaseException as raised:  # noqa: BLE001  # a user's script may raise anything; KeyboardInterrupt ends it too
             error = raised
         if os.getpid() != pid:  # a process that the script has forked ends as it would without us
