@@ -30,7 +30,7 @@ from dryfit.settings.version import PACKAGE_FOLDER
 # tensor that is written by one of them changes all. What was allocated and not yet written to is known of no tensor.
 
 
-MOST_NUMBERS = 1 << 18
+MOST_NUMBERS = 1 << 17
 """Elements of a floating-point tensor whose values are carried along: the boxes of a batch of images, several times."""
 MOST_INTEGERS = 1 << 20
 """Elements of a tensor of integers or booleans whose values are carried along."""
