@@ -17,20 +17,7 @@ from stranger_hub import llama
 from stranger_inputs import sparse_weights
 from tokenizers import Tokenizer, processors
 
-QWEN3_4B = llama(
-    "qwen3",
-    "Qwen3ForCausalLM",
-    151936,
-    2560,
-    9728,
-    36,
-    32,
-    8,
-    head_dim=128,
-    tie_word_embeddings=True,
-    max_position_embeddings=40960,
-    rope_theta=1000000,
-)
+QWEN3_4B = stranger_hub.QWEN3_4B | {"max_position_embeddings": 40960, "rope_theta": 1000000}
 LLAMA_32_3B = llama(
     "llama",
     "LlamaForCausalLM",

@@ -127,6 +127,12 @@ def neox(hidden, layers, heads, **more):
     )
 
 
+QWEN3_4B = llama(
+    *("qwen3", "Qwen3ForCausalLM", 151936, 2560, 9728, 36, 32, 8),
+    head_dim=128,
+    tie_word_embeddings=True,
+    max_position_embeddings=262144,
+)
 LLAMA2 = llama("llama", "LlamaForCausalLM", 32000, 4096, 11008, 32, 32, 32, dtype="float16")
 MISTRAL = llama("mistral", "MistralForCausalLM", 32000, 4096, 14336, 32, 32, 8, max_position_embeddings=32768)
 BERT_CASED = bert(28996)
@@ -227,23 +233,7 @@ MODELS = {
     "Qwen/Qwen2-0.5B-Instruct": (qwen2(896, 4864, 24, 14, 2), "qwen"),
     "Qwen/Qwen2.5-0.5B-Instruct": (qwen2(896, 4864, 24, 14, 2), "qwen"),
     "Qwen/Qwen2-1.5B-Instruct": (qwen2(1536, 8960, 28, 12, 2), "qwen"),
-    "Qwen/Qwen3-4B-Instruct-2507": (
-        llama(
-            "qwen3",
-            "Qwen3ForCausalLM",
-            151936,
-            2560,
-            9728,
-            36,
-            32,
-            8,
-            head_dim=128,
-            tie_word_embeddings=True,
-            max_position_embeddings=262144,
-            dtype="bfloat16",
-        ),
-        "qwen",
-    ),
+    "Qwen/Qwen3-4B-Instruct-2507": (QWEN3_4B, "qwen"),
     "open-r1/Qwen2.5-Math-7B-RoPE-300k": (qwen2(3584, 18944, 28, 28, 4, tied=False, vocab=152064), "qwen"),
     "BAAI/bge-large-en-v1.5": (bert(30522, 1024, 24, 16), "wordpiece"),
     "trl-lib/qwen1.5-1.8b-sft": (qwen2(2048, 5504, 24, 16, 16, tied=False), "qwen"),

@@ -130,8 +130,8 @@ class StandIns(TorchDispatchMode):
         longest = labels.shape[-1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0)
         return log_p_TBC.new_empty((batch,)), log_p_TBC.new_empty((batch, frames, 2 * longest + 1))
 
-    def ctc_loss_backward(self, args: tuple[Any, ...]) -> torch.Tensor:
-        """The gradient of the probabilities of all labels in all frames."""
+    def gradient(self, args: tuple[Any, ...]) -> torch.Tensor:
+        """The gradient of the inputs, which come second: of normalised ones, or all labels' odds in all frames."""
         return torch.empty_like(args[1])
 
     def batch_statistics(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,10 +150,6 @@ class StandIns(TorchDispatchMode):
         sums = [mean.new_empty((inputs.shape[1],)) if of_input else None for _ in range(2)]
         like = mean if weight is None else weight
         return *sums, *(like.new_empty((inputs.shape[1],)) if asked else None for asked in (of_weight, of_bias))
-
-    def batch_gradient(self, args: tuple[Any, ...]) -> torch.Tensor:
-        """The gradient of the input."""
-        return torch.empty_like(args[1])
 
     def grouped_mm(self, args: tuple[Any, ...]) -> torch.Tensor:
         """Products of experts; torch's fake knows those of bf16 alone, its kernel all (``GroupedBlas.cpp``)."""
@@ -196,14 +192,14 @@ _WITHOUT_FAKE: dict[Any, Any] = {
     _aten.baddbmm.dtype: StandIns.product,
     _aten._ctc_loss.default: StandIns.ctc_loss,
     _aten._ctc_loss.Tensor: StandIns.ctc_loss,
-    _aten._ctc_loss_backward.default: StandIns.ctc_loss_backward,
-    _aten._ctc_loss_backward.Tensor: StandIns.ctc_loss_backward,
+    _aten._ctc_loss_backward.default: StandIns.gradient,
+    _aten._ctc_loss_backward.Tensor: StandIns.gradient,
     _aten.batch_norm_stats.default: StandIns.batch_statistics,
     _aten.batch_norm_gather_stats.default: StandIns.batch_statistics,
     _aten.batch_norm_gather_stats_with_counts.default: StandIns.batch_statistics,
     _aten.batch_norm_elemt.default: StandIns.batch_normalized,
     _aten.batch_norm_backward_reduce.default: StandIns.batch_sums,
-    _aten.batch_norm_backward_elemt.default: StandIns.batch_gradient,
+    _aten.batch_norm_backward_elemt.default: StandIns.gradient,
 }
 _ANSWERS: dict[Any, Any] = {
     **_WITHOUT_FAKE,

@@ -87,7 +87,7 @@ class OwnProcesses:
             setattr(BaseProcess, name, self._standing(getattr(BaseProcess, name), answer, runs=name in _WAITS))
         for name, answer in (("exitcode", 0), ("pid", self._pid), ("ident", self._pid)):
             asked = vars(BaseProcess)[name].fget
-            setattr(BaseProcess, name, property(self._standing(asked, answer, runs=name == "exitcode")))
+            setattr(BaseProcess, name, property(self._standing(asked, answer, runs=name in _WAITS)))
         for owner, names in _ASKS:
             for name in names:
                 setattr(owner, name, self._asking(getattr(owner, name)))
@@ -154,5 +154,5 @@ class OwnProcesses:
         call.target(*call.args, **call.kwargs)
 
 
-_WAITS = frozenset({"join", "is_alive"})
+_WAITS = frozenset({"join", "is_alive", "exitcode"})
 """What a script asks of a process that it waits for."""

@@ -64,7 +64,7 @@ class Bracket:
 
     def crossing(self, first: int, second: int) -> int | None:
         """Return the last number on the line through two points that the device has room for; None: all or none."""
-        slope = (self.points[second] - self.points[first]) / (second - first)
+        slope = self._slope(first, second)
         return math.floor(first + (self.capacity_bytes - self.points[first]) / slope) if slope else None
 
     def _must_fit(self, number: int) -> bool:
@@ -79,5 +79,7 @@ class Bracket:
         return len(below) == 2 and self._on_line(below[0], below[1], number) > CERTAIN * self.capacity_bytes
 
     def _on_line(self, first: int, second: int, number: int) -> float:
-        slope = (self.points[second] - self.points[first]) / (second - first)
-        return self.points[first] + slope * (number - first)
+        return self.points[first] + self._slope(first, second) * (number - first)
+
+    def _slope(self, first: int, second: int) -> float:
+        return (self.points[second] - self.points[first]) / (second - first)
