@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "strangers"))
 import stranger_hub
 from stranger_hub import llama
 from stranger_inputs import sparse_weights
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 QWEN3_4B = stranger_hub.QWEN3_4B | {"max_position_embeddings": 40960, "rope_theta": 1000000}
 LLAMA_32_3B = llama(
@@ -216,6 +216,41 @@ def nanochat(home: Path) -> None:
         pyarrow.parquet.write_table(table, base / "base_data" / f"shard_{n:05d}.parquet", row_group_size=256)
 
 
+ALPACA_ROWS, ALPACA_WORDS = 2000, 600
+"""Rows of Alpaca2k, and words of each here: more than the 512 tokens that the published settings cut rows at."""
+
+
+def litgpt(words: list[str]) -> None:
+    """Write the checkpoint and the rows that a command of LitGPT names by its settings, where it runs.
+
+    Weights are one zero each, seen as a tensor of the published shape.
+    """
+    import torch
+    import yaml
+
+    sys.path.insert(0, str(Path.cwd()))
+    from litgpt import GPT, Config
+    from litgpt.utils import save_config
+
+    folder = Path(yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())["checkpoint_dir"])
+    if (folder / "lit_model.pth").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    config = Config.from_name(folder.name)
+    save_config(config, folder)
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in GPT(config).state_dict().items()}
+    zero = torch.zeros(1, dtype=torch.bfloat16)
+    torch.save({name: zero.expand(shape) for name, shape in shapes.items()}, folder / "lit_model.pth")
+    text = [f"w{n}" for n in range(1000)]
+    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["<unk>", "<s>", "</s>", *text])}, "<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    row = {"instruction": "w1", "input": "", "output": " ".join((text * 2)[:ALPACA_WORDS])}
+    _lines("mhenrichsen/alpaca_2k_test", "train", [row] * ALPACA_ROWS)
+
+
 def _lines(name: str, split: str, rows: list[dict[str, str]]) -> None:
     Path(name).mkdir(parents=True, exist_ok=True)
     (Path(name) / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -241,13 +276,14 @@ stranger_hub.ROWS["peft-internal-testing/cat-image-dataset"] = (
 
 
 def make(working: Path, spec: str) -> None:
-    """Make one input: ``model NAME``, ``weights NAME``, ``data NAME COUNT``, ``metamath LENGTHS`` or ``nanochat``."""
+    """Make one input: ``model NAME``, ``weights NAME``, ``data NAME COUNT``, ``metamath LENGTHS``, ``nanochat`` or ``litgpt COMMAND``."""
     kind, *words = spec.split()
     makers: dict[str, Callable[[], object]] = {
         "model": lambda: stranger_hub.model(working, words[0]),
         "data": lambda: stranger_hub.data(working, words[0], int(words[1])),
         "weights": lambda: weights(stranger_hub.folder_of(working, words[0])),
         "nanochat": lambda: nanochat(working / "home"),
+        "litgpt": lambda: litgpt(words),
         "metamath": lambda: metamath(working, [int(length) for length in words[0].split(",")]),
     }
     makers[kind]()

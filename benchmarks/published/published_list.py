@@ -120,6 +120,26 @@ FAMILIES: Final = {
             "pillow",
         ),
     ),
+    "litgpt": Family(
+        "LitGPT",
+        "LITGPT",
+        "",
+        "{experiment}",
+        makes=("litgpt {experiment}",),
+        packages=("jsonargparse", "lightning", "bitsandbytes"),
+        requires=(
+            "jsonargparse[signatures]==4.32.1",
+            "bitsandbytes==0.49.2",
+            "setuptools<80",
+            "pillow",
+            "huggingface_hub",
+            "tokenizers",
+            "datasets",
+            "requests",
+            "numpy",
+            "tqdm",
+        ),
+    ),
     "timm": Family(
         "timm benchmark.py",
         "TIMM",
@@ -221,6 +241,12 @@ def counters(family: str, answer: Mapping[str, Any], log: str) -> dict[str, int]
                 return {}
             mean = round(sum(usual) / len(usual))
             return {"allocated": mean - START_BYTES, "reserved": answer["peak_reserved_bytes"] - START_BYTES}
+        case "litgpt":
+            if answer.get("verdict") == "does_not_fit":
+                return {"fits": 0}
+            if answer.get("verdict") != "fits" or len(answer.get("steps") or []) < 2:
+                return {}
+            return {"allocated": answer["peak_allocated_bytes"], "fits": 1}
         case "fms" | "nanochat":
             return {"allocated": answer["peak_allocated_bytes"]} if len(answer.get("steps") or []) > 1 else {}
         case _:

@@ -164,6 +164,7 @@ COLOURS: Final = {
     "fms": "#7570b3",
     "timm": "#e7298a",
     "nanochat": "#66a61e",
+    "litgpt": "#a6761d",
 }
 WIDTH, HEIGHT, EDGE = 640, 520, 60
 
