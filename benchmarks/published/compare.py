@@ -24,6 +24,7 @@ from published_score import (  # noqa: E402
     BATCH_TARGETS,
     OVER_PERCENT,
     Error,
+    Values,
     anchored,
     apart,
     batches,
@@ -32,6 +33,7 @@ from published_score import (  # noqa: E402
     rows_table,
     summary,
     summary_table,
+    verdicts,
 )
 from published_times import step_errors, times_table  # noqa: E402
 
@@ -109,6 +111,20 @@ def batch_lines(found: Sequence[Error]) -> list[str]:
     return [told, "", f"Other batches: {', '.join(apart)}.", ""] if apart else [told, ""]
 
 
+def verdict_lines(rows: Sequence[Row], predicted: Values, measured: Values) -> list[str]:
+    """Return how verdicts compare with what happened, and which are wrong."""
+    of = verdicts(rows, predicted, measured)
+    if not of.rows:
+        return []
+    ended, wrong = sum(of.rows.values()), len(of.false_fits) + len(of.false_refusals)
+    told = (
+        f"Verdicts on LitGPT's cards, of {ended} runs that ended and {len(of.rows) - ended} that ran out of memory: "
+        f"{len(of.rows) - wrong} of {len(of.rows)} right."
+    )
+    named = (("fits, and ran out of memory", of.false_fits), ("does not fit, and ran", of.false_refusals))
+    return [" ".join([told, *(f"Told as «{what}»: {', '.join(names)}." for what, names in named if names)]), ""]
+
+
 Records = Mapping[str, Mapping[str, Any]]
 
 
@@ -139,6 +155,7 @@ def render(rows: Sequence[Row], predictions: Records, firsts: Records, measured:
         summary_table(found_errors(rows, firsts, measured), seen=False),
         "",
         *batch_lines(found),
+        *verdict_lines(rows, {name: record.get("counters") or {} for name, record in predictions.items()}, measured),
         "![Predicted against measured memory](published.svg)",
         "",
         "Simpler estimates on the same rows:",

@@ -246,7 +246,8 @@ def litgpt(words: list[str]) -> None:
     made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(["<unk>", "<s>", "</s>", *text])}, "<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
     row = {"instruction": "w1", "input": "", "output": " ".join((text * 2)[:ALPACA_WORDS])}
     _lines("mhenrichsen/alpaca_2k_test", "train", [row] * ALPACA_ROWS)
 
@@ -276,7 +277,7 @@ stranger_hub.ROWS["peft-internal-testing/cat-image-dataset"] = (
 
 
 def make(working: Path, spec: str) -> None:
-    """Make one input: ``model NAME``, ``weights NAME``, ``data NAME COUNT``, ``metamath LENGTHS``, ``nanochat`` or ``litgpt COMMAND``."""
+    """Make one input: ``model NAME``, ``weights NAME``, ``data NAME COUNT``, or that of a script by its name."""
     kind, *words = spec.split()
     makers: dict[str, Callable[[], object]] = {
         "model": lambda: stranger_hub.model(working, words[0]),

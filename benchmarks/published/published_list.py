@@ -242,7 +242,7 @@ def counters(family: str, answer: Mapping[str, Any], log: str) -> dict[str, int]
             mean = round(sum(usual) / len(usual))
             return {"allocated": mean - START_BYTES, "reserved": answer["peak_reserved_bytes"] - START_BYTES}
         case "litgpt":
-            if answer.get("verdict") == "does_not_fit":
+            if answer.get("verdict") == "refused":
                 return {"fits": 0}
             if answer.get("verdict") != "fits" or len(answer.get("steps") or []) < 2:
                 return {}

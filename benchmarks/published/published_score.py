@@ -67,7 +67,7 @@ def errors(rows: Sequence[Row], predicted: Values, measured: Values) -> list[Err
         Error(row, counter, value, measured[row.name][counter])
         for row in rows
         for counter, value in predicted.get(row.name, {}).items()
-        if counter in measured.get(row.name, {})
+        if counter in measured.get(row.name, {}) and counter != "fits"
     ]
 
 
@@ -109,6 +109,35 @@ def batches(found: Sequence[Error]) -> Batches:
     """Count rows whose batch is the same, larger (it does not fit after all) or smaller."""
     signs = [(error.predicted > error.measured) - (error.predicted < error.measured) for error in found]
     return Batches(len(signs), signs.count(0), signs.count(1), signs.count(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """How verdicts compare with runs that ended, or ran out of memory.
+
+    Attributes:
+        rows: Names of rows with a verdict, by what happened: 1 where the run ended.
+        false_fits: Names of those that ran out of memory, of which a rehearsal said that they fit.
+        false_refusals: Names of those that ran, of which a rehearsal said that they do not fit.
+    """
+
+    rows: Mapping[str, int]
+    false_fits: tuple[str, ...]
+    false_refusals: tuple[str, ...]
+
+
+def verdicts(rows: Sequence[Row], predicted: Values, measured: Values) -> Verdicts:
+    """Hold the counter ``fits`` of each row that has both against what happened."""
+    both = {
+        row.name: (predicted[row.name]["fits"], measured[row.name]["fits"])
+        for row in rows
+        if "fits" in predicted.get(row.name, {}) and "fits" in measured.get(row.name, {})
+    }
+    return Verdicts(
+        {name: happened for name, (_, happened) in both.items()},
+        tuple(name for name, (said, happened) in both.items() if said > happened),
+        tuple(name for name, (said, happened) in both.items() if said < happened),
+    )
 
 
 def summary_table(found: Sequence[Error], seen: bool | None = None) -> str:

@@ -124,6 +124,10 @@ def test_passes_that_repeat_those_before_them_are_left_out_and_nothing_changes(t
         few = rehearse(tmp_path / "short", "accumulates.py", "--micro_batches", 2, *arguments)
         assert memory.peak_allocated_bytes == pytest.approx(memory_of(few).peak_allocated_bytes, abs=2**20)
         assert memory.peak_reserved_bytes == memory_of(few).peak_reserved_bytes
+        # What lies in a pass that was left out bears the lines of the pass it repeats.
+        lines = [{(one.line, one.category): one.bytes for one in of.by_line} for of in (memory, memory_of(few))]
+        assert lines[0] == pytest.approx(lines[1], abs=2**20)
+        assert memory.by_category.keys() == memory_of(few).by_category.keys()
         assert answer.work is not None and few.work is not None
         assert answer.work.flops_per_step == 8 * few.work.flops_per_step
         assert answer.work.bytes_per_step == pytest.approx(8 * few.work.bytes_per_step, rel=0.1)

@@ -63,7 +63,9 @@ def test_what_is_gathered_of_other_ranks_is_what_this_one_has(tmp_path: Path) ->
     assert len(answer.memory.steps) == 3 and not answer.unknown
 
 
-@pytest.mark.parametrize(("way", "ranks"), [("spawn", 2), ("notebook", 2), ("mesh", 2), ("alone", 1)])
+@pytest.mark.parametrize(
+    ("way", "ranks"), [("spawn", 2), ("notebook", 2), ("mesh", 2), ("lightning", 2), ("fabric", 2), ("alone", 1)]
+)
 def test_a_script_may_begin_its_ranks_in_any_way(tmp_path: Path, way: str, ranks: int) -> None:
     answer = rehearse(tmp_path, "starts_ranks.py", way, ranks, ranks=ranks)
     assert answer.end in (ScriptEnd.STOPPED, ScriptEnd.FINISHED), answer.traceback
@@ -78,8 +80,9 @@ def test_as_many_ranks_as_a_script_starts_are_rehearsed_where_nobody_says_how_ma
     answer = answer_of("notebook", None)
     assert (answer.ranks, answer.fits, answer.ranks_wanted) == (2, True, 0)
     assert answer.sent is not None and answer.sent["all_reduce"] > 0
-    alone = answer_of("spawn", 1)
-    assert (alone.ranks, alone.verdict, alone.ranks_wanted) == (1, VerdictKind.UNKNOWN, 2)
+    for way in ("spawn", "lightning"):
+        alone = answer_of(way, 1)
+        assert (alone.ranks, alone.verdict, alone.ranks_wanted) == (1, VerdictKind.UNKNOWN, 2)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 
-def train(model: nn.Module) -> None:
+def train(model: nn.Module, backward=torch.Tensor.backward) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(4):
-        model(torch.randn(4, 8, device="cuda")).sum().backward()
+        backward(model(torch.randn(4, 8, device="cuda")).sum())
         optimizer.step()
         optimizer.zero_grad()
 
@@ -32,6 +32,35 @@ def launched() -> None:
     train(Accelerator().prepare(nn.Linear(8, 8)))
 
 
+def fabric(ranks: int) -> None:
+    from lightning.fabric import Fabric
+
+    runner = Fabric(accelerator="gpu", devices=str(ranks), strategy="fsdp")
+    runner.launch()
+    with runner.rank_zero_first():
+        model = runner.setup_module(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+    train(model, runner.backward)
+
+
+def trainer(ranks: int) -> None:
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def training_step(self, rows, _):
+            return self.layer(rows).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_steps": 4}
+    rows = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4)
+    lightning.Trainer(accelerator="gpu", devices=ranks, **options).fit(Module(), rows)
+
+
 def main(way: str, ranks: int) -> None:
     if way == "spawn":
         mp.spawn(spawned, args=(ranks,), nprocs=ranks, join=True)
@@ -43,6 +72,10 @@ def main(way: str, ranks: int) -> None:
         mesh = init_device_mesh("cuda", (ranks,))
         print(mesh, dist.get_world_size(mesh.get_group()))
         train(nn.Linear(8, 8).cuda())
+    elif way == "lightning":
+        trainer(ranks)
+    elif way == "fabric":
+        fabric(ranks)
     elif way == "alone":
         assert dist.is_nccl_available()
         os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29511", RANK="0", WORLD_SIZE="1")

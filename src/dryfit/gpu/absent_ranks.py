@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,10 @@ from dryfit.settings.errors import TraceError
 _ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "allreduce", "allgather", "broadcast", "all_to_all", "alltoall")
 _SPELLINGS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
+_LIGHTNING_DEVICES = (
+    *("lightning.pytorch.accelerators.cuda", "pytorch_lightning.accelerators.cuda"),
+    *("lightning.fabric.accelerators.cuda", "lightning_fabric.accelerators.cuda"),
+)
 _DOING = "rehearsing a script over several ranks"
 _PATIENCE = timedelta(seconds=1)
 """After so long a key that no rank of this process has set will not be there."""
@@ -105,6 +109,26 @@ class AbsentGroup:
         when_imported("torch.distributed.checkpoint", lambda module: _tell_of_shards(module, say))
         when_imported("torch.distributed.pipelining.stage", expect_gradients)
         when_imported("torch.distributed.fsdp", expect_states)
+        for name in _LIGHTNING_DEVICES:
+            when_imported(name, self._count_devices)
+
+    def _count_devices(self, module: Any) -> None:
+        """Ask for as many ranks as a Lightning Trainer or Fabric is given devices."""
+        parse = module.CUDAAccelerator.parse_devices
+
+        def parse_devices(devices: Any) -> Any:
+            several = isinstance(devices, str) and "," in devices
+            asked = len(devices.strip(", ").split(",")) if several else devices
+            count = len(asked) if isinstance(asked, list) else int(asked) if str(asked).isdigit() else 0
+            if count > self.size:
+                self._refuse(count, f"it asks Lightning for {count} devices")
+            return parse(devices)
+
+        module.CUDAAccelerator.parse_devices = staticmethod(parse_devices)
+
+    def _refuse(self, size: int, problem: str) -> NoReturn:
+        self.wanted = size
+        raise TraceError(_DOING, f"{problem}, and {self.size} are rehearsed (--ranks {size})")
 
     def _replace_groups(self) -> None:
         know_fake_groups()
@@ -124,9 +148,7 @@ class AbsentGroup:
                 make(backend, init_method, timeout, world_size, rank, store, **options)
                 return
             if size > self.size:
-                self.wanted = size
-                problem = f"it makes a process group of {size} ranks, and {self.size} are rehearsed (--ranks {size})"
-                raise TraceError(_DOING, problem)
+                self._refuse(size, f"it makes a process group of {size} ranks")
             self._backend = (backend or "nccl").rpartition(":")[2]
             make("fake", store=LoneStore() if store is None else store, rank=0, world_size=size)
 
@@ -149,7 +171,8 @@ class AbsentGroup:
             rebind(old, stand_in(answer, old))
         for store in (dist.TCPStore, dist.FileStore):  # pyright: ignore[reportPrivateImportUsage]
             rebind(store, LoneStore)
-        dist.ProcessGroup.monitored_barrier = lambda *_, **__: None  # Lightning's own barrier calls the group's
+        # What Lightning calls is that of the group.
+        dist.ProcessGroup.monitored_barrier = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue]
         dist.is_nccl_available = lambda: True
         dist.get_backend = stand_in(lambda *_, **__: self._backend, dist.get_backend)
         replace_parameter_checks(distributed)
@@ -174,11 +197,11 @@ class AbsentGroup:
     def _replace_ddp(self) -> None:
         make = DistributedDataParallel.__init__
 
-        def make_quiet(module: Any, *args: Any, **kwargs: Any) -> None:
-            make(module, *args, **kwargs)
-            module.logger = _Quiet()  # it times with CUDA events
-            module.register_comm_hook(None, lambda _state, bucket: self._bucket(bucket))
-            self.groups.add(module.process_group.group_name)
+        def make_quiet(parallel: Any, /, *args: Any, **kwargs: Any) -> None:
+            make(parallel, *args, **kwargs)
+            parallel.logger = _Quiet()  # it times with CUDA events
+            parallel.register_comm_hook(None, lambda _state, bucket: self._bucket(bucket))
+            self.groups.add(parallel.process_group.group_name)
 
         DistributedDataParallel.__init__ = make_quiet  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -231,10 +254,10 @@ def _replace_processes(note: Note) -> None:
 
 
 class _Quiet:
-    """A logger that logs nothing."""
+    """A logger that logs nothing, and was told nothing."""
 
     def __getattr__(self, _name: str) -> Any:
-        return lambda *_, **__: None
+        return lambda *_, **__: SimpleNamespace(strs_map={}, ints_map={})
 
 
 def _receive(*_: Any, **__: Any) -> None:

@@ -359,14 +359,16 @@ class Stock(NamedTuple):
     """What is allocated on the device, and how many events led to it.
 
     Attributes:
-        held_since: Gives the sizes of what was allocated since an event and is still there.
+        held_since: Gives size and label of what was allocated since an event and is still there.
+        label_since: Gives the allocations since an event other labels.
         repeat_growing: Given the events at the beginning of two alike pieces of the run and at the end of the second,
             allocates and frees as so many more pieces would.
     """
 
     allocated_bytes: int = 0
     event: int = 0
-    held_since: Callable[[int], Sequence[int]] = lambda _: ()
+    held_since: Callable[[int], Sequence[tuple[int, int]]] = lambda _: ()
+    label_since: Callable[[int, Sequence[int]], None] = lambda _event, _labels: None
     repeat_growing: Callable[[Sequence[int], int], None] = lambda _marks, _times: None
 
 

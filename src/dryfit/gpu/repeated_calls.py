@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -99,7 +99,7 @@ class _Passes:
     Attributes:
         begun_at: Allocated bytes as each began.
         outputs: Leaves of the last one's output; None where it cannot be made anew.
-        held: Sizes of what the last one kept besides its outputs.
+        held: Size and label of what the last one kept besides its outputs.
         is_even: Whether the one before it kept the same: where values decide how much, two are seldom alike.
         forward: What its forward pass computed.
         until_gradient: What was computed until a gradient came back to it.
@@ -109,7 +109,7 @@ class _Passes:
     begun_at: list[int] = field(default_factory=list[int])
     outputs: list[Any] | None = None
     form: Any = None
-    held: list[int] = field(default_factory=list[int])
+    held: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     is_even: bool = False
     forward: Counter[Any] = field(default_factory=Counter[Any])
     until_gradient: Counter[Any] | None = None
@@ -152,7 +152,7 @@ class RepeatedPasses:
         if is_same and passes.is_even and passes.cost is not None and passes.outputs is not None:
             self.left_out += 1
             self._work.add(passes.cost)
-            return _made(module, passes.outputs, passes.form, passes.held), True
+            return _made(module, passes, passes.outputs, stock), True
         before = self._work.so_far()
         out = original(module, *args, **kwargs)
         passes.begun_at.append(stock.allocated_bytes)
@@ -174,9 +174,10 @@ class RepeatedPasses:
         passes.outputs = list(map(form_of, leaves))
         held = list(self._stock().held_since(event))
         for tensor in tensors:
-            if (size := tensor.untyped_storage().nbytes()) in held:
-                held.remove(size)
-        passes.is_even, passes.held = held == passes.held, held
+            size = tensor.untyped_storage().nbytes()
+            if own := next((one for one in held if one[0] == size), None):
+                held.remove(own)
+        passes.is_even, passes.held = [size for size, _ in held] == [size for size, _ in passes.held], held
 
         def comes(_: torch.Tensor) -> None:
             if runs_in(_ASKS_FOR_GRADIENTS, "torch/autograd/__init__.py"):
@@ -193,8 +194,9 @@ class _Made(torch.autograd.Function):
     """Outputs of a model that hold the memory of its graph until a gradient comes, and send none on."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, forms: Sequence[Form], held: Iterable[int]) -> Any:
-        ctx.held = [torch.empty(size, dtype=torch.uint8, device=parameter.device) for size in held]
+    def forward(ctx: Any, parameter: torch.Tensor, forms: Sequence[Form], passes: _Passes, stock: Stock) -> Any:
+        ctx.held = [torch.empty(size, dtype=torch.uint8, device=parameter.device) for size, _ in passes.held]
+        stock.label_since(stock.event, [label for _, label in passes.held])
         ctx.set_materialize_grads(False)
         made = tuple(map(anew, forms))
         ctx.mark_non_differentiable(*(tensor for tensor, form in zip(made, forms, strict=True) if not form.learns))
@@ -203,14 +205,14 @@ class _Made(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         ctx.held.clear()
-        return None, None, None
+        return None, None, None, None
 
 
-def _made(module: nn.Module, outputs: Sequence[Any], form: Any, held: Sequence[int]) -> Any:
+def _made(module: nn.Module, passes: _Passes, outputs: Sequence[Any], stock: Stock) -> Any:
     parameter = next(one for one in module.parameters() if one.requires_grad)
     forms = [leaf for leaf in outputs if isinstance(leaf, Form)]
-    tensors = iter(_Made.apply(parameter, forms, held))
-    return tree_unflatten([next(tensors) if isinstance(leaf, Form) else leaf for leaf in outputs], form)
+    tensors = iter(_Made.apply(parameter, forms, passes, stock))
+    return tree_unflatten([next(tensors) if isinstance(leaf, Form) else leaf for leaf in outputs], passes.form)
 
 
 def _may_repeat(module: nn.Module, given: Any) -> bool:

@@ -291,15 +291,20 @@ class LiveAllocations(OpenSegment):
             deltas.append(delta)
         return blocks, deltas
 
-    def held_since(self, event: int) -> list[int]:
-        """Return the sizes of what was allocated since an event and is still there, in order."""
-        held: dict[int, int] = {}
-        for block, delta in zip(self.blocks[event:], self.deltas[event:], strict=True):
+    def held_since(self, event: int) -> list[tuple[int, int]]:
+        """Return size and label of what was allocated since an event and is still there, in order."""
+        held: dict[int, tuple[int, int]] = {}
+        for block, delta, label in zip(self.blocks[event:], self.deltas[event:], self.labels[event:], strict=True):
             if delta > 0:
-                held[block] = delta
+                held[block] = (delta, label)
             else:
                 held.pop(block, None)
         return list(held.values())
+
+    def label_since(self, event: int, labels: Sequence[int]) -> None:
+        """Give the allocations since an event, where there was nothing else, the labels of those they stand for."""
+        if len(self.labels) == event + len(labels):
+            self.labels[event:] = labels
 
     def close(self) -> None:
         """Take nothing more, so that another thread may look at what there is."""

@@ -126,7 +126,8 @@ def rehearse(request: RehearsalRequest, finish: Finish, behind: Behind) -> None:
 
 def stock_of(held: LiveAllocations) -> Stock:
     """Return what is allocated on the device now."""
-    return Stock(held.allocator.allocated_bytes, len(held.blocks), held.held_since, partial(repeat_growing, held))
+    repeat = partial(repeat_growing, held)
+    return Stock(held.allocator.allocated_bytes, len(held.blocks), held.held_since, held.label_since, repeat)
 
 
 class _Run:

@@ -104,6 +104,23 @@ def test_a_larger_batch_than_ran_is_a_false_fit():
     assert (of.rows, of.same, of.false_fits, of.smaller) == (3, 1, 1, 1)
 
 
+def test_a_verdict_is_held_against_what_happened():
+    rows = [row(name, "litgpt") for name in "abcde"]
+    predicted = {"a": {"fits": 1}, "b": {"fits": 0}, "c": {"fits": 1}, "d": {"fits": 0}, "e": {"allocated": 1}}
+    measured = {"a": {"fits": 1}, "b": {"fits": 0}, "c": {"fits": 0}, "d": {"fits": 1}, "e": {"fits": 1}}
+    of = published_score.verdicts(rows, predicted, measured)
+    assert (len(of.rows), of.false_fits, of.false_refusals) == (4, ("c",), ("d",))
+    assert published_score.errors(rows, predicted, measured) == []
+
+
+@pytest.mark.parametrize(
+    ("verdict", "found"), [("fits", {"allocated": 7, "fits": 1}), ("refused", {"fits": 0}), ("unknown", {})]
+)
+def test_of_a_run_of_litgpt_its_peak_and_the_verdict_are_held(verdict, found):
+    answer = {"verdict": verdict, "peak_allocated_bytes": 7, "steps": [{}, {}]}
+    assert published_list.counters("litgpt", answer, "") == found
+
+
 def test_the_page_and_the_picture_hold_each_row(monkeypatch):
     monkeypatch.setattr(compare, "by_accelerate", lambda one: 8 * one.weights)
     rows = [row("a", weights=1000, trained=1000), row("b", "timm"), row("d")]
