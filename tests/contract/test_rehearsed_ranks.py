@@ -75,10 +75,12 @@ def test_a_script_may_begin_its_ranks_in_any_way(tmp_path: Path, way: str, ranks
 
 def test_as_many_ranks_as_a_script_starts_are_rehearsed_where_nobody_says_how_many() -> None:
     def answer_of(way: str, ranks: int | None) -> RehearsalAnswer:
-        return dryfit.rehearse(PROGRAMS / "starts_ranks.py", device="24GiB", arguments=[way, "2"], ranks=ranks)
+        arguments = [way, "4" if way == "two nodes" else "2"]
+        return dryfit.rehearse(PROGRAMS / "starts_ranks.py", device="24GiB", arguments=arguments, ranks=ranks)
 
-    answer = answer_of("notebook", None)
-    assert (answer.ranks, answer.fits, answer.ranks_wanted) == (2, True, 0)
+    # It asks for two devices first, and as the first of two for a group of four.
+    answer = answer_of("two nodes", None)
+    assert (answer.ranks, answer.fits, answer.ranks_wanted) == (4, True, 0)
     assert answer.sent is not None and answer.sent["all_reduce"] > 0
     for way in ("spawn", "lightning"):
         alone = answer_of(way, 1)

@@ -42,7 +42,7 @@ def fabric(ranks: int) -> None:
     train(model, runner.backward)
 
 
-def trainer(ranks: int) -> None:
+def trainer(devices: int, nodes: int = 1) -> None:
     import lightning
 
     class Module(lightning.LightningModule):
@@ -58,7 +58,7 @@ def trainer(ranks: int) -> None:
 
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_steps": 4}
     rows = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4)
-    lightning.Trainer(accelerator="gpu", devices=ranks, **options).fit(Module(), rows)
+    lightning.Trainer(accelerator="gpu", devices=devices, num_nodes=nodes, **options).fit(Module(), rows)
 
 
 def main(way: str, ranks: int) -> None:
@@ -74,6 +74,8 @@ def main(way: str, ranks: int) -> None:
         train(nn.Linear(8, 8).cuda())
     elif way == "lightning":
         trainer(ranks)
+    elif way == "two nodes":
+        trainer(ranks // 2, nodes=2)
     elif way == "fabric":
         fabric(ranks)
     elif way == "alone":

@@ -242,7 +242,7 @@ class PreparedRehearsal:
     options: RehearsalOptions
     has_eight_bit: bool
     has_ranks: bool = False
-    """Whether the user, a launcher or an earlier run said how many ranks there are: it is asked once."""
+    """Whether the user or a launcher said how many ranks there are; else the script may ask for more."""
 
     def run(
         self, *, loud: bool = False, views: Mapping[str, Path] = MappingProxyType({}), **changes: Any
@@ -254,7 +254,7 @@ class PreparedRehearsal:
         if not self.request.ranks < ranks <= _MOST or self.has_ranks:
             return answer
         self.options.on_note(f"the script starts {ranks} ranks by itself; rehearsing it as the first of {ranks}")
-        self.request, self.has_ranks = self.request.model_copy(update={"ranks": ranks}), True
+        self.request = self.request.model_copy(update={"ranks": ranks})
         return self.run(loud=loud, views=views, **changes)
 
     def without_limit(self, device: DeviceSpec, others: tuple[DeviceSpec, ...] = ()) -> RehearsalAnswer:
