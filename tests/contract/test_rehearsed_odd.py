@@ -95,9 +95,10 @@ def test_a_backward_pass_stands_where_its_operators_stood(tmp_path: Path) -> Non
     assert held == {line_of("odd/places.py", text) for text in ("hidden = embed(ids)", "logits = head(hidden)")}
 
 
-def test_a_status_of_its_own_is_told(tmp_path: Path) -> None:
-    answer = rehearse(tmp_path, "odd/exits.py")
-    assert answer.end is ScriptEnd.FAILED
+@pytest.mark.parametrize("how", [[], ["at once"]])
+def test_a_status_of_its_own_is_told(tmp_path: Path, how: list[str]) -> None:
+    answer = rehearse(tmp_path, "odd/exits.py", *how)
+    assert answer.end is ScriptEnd.FAILED and answer.memory is not None and len(answer.memory.steps) == 2
     assert "exit status 3" in answer.traceback
 
 

@@ -17,7 +17,7 @@ from functools import partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep  # the script may replace the module's
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -162,7 +162,7 @@ class _Run:
         self.sent: dict[str, int] = {}
         self._has_optimizer = False
         self.host: HostTensors | None = None
-        self._give = finish
+        self._give, self._exit = finish, os._exit
 
     def _constants(self, device: DeviceSpec) -> DeviceConstants:
         folder = self.request.calibration_dir
@@ -180,6 +180,7 @@ class _Run:
         threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
         self.ranks.install(self.muting.say, self.notes.append)
         self.processes.install()
+        self._answer_exits()
         self.gpu.dispatch.listeners.append(self.ranks.note)
         self.gpu.dispatch.listeners.extend(self.shortening.listeners(self.gpu.dispatch))
 
@@ -200,8 +201,6 @@ class _Run:
         match error:
             case RehearsalDone():
                 return ScriptEnd.STOPPED, ""
-            case SystemExit() if error.code not in (None, 0):
-                return ScriptEnd.FAILED, f"the script ended with exit status {error.code}"
             case torch.OutOfMemoryError():
                 last = self.gpu.out_of_memory[-1]
                 self.gpu.out_of_memory[-1] = last.model_copy(update={"caught": False})
@@ -218,10 +217,30 @@ class _Run:
             case ImportError():
                 self.unseen.append(lack(error))
                 return ScriptEnd.FAILED, _traceback(error)
-            case None | SystemExit():
-                return (ScriptEnd.FINISHED if self._was_seen() else ScriptEnd.NO_STEP), ""
+            case None:
+                return self._ended(None)
+            case SystemExit():
+                return self._ended(error.code)
             case _:
                 return ScriptEnd.FAILED, _traceback(error)
+
+    def _ended(self, status: Any) -> tuple[ScriptEnd, str]:
+        """Return how a script ended that ended itself."""
+        if status not in (None, 0):
+            return ScriptEnd.FAILED, f"the script ended with exit status {status}"
+        return (ScriptEnd.FINISHED if self._was_seen() else ScriptEnd.NO_STEP), ""
+
+    def _answer_exits(self) -> None:
+        """Give the answer where the script leaves without a word to Python, as some do at their end."""
+        pid = os.getpid()
+
+        def exit_at_once(status: int) -> NoReturn:
+            if os.getpid() == pid:
+                self.gpu.dispatch.categorize()
+                self.finish(*self._ended(status))
+            self._exit(status)
+
+        os._exit = exit_at_once
 
     def _give_packages(self) -> None:
         for one in self.request.given:
@@ -232,6 +251,7 @@ class _Run:
 
     def finish(self, end: ScriptEnd, failure: str) -> None:
         """End the process with the answer of a run that has ended."""
+        os._exit = self._exit
         answer = self.answer(end, failure)
         with muting.unmuted():
             self._write_views(end)
